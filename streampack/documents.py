@@ -1,0 +1,177 @@
+"""Documents: the ragged block of token ids that every part of streampack speaks.
+
+A block holds many documents as columns: one flat token array and the offsets of its documents,
+never an object per document. `Texts` is the same before tokenizing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.errors import ConfigError
+
+__all__ = ["ORIGIN", "TOKEN_DTYPES", "Documents", "Texts", "make_origin"]
+
+#: Where a document came from: number of the source (in a mixture), number of the shard in the
+#: source's manifest, and index in the shard (a document number, or a byte offset for formats
+#: that are read by byte ranges).
+ORIGIN = np.dtype([("source", "<i4"), ("shard", "<i4"), ("index", "<i8")])
+
+TOKEN_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32))
+
+
+def make_origin(shard: int, index: NDArray[np.int64], source: int = 0) -> NDArray[np.void]:
+    """Origin rows for documents `index` (N,) of one shard."""
+    origin = np.empty(len(index), dtype=ORIGIN)
+    origin["source"] = source
+    origin["shard"] = shard
+    origin["index"] = index
+    return origin
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Documents:
+    """A ragged block of N documents with T tokens in all.
+
+    Attributes:
+        tokens: (T,) uint16, uint32 or int32; document i is ``tokens[offsets[i]:offsets[i + 1]]``.
+        offsets: (N + 1,) int64, non-decreasing, starting anywhere inside `tokens`.
+        origin: (N,) of dtype `ORIGIN`, naming each document.
+        loss_mask: (T,) bool, True where a token counts in the loss; None means everywhere.
+
+    Slicing with ``block[a:b]`` is a view. Arrays are never written to after construction.
+    """
+
+    tokens: NDArray[np.generic]
+    offsets: NDArray[np.int64]
+    origin: NDArray[np.void]
+    loss_mask: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens.ndim != 1 or self.tokens.dtype not in TOKEN_DTYPES:
+            raise ConfigError(
+                f"Tokens have dtype {self.tokens.dtype} and shape {self.tokens.shape}.",
+                "A block of documents needs one flat array of uint16, uint32 or int32.",
+                "Convert the ids, for example with `ids.astype(numpy.uint32).ravel()`.",
+            )
+        if self.offsets.ndim != 1 or len(self.offsets) != len(self.origin) + 1:
+            raise ConfigError(
+                f"There are {self.offsets.shape} offsets for {len(self.origin)} origins.",
+                "N documents need N + 1 offsets in one flat array.",
+                "Pass `offsets` with one entry more than there are documents.",
+            )
+        if self.loss_mask is not None and self.loss_mask.shape != self.tokens.shape:
+            raise ConfigError(
+                f"The loss mask has shape {self.loss_mask.shape}, the tokens {self.tokens.shape}.",
+                "Every token needs one mask value.",
+                "Pass a boolean mask as long as the tokens, or None.",
+            )
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    def __getitem__(self, index: slice) -> Documents:
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise ConfigError(
+                f"A block was sliced with step {step}.",
+                "Only contiguous slices are views.",
+                "Use `block.take(order)` to pick or reorder documents.",
+            )
+        stop = max(start, stop)
+        return replace(self, offsets=self.offsets[start : stop + 1], origin=self.origin[start:stop])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N,) int64 tokens per document."""
+        return np.diff(self.offsets)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the documents of this block (a view's, not the whole array's)."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    def document(self, i: int) -> NDArray[np.generic]:
+        """Tokens of document i, a view."""
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    def take(self, order: NDArray[np.int64]) -> Documents:
+        """The documents `order` (M,), copied in that order into a compact block."""
+        order = np.asarray(order, dtype=np.int64)
+        offsets = np.zeros(len(order) + 1, dtype=np.int64)
+        np.cumsum(self.lengths[order], out=offsets[1:])
+        starts = self.offsets[order]
+        tokens = np.empty(offsets[-1], dtype=self.tokens.dtype)
+        gather_ragged(self.tokens, starts, offsets, tokens)
+        mask = None
+        if self.loss_mask is not None:
+            mask = np.empty(offsets[-1], dtype=np.bool_)
+            gather_ragged(self.loss_mask, starts, offsets, mask)
+        return Documents(tokens, offsets, self.origin[order], mask)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Sequence[NDArray[np.generic]],
+        origin: NDArray[np.void] | None = None,
+        loss_masks: Sequence[NDArray[np.bool_]] | None = None,
+    ) -> Documents:
+        """A block from one array of ids per document (their dtype must be a token dtype)."""
+        lengths = np.fromiter((len(array) for array in arrays), dtype=np.int64, count=len(arrays))
+        if origin is None:
+            origin = make_origin(0, np.arange(len(arrays), dtype=np.int64))
+        tokens = np.concatenate(arrays) if len(arrays) else np.zeros(0, dtype=np.uint32)
+        mask = None
+        if loss_masks is not None:
+            mask = np.concatenate(loss_masks) if len(loss_masks) else np.zeros(0, dtype=np.bool_)
+        return cls(tokens, offsets_of(lengths), origin, mask)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Texts:
+    """A block of N documents that are not tokenized yet.
+
+    Attributes:
+        texts: N strings.
+        origin: (N,) of dtype `ORIGIN`.
+    """
+
+    texts: Sequence[str]
+    origin: NDArray[np.void]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: slice) -> Texts:
+        return Texts(self.texts[index], self.origin[index])
+
+    def take(self, order: NDArray[np.int64]) -> Texts:
+        """The documents `order` (M,), in that order."""
+        return Texts([self.texts[i] for i in order.tolist()], self.origin[order])
+
+
+def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(N + 1,) int64 offsets of documents with these lengths (N,) laid end to end."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+@kernel
+def gather_ragged(
+    source: NDArray[np.generic],
+    starts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    out: NDArray[np.generic],
+) -> None:
+    """Copy slice i of `source`, beginning at starts[i], to out[offsets[i]:offsets[i + 1]]."""
+    for i in range(len(starts)):
+        start = starts[i]
+        base = offsets[i]
+        for k in range(offsets[i + 1] - base):
+            out[base + k] = source[start + k]

@@ -1,0 +1,80 @@
+"""The errors streampack raises: each states a fact, its consequence and a remedy."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigError",
+    "ContentError",
+    "PlanError",
+    "StateError",
+    "StorageError",
+    "StreampackError",
+    "WorkerError",
+]
+
+
+class StreampackError(Exception):
+    """Base of every error raised on purpose.
+
+    Args:
+        fact: what is the case, naming the document, shard or field.
+        consequence: what streampack therefore does or cannot do.
+        remedy: what the reader can do about it.
+
+    The three parts are the exception's ``args``, so it survives pickling between processes.
+    """
+
+    def __init__(self, fact: str, consequence: str = "", remedy: str = "") -> None:
+        super().__init__(fact, consequence, remedy)
+        self.fact = fact
+        self.consequence = consequence
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.fact, self.consequence, self.remedy) if part)
+
+
+class ConfigError(StreampackError, ValueError):
+    """A setting, or a combination of settings, that cannot work."""
+
+
+class ContentError(StreampackError, ValueError):
+    """A document or shard whose content is wrong; `on_error="skip"` steps over it.
+
+    `shard` is the shard's number in the manifest, `index` the first affected document in it (in
+    the unit of `Documents.origin`), and `rest_of_shard` says that nothing behind it can be read.
+    """
+
+    def __init__(
+        self,
+        fact: str,
+        consequence: str = "",
+        remedy: str = "",
+        shard: int = -1,
+        index: int = 0,
+        rest_of_shard: bool = False,
+    ) -> None:
+        super().__init__(fact, consequence, remedy)
+        self.args = (fact, consequence, remedy, shard, index, rest_of_shard)
+        self.shard = shard
+        self.index = index
+        self.rest_of_shard = rest_of_shard
+
+
+class PlanError(StreampackError, ValueError):
+    """A packing plan that breaks a rule of `streampack.packing.check_plan`."""
+
+
+class StateError(StreampackError, ValueError):
+    """A saved state that does not belong to this dataset, or data that changed under it."""
+
+
+class StorageError(StreampackError, OSError):
+    """Reading or writing storage failed, after the retries that were allowed."""
+
+    def __str__(self) -> str:  # OSError formats two arguments as an errno pair otherwise
+        return StreampackError.__str__(self)
+
+
+class WorkerError(StreampackError, RuntimeError):
+    """A worker process died or stopped answering."""

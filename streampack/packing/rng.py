@@ -1,0 +1,64 @@
+"""Seeded randomness that never changes: splitmix64 and Fisher-Yates.
+
+numpy promises no stream across its versions, and a packed run must be the same on any machine and
+after any upgrade, so the few random decisions of the library use this generator alone.
+
+Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+
+__all__ = ["derive_seed", "derive_seeds", "permutation"]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def derive_seed(*parts: int) -> int:
+    """One 64-bit seed from several integers, each of which changes it completely."""
+    state = 0
+    for part in parts:
+        state = _mix((state + _GOLDEN + (part & _MASK)) & _MASK)
+    return state
+
+
+def derive_seeds(seed: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """(N,) uint64: `derive_seed(seed, key)` for every key."""
+    state = np.uint64(derive_seed(seed))
+    with np.errstate(over="ignore"):
+        z = keys.astype(np.uint64) + (state + np.uint64(_GOLDEN))
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def permutation(n: int, seed: int) -> NDArray[np.int64]:
+    """(n,) int64: a uniformly random order of range(n), a pure function of n and seed."""
+    order = np.arange(n, dtype=np.int64)
+    shuffle(order, np.uint64(seed & _MASK))
+    return order
+
+
+@kernel
+def shuffle(order: NDArray[np.int64], seed: np.uint64) -> None:
+    """Fisher-Yates in place. The bias of `random % bound` is below bound / 2**64."""
+    state = np.uint64(seed)
+    for i in range(len(order) - 1, 0, -1):
+        state = state + np.uint64(0x9E3779B97F4A7C15)
+        z = state
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+        j = np.int64(z % np.uint64(i + 1))
+        order[i], order[j] = order[j], order[i]

@@ -1,0 +1,90 @@
+"""What happens to broken content: raise, or skip it, count it, name it and remember it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from streampack.documents import Documents, Texts
+from streampack.errors import ConfigError, ContentError
+
+__all__ = ["Skips"]
+
+logger = logging.getLogger(__name__)
+
+AnyBlock = TypeVar("AnyBlock", Documents, Texts, Documents | Texts)
+
+
+@dataclass(slots=True)
+class Skips:
+    """The broken content of one lane.
+
+    Attributes:
+        on_error: "raise" stops at the first `ContentError`; "skip" steps over it.
+        limit: with "skip", the number of skips in a lane after which it raises all the same,
+            because a corpus that is broken throughout should not pass in silence.
+        records: what was skipped: ``[shard, index, rest_of_shard, message]``, JSON-able.
+        count: how many were skipped since the run began (records of long ago are let go).
+    """
+
+    on_error: Literal["raise", "skip"] = "raise"
+    limit: int = 1000
+    records: list[list[Any]] = field(default_factory=list)
+    count: int = 0
+    _known: dict[int, dict[int, bool]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise ConfigError(
+                f'on_error is "{self.on_error}".',
+                "It decides what happens to broken documents and shards.",
+                'Use "raise" or "skip".',
+            )
+
+    def handle(self, error: ContentError) -> None:
+        """Raise `error`, or record it and return."""
+        if self.on_error == "raise":
+            raise error
+        if error.index in self._known.get(error.shard, {}):
+            return  # recorded before the state was saved; `replay` counts it no second time
+        if self.count >= self.limit:
+            raise ContentError(
+                f"{self.count} broken documents or shards were skipped in one lane, and now: "
+                f"{error.fact}",
+                'That is the limit for on_error="skip".',
+                "Repair the corpus, or raise the limit if losing this much is intended.",
+            ) from error
+        self.count += 1
+        self.records.append([error.shard, error.index, error.rest_of_shard, str(error)])
+        logger.warning("skipped: %s", error)
+
+    def expect(self, records: list[list[Any]], count: int) -> None:
+        """Take over the records of a saved state, so that a replay skips the same again."""
+        self.records = [list(record) for record in records]
+        self.count = count
+        self._known = {}
+        for shard, index, rest, _ in records:
+            self._known.setdefault(shard, {})[index] = rest
+
+    def replay(self, block: AnyBlock, shard: int) -> tuple[AnyBlock, bool]:
+        """Drop from a block what a saved state skipped; True if the rest of the shard is to go.
+
+        Content that was broken when the state was saved and is readable now stays skipped: the
+        stream behind the state was made without it.
+        """
+        known = self._known.get(shard)
+        if not known:
+            return block, False
+        index = block.origin["index"]
+        dropped = np.isin(index, [i for i, rest in known.items() if not rest])
+        ends = [i for i, rest in known.items() if rest]
+        ended = False
+        if ends:
+            dropped |= index >= min(ends)
+            ended = bool((index >= min(ends)).any())
+        if not dropped.any():
+            return block, False
+        return block.take(np.flatnonzero(~dropped)), ended
