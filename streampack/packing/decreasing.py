@@ -1,0 +1,200 @@
+"""First-fit-decreasing and best-fit-decreasing.
+
+Steps:
+  1. The overflow policy; under "split" a document becomes pieces of seq_len and a remainder.
+  2. Pieces in order of decreasing length, ties by arrival (a counting sort where lengths are
+     few against documents).
+  3. Each piece into a bin of ``seq_len + extra_capacity``: first-fit takes the earliest opened
+     with room, best-fit the one left with least room, ties to the earliest opened.
+  4. A bin is a row. Tokens beyond seq_len, in placement order, are dropped and counted.
+
+Cost: O(documents) for best-fit, O(documents log rows) for first-fit, one compiled pass.
+Keeps every token with ``extra_capacity=0``; with more, trades fewer rows for dropped tail tokens.
+
+Sources: Ding et al., "Fewer Truncations Improve Language Modeling" (2024) is BestFitDecreasing
+with "split"; "Improving Continual Pre-training Through Seamless Data Packing" (2025) uses
+``extra_capacity`` (its BFD-m, and the second stage of its own algorithm).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.errors import ConfigError
+from streampack.packing.fit import greedy_fit
+from streampack.packing.packer import Overflow, limit_lengths, require_seq_len
+from streampack.packing.plan import Plan
+
+__all__ = ["BestFitDecreasing", "FirstFitDecreasing"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decreasing:
+    """What both strategies share; see the module's docstring for the steps.
+
+    Args:
+        seq_len: tokens per row.
+        overflow: what happens to documents longer than a row.
+        extra_capacity: tokens a bin may hold beyond seq_len; they are dropped.
+        protect_short: refuse a placement that would drop a whole piece.
+    """
+
+    seq_len: int
+    overflow: Overflow = "split"
+    extra_capacity: int = 0
+    protect_short: bool = False
+
+    carries: ClassVar[bool] = True
+    inserts_eos: ClassVar[bool] = False
+    revision: ClassVar[int] = 1
+    _best: ClassVar[bool]
+
+    def __post_init__(self) -> None:
+        require_seq_len(self.seq_len, self.overflow)
+        if not 0 <= self.extra_capacity < self.seq_len:
+            raise ConfigError(
+                f"extra_capacity is {self.extra_capacity} for seq_len {self.seq_len}.",
+                "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
+                "The paper uses about seq_len / 41; 0 drops nothing.",
+            )
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """``(seq_len,)``."""
+        return (self.seq_len,)
+
+    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
+        """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
+        kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
+        document, start, size = _decreasing_pieces(kept, self.seq_len)
+        least_room = self.extra_capacity + 1 if self.protect_short else 0
+        bins, count = greedy_fit(size, self.seq_len + self.extra_capacity, least_room, self._best)
+        row_offsets, document, start, stop = _lay_out(
+            bins, count, document, start, size, self.seq_len, dropped
+        )
+        segments = len(document)
+        return Plan(
+            row_offsets=row_offsets,
+            seq_len=np.full(count, self.seq_len, dtype=np.int32),
+            document=document,
+            start=start,
+            stop=stop,
+            overlap=np.zeros(segments, dtype=np.int64),
+            insert_eos=np.zeros(segments, dtype=np.bool_),
+            pad_after=np.zeros(segments, dtype=np.int64),
+            dropped=dropped,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Class, parameters and algorithm revision."""
+        return {
+            "kind": type(self).__name__,
+            "revision": self.revision,
+            "seq_len": self.seq_len,
+            "overflow": self.overflow,
+            "extra_capacity": self.extra_capacity,
+            "protect_short": self.protect_short,
+        }
+
+
+class FirstFitDecreasing(_Decreasing):
+    """Longest first, each into the earliest opened row with room."""
+
+    _best = False
+
+
+class BestFitDecreasing(_Decreasing):
+    """Longest first, each into the row it leaves least room in. The default packer."""
+
+    _best = True
+
+
+@kernel
+def _decreasing_pieces(
+    lengths: NDArray[np.int64], seq_len: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Pieces by decreasing length, ties by arrival: document, start and size, each (M,) int64."""
+    full = 0
+    rest = 0
+    for i in range(len(lengths)):
+        full += lengths[i] // seq_len
+        rest += 1 if lengths[i] % seq_len else 0
+    document = np.empty(full + rest, dtype=np.int64)
+    start = np.empty(full + rest, dtype=np.int64)
+    size = np.empty(full + rest, dtype=np.int64)
+    k = 0
+    for i in range(len(lengths)):
+        for piece in range(lengths[i] // seq_len):
+            document[k] = i
+            start[k] = piece * seq_len
+            size[k] = seq_len
+            k += 1
+    if rest * 16 >= seq_len:
+        # place[s] is where the next remainder of size s goes: sizes descend, arrivals ascend.
+        place = np.zeros(seq_len + 1, dtype=np.int64)
+        for i in range(len(lengths)):
+            place[lengths[i] % seq_len] += 1
+        at = full
+        for s in range(seq_len - 1, 0, -1):
+            count = place[s]
+            place[s] = at
+            at += count
+        for i in range(len(lengths)):
+            remainder = lengths[i] % seq_len
+            if remainder:
+                k = place[remainder]
+                place[remainder] += 1
+                document[k] = i
+                start[k] = lengths[i] - remainder
+                size[k] = remainder
+        return document, start, size
+    order = np.argsort(-(lengths % seq_len), kind="mergesort")  # few documents, long rows
+    for i in order[:rest]:
+        document[k] = i
+        size[k] = lengths[i] % seq_len
+        start[k] = lengths[i] - size[k]
+        k += 1
+    return document, start, size
+
+
+@kernel
+def _lay_out(
+    bins: NDArray[np.int64],
+    count: int,
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    size: NDArray[np.int64],
+    seq_len: int,
+    dropped: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Segments grouped by row in placement order, cut at seq_len; adds the rest to `dropped`."""
+    used = np.zeros(count, dtype=np.int64)
+    row_offsets = np.zeros(count + 1, dtype=np.int64)
+    keep = np.empty(len(bins), dtype=np.int64)
+    for k in range(len(bins)):
+        b = bins[k]
+        keep[k] = min(size[k], max(seq_len - used[b], 0))
+        used[b] += size[k]
+        if keep[k] > 0:
+            row_offsets[b + 1] += 1
+        dropped[document[k]] += size[k] - keep[k]
+    for b in range(count):
+        row_offsets[b + 1] += row_offsets[b]
+    place = row_offsets[:-1].copy()
+    total = row_offsets[count]
+    documents = np.empty(total, dtype=np.int64)
+    starts = np.empty(total, dtype=np.int64)
+    stops = np.empty(total, dtype=np.int64)
+    for k in range(len(bins)):
+        if keep[k] > 0:
+            at = place[bins[k]]
+            place[bins[k]] += 1
+            documents[at] = document[k]
+            starts[at] = start[k]
+            stops[at] = start[k] + keep[k]
+    return row_offsets, documents, starts, stops

@@ -1,0 +1,115 @@
+"""What a packer is, and what it does with documents longer than a row."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import ConfigError, PlanError
+from streampack.packing.plan import Plan
+
+__all__ = ["Overflow", "Packer", "checked_lengths", "limit_lengths", "require_seq_len"]
+
+#: Documents longer than a row: "split" into pieces of seq_len, every piece kept; "truncate" to
+#: the first seq_len tokens, the rest dropped and counted; "drop" whole and count; "error".
+Overflow = Literal["split", "truncate", "drop", "error"]
+OVERFLOWS: tuple[Overflow, ...] = ("split", "truncate", "drop", "error")
+
+
+@runtime_checkable
+class Packer(Protocol):
+    """A pure function from document lengths to a plan."""
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Row lengths the plans may use, in tokens, ascending."""
+        ...
+
+    @property
+    def overflow(self) -> Overflow:
+        """What happens to documents longer than a row."""
+        ...
+
+    @property
+    def carries(self) -> bool:
+        """True if a row that is not full may go back to the window to be packed better later."""
+        ...
+
+    @property
+    def inserts_eos(self) -> bool:
+        """True if plans add EOS tokens at cuts, so that an EOS id is needed."""
+        ...
+
+    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
+        """Pack documents of these lengths (N,).
+
+        Args:
+            lengths: (N,) int64, tokens per document, in order of arrival.
+            final: True if nothing comes after these documents.
+            seed: of every random decision; the same arguments give the same plan anywhere.
+
+        Raises:
+            PlanError: a document is longer than a row and `overflow` is "error".
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able identity for the fingerprint: class, parameters, algorithm revision."""
+        ...
+
+
+def require_seq_len(seq_len: int, overflow: str) -> None:
+    """Raise `ConfigError` unless these settings make sense."""
+    if not isinstance(seq_len, int) or not 2 <= seq_len < 1 << 31:
+        raise ConfigError(
+            f"seq_len is {seq_len!r}.",
+            "A row needs at least 2 tokens, and its length must fit in 31 bits.",
+            "Pass the model's context length, for example seq_len=2048.",
+        )
+    if overflow not in OVERFLOWS:
+        raise ConfigError(
+            f"overflow is {overflow!r}.",
+            "It decides what happens to documents longer than a row.",
+            f"Use one of {', '.join(OVERFLOWS)}.",
+        )
+
+
+def checked_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`lengths` as a contiguous int64 array; raises `PlanError` if one is negative."""
+    lengths = np.ascontiguousarray(lengths, dtype=np.int64)
+    if lengths.ndim != 1 or (len(lengths) and lengths.min() < 0):
+        raise PlanError(
+            f"Document lengths have shape {lengths.shape} or a negative value.",
+            "They cannot be packed.",
+            "Pass one length >= 0 per document.",
+        )
+    return lengths
+
+
+def limit_lengths(
+    lengths: NDArray[np.int64], seq_len: int, overflow: Overflow
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Apply the overflow policy.
+
+    Returns:
+        The lengths that go into rows (N,) int64 (above `seq_len` only under "split"), and the
+        tokens dropped per document (N,) int64.
+
+    Raises:
+        PlanError: under "error", naming the first document that is too long.
+    """
+    lengths = checked_lengths(lengths)
+    if overflow == "split" or not len(lengths) or lengths.max() <= seq_len:
+        return lengths, np.zeros(len(lengths), dtype=np.int64)
+    if overflow == "error":
+        i = int(np.argmax(lengths > seq_len))
+        raise PlanError(
+            f"Document {i} has {lengths[i]} tokens, a row has {seq_len}.",
+            'overflow="error" forbids that.',
+            'Filter such documents out, or use overflow="split", "truncate" or "drop".',
+        )
+    keep = seq_len if overflow == "truncate" else 0
+    kept = np.where(lengths > seq_len, keep, lengths)
+    return kept, lengths - kept

@@ -1,0 +1,156 @@
+"""Plan: which slice of which document goes into which row; and the oracle that checks one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import PlanError
+from streampack.packing.composition import Composition
+
+__all__ = ["Plan", "check_plan"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """R rows of S segments over N documents; arrays only.
+
+    Row r holds the segments ``row_offsets[r]:row_offsets[r + 1]`` in order. What a row's segments,
+    inserted EOS and `pad_after` leave of its `seq_len` is padding at its end.
+
+    Attributes:
+        row_offsets: (R + 1,) int64 into the segment arrays.
+        seq_len: (R,) int32, tokens per row.
+        document: (S,) int64, index of the segment's document.
+        start, stop: (S,) int64, the slice ``[start, stop)`` of the document; never empty.
+        overlap: (S,) int64, tokens at the head repeated from the document's previous segment.
+        insert_eos: (S,) bool, an EOS the packer adds behind the segment.
+        pad_after: (S,) int64, padding inside the row behind the segment (alignment, atoms).
+        dropped: (N,) int64, tokens of each document that no row holds.
+    """
+
+    row_offsets: NDArray[np.int64]
+    seq_len: NDArray[np.int32]
+    document: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    overlap: NDArray[np.int64]
+    insert_eos: NDArray[np.bool_]
+    pad_after: NDArray[np.int64]
+    dropped: NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.seq_len)
+
+    @property
+    def num_segments(self) -> int:
+        """S."""
+        return len(self.document)
+
+    def row_fill(self) -> NDArray[np.int64]:
+        """(R,) int64: slots of each row that hold a token, inserted EOS included."""
+        return _per_row(self, self.stop - self.start + self.insert_eos)
+
+    def metrics(self, lengths: NDArray[np.int64]) -> Composition:
+        """The composition of the whole plan over documents of these lengths (N,)."""
+        lengths = np.asarray(lengths, dtype=np.int64)
+        size = self.stop - self.start
+        segments = np.bincount(self.document, minlength=len(lengths))
+        body = size + self.insert_eos
+        slots = int(self.seq_len.sum(dtype=np.int64))
+        return Composition(
+            rows=self.num_rows,
+            slots=slots,
+            segments=self.num_segments,
+            placed=int(size.sum()),
+            repeated=int(self.overlap.sum()),
+            inserted_eos=int(self.insert_eos.sum()),
+            dropped=int(self.dropped.sum()),
+            documents=int((segments > 0).sum()),
+            documents_cut=int((segments > 1).sum()),
+            documents_cropped=int((self.dropped > 0).sum()),
+            documents_lost=int(((segments == 0) & (lengths > 0)).sum()),
+            context_sum=int((body * (body - 1) // 2).sum()),
+        )
+
+
+def check_plan(plan: Plan, lengths: NDArray[np.int64]) -> None:
+    """Raise `PlanError`, naming the broken rule, unless `plan` accounts for every token.
+
+    The rules hold for every packer:
+      1. The arrays fit together and point at existing rows and documents; no row is empty.
+      2. No segment is empty or leaves its document.
+      3. Segments, inserted EOS and padding of a row fit in its `seq_len`.
+      4. A document's segments, in order of start (rows may be shuffled), cover it from its first
+         token without a gap, each beginning `overlap` tokens before the previous one ended.
+      5. What they do not cover is exactly what `dropped` counts.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    _check_shapes(plan, len(lengths))
+    size = plan.stop - plan.start
+    if (plan.start < 0).any() or (size <= 0).any():
+        _broken("a segment is empty or starts before its document", np.flatnonzero(size <= 0))
+    outside = np.flatnonzero(plan.stop > lengths[plan.document])
+    if len(outside):
+        _broken("a segment ends behind its document", outside)
+    if (plan.pad_after < 0).any():
+        _broken("padding is negative", np.flatnonzero(plan.pad_after < 0))
+    used = _per_row(plan, size + plan.insert_eos + plan.pad_after)
+    if (used > plan.seq_len).any():
+        _broken("a row is longer than its seq_len", np.flatnonzero(used > plan.seq_len))
+    _check_coverage(plan, lengths)
+
+
+def _check_shapes(plan: Plan, num_documents: int) -> None:
+    segments = plan.num_segments
+    for name in ("start", "stop", "overlap", "insert_eos", "pad_after"):
+        if getattr(plan, name).shape != (segments,):
+            raise PlanError(
+                f"`{name}` has shape {getattr(plan, name).shape} for {segments} segments.",
+                "The plan's arrays do not fit together.",
+            )
+    offsets = plan.row_offsets
+    if offsets.shape != (plan.num_rows + 1,) or offsets[0] != 0 or offsets[-1] != segments:
+        raise PlanError("`row_offsets` does not span the segments.", "Rows would be lost.")
+    if (np.diff(offsets) <= 0).any():
+        _broken("a row holds no segment", np.flatnonzero(np.diff(offsets) <= 0))
+    if plan.dropped.shape != (num_documents,) or (plan.dropped < 0).any():
+        raise PlanError("`dropped` is not one count >= 0 per document.")
+    if segments and not (0 <= plan.document.min() and plan.document.max() < num_documents):
+        raise PlanError("A segment names a document that does not exist.")
+
+
+def _check_coverage(plan: Plan, lengths: NDArray[np.int64]) -> None:
+    order = np.lexsort((plan.start, plan.document))
+    document, start, stop = plan.document[order], plan.start[order], plan.stop[order]
+    overlap = plan.overlap[order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = document[1:] != document[:-1]
+    if (start[first] != 0).any() or (overlap[first] != 0).any():
+        _broken("a document does not begin at its first token", document[first][start[first] != 0])
+    later = np.flatnonzero(~first)
+    gap = start[later] != stop[later - 1] - overlap[later]
+    if gap.any():
+        _broken("a document has a gap or an undeclared overlap", document[later][gap])
+    bad = (overlap[later] < 0) | (overlap[later] >= stop[later] - start[later])
+    if bad.any():
+        _broken("a segment repeats nothing but old tokens", document[later][bad])
+    covered = np.zeros(len(lengths), dtype=np.int64)
+    np.maximum.at(covered, document, stop)
+    wrong = np.flatnonzero(covered + plan.dropped != lengths)
+    if len(wrong):
+        _broken("a document's covered and dropped tokens do not add up to its length", wrong)
+
+
+def _per_row(plan: Plan, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    sums = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums[plan.row_offsets[1:]] - sums[plan.row_offsets[:-1]]
+
+
+def _broken(rule: str, where: NDArray[np.int64]) -> None:
+    raise PlanError(f"In this plan {rule} (at {where[:5].tolist()}).", "It would lose tokens.")
