@@ -1,14 +1,67 @@
-"""Where shards are: local paths and remote URLs, behind one small interface."""
+"""Where shards are: local paths and remote URLs, behind one small interface.
+
+Local files are used where they lie. Remote ones are downloaded whole into a cache directory that
+any number of processes share, so that readers can map and seek them. A `Storage` is a value: it
+may be pickled or forked at any time, because connections, threads and locks belong to the process
+that made them and are made again in the next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import builtins
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["FileInfo", "Storage"]
+from fsspec.callbacks import Callback
+
+from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.sources.cache import Cache, Entry, default_cache_dir
+from streampack.sources.patterns import expand_braces, has_glob, local_files, wanted
+from streampack.sources.read_ahead import ReadAhead
+from streampack.sources.remote import (
+    is_missing,
+    open_filesystem,
+    shown,
+    split_url,
+    with_retries,
+)
+
+__all__ = ["FileInfo", "Storage", "in_threads"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: What tells one version of a file from the next, strongest first, as file systems name it.
+_VERSION_FIELDS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "content_md5",
+    "Content-MD5",
+    "Digest",
+    "generation",
+    "Last-Modified",
+    "LastModified",
+    "updated",
+    "mtime",
+    "created",
+)
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +69,7 @@ class FileInfo:
     """A file as listed.
 
     Attributes:
-        path: local path or URL.
+        path: absolute local path, or URL.
         num_bytes: its size.
     """
 
@@ -24,8 +77,68 @@ class FileInfo:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Remote:
+    """What a look-up says of a remote file."""
+
+    num_bytes: int
+    version: str
+    ranges: bool
+
+
+class _SizeGuard(Callback):  # type: ignore[misc]
+    """Stops a download that brings more bytes than the file has."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        if self.value > self.limit:
+            raise OSError(f"the server sent more than the {self.limit} bytes it had announced")
+
+
+class _Process:
+    """What belongs to one process: connections, look-ups, threads."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.filesystems: dict[str, Any] = {}
+        self.looked_up: dict[str, _Remote] = {}
+        folder = storage.cache_dir
+        self.cache = Cache(folder or default_cache_dir(), storage.cache_limit_bytes)
+        self.read_ahead = ReadAhead(
+            min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2),
+            lambda url: storage._look_up(url).num_bytes,
+            storage._fetch_ahead,
+        )
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
+    """``[function(item) for item in items]`` with up to `threads` waiting at the same time."""
+    items = list(items)
+    if len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        return list(pool.map(function, items))
+
+
 class Storage:
-    """Lists, reads and caches files."""
+    """Lists, reads and caches files at local paths and any URL that fsspec knows.
+
+    Args:
+        cache_dir: where remote files are kept; best on a local disk. Any number of processes and
+            datasets may share it. Default: ``$XDG_CACHE_HOME/streampack`` or
+            ``~/.cache/streampack``, or a private temporary directory if that cannot be written.
+        cache_limit_bytes: the least recently opened files are removed to stay below it; files in
+            use are not, even if that exceeds it.
+        retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
+        timeout_s: seconds without a sign of life after which an attempt has failed.
+        read_ahead_bytes: bytes that a process may have fetched ahead and not yet opened; a single
+            larger file is fetched ahead on its own. 0 turns reading ahead off.
+        storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
+            S3 endpoint is also taken from ``S3_ENDPOINT_URL`` or ``AWS_ENDPOINT_URL``.
+    """
 
     def __init__(
         self,
@@ -37,27 +150,274 @@ class Storage:
         read_ahead_bytes: int = 256 << 20,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
-        raise NotImplementedError
+        for name, value, least in (
+            ("cache_limit_bytes", cache_limit_bytes, 1),
+            ("retries", retries, 0),
+            ("timeout_s", timeout_s, 0.001),
+            ("read_ahead_bytes", read_ahead_bytes, 0),
+        ):
+            if value < least:
+                raise ConfigError(
+                    f"{name} is {value}.",
+                    f"The least that makes sense is {least}.",
+                    f"Pass a larger {name}, or leave it out for the default.",
+                )
+        self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
+        self.cache_limit_bytes = cache_limit_bytes
+        self.retries = retries
+        self.timeout_s = timeout_s
+        self.read_ahead_bytes = read_ahead_bytes
+        self.storage_options = dict(storage_options or {})
+        self._processes: dict[int, _Process] = {}
+
+    def __repr__(self) -> str:  # without storage_options, which may hold secrets
+        return f"Storage(cache_dir={str(self.cache_dir) if self.cache_dir else None!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_processes": {}}
+
+    @property
+    def _process(self) -> _Process:
+        # A parent's connections are kept in the child, untouched: closing them there would close
+        # them for the parent, whose event loop shares their descriptors.
+        found = self._processes.get(_forks)
+        if found is None:
+            found = self._processes.setdefault(_forks, _Process(self))
+        return found
 
     def list(
         self, patterns: str | Path | Sequence[str | Path], *, suffixes: Sequence[str] = ()
-    ) -> list[FileInfo]:
-        """Files that match; in directories only those that end in one of `suffixes`."""
-        raise NotImplementedError
+    ) -> builtins.list[FileInfo]:
+        """The files that patterns name, sorted by path, each once.
+
+        Args:
+            patterns: paths or URLs; each may be a file, a directory (everything below it that is
+                not hidden), a glob (``*``, ``**``, ``?``, ``[..]``) or a brace expansion
+                (``{000..127}``, ``{a,b}``). HTTP has no listing: files are named one by one, or
+                with braces.
+            suffixes: from directories, take only names that end in one of these.
+
+        Raises:
+            ConfigError: a pattern names nothing, or its protocol needs a package.
+            StorageError: the listing failed after all retries.
+        """
+        several = [patterns] if isinstance(patterns, str | Path) else patterns
+        found: dict[str, FileInfo] = {}
+        for pattern in several:
+            text = str(pattern)
+            protocol, rest = split_url(text)
+            if protocol is None:
+                infos = [
+                    FileInfo(path, os.path.getsize(path)) for path in local_files(rest, suffixes)
+                ]
+            else:
+                infos = self._list_remote(protocol, text, suffixes)
+            if not infos:
+                kinds = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
+                raise ConfigError(
+                    f'No file{kinds} matches "{shown(text)}".',
+                    "There is nothing to read.",
+                    "Check the path; relative paths start at the working directory.",
+                )
+            found.update((info.path, info) for info in infos)
+        return [found[path] for path in sorted(found)]
 
     @contextmanager
     def local(self, path: str) -> Iterator[Path]:
-        """A local file with the content of `path`."""
-        raise NotImplementedError
-        yield
+        """A local file with the content of `path`, complete and in place inside the context.
+
+        Raises:
+            StorageError: it could not be downloaded, after all retries.
+        """
+        protocol, rest = split_url(path)
+        if protocol is None:
+            yield Path(rest)
+            return
+        process = self._process
+        process.read_ahead.opened(path)
+        entry = self._entry(path)
+        with process.cache.open(entry, lambda part: self._download(path, entry, part)) as file:
+            yield file
 
     def prefetch(self, paths: Sequence[str]) -> None:
-        """Hint that these are needed soon."""
+        """Hint that these files are needed soon, in this order; returns at once, never raises."""
+        remote = [path for path in paths if split_url(path)[0] is not None]
+        if remote:
+            self._process.read_ahead.hint(remote)
 
     def read_bytes(self, path: str, limit_bytes: int) -> bytes:
-        """The content of a small file."""
-        raise NotImplementedError
+        """The content of a small file, an index for example, past the cache.
+
+        Raises:
+            ContentError: it is larger than `limit_bytes`; nothing was read.
+            StorageError: it could not be read, after all retries.
+        """
+        size = self.size(path)
+        if size > limit_bytes:
+            raise ContentError(
+                f"{shown(path)} has {size} bytes.",
+                f"A file of its kind may have {limit_bytes}, so it was not read.",
+                "Check that the path names the right file.",
+            )
+        return self.read_range(path, 0, size)
+
+    def size(self, path: str) -> int:
+        """Bytes in a file."""
+        protocol, rest = split_url(path)
+        if protocol is not None:
+            return self._look_up(path).num_bytes
+        return self._attempt("Reading", path, lambda: os.path.getsize(rest))
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file."""
-        raise NotImplementedError
+        """Bytes [start, stop) of a file; the file must have them.
+
+        Raises:
+            StorageError: they could not be read, after all retries.
+        """
+        protocol, rest = split_url(path)
+        if start >= stop:
+            return b""
+        if protocol is None:
+            return self._attempt("Reading", path, lambda: _read_exactly(rest, start, stop))
+        if not self._look_up(path).ranges:  # the whole file would come for every range
+            with self.local(path) as file:
+                return _read_exactly(file, start, stop)
+
+        def read() -> bytes:
+            with self._filesystem(protocol).open(path, "rb", cache_type="none") as remote:
+                remote.seek(start)
+                data: bytes = remote.read(stop - start)
+            if len(data) != stop - start:
+                raise OSError(f"{len(data)} bytes came where {stop - start} were asked for")
+            return data
+
+        return self._attempt("Reading", path, read)
+
+    def _attempt(self, doing: str, path: str, action: Callable[[], R]) -> R:
+        return with_retries(action, doing=doing, url=path, retries=self.retries)
+
+    def _filesystem(self, protocol: str) -> Any:
+        filesystems = self._process.filesystems
+        found = filesystems.get(protocol)
+        if found is None:
+            opened = open_filesystem(protocol, self.storage_options, self.timeout_s)
+            found = filesystems.setdefault(protocol, opened)
+        return found
+
+    def _look_up(self, url: str) -> _Remote:
+        """Size and version of a remote file, asked for once per process."""
+        looked_up = self._process.looked_up
+        found = looked_up.get(url)
+        if found is None:
+            protocol, _ = split_url(url)
+            filesystem = self._filesystem(protocol or "")
+            info = self._attempt("Looking up", url, lambda: filesystem.info(url))
+            found = looked_up.setdefault(url, self._remote(url, info))
+        return found
+
+    @staticmethod
+    def _remote(url: str, info: dict[str, Any]) -> _Remote:
+        if info.get("type") == "directory":
+            raise StorageError(
+                f"{shown(url)} is a directory.",
+                "A file was expected.",
+                "Name a file in it, or pass the directory as the source's path.",
+            )
+        size = info.get("size")
+        if not isinstance(size, int) or size < 0:
+            raise StorageError(
+                f"The server does not tell the size of {shown(url)}.",
+                "A download could not be told from half of one.",
+                "Use a server that sends Content-Length, or copy the file.",
+            )
+        version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
+        return _Remote(size, version, info.get("partial") is not False)
+
+    def _list_remote(
+        self, protocol: str, pattern: str, suffixes: Sequence[str]
+    ) -> builtins.list[FileInfo]:
+        filesystem = self._filesystem(protocol)
+        over_http = protocol in ("http", "https")
+        if over_http and "*" in pattern.partition("?")[0]:
+            raise ConfigError(
+                f'"{shown(pattern)}" has a wildcard.',
+                "HTTP servers have no listing that it could be matched against.",
+                "Name the files, or use braces: shard-{000..127}.parquet.",
+            )
+        names = list(expand_braces(pattern))
+        if over_http or not any(map(has_glob, names)):
+            return [info for many in in_threads(self._list_named(suffixes), names) for info in many]
+        found: builtins.list[FileInfo] = []
+        for name in names:
+            glob = partial(filesystem.glob, name, detail=True)
+            matches = self._attempt("Listing", name, glob)
+            found.extend(
+                FileInfo(filesystem.unstrip_protocol(match), int(info["size"]))
+                for match, info in matches.items()
+                if info.get("type") == "file"
+            )
+        return found
+
+    def _list_named(self, suffixes: Sequence[str]) -> Callable[[str], builtins.list[FileInfo]]:
+        """A function that lists one URL without wildcards: a file, a directory or nothing."""
+
+        def named(url: str) -> builtins.list[FileInfo]:
+            filesystem = self._filesystem(split_url(url)[0] or "")
+            try:
+                info = self._attempt("Looking up", url, lambda: filesystem.info(url))
+            except StorageError as error:
+                if is_missing(error):
+                    return []
+                raise
+            if info.get("type") != "directory":
+                return [FileInfo(url, self._remote(url, info).num_bytes)]
+            below = self._attempt("Listing", url, lambda: filesystem.find(url, detail=True))
+            root = filesystem._strip_protocol(url).rstrip("/") + "/"
+            return [
+                FileInfo(filesystem.unstrip_protocol(name), int(item["size"]))
+                for name, item in below.items()
+                if item.get("type") == "file" and wanted(name.removeprefix(root), suffixes)
+            ]
+
+        return named
+
+    def _entry(self, url: str) -> Entry:
+        remote = self._look_up(url)
+        return self._process.cache.entry(url, remote.num_bytes, remote.version)
+
+    def _fetch_ahead(self, url: str) -> bool:
+        entry = self._entry(url)
+        return self._process.cache.ensure(
+            entry, lambda part: self._download(url, entry, part, retries=0)
+        )
+
+    def _download(self, url: str, entry: Entry, part: Path, retries: int | None = None) -> None:
+        """Write the whole file to `part`, checking its size."""
+        filesystem = self._filesystem(split_url(url)[0] or "")
+
+        def download() -> None:
+            filesystem.get_file(url, str(part), callback=_SizeGuard(entry.num_bytes))
+            size = part.stat().st_size
+            if size != entry.num_bytes:
+                raise OSError(f"{size} of {entry.num_bytes} bytes arrived")
+
+        try:
+            with_retries(
+                download,
+                doing="Downloading",
+                url=url,
+                retries=self.retries if retries is None else retries,
+            )
+        except StorageError:
+            with suppress(KeyError):  # another version may be there now: look again next time
+                del self._process.looked_up[url]
+            raise
+
+
+def _read_exactly(path: str | Path, start: int, stop: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        data = file.read(stop - start)
+    if len(data) != stop - start:
+        raise OSError(f"the file ends before byte {stop}")
+    return data

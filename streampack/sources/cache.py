@@ -1,0 +1,275 @@
+"""A directory of downloaded files, shared by any number of processes.
+
+An entry is three names in one flat directory: ``<key>-<basename>`` is the file, ``.<key>.part``
+is the file while it is written, ``.<key>.lock`` is locked with `flock`: shared by whoever has the
+file open, exclusively by whoever downloads or evicts it. The operating system lets go of a dead
+process's locks, so a part whose lock can be had is rubbish. Files of any other name are left alone.
+
+Cost: an open is two system calls; a download scans the directory once to keep it below its limit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from streampack.errors import StorageError
+
+__all__ = ["Cache", "Entry", "default_cache_dir"]
+
+logger = logging.getLogger(__name__)
+
+_OURS = re.compile(r"(?:\.(?P<hidden>[0-9a-f]{24})\.(?:part|lock)|(?P<key>[0-9a-f]{24})-.*)\Z")
+
+#: Locks of this process, so that a forked child can close its copies: they would otherwise keep
+#: the parent's locks alive for as long as the child lives.
+_held: set[_Lock] = set()
+
+
+def default_cache_dir() -> Path:
+    """``$XDG_CACHE_HOME/streampack``, ``~/.cache/streampack``, or a private temporary directory."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base) / "streampack"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        pass
+    else:
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    folder = Path(tempfile.gettempdir()) / f"streampack-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not folder.is_symlink() and folder.is_dir() and status.st_uid == os.getuid():
+        return folder
+    # Somebody else made that name first: what they put there must not be read as ours.
+    return Path(tempfile.mkdtemp(prefix="streampack-"))
+
+
+class _Lock:
+    """A held `flock`. Made by `acquire`; `release` may be called more than once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        _held.add(self)
+
+    @classmethod
+    def acquire(cls, path: Path, *, exclusive: bool, wait: bool = True) -> _Lock | None:
+        """The lock at `path`, which is made if need be; None if it is taken and `wait` is False."""
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
+                # Whoever evicts removes the lock file too; a lock on a removed file locks nothing.
+                if os.fstat(fd).st_ino == os.stat(path).st_ino:
+                    return cls(fd)
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            except FileNotFoundError:
+                pass
+            except BaseException:
+                os.close(fd)
+                raise
+            os.close(fd)
+
+    def release(self) -> None:
+        """Unlock, also for copies of the descriptor that a forked child may hold."""
+        fd, self._fd = self._fd, -1
+        _held.discard(self)
+        if fd >= 0:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def forget(self) -> None:
+        """Close this process's copy without unlocking the one it was copied from."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _forget_locks() -> None:
+    for lock in list(_held):
+        lock.forget()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One version of one remote file: its key and size, and the names it has in the cache."""
+
+    key: str
+    num_bytes: int
+    data: Path
+    part: Path
+    lock: Path
+
+    def is_complete(self) -> bool:
+        """True if the file is there with the size it should have."""
+        try:
+            return self.data.stat().st_size == self.num_bytes
+        except FileNotFoundError:
+            return False
+
+
+class Cache:
+    """See the module.
+
+    Args:
+        folder: made when first needed.
+        limit_bytes: files are evicted, least recently opened first, to stay below it. Files that
+            are open stay, so a limit below what is open at one time is exceeded.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+
+    def entry(self, url: str, num_bytes: int, version: str) -> Entry:
+        """Names for this version of a file; no part of a URL can lead out of the folder."""
+        identity = f"{url}\0{num_bytes}\0{version}".encode()
+        key = hashlib.blake2b(identity, digest_size=12).hexdigest()
+        basename = url.partition("?")[0].rstrip("/").rsplit("/", 1)[-1]
+        readable = re.sub(r"[^A-Za-z0-9._-]", "_", basename)[-100:]
+        return Entry(
+            key,
+            num_bytes,
+            self.folder / f"{key}-{readable}",
+            self.folder / f".{key}.part",
+            self.folder / f".{key}.lock",
+        )
+
+    @contextmanager
+    def open(self, entry: Entry, fetch: Callable[[Path], None]) -> Iterator[Path]:
+        """The complete file, not evicted inside the context; downloaded with `fetch` if absent.
+
+        `fetch` writes the file at the path it is given, or raises.
+        """
+        lock, _ = self._hold(entry, fetch)
+        try:
+            yield entry.data
+        finally:
+            lock.release()
+
+    def ensure(self, entry: Entry, fetch: Callable[[Path], None]) -> bool:
+        """Have the file in the cache; True if it had to be downloaded."""
+        lock, downloaded = self._hold(entry, fetch)
+        lock.release()
+        return downloaded
+
+    def _hold(self, entry: Entry, fetch: Callable[[Path], None]) -> tuple[_Lock, bool]:
+        """A shared lock on the complete file, and whether this call downloaded it."""
+        downloaded = False
+        while True:
+            lock = self._lock(entry, exclusive=False)
+            if entry.is_complete():
+                now = time.time_ns()
+                with suppress(OSError):  # another user's file: it just does not become younger
+                    os.utime(entry.data, ns=(now, now))
+                return lock, downloaded
+            lock.release()
+            lock = self._lock(entry, exclusive=True)
+            try:
+                if not entry.is_complete():
+                    self._download(entry, fetch)
+                    downloaded = True
+            finally:
+                lock.release()
+
+    def _lock(self, entry: Entry, *, exclusive: bool) -> _Lock:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = _Lock.acquire(entry.lock, exclusive=exclusive)
+        except OSError as error:
+            raise StorageError(
+                f"The cache directory {self.folder} cannot be used ({error}).",
+                "Remote shards are read through it.",
+                "Point `cache_dir` at a writable directory on a local disk.",
+            ) from error
+        assert lock is not None
+        return lock
+
+    def _download(self, entry: Entry, fetch: Callable[[Path], None]) -> None:
+        """Fetch under the exclusive lock; a part that a dead process left is overwritten."""
+        self._evict(entry.num_bytes)
+        try:
+            fetch(entry.part)
+            with open(entry.part, "rb") as written:
+                os.fsync(written.fileno())  # or a power cut could leave the size without the bytes
+            os.replace(entry.part, entry.data)
+        except BaseException:
+            with suppress(OSError):
+                entry.part.unlink()
+            raise
+
+    def _evict(self, incoming: int) -> None:
+        """Sweep what dead processes left, then make room for `incoming` bytes."""
+        total = 0
+        files: list[tuple[int, int, os.DirEntry[str], str]] = []
+        hidden: dict[str, list[os.DirEntry[str]]] = {}
+        with os.scandir(self.folder) as entries:
+            for item in entries:
+                match = _OURS.match(item.name)
+                if match is None:
+                    continue
+                with suppress(FileNotFoundError):
+                    status = item.stat(follow_symlinks=False)
+                    total += status.st_size
+                    if match["key"]:
+                        files.append((status.st_mtime_ns, status.st_size, item, match["key"]))
+                    else:
+                        hidden.setdefault(match["hidden"], []).append(item)
+        for _, _, _, key in files:
+            hidden[key] = [item for item in hidden.get(key, []) if item.name.endswith(".part")]
+        for key, rest in hidden.items():
+            if rest:
+                total -= self._remove(key, rest)
+        for _, size, item, key in sorted(files, key=lambda file: file[:2]):
+            if total + incoming <= self.limit_bytes:
+                return
+            if self._remove(key, [item]):
+                total -= size
+        if total + incoming > self.limit_bytes and total:
+            logger.warning(
+                "The cache holds %d bytes that are in use and %d are coming, more than its limit "
+                "of %d: raise cache_limit_bytes.",
+                total,
+                incoming,
+                self.limit_bytes,
+            )
+
+    def _remove(self, key: str, items: list[os.DirEntry[str]]) -> int:
+        """Remove files of an entry and its lock, unless it is in use; bytes that were freed."""
+        path = self.folder / f".{key}.lock"
+        try:
+            lock = _Lock.acquire(path, exclusive=True, wait=False)
+        except OSError:
+            return 0
+        if lock is None:
+            return 0
+        freed = 0
+        try:
+            for item in items:
+                with suppress(OSError):
+                    size = os.lstat(item.path).st_size
+                    os.unlink(item.path)
+                    freed += size
+            with suppress(OSError):
+                path.unlink()
+        finally:
+            lock.release()
+        return freed

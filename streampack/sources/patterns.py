@@ -1,0 +1,101 @@
+"""What a user writes to name files: brace expansions, globs, directories."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+__all__ = ["expand_braces", "has_glob", "local_files", "wanted"]
+
+_RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """``a{00..11}b`` and ``{x,y}``, as a shell expands them; braces without either stay.
+
+    Groups may be nested and there may be several; the last one varies fastest.
+    """
+    opening = pattern.find("{")
+    while opening >= 0:
+        closing, commas = _group(pattern, opening)
+        inner = pattern[opening + 1 : closing]
+        numbers = _RANGE.match(inner) if closing >= 0 else None
+        if closing >= 0 and (commas or numbers):
+            edges = [opening, *commas, closing]
+            choices: Sequence[str] = [pattern[a + 1 : b] for a, b in pairwise(edges)]
+            if numbers:
+                choices = _numbers(*numbers.groups())
+            for choice in choices:
+                for middle in expand_braces(choice):
+                    for end in expand_braces(pattern[closing + 1 :]):
+                        yield pattern[:opening] + middle + end
+            return
+        opening = pattern.find("{", opening + 1)
+    yield pattern
+
+
+def _group(pattern: str, opening: int) -> tuple[int, list[int]]:
+    """Where the group that opens here closes (-1: nowhere), and the commas at its own level."""
+    depth = 0
+    commas: list[int] = []
+    for i in range(opening, len(pattern)):
+        if pattern[i] == "{":
+            depth += 1
+        elif pattern[i] == "}":
+            depth -= 1
+            if depth == 0:
+                return i, commas
+        elif pattern[i] == "," and depth == 1:
+            commas.append(i)
+    return -1, []
+
+
+def _numbers(first: str, last: str) -> list[str]:
+    padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    low, high = int(first), int(last)
+    step = 1 if high >= low else -1
+    return [str(i).zfill(width) for i in range(low, high + step, step)]
+
+
+def has_glob(path: str) -> bool:
+    """True if the path contains ``*``, ``?`` or ``[``."""
+    return any(character in path for character in "*?[")
+
+
+def wanted(relative: str, suffixes: Sequence[str]) -> bool:
+    """Whether a file found in a directory is meant: by its ending, and not hidden.
+
+    Names that begin with a dot or an underscore are what other tools leave beside the data.
+    """
+    parts = relative.split("/")
+    hidden = any(part.startswith((".", "_")) for part in parts)
+    return not hidden and (not suffixes or parts[-1].endswith(tuple(suffixes)))
+
+
+def local_files(pattern: str, suffixes: Sequence[str]) -> list[str]:
+    """Absolute paths of the files that a local pattern names, in no particular order."""
+    expanded = os.path.expanduser(pattern)
+    # A name that exists is meant literally, whatever characters it has.
+    candidates = [expanded] if os.path.exists(expanded) else list(expand_braces(expanded))
+    found: list[str] = []
+    for candidate in candidates:
+        matches = [candidate]
+        if has_glob(candidate) and not os.path.exists(candidate):
+            matches = glob.glob(candidate, recursive=True)
+        for match in matches:
+            path = os.path.abspath(match)
+            if os.path.isfile(path):
+                found.append(path)
+            elif os.path.isdir(path) and match == candidate:
+                root = Path(path)
+                found.extend(
+                    str(file)
+                    for file in root.rglob("*")
+                    if file.is_file() and wanted(file.relative_to(root).as_posix(), suffixes)
+                )
+    return found
