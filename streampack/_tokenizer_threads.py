@@ -1,0 +1,69 @@
+"""Who decides how many threads the tokenizers library uses, and why a fork is safe.
+
+The library keeps one thread pool per process and reads two environment variables: one switches
+the pool off, one gives its size when it starts. What a user has put there is left alone, with
+one exception: in a process that was forked after its parent used the pool, the pool's threads do
+not exist, and using it would wait for ever. There the pool is switched off whatever was set.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+__all__ = ["configure"]
+
+_SWITCH = "TOKENIZERS_PARALLELISM"
+_SIZE = "RAYON_NUM_THREADS"
+_OFF = ("", "off", "false", "f", "no", "n", "0")  # how the library reads the switch
+
+
+class _Pool:
+    """What this process knows about the pool and the variables; one per process."""
+
+    def __init__(self) -> None:
+        self.used_by: int | None = None  # process that has, or may have, started the pool
+        self.ours: dict[str, str] = {}  # values of the variables that we wrote
+        self.hidden = False  # the switch is set for the length of a fork only
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._before, after_in_parent=self._after)
+
+    def set(self, name: str, value: str) -> None:
+        """Write a variable unless the user did."""
+        if os.environ.get(name, self.ours.get(name)) == self.ours.get(name):
+            os.environ[name] = self.ours[name] = value
+
+    def _before(self) -> None:
+        # The library warns in a forked child unless its switch is set at that moment.
+        if self.used_by == os.getpid() and _SWITCH not in os.environ:
+            os.environ[_SWITCH] = self.ours[_SWITCH] = "false"
+            self.hidden = True
+
+    def _after(self) -> None:
+        if self.hidden:
+            os.environ.pop(_SWITCH, None)
+            self.ours.pop(_SWITCH, None)
+            self.hidden = False
+
+
+_pool = _Pool()
+
+
+def configure(threads: int | None) -> None:
+    """Prepare this process for an encode call; cheap enough to be called before each.
+
+    Args:
+        threads: threads to use; None means one in a worker process and the library's own choice
+            elsewhere. The size of the pool is fixed by its first use in a process.
+    """
+    if _pool.used_by not in (None, os.getpid()):
+        os.environ[_SWITCH] = _pool.ours[_SWITCH] = "false"  # forked: the pool's threads are gone
+        return
+    if threads is None and multiprocessing.parent_process() is not None:
+        threads = 1
+    if threads is not None:
+        _pool.set(_SWITCH, "true" if threads > 1 else "false")
+        if threads > 1:
+            _pool.set(_SIZE, str(threads))
+    if os.environ.get(_SWITCH, "true").lower() not in _OFF:
+        _pool.used_by = os.getpid()

@@ -1,0 +1,183 @@
+"""What can be learnt about a tokenizer without guessing: its engine and its special tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Engine
+
+from streampack.errors import ConfigError
+
+__all__ = ["Vocabulary", "open_vocabulary"]
+
+# Names that tokenizers in use give these tokens. They count only where the tokenizer itself
+# declares them special, so a name in this list is a statement of the tokenizer, not a guess.
+_EOS_NAMES = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<｜end▁of▁sentence｜>",
+    "[EOS]",
+    "<|end▁of▁sentence|>",
+    "<EOS>",
+)
+_BOS_NAMES = (
+    "<|begin_of_text|>",
+    "<s>",
+    "<bos>",
+    "<｜begin▁of▁sentence｜>",
+    "<|startoftext|>",
+    "[BOS]",
+    "<BOS>",
+)
+_PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<｜▁pad▁｜>", "<PAD>")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A private copy of a tokenizer's engine, and what is known of its special tokens.
+
+    Attributes:
+        engine: from the tokenizers library, without truncation and padding.
+        eos_id, bos_id, pad_id: ids, or None where the tokenizer does not say.
+        wants_bos: the tokenizer puts BOS before a text of its own accord.
+        largest_id: the largest id in the vocabulary, added tokens included.
+    """
+
+    engine: Engine
+    eos_id: int | None
+    bos_id: int | None
+    pad_id: int | None
+    wants_bos: bool
+    largest_id: int
+
+
+def open_vocabulary(tokenizer: Any) -> Vocabulary:
+    """Read what `load_tokenizer` takes; `ConfigError` if it is none of those."""
+    if isinstance(tokenizer, (str, Path)):
+        path = _find_file(Path(tokenizer))
+        engine = _read_engine(path)
+        settings = _settings_beside(path)
+    elif hasattr(tokenizer, "backend_tokenizer"):
+        engine = tokenizer.backend_tokenizer
+        settings = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _KINDS}
+        settings["add_bos_token"] = getattr(tokenizer, "add_bos_token", None)
+    elif isinstance(tokenizer, Engine) or hasattr(tokenizer, "to_str"):
+        engine, settings = tokenizer, {}
+    elif hasattr(tokenizer, "convert_tokens_to_ids"):
+        raise ConfigError(
+            f"{type(tokenizer).__name__} is a slow tokenizer of transformers, written in Python.",
+            "It would hold up training, so streampack works with fast tokenizers only.",
+            "Load it with `AutoTokenizer.from_pretrained(..., use_fast=True)`, or convert it and "
+            "pass the path of its tokenizer.json.",
+        )
+    else:
+        raise ConfigError(
+            f"{type(tokenizer).__name__} is not a tokenizer that streampack knows.",
+            "Text cannot be turned into token ids.",
+            "Pass the path of a tokenizer.json, a tokenizers.Tokenizer, or a fast tokenizer of "
+            "transformers.",
+        )
+    return _describe(_private_copy(engine), engine, settings)
+
+
+def _find_file(path: Path) -> Path:
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file():
+        return file
+    fact = (
+        f"The folder {path} holds no tokenizer.json."
+        if path.is_dir()
+        else f"There is no tokenizer file at {path}."
+    )
+    raise ConfigError(
+        fact,
+        "Names of models are not looked up: streampack never downloads a tokenizer.",
+        "Pass the path of an existing tokenizer.json or of the folder that holds it, or load the "
+        "tokenizer yourself and pass the object.",
+    )
+
+
+def _read_engine(path: Path) -> Engine:
+    try:
+        return Engine.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigError(
+            f"{path} is not a tokenizer of the tokenizers library ({error}).",
+            "Text cannot be turned into token ids.",
+            "Pass a tokenizer.json as `tokenizer.save(path)` writes it.",
+        ) from error
+
+
+def _settings_beside(path: Path) -> dict[str, Any]:
+    """The special tokens named in the files that usually lie beside a tokenizer.json."""
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        file = path.with_name(name)
+        if not file.is_file():
+            continue
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ConfigError(
+                f"{file} is not valid JSON ({error}).",
+                "The tokenizer's special tokens are declared there.",
+                "Repair the file, or move tokenizer.json to a folder of its own.",
+            ) from error
+        if isinstance(content, dict):
+            settings.update({key: value for key, value in content.items() if value is not None})
+    return settings
+
+
+def _private_copy(engine: Any) -> Engine:
+    try:
+        copy = Engine.from_str(engine.to_str())
+    except Exception as error:
+        raise ConfigError(
+            f"The tokenizer cannot be written as JSON ({error}).",
+            "It could not be sent to worker processes nor named in a saved state.",
+            "Use a tokenizer without components written in Python.",
+        ) from error
+    copy.no_truncation()  # either would lose or invent tokens without a word
+    copy.no_padding()
+    copy.encode_special_tokens = bool(getattr(engine, "encode_special_tokens", False))
+    dropout = getattr(copy.model, "dropout", None)
+    if dropout:
+        raise ConfigError(
+            f"The tokenizer's BPE dropout is {dropout}.",
+            "The same text would become other tokens each time, and a resumed run would differ.",
+            "Set `tokenizer.model.dropout = None`.",
+        )
+    return copy
+
+
+_KINDS = {"eos": _EOS_NAMES, "bos": _BOS_NAMES, "pad": _PAD_NAMES}
+
+
+def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabulary:
+    special = {
+        token.content: number
+        for number, token in copy.get_added_tokens_decoder().items()
+        if token.special
+    }
+    ids: dict[str, int | None] = {}
+    for kind, names in _KINDS.items():
+        token = settings.get(f"{kind}_token")
+        if isinstance(token, dict):
+            token = token.get("content")
+        if token is not None:
+            ids[kind] = copy.token_to_id(str(token))
+        else:
+            ids[kind] = next((special[name] for name in names if name in special), None)
+    padding = getattr(original, "padding", None)
+    if ids["pad"] is None and isinstance(padding, dict):
+        ids["pad"] = padding.get("pad_id")
+    wants_bos = settings.get("add_bos_token")
+    if wants_bos is None and ids["bos"] is not None:
+        wants_bos = copy.encode("").ids[:1] == [ids["bos"]]
+    largest = max(copy.get_vocab(with_added_tokens=True).values(), default=-1)
+    return Vocabulary(copy, ids["eos"], ids["bos"], ids["pad"], bool(wants_bos), largest)

