@@ -120,7 +120,7 @@ def _check_shapes(plan: Plan, num_documents: int) -> None:
         _broken("a row holds no segment", np.flatnonzero(np.diff(offsets) <= 0))
     if plan.dropped.shape != (num_documents,) or (plan.dropped < 0).any():
         raise PlanError("`dropped` is not one count >= 0 per document.")
-    if segments and not (0 <= plan.document.min() and plan.document.max() < num_documents):
+    if segments and not (plan.document.min() >= 0 and plan.document.max() < num_documents):
         raise PlanError("A segment names a document that does not exist.")
 
 

@@ -46,9 +46,9 @@ class Source(ABC):
     """A stream of documents, split into lanes."""
 
     #: True if starting from a cursor costs about the same anywhere in the stream.
-    seekable: ClassVar[bool]
+    seekable: bool
     #: True if any number of lanes can be cut from the data.
-    splittable: ClassVar[bool]
+    splittable: bool
     #: True if blocks are `Documents` (token ids), False if they are `Texts`.
     tokenized: bool
 

@@ -34,7 +34,7 @@ class Skips:
     limit: int = 1000
     records: list[list[Any]] = field(default_factory=list)
     count: int = 0
-    _known: dict[int, dict[int, bool]] = field(default_factory=dict)
+    _known: dict[int, dict[int, list[Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -48,8 +48,10 @@ class Skips:
         """Raise `error`, or record it and return."""
         if self.on_error == "raise":
             raise error
-        if error.index in self._known.get(error.shard, {}):
-            return  # recorded before the state was saved; `replay` counts it no second time
+        known = self._known.get(error.shard, {}).pop(error.index, None)
+        if known is not None:  # skipped before the state was saved: counted and named then
+            self.records.append(known)
+            return
         if self.count >= self.limit:
             raise ContentError(
                 f"{self.count} broken documents or shards were skipped in one lane, and now: "
@@ -62,12 +64,12 @@ class Skips:
         logger.warning("skipped: %s", error)
 
     def expect(self, records: list[list[Any]], count: int) -> None:
-        """Take over the records of a saved state, so that a replay skips the same again."""
-        self.records = [list(record) for record in records]
+        """Take over the skips of a saved state, so that a replay skips the same again."""
+        self.records = []
         self.count = count
         self._known = {}
-        for shard, index, rest, _ in records:
-            self._known.setdefault(shard, {})[index] = rest
+        for record in records:
+            self._known.setdefault(record[0], {})[record[1]] = list(record)
 
     def replay(self, block: AnyBlock, shard: int) -> tuple[AnyBlock, bool]:
         """Drop from a block what a saved state skipped; True if the rest of the shard is to go.
@@ -79,12 +81,14 @@ class Skips:
         if not known:
             return block, False
         index = block.origin["index"]
-        dropped = np.isin(index, [i for i, rest in known.items() if not rest])
-        ends = [i for i, rest in known.items() if rest]
+        dropped = np.zeros(len(block), dtype=np.bool_)
         ended = False
-        if ends:
-            dropped |= index >= min(ends)
-            ended = bool((index >= min(ends)).any())
+        for i, record in list(known.items()):
+            here = index >= i if record[2] else index == i
+            if here.any():
+                dropped |= here
+                ended = ended or bool(record[2])
+                self.records.append(known.pop(i))
         if not dropped.any():
             return block, False
         return block.take(np.flatnonzero(~dropped)), ended

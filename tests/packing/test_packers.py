@@ -52,9 +52,7 @@ def test_decreasing_packers_equal_the_quadratic_ones(
 ) -> None:
     extra = data.draw(st.integers(0, min(seq_len - 1, 8)))
     kind = BestFitDecreasing if best else FirstFitDecreasing
-    packer = kind(
-        seq_len=seq_len, overflow=overflow, extra_capacity=extra, protect_short=protect
-    )
+    packer = kind(seq_len=seq_len, overflow=overflow, extra_capacity=extra, protect_short=protect)
     expected = reference.decreasing(
         lengths,
         seq_len,
@@ -89,9 +87,9 @@ def test_pad_equals_the_quadratic_one_up_to_order(
     plan = planned(Pad(seq_len=seq_len, overflow=overflow), lengths, seed)
     expected = reference.pad(lengths, seq_len, overflow=overflow)
     assert sorted(rows_of(plan)) == sorted(expected)
-    inside = plan.stop < np.array(limited(lengths, seq_len, overflow), dtype=np.int64)[
-        plan.document
-    ]
+    inside = (
+        plan.stop < np.array(limited(lengths, seq_len, overflow), dtype=np.int64)[plan.document]
+    )
     assert (plan.insert_eos == inside).all()
 
 
@@ -156,9 +154,7 @@ GOLDEN_PAD = [
 
 def test_error_overflow_names_the_document() -> None:
     with pytest.raises(PlanError, match="Document 1 has 20 tokens"):
-        BestFitDecreasing(seq_len=16, overflow="error").plan(
-            np.array([3, 20]), final=True, seed=0
-        )
+        BestFitDecreasing(seq_len=16, overflow="error").plan(np.array([3, 20]), final=True, seed=0)
 
 
 @pytest.mark.parametrize("kind", [BestFitDecreasing, FirstFitDecreasing, Concat, Pad])

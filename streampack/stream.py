@@ -1,0 +1,244 @@
+"""The document stream of one lane: source, tokenizer and hooks, across epochs.
+
+Blocks come out as token blocks, ready for the window, with a running number (`serial`) for every
+document. The stream remembers the source's cursor at the start of recent blocks, so that a lane
+can say from where to read again to get any document the window still holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Documents, Texts
+from streampack.errors import ConfigError, ContentError
+from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
+from streampack.sources.base import Block, Source
+from streampack.sources.skips import Skips
+from streampack.tokenization import Tokenizer, apply_eos
+
+__all__ = ["DocumentStream", "Mark", "Preparation"]
+
+#: Texts are tokenized in slices of at most so many documents or characters, so that the first
+#: window waits for little more than it needs.
+CHUNK_DOCUMENTS = 64
+CHUNK_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What happens to a block between the source and the window.
+
+    Attributes:
+        tokenizer: for text sources; None for tokenized ones.
+        eos: rule for documents that are tokenized already; eos_id: the id it adds.
+        vocab_size: ids must be below it; None checks only that none is negative.
+        filter, map: the user's hooks; the filter sees documents first.
+    """
+
+    tokenizer: Tokenizer | None = None
+    eos: str = "as-is"
+    eos_id: int | None = None
+    vocab_size: int | None = None
+    filter: Hook | None = None
+    map: Hook | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in the stream: reading from `cursor` gives documents from `serial` on.
+
+    `skipped` is the number of skips recorded before that place.
+    """
+
+    serial: int
+    cursor: dict[str, Any]
+    skipped: int
+
+
+class DocumentStream:
+    """Token blocks of one lane.
+
+    Args:
+        source: prepared.
+        lanes, lane: how the source is split, and which part this is.
+        seed: of the run.
+        shuffle: whether the source shuffles.
+        epochs: how often it is read; None is for ever.
+        preparation: tokenizer, EOS rule and hooks.
+        skips: what to do with broken content.
+        mark: where to start; None is the beginning.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        lanes: int,
+        lane: int,
+        seed: int,
+        shuffle: bool,
+        epochs: int | None,
+        preparation: Preparation,
+        skips: Skips,
+        mark: Mark | None = None,
+    ) -> None:
+        self._source = source
+        self._lanes = lanes
+        self._lane = lane
+        self._seed = seed
+        self._shuffle = shuffle
+        self._epochs = epochs
+        self._preparation = preparation
+        self.skips = skips
+        self.empty_documents = 0
+        self._epoch = mark.cursor["epoch"] if mark else 0
+        self._start = mark.cursor["at"] if mark else None
+        self.serial = mark.serial if mark else 0
+        self._marks: deque[Mark] = deque()
+        self._mark(self._epoch, self._start, len(skips.records))
+        self._pending: Documents | None = None
+        self._blocks = self._read()
+
+    def peek(self) -> Documents | None:
+        """The documents that come next (at least one), or None at the end of the last epoch."""
+        while self._pending is None or len(self._pending) == 0:
+            self._pending = next(self._blocks, None)
+            if self._pending is None:
+                return None
+        return self._pending
+
+    def consume(self, count: int) -> None:
+        """Step over the next `count` documents of what `peek` returned."""
+        if count:
+            assert self._pending is not None
+            self._pending = self._pending[count:]
+            self.serial += count
+
+    def mark_before(self, serial: int) -> Mark:
+        """The latest known place from which document `serial` is read; earlier ones are let go."""
+        while len(self._marks) > 1 and self._marks[1].serial <= serial:
+            self._marks.popleft()
+        return self._marks[0]
+
+    def _mark(self, epoch: int, at: Any, skipped: int) -> None:
+        # Called only when everything read so far is consumed, so `serial` is what comes next.
+        self._marks.append(Mark(self.serial, {"epoch": epoch, "at": at}, skipped))
+
+    def _read(self) -> Iterator[Documents]:
+        epoch, start = self._epoch, self._start
+        while self._epochs is None or epoch < self._epochs:
+            readers = self._source.lanes(
+                self._lanes, seed=self._seed, epoch=epoch, shuffle=self._shuffle
+            )
+            found = start is not None
+            skipped = len(self.skips.records)
+            for block, cursor in readers[self._lane].read(start, self.skips):
+                self._mark(epoch, start, skipped)
+                for chunk in _chunks(block):
+                    documents = self._prepare(chunk, epoch)
+                    if len(documents):
+                        found = True
+                        yield documents
+                start = cursor
+                skipped = len(self.skips.records)
+                self._mark(epoch, start, skipped)
+            if not found and self._epochs is None:
+                raise ConfigError(
+                    f"Lane {self._lane} of {self._lanes} found no document in epoch {epoch}.",
+                    "With endless epochs it would search for ever.",
+                    "Use fewer lanes, or check what the filter and on_error leave.",
+                )
+            epoch, start = epoch + 1, None
+            self._mark(epoch, None, len(self.skips.records))
+
+    def _prepare(self, block: Block, epoch: int) -> Documents:
+        """Tokenize, check, drop empty documents, filter and map."""
+        preparation = self._preparation
+        if isinstance(block, Texts):
+            if preparation.tokenizer is None:
+                raise ConfigError(
+                    f"{type(self._source).__name__} gives texts, and there is no tokenizer.",
+                    "Only token ids can be packed.",
+                    "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
+                    "tokenizer).",
+                )
+            documents = preparation.tokenizer.encode(block, self.skips)
+        else:
+            documents = self._checked(block)
+        documents = self._without_empty(documents)
+        if not isinstance(block, Texts):
+            documents = apply_eos(documents, preparation.eos, preparation.eos_id)
+        if len(documents) and preparation.filter is not None:
+            seeds = document_seeds(self._seed, epoch, documents.origin)
+            documents = apply_filter(preparation.filter, documents, seeds)
+        if len(documents) and preparation.map is not None:
+            seeds = document_seeds(self._seed, epoch, documents.origin)
+            documents = apply_map(preparation.map, documents, seeds, preparation.vocab_size)
+            documents = self._without_empty(documents)
+        if documents.tokens.dtype == np.int32:  # checked: no id is negative
+            documents = replace(documents, tokens=documents.tokens.view(np.uint32))
+        return documents
+
+    def _without_empty(self, documents: Documents) -> Documents:
+        lengths = documents.lengths
+        if len(lengths) == 0 or lengths.min() > 0:
+            return documents
+        self.empty_documents += int((lengths == 0).sum())
+        return documents.take(np.flatnonzero(lengths > 0))
+
+    def _checked(self, documents: Documents) -> Documents:
+        """Without documents whose ids are not in the vocabulary (which `skips` may refuse)."""
+        low, high = int(documents.offsets[0]), int(documents.offsets[-1])
+        if low == high:
+            return documents
+        tokens = documents.tokens[low:high]
+        limit = self._preparation.vocab_size
+        bad: NDArray[np.bool_] | None = None
+        if limit is not None and int(tokens.max()) >= limit:
+            bad = tokens >= limit
+        if tokens.dtype == np.int32 and int(tokens.min()) < 0:
+            bad = tokens < 0 if bad is None else bad | (tokens < 0)
+        if bad is None:
+            return documents
+        where = np.searchsorted(documents.offsets, np.flatnonzero(bad) + low, side="right") - 1
+        wrong = np.unique(where)
+        for i in wrong.tolist():
+            ids = documents.document(i)
+            origin = documents.origin[i]
+            outside = ids[(ids < 0) | (ids >= limit if limit is not None else False)]
+            self.skips.handle(
+                ContentError(
+                    f"{self._source.document_name(origin)} holds the token id {int(outside[0])}, "
+                    + (f"the vocabulary has {limit}." if limit is not None else "below zero."),
+                    "The model has no embedding for it.",
+                    "Tokenize the corpus with this tokenizer, give the right vocab_size, or use "
+                    'on_error="skip".',
+                    shard=int(origin["shard"]),
+                    index=int(origin["index"]),
+                )
+            )
+        keep = np.ones(len(documents), dtype=np.bool_)
+        keep[wrong] = False
+        return documents.take(np.flatnonzero(keep))
+
+
+def _chunks(block: Block) -> Iterator[Block]:
+    """A token block as it is; texts in slices small enough to tokenize one at a time."""
+    if isinstance(block, Documents):
+        yield block
+        return
+    start = 0
+    characters = 0
+    for i, text in enumerate(block.texts):
+        characters += len(text) if isinstance(text, str) else 0
+        if i + 1 - start >= CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
+            yield block[start : i + 1]
+            start, characters = i + 1, 0
+    if start < len(block):
+        yield block[start:]

@@ -1,0 +1,509 @@
+"""The look-ahead window: a bounded buffer of documents that is planned again and again.
+
+Documents lie in arrival order in one flat token array, so a plan is made from their lengths and
+rows are gathered from one place. Each round:
+
+  1. `admit` documents until the window holds this round's target of tokens;
+  2. `plan`: the packer plans the whole window, `choose_rows` picks what goes;
+  3. the rows are gathered, batch by batch (`assembly`);
+  4. `advance` removes what went; the rest stays, one round older.
+
+The target doubles from one batch to the full window, so that the first batch comes early. A
+document that does not fit is admitted in part (whole rows' worth), and continued in later rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.documents import ORIGIN, Documents, gather_ragged, offsets_of
+from streampack.emission import choose_rows
+from streampack.errors import ConfigError, PlanError, StreampackError
+from streampack.packing.packer import Packer
+from streampack.packing.plan import Plan
+from streampack.packing.rng import derive_seed
+
+__all__ = ["Entries", "PlannedWindow", "Window", "WindowConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowConfig:
+    """How far a lane looks ahead, and what may wait.
+
+    Args:
+        window_tokens: tokens the window holds at most; None is 128 rows of the packer's longest
+            (or four batches, if that is more).
+        window_documents: documents it holds at most (it may hold more only where that many do not
+            fill one batch).
+        min_fill: share of a row's slots above which it counts as full and goes.
+        carry: share of the window's tokens that may stay for the next round.
+        max_carries: rounds a document may stay before it must go.
+    """
+
+    window_tokens: int | None = None
+    window_documents: int = 65_536
+    min_fill: float = 0.999
+    carry: float = 0.5
+    max_carries: int = 16
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("window_documents", self.window_documents, 1, 1 << 31),
+            ("min_fill", self.min_fill, 0, 1),
+            ("carry", self.carry, 0, 0.95),
+            ("max_carries", self.max_carries, 0, 1000),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(
+                    f"{name} is {value}.",
+                    f"It must lie in [{low}, {high}].",
+                    "Leave it out for the default.",
+                )
+
+    def resolve(self, packer: Packer, batch_tokens: int) -> WindowConfig:
+        """The same with `window_tokens` as a number.
+
+        Raises:
+            ConfigError: the window could not be sure to hold one batch.
+        """
+        longest = packer.seq_lens[-1]
+        tokens = self.window_tokens
+        if tokens is None:
+            tokens = max(128 * longest, 4 * batch_tokens)
+        least = batch_tokens + 2 * longest
+        if tokens < least:
+            raise ConfigError(
+                f"window_tokens is {tokens}, a batch is {batch_tokens} tokens in rows of {longest}"
+                ".",
+                "The window must hold a batch and two rows more to be sure to give one.",
+                f"Use window_tokens={least} or more; 128 rows pack well.",
+            )
+        return WindowConfig(
+            window_tokens=tokens,
+            window_documents=self.window_documents,
+            min_fill=self.min_fill,
+            carry=self.carry,
+            max_carries=self.max_carries,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able identity for the fingerprint."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """The N documents in a window, in arrival order; arrays that are never written to.
+
+    Attributes:
+        serial: (N,) int64, running number of the document in its lane.
+        start: (N,) int64, tokens of it that are delivered already.
+        held: (N,) int64, tokens of it behind `start` that the window holds.
+        length: (N,) int64, tokens of the whole document.
+        arrived: (N,) int64, round in which it came (of a partly held one: was last continued).
+        origin: (N,) of dtype `ORIGIN`.
+    """
+
+    serial: NDArray[np.int64]
+    start: NDArray[np.int64]
+    held: NDArray[np.int64]
+    length: NDArray[np.int64]
+    arrived: NDArray[np.int64]
+    origin: NDArray[np.void]
+
+    @classmethod
+    def empty(cls) -> Entries:
+        none = np.zeros(0, dtype=np.int64)
+        return cls(none, none, none, none, none, np.zeros(0, dtype=ORIGIN))
+
+    def __len__(self) -> int:
+        return len(self.serial)
+
+    def pick(self, index: Any) -> Entries:
+        """The entries `index` (anything numpy indexes with)."""
+        return Entries(*(getattr(self, name)[index] for name in self.__slots__))
+
+    @classmethod
+    def join(cls, parts: Sequence[Entries]) -> Entries:
+        """All of them, one behind the other."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__)
+        )
+
+    def digest(self) -> str:
+        """64 bits over what the window holds: origins, lengths and how far each is delivered."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name in ("origin", "length", "start", "held"):
+            digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedWindow:
+    """One round's plan and the rows of it that go.
+
+    Attributes:
+        plan: over the window's entries; segment coordinates count from an entry's `start`.
+        rows: (E,) int64, rows that go, in order; whole batches, but for the last batch of a run.
+        position: (N + 1,) int64, where each entry's held tokens lie in the window's array.
+        lengths: (N,) int64, what the packer was told: 0 for a document that overflow drops, and not
+            all of one that is held in part.
+    """
+
+    plan: Plan
+    rows: NDArray[np.int64]
+    position: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+class Window:
+    """A lane's window.
+
+    Args:
+        config: resolved (`WindowConfig.resolve`).
+        packer: plans it.
+        batch_tokens: tokens per batch; ``batch_tokens // seq_len`` rows.
+        seed: the lane's.
+    """
+
+    def __init__(
+        self, config: WindowConfig, packer: Packer, *, batch_tokens: int, seed: int
+    ) -> None:
+        assert config.window_tokens is not None
+        self._config = config
+        self._window_tokens = config.window_tokens
+        self._packer = packer
+        self._longest = packer.seq_lens[-1]
+        self._batch_tokens = batch_tokens
+        self._seed = seed
+        self.round = 0
+        self.entries = Entries.empty()
+        self.tokens: NDArray[np.generic] = np.empty(0, dtype=np.uint16)
+        self.loss_mask: NDArray[np.bool_] | None = None
+        self._spare: NDArray[np.generic] = self.tokens
+        self._used = 0
+        self._fresh: list[Entries] = []
+        self._fresh_documents = 0
+        self._continued = False
+
+    # ------------------------------------------------------------------ filling
+
+    @property
+    def target_tokens(self) -> int:
+        """Tokens this round aims to hold."""
+        return min(self._window_tokens, self._batch_tokens << min(self.round, 40))
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens held."""
+        return self._used
+
+    @property
+    def num_documents(self) -> int:
+        """Documents held, in whole or in part."""
+        return len(self.entries) + self._fresh_documents
+
+    @property
+    def continued(self) -> bool:
+        """True if the last document is held in part and goes on."""
+        return self._continued
+
+    @property
+    def wants(self) -> bool:
+        """True while this round's target is not reached."""
+        if self._used >= self.target_tokens:
+            return False
+        enough = self._batch_tokens + 2 * self._longest
+        return self.num_documents < self._config.window_documents or self._used < enough
+
+    def admit(self, documents: Documents, first: int, serial: int) -> tuple[int, bool]:
+        """Take documents from `first` on, in order, until the target is reached.
+
+        Args:
+            documents: a block.
+            first: the first document to take (or to go on with, if held in part).
+            serial: its running number in the lane.
+
+        Returns:
+            The first document not taken entirely, and True if the window takes no more this
+            round.
+        """
+        if self._continued:
+            if not self._continue(documents, first):
+                return first, True
+            first, serial = first + 1, serial + 1
+        lengths = documents.lengths[first:]
+        needed = self.needed(lengths)
+        ends = np.cumsum(needed)
+        room = self._window_tokens - self._used
+        # Documents are taken while the target was not reached before them and they fit.
+        before = self._used + ends - needed
+        count = int(np.searchsorted(before, self.target_tokens, side="left"))
+        count = min(count, int(np.searchsorted(ends, room, side="right")))
+        limit = self._config.window_documents - self.num_documents
+        if count > limit:
+            enough = self._batch_tokens + 2 * self._longest
+            count = max(limit, 0, min(count, int(np.searchsorted(before, enough, side="left"))))
+        self._append(documents, first, needed[:count], serial)
+        following = first + count
+        if following < len(documents) and self.wants:
+            # The next one does not fit: take whole rows' worth of it, if there is room.
+            part = (self._window_tokens - self._used) // self._longest * self._longest
+            if self._packer.overflow == "split" and 0 < part < lengths[count]:
+                self._append(documents, following, np.array([part]), serial + count)
+                self._continued = True
+        return following, following < len(documents) or not self.wants
+
+    def needed(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(N,) int64: tokens of each document that rows will hold, by the overflow policy.
+
+        The window applies it, because the packer may see only what is left of a document.
+        """
+        if self._packer.overflow in ("split", "error"):
+            return lengths
+        keep = self._longest if self._packer.overflow == "truncate" else 0
+        return np.where(lengths > self._longest, keep, lengths)
+
+    def _append(
+        self, documents: Documents, first: int, held: NDArray[np.int64], serial: int
+    ) -> None:
+        count = len(held)
+        if count == 0:
+            return
+        self._reserve(documents, int(held.sum()))
+        part = documents[first : first + count]
+        self._copy(documents, part.offsets[:-1], held)
+        numbers = np.arange(serial, serial + count, dtype=np.int64)
+        self._fresh.append(
+            Entries(
+                serial=numbers,
+                start=np.zeros(count, dtype=np.int64),
+                held=held.astype(np.int64),
+                length=part.lengths,
+                arrived=np.full(count, self.round, dtype=np.int64),
+                origin=part.origin,
+            )
+        )
+        self._fresh_documents += count
+
+    def _continue(self, documents: Documents, first: int) -> bool:
+        """Hold more of the partly held document; True once it is held to its end."""
+        self._settle()
+        last = self.entries.pick(slice(-1, None))
+        done = int(last.start[0] + last.held[0])
+        rest = int(last.length[0]) - done
+        more = min(rest, self._window_tokens - self._used)
+        if more < rest:  # what is held stays a whole number of rows as long as more follows
+            held = int(last.held[0])
+            more = max((held + more) // self._longest * self._longest - held, 0)
+        if more > 0:
+            self._reserve(documents, more)
+            begin = documents.offsets[first : first + 1] + done
+            self._copy(documents, begin, np.array([more], dtype=np.int64))
+            last = Entries(
+                serial=last.serial,
+                start=last.start,
+                held=last.held + more,
+                length=last.length,
+                arrived=np.array([self.round], dtype=np.int64),
+                origin=last.origin,
+            )
+            self.entries = Entries.join([self.entries.pick(slice(0, -1)), last])
+        self._continued = more < rest
+        return more == rest
+
+    def _copy(
+        self, documents: Documents, starts: NDArray[np.int64], held: NDArray[np.int64]
+    ) -> None:
+        offsets = offsets_of(held) + self._used
+        total = int(offsets[-1]) - self._used
+        if total == int(starts[-1] + held[-1] - starts[0]):  # contiguous: one copy
+            begin = int(starts[0])
+            self.tokens[self._used : self._used + total] = documents.tokens[begin : begin + total]
+            if self.loss_mask is not None:
+                mask = documents.loss_mask
+                self.loss_mask[self._used : self._used + total] = (
+                    True if mask is None else mask[begin : begin + total]
+                )
+        else:
+            gather_ragged(documents.tokens, starts, offsets, self.tokens)
+            if self.loss_mask is not None:
+                if documents.loss_mask is None:
+                    self.loss_mask[self._used : self._used + total] = True
+                else:
+                    gather_ragged(documents.loss_mask, starts, offsets, self.loss_mask)
+        self._used += total
+
+    def _reserve(self, documents: Documents, more: int) -> None:
+        """Make room for `more` tokens of this block's dtype, and for a mask if it has one."""
+        dtype = self.tokens.dtype
+        if documents.tokens.dtype.itemsize > dtype.itemsize or len(self.tokens) == 0:
+            dtype = documents.tokens.dtype
+        if len(self.tokens) < self._used + more or dtype != self.tokens.dtype:
+            capacity = max(len(self.tokens), self._used + more)
+            if self._used + more > len(self.tokens):
+                capacity = max(capacity, min(2 * len(self.tokens), self._window_tokens))
+            grown = np.empty(capacity, dtype=dtype)
+            grown[: self._used] = self.tokens[: self._used]
+            self.tokens = grown
+            if self.loss_mask is not None:
+                mask = np.empty(capacity, dtype=np.bool_)
+                mask[: self._used] = self.loss_mask[: self._used]
+                self.loss_mask = mask
+        if documents.loss_mask is not None and self.loss_mask is None:
+            self.loss_mask = np.ones(len(self.tokens), dtype=np.bool_)
+
+    def _settle(self) -> None:
+        if self._fresh:
+            self.entries = Entries.join([self.entries, *self._fresh])
+        self._fresh = []
+        self._fresh_documents = 0
+
+    # ------------------------------------------------------------------ planning
+
+    def plan(self, *, final: bool) -> PlannedWindow:
+        """Plan everything the window holds and choose the rows that go.
+
+        Raises:
+            PlanError: a document is too long and the packer's overflow is "error".
+        """
+        self._settle()
+        entries = self.entries
+        self._refuse_overlong(entries)
+        remaining = self.needed(entries.length) - entries.start
+        lengths = remaining
+        if self._continued:
+            # The packer sees two whole rows beyond what is held: cuts inside the held part then
+            # fall where they fall for the whole document, and no other document has to wait in
+            # a row with tokens that are not here yet.
+            lengths = entries.held + np.where(remaining > entries.held, 2 * self._longest, 0)
+        seed = derive_seed(self._seed, self.round)
+        plan = self._packer.plan(lengths, final=final, seed=seed)
+        rows = choose_rows(
+            plan,
+            must_go=self.round - entries.arrived >= self._config.max_carries,
+            held=entries.held,
+            rows_per_batch=self._batch_tokens // self._longest,
+            min_fill=self._config.min_fill,
+            carry=self._config.carry,
+            carries=self._packer.carries,
+            final=final,
+            seed=derive_seed(seed, 1),
+        )
+        return PlannedWindow(plan, rows, offsets_of(entries.held), lengths)
+
+    def _refuse_overlong(self, entries: Entries) -> None:
+        if self._packer.overflow != "error" or not len(entries):
+            return
+        i = int(np.argmax(entries.length))
+        if entries.length[i] > self._longest:
+            origin = entries.origin[i]
+            raise PlanError(
+                f"Document {int(origin['index'])} of shard {int(origin['shard'])} has "
+                f"{int(entries.length[i])} tokens, a row has {self._longest}.",
+                'overflow="error" forbids that.',
+                'Filter such documents out, or use overflow="split", "truncate" or "drop".',
+            )
+
+    def advance(self, planned: PlannedWindow) -> None:
+        """Remove what went; the rest stays for the next round."""
+        plan, entries = planned.plan, self.entries
+        delivered = self._delivered(planned)
+        gone = delivered + plan.dropped >= planned.lengths
+        if self._continued:
+            gone[-1] = False
+        kept = np.flatnonzero(~gone)
+        if len(kept) == len(entries) and self.target_tokens >= self._window_tokens:
+            if not delivered.any():
+                raise StreampackError(
+                    f"A full window of {len(entries)} documents and {self._used} tokens gave no "
+                    "batch.",
+                    "The lane cannot go on.",
+                    "This is a defect of streampack or of a custom packer; please report it with "
+                    "the configuration.",
+                )
+        position = planned.position[:-1][kept] + delivered[kept]
+        held = entries.held[kept] - delivered[kept]
+        self._compact(position, held)
+        entries = entries.pick(kept)
+        self.entries = Entries(
+            serial=entries.serial,
+            start=entries.start + delivered[kept],
+            held=held,
+            length=entries.length,
+            arrived=entries.arrived,
+            origin=entries.origin,
+        )
+        self.round += 1
+
+    def _delivered(self, planned: PlannedWindow) -> NDArray[np.int64]:
+        """(N,) int64: tokens of each entry that went; checks that what stays is a tail."""
+        plan = planned.plan
+        delivered, placed = _delivered(
+            planned.rows, plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap,
+            len(self.entries),
+        )  # fmt: skip
+        if not np.array_equal(placed, delivered):
+            raise PlanError(
+                "Rows were chosen that hold later tokens of a document without its earlier ones.",
+                "What stays of a document must be its tail, or tokens would be lost.",
+                "This is a defect of streampack or of a custom packer; please report it.",
+            )
+        return delivered
+
+    def _compact(self, position: NDArray[np.int64], held: NDArray[np.int64]) -> None:
+        """Move what stays to the front, through the spare array (numba copies in any order)."""
+        offsets = offsets_of(held)
+        if len(self._spare) < len(self.tokens) or self._spare.dtype != self.tokens.dtype:
+            self._spare = np.empty_like(self.tokens)
+        gather_ragged(self.tokens, position, offsets, self._spare)
+        self.tokens, self._spare = self._spare, self.tokens
+        if self.loss_mask is not None:
+            mask = np.empty(len(self.tokens), dtype=np.bool_)
+            gather_ragged(self.loss_mask, position, offsets, mask)
+            self.loss_mask = mask
+        self._used = int(offsets[-1])
+
+    # ------------------------------------------------------------------ restoring
+
+    def restore(self, documents: Documents, entries: Entries, *, continued: bool) -> None:
+        """Take over saved entries whose tokens are documents[i], one for one, in order.
+
+        Used on an empty window while a saved state is refilled; `entries` of a block follow
+        those of the block before.
+        """
+        self._settle()
+        if len(entries):
+            self._reserve(documents, int(entries.held.sum()))
+            self._copy(documents, documents.offsets[:-1] + entries.start, entries.held)
+            self.entries = Entries.join([self.entries, entries])
+        self._continued = continued
+
+
+@kernel
+def _delivered(
+    rows: NDArray[np.int64],
+    row_offsets: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    num_documents: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Per document: the furthest token in these rows, and how many of its tokens they hold."""
+    furthest = np.zeros(num_documents, dtype=np.int64)
+    placed = np.zeros(num_documents, dtype=np.int64)
+    for row in rows:
+        for s in range(row_offsets[row], row_offsets[row + 1]):
+            furthest[document[s]] = max(furthest[document[s]], stop[s])
+            placed[document[s]] += stop[s] - start[s] - overlap[s]
+    return furthest, placed
