@@ -1,0 +1,142 @@
+"""Token arrays out of raw bytes: many little-endian integer arrays at once, wherever they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from streampack._jit import kernel
+from streampack.documents import offsets_of
+from streampack.errors import ConfigError
+
+__all__ = ["INTEGER_DTYPES", "gather_mask", "gather_tokens", "integer_kind"]
+
+#: Integer dtypes that documents may be stored in, by kind: the size of an item in bytes, plus 16
+#: if it is signed.
+INTEGER_DTYPES: dict[int, np.dtype[Any]] = {
+    np.dtype(name).itemsize + (16 if name.startswith("int") else 0): np.dtype(name)
+    for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
+}
+_TOKEN_KINDS: dict[int, np.dtype[Any]] = {
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    20: np.dtype(np.int32),
+}
+
+
+def integer_kind(dtype: DTypeLike, argument: str = "dtype") -> int:
+    """The kind of an integer dtype as in `INTEGER_DTYPES`; `ConfigError` for any other."""
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError:
+        wanted = np.dtype(object)
+    for kind, known in INTEGER_DTYPES.items():
+        if wanted == known:
+            return kind
+    raise ConfigError(
+        f"{argument} is {dtype!r}.",
+        "Token ids are stored as little-endian integers.",
+        "Pass one of " + ", ".join(known.name for known in INTEGER_DTYPES.values()) + ".",
+    )
+
+
+def gather_tokens(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+) -> tuple[NDArray[np.generic], NDArray[np.int64], NDArray[np.bool_]]:
+    """Copy N integer arrays, at any byte position, into one compact token array.
+
+    Args:
+        data: (B,) bytes.
+        starts: (N,) where each array begins.
+        counts: (N,) its number of integers; the caller has checked that they lie inside `data`.
+        kinds: (N,) their dtypes, as in `INTEGER_DTYPES`.
+
+    Returns:
+        tokens (T,): in the arrays' own dtype if they share one of uint16, uint32 and int32, else
+        uint32; offsets (N + 1,) int64; and bad (N,) bool, true where an id is negative or does
+        not fit (such tokens are left as they came out, for the caller to drop).
+    """
+    n = len(starts)
+    offsets = offsets_of(counts)
+    bad = np.zeros(n, dtype=np.bool_)
+    kind = int(kinds[0]) if n and bool((kinds == kinds[0]).all()) else 0
+    if kind in _TOKEN_KINDS:
+        dtype = _TOKEN_KINDS[kind]
+        tokens: NDArray[Any] = np.empty(int(offsets[-1]), dtype=dtype)
+        _copy_spans(data, starts, offsets * dtype.itemsize, tokens.view(np.uint8))
+        if kind == 20 and len(tokens) and tokens.min() < 0:
+            _find_negative(tokens, offsets, bad)
+        return tokens, offsets, bad
+    tokens = np.empty(int(offsets[-1]), dtype=np.uint32)
+    _widen(data, starts, offsets, kinds, tokens, bad)
+    return tokens, offsets, bad
+
+
+def gather_mask(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """(T,) bool: N byte arrays laid end to end, true where a byte is not 0."""
+    offsets = offsets_of(counts)
+    mask = np.empty(int(offsets[-1]), dtype=np.uint8)
+    _copy_spans(data, starts, offsets, mask)
+    return mask.astype(np.bool_)
+
+
+@kernel
+def _copy_spans(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> None:
+    """Copy the bytes from starts[i] on to out[offsets[i]:offsets[i + 1]].
+
+    Through views that both begin at 0: the loop then becomes a plain memory copy, some fifty
+    times faster than one that adds an offset to every index.
+    """
+    for i in range(len(starts)):
+        n = offsets[i + 1] - offsets[i]
+        source = data[starts[i] : starts[i] + n]
+        target = out[offsets[i] : offsets[i + 1]]
+        for k in range(n):
+            target[k] = source[k]
+
+
+@kernel
+def _find_negative(
+    tokens: NDArray[np.int32], offsets: NDArray[np.int64], bad: NDArray[np.bool_]
+) -> None:
+    for i in range(len(bad)):
+        for k in range(offsets[i], offsets[i + 1]):
+            if tokens[k] < 0:
+                bad[i] = True
+
+
+@kernel
+def _widen(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+    out: NDArray[np.uint32],
+    bad: NDArray[np.bool_],
+) -> None:
+    """Read integers of any kind byte by byte; mark arrays with values outside of uint32."""
+    for i in range(len(starts)):
+        signed = kinds[i] >= 16
+        size = np.int64(kinds[i] & 15)
+        at = starts[i]
+        for k in range(offsets[i], offsets[i + 1]):
+            value = np.uint64(0)
+            for b in range(size):
+                value |= np.uint64(data[at + b]) << np.uint64(8 * b)
+            at += size
+            negative = signed and data[at - 1] >= 128
+            if negative or value > np.uint64(0xFFFFFFFF):
+                bad[i] = True
+            out[k] = np.uint32(value & np.uint64(0xFFFFFFFF))

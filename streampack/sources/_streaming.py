@@ -1,0 +1,77 @@
+"""Reach mosaicml-streaming's format code without running its vision and multimodal imports.
+
+`import streaming` imports torchvision, which is fatal where torchvision was built for another
+torch (a CUDA build beside CPU torch), although nothing in `streaming.base` needs it. So the
+package is entered by a bare module that has its path but not its `__init__`. Reading MDS shards
+does not come here at all; writing them (and comparing with the original) does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from streampack.errors import ConfigError
+
+__all__ = ["streaming_module"]
+
+_PACKAGE = "streaming"
+_lock = threading.RLock()
+_ours: dict[str, ModuleType] = {}
+
+
+@contextmanager
+def streaming_module(name: str) -> Iterator[Any]:
+    """Import `streaming.<name>` for the length of a `with` block, for example "base.format.mds".
+
+    If the caller's program has imported streaming itself, that one is used and nothing else
+    happens. Otherwise the modules are in `sys.modules` only inside the block (some of them look
+    themselves up there while they work) and `sys.modules` is put back behind it, so that a later
+    `import streaming` does what it would have done. The modules are kept for the next block.
+    Meant for short blocks in one thread: another thread that imports streaming at the same
+    moment would meet the bare package.
+
+    Raises:
+        ConfigError: mosaicml-streaming is not installed.
+    """
+    with _lock:
+        if _is_complete(sys.modules.get(_PACKAGE)):
+            yield importlib.import_module(f"{_PACKAGE}.{name}")
+            return
+        before = _take_out()
+        sys.modules.update(_ours or _bare_package())
+        try:
+            yield importlib.import_module(f"{_PACKAGE}.{name}")
+        finally:
+            _ours.update(_take_out())
+            sys.modules.update(before)
+
+
+def _is_complete(module: ModuleType | None) -> bool:
+    return module is not None and module is not _ours.get(_PACKAGE)
+
+
+def _take_out() -> dict[str, ModuleType]:
+    """Remove the package and its modules from `sys.modules`, and return them."""
+    names = [key for key in sys.modules if key == _PACKAGE or key.startswith(f"{_PACKAGE}.")]
+    return {key: sys.modules.pop(key) for key in names}
+
+
+def _bare_package() -> dict[str, ModuleType]:
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ConfigError(
+            "mosaicml-streaming is not installed.",
+            "MDS shards can be read without it, but not written.",
+            'Install it with `pip install "streampack[mds]"`.',
+        )
+    package = ModuleType(_PACKAGE)
+    package.__path__ = list(spec.submodule_search_locations)
+    package.__spec__ = spec
+    return {_PACKAGE: package}
