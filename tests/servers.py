@@ -184,7 +184,8 @@ def _handler(state: HTTPServer) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
             else:
                 self.send_response(200)
-            self.send_header("Accept-Ranges", "bytes" if state.ranges else "none")
+            if state.ranges:
+                self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(stop - start))
             self.send_header("ETag", f'"{path.stat().st_mtime_ns:x}-{len(data):x}"')
             self.end_headers()
