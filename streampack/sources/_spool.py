@@ -160,7 +160,11 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
         if codec == "snappy":
             if exact_bytes is None:
                 raise DamagedError("raw snappy data does not say its size")
-            yield pyarrow.decompress(source.read(), exact_bytes, codec="snappy", asbytes=True)
+            data = source.read()
+            # pyarrow takes a size that is too large at its word and pads with what it finds.
+            if _snappy_size(data) != exact_bytes:
+                raise DamagedError(f"it says it decompresses to {_snappy_size(data)} bytes")
+            yield pyarrow.decompress(data, exact_bytes, codec="snappy", asbytes=True)
             return
         name = {"br": "brotli"}.get(codec, codec)
         with pyarrow.CompressedInputStream(pyarrow.PythonFile(source, "r"), name) as stream:
@@ -168,3 +172,13 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
                 yield chunk
     except (OSError, pyarrow.ArrowException) as error:
         raise DamagedError(f"it does not decompress ({error})") from error
+
+
+def _snappy_size(data: bytes) -> int:
+    """The decompressed size that raw snappy data begins with: seven bits a byte, low ones first."""
+    size = 0
+    for i, byte in enumerate(data[:5]):
+        size |= (byte & 127) << (7 * i)
+        if byte < 128:
+            return size
+    return -1

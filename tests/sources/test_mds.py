@@ -1,0 +1,600 @@
+"""MDS: written by mosaicml-streaming, read in bulk, and never trusted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streampack.documents import Documents
+from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.sources._streaming import streaming_module
+from streampack.sources.mds import MDS
+from streampack.sources.skips import Skips
+from streampack.sources.storage import Storage
+from tests.servers import HTTPServer, S3Server
+from tests.sources.contract import check_source_contract, read_all
+
+pytest.importorskip("xxhash", reason="mosaicml-streaming, which writes the shards, brings it")
+
+CODECS = ["br", "bz2", "gz", "snappy", "zstd"]
+
+
+def write(folder: Path, columns: dict[str, str], samples: Sequence[dict[str, Any]], **kwargs: Any):
+    with streaming_module("base.format.mds") as mds:
+        with mds.MDSWriter(columns=columns, out=str(folder), **kwargs) as writer:
+            for sample in samples:
+                writer.write(sample)
+
+
+def arrays(count: int, dtype: str = "uint16", seed: int = 0) -> list[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 60, count)
+    return [rng.integers(0, 250, length).astype(dtype) for length in lengths]
+
+
+def corpus(folder: Path, count: int = 300, **kwargs: Any) -> list[list[int]]:
+    """Several shards of uint16 tokens beside columns that are not read; returns the ids."""
+    documents = arrays(count)
+    samples = [
+        {"tokens": tokens, "a": i, "z": {"n": i}, "b": b"x" * (i % 7)}
+        for i, tokens in enumerate(documents)
+    ]
+    columns = {"tokens": "ndarray:uint16", "a": "int", "z": "json", "b": "bytes"}
+    write(folder, columns, samples, **{"size_limit": 6000, **kwargs})
+    return [tokens.tolist() for tokens in documents]
+
+
+def mosaic_samples(folder: Path) -> list[dict[str, Any]]:
+    """What mosaicml-streaming's own reader returns for every sample."""
+    index = json.loads((folder / "index.json").read_text())
+    with streaming_module("base.format") as formats:
+        readers = [formats.reader_from_json(str(folder), None, s) for s in index["shards"]]
+        return [reader[i] for reader in readers for i in range(reader.samples)]
+
+
+def edit_index(folder: Path, change: Any) -> None:
+    path = folder / "index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+
+
+def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
+    expected = corpus(tmp_path / "c")
+    source = MDS(tmp_path / "c", tokens="tokens", block_documents=7, block_bytes=400)
+    assert len(source.manifest) > 3
+    check_source_contract(source, expected)
+
+
+def test_tokens_are_those_of_mosaicmls_own_reader(tmp_path: Path) -> None:
+    corpus(tmp_path / "c")
+    theirs = [tuple(sample["tokens"].tolist()) for sample in mosaic_samples(tmp_path / "c")]
+    assert read_all(MDS(tmp_path / "c", tokens="tokens")) == theirs
+
+
+@pytest.mark.parametrize("encoding", ["ndarray:{}", "ndarray", "bytes", "ndarray:{}:5"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+)
+def test_every_integer_dtype_comes_back_in_every_encoding(
+    tmp_path: Path, dtype: str, encoding: str
+) -> None:
+    info = np.iinfo(dtype)
+    top = min(int(info.max), 2**32 - 1 if info.min == 0 or dtype == "int64" else 2**31 - 1)
+    documents = [np.array([0, 1, top, 7, top - 1], dtype=dtype) for _ in range(9)]
+    if encoding.endswith("{}") or encoding == "ndarray":
+        documents = [document[: 1 + i % 5] for i, document in enumerate(documents)]
+    values = [d.tobytes() if encoding == "bytes" else d for d in documents]
+    name = encoding.format(dtype)
+    write(tmp_path / "c", {"tokens": name, "odd": "str"}, [
+        {"tokens": value, "odd": "x" * i} for i, value in enumerate(values)
+    ])  # fmt: skip
+    source = MDS(tmp_path / "c", tokens="tokens", dtype=dtype if encoding == "bytes" else None)
+    check_source_contract(source, [d.tolist() for d in documents], lane_counts=(1,))
+    block, _ = next(iter(source.read_shard(0, 0, 9, Skips())))
+    kept = dtype in ("uint16", "uint32", "int32")
+    assert isinstance(block, Documents)
+    assert block.tokens.dtype == (dtype if kept else "uint32")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 2, 3, 255, 256, 300, 66000]), min_size=1, max_size=12),
+    block_documents=st.integers(1, 5),
+    block_bytes=st.sampled_from([1, 600, 1 << 20]),
+    dynamic=st.booleans(),
+)
+def test_documents_of_any_length_come_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    block_documents: int,
+    block_bytes: int,
+    dynamic: bool,
+) -> None:
+    folder = tmp_path_factory.mktemp("mds")
+    # mosaicml-streaming refuses to write an array without elements, but bytes may be empty.
+    if dynamic:
+        lengths = [max(1, length) for length in lengths]
+    documents = [np.arange(length, dtype=np.uint16) for length in lengths]
+    values = [d if dynamic else d.tobytes() for d in documents]
+    encoding = "ndarray" if dynamic else "bytes"
+    write(folder / "c", {"t": encoding}, [{"t": value} for value in values])
+    source = MDS(
+        folder / "c",
+        tokens="t",
+        dtype=None if dynamic else "uint16",
+        block_documents=block_documents,
+        block_bytes=block_bytes,
+    )
+    check_source_contract(source, [d.tolist() for d in documents], lane_counts=(1, 2), restarts=3)
+
+
+def test_arrays_of_different_dtypes_in_one_column_become_uint32(tmp_path: Path) -> None:
+    dtypes = ["uint8", "int64", "uint16", "int32", "uint32", "int16"]
+    documents = [np.arange(3 + i).astype(dtype) for i, dtype in enumerate(dtypes)]
+    write(tmp_path / "c", {"t": "ndarray"}, [{"t": document} for document in documents])
+    check_source_contract(MDS(tmp_path / "c", tokens="t"), [d.tolist() for d in documents])
+
+
+def test_text_is_decoded_as_utf8(tmp_path: Path) -> None:
+    texts = ["", "plain", "größer", "漢字\0\n", "𝄞" * 50] * 5
+    write(tmp_path / "c", {"text": "str", "n": "int"}, [{"text": t, "n": 1} for t in texts])
+    source = MDS(tmp_path / "c", text="text", block_documents=3)
+    check_source_contract(source, texts)
+    assert read_all(source) == [sample["text"] for sample in mosaic_samples(tmp_path / "c")]
+
+
+@pytest.mark.parametrize("encoding", ["bytes", "ndarray:uint8", "ndarray"])
+def test_a_loss_mask_stays_with_its_tokens(tmp_path: Path, encoding: str) -> None:
+    documents = arrays(40)
+    masks = [(tokens % 3 == 0).astype(np.uint8) for tokens in documents]
+    write(tmp_path / "c", {"t": "ndarray:uint16", "m": encoding}, [
+        {"t": t, "m": m.tobytes() if encoding == "bytes" else m}
+        for t, m in zip(documents, masks, strict=True)
+    ])  # fmt: skip
+    source = MDS(tmp_path / "c", tokens="t", loss_mask="m", block_documents=6)
+    lane = source.lanes(1, seed=1, epoch=0, shuffle=True)[0]
+    seen = 0
+    for block, _ in lane.read(None, Skips()):
+        assert isinstance(block, Documents)
+        assert block.loss_mask is not None
+        np.testing.assert_array_equal(block.loss_mask, block.tokens % 3 == 0)
+        seen += len(block)
+    assert seen == 40
+
+
+def test_a_mask_of_another_length_is_a_broken_document(tmp_path: Path) -> None:
+    write(tmp_path / "c", {"t": "ndarray:uint16", "m": "bytes"}, [
+        {"t": np.arange(4, dtype=np.uint16), "m": b"\1" * (3 if i == 2 else 4)} for i in range(5)
+    ])  # fmt: skip
+    source = MDS(tmp_path / "c", tokens="t", loss_mask="m")
+    skips = Skips("skip")
+    assert len(read_all(source, skips)) == 4
+    assert [record[:3] for record in skips.records] == [[0, 2, False]]
+    with pytest.raises(ContentError, match=r"Document 2 .*mask"):
+        read_all(source)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_compressed_shards_are_read_like_plain_ones(tmp_path: Path, codec: str) -> None:
+    expected = corpus(tmp_path / "c", compression=codec, hashes=["sha1", "xxh64"])
+    for algorithm in ("sha1", "xxh64", None):
+        source = MDS(tmp_path / "c", tokens="tokens", validate_hash=algorithm, block_documents=9)
+        assert read_all(source) == [tuple(document) for document in expected]
+    check_source_contract(source, expected, lane_counts=(2,), restarts=2)
+
+
+def test_a_cache_that_holds_compressed_shards_uncompressed_is_read(tmp_path: Path) -> None:
+    expected = corpus(tmp_path / "plain")
+    corpus(tmp_path / "zipped", compression="zstd")
+    (tmp_path / "cache").mkdir()
+    shutil.copy(tmp_path / "zipped" / "index.json", tmp_path / "cache")
+    for path in (tmp_path / "plain").glob("*.mds"):
+        data = bytearray(path.read_bytes())
+        # The config inside the shard says how it is compressed, so sizes differ by a few bytes.
+        zipped = json.loads((tmp_path / "zipped" / "index.json").read_text())["shards"]
+        assert len(data) < next(s for s in zipped if s["raw_data"]["basename"] == path.name)[
+            "raw_data"
+        ]["bytes"]  # fmt: skip
+    import pyarrow
+
+    for shard in zipped:
+        packed = (tmp_path / "zipped" / shard["zip_data"]["basename"]).read_bytes()
+        with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:
+            (tmp_path / "cache" / shard["raw_data"]["basename"]).write_bytes(stream.read())
+    assert read_all(MDS(tmp_path / "cache", tokens="tokens")) == [tuple(d) for d in expected]
+
+
+def test_several_directories_are_one_corpus(tmp_path: Path) -> None:
+    first = corpus(tmp_path / "a", 50)
+    second = corpus(tmp_path / "b", 80, compression="gz")
+    source = MDS([tmp_path / "a", tmp_path / "b"], tokens="tokens")
+    check_source_contract(source, first + second)
+
+
+def test_an_object_store_gives_the_same_documents(
+    tmp_path: Path, s3: S3Server, storage: Storage
+) -> None:
+    expected = corpus(tmp_path / "c", 100, compression="zstd")
+    url = s3.put_folder(tmp_path / "c", "deep/corpus")
+    check_source_contract(
+        MDS(url + "/", tokens="tokens", storage=storage), expected, lane_counts=(1, 3), restarts=3
+    )
+
+
+def test_http_gives_the_same_documents_although_connections_break(
+    tmp_path: Path, http: HTTPServer, storage: Storage
+) -> None:
+    expected = corpus(http.folder / "c", 100)
+    http.cut_next = 1
+    source = MDS(f"{http.url}/c", tokens="tokens", storage=storage)
+    check_source_contract(source, expected, lane_counts=(1, 3), restarts=3)
+
+
+def test_a_missing_index_or_shard_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="index.json"):
+        MDS(tmp_path, tokens="t").prepare()
+    corpus(tmp_path / "c")
+    (tmp_path / "c" / "shard.00001.mds").unlink()
+    with pytest.raises((StorageError, FileNotFoundError), match=r"shard\.00001\.mds"):
+        read_all(MDS(tmp_path / "c", tokens="tokens"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../shard.00000.mds",
+        "/etc/passwd",
+        "a/../../shard.00000.mds",
+        "a\\..\\shard.mds",
+        "file:///etc/passwd",
+        "x::s3://other/key",
+        "%2e%2e/shard.mds",
+        "",
+        ".",
+        "a//b",
+        "~/shard.mds",
+        "shard\0.mds",
+        17,
+    ],
+)
+@pytest.mark.parametrize("field", ["raw_data", "zip_data"])
+def test_an_index_that_names_files_elsewhere_is_refused(
+    tmp_path: Path, name: object, field: str
+) -> None:
+    corpus(tmp_path / "c", 20, compression="gz")
+    edit_index(tmp_path / "c", lambda index: index["shards"][0][field].update(basename=name))
+    with pytest.raises(ConfigError, match="refused"):
+        MDS(tmp_path / "c", tokens="tokens").prepare()
+
+
+@pytest.mark.parametrize("level", ["file", "folder"])
+def test_a_shard_that_links_outside_of_its_directory_is_refused(tmp_path: Path, level: str) -> None:
+    corpus(tmp_path / "real", 20)
+    corpus(tmp_path / "c", 20)
+    shard = tmp_path / "c" / "shard.00000.mds"
+    shard.unlink()
+    if level == "file":
+        shard.symlink_to(tmp_path / "real" / "shard.00000.mds")
+    else:
+        (tmp_path / "c" / "sub").symlink_to(tmp_path / "real")
+        edit_index(
+            tmp_path / "c",
+            lambda i: i["shards"][0]["raw_data"].update(basename="sub/shard.00000.mds"),
+        )
+    with pytest.raises(ConfigError, match="link"):
+        MDS(tmp_path / "c", tokens="tokens").prepare()
+
+
+def test_a_merged_index_with_folders_is_read(tmp_path: Path) -> None:
+    expected = corpus(tmp_path / "c" / "part", 60)
+    shutil.move(tmp_path / "c" / "part" / "index.json", tmp_path / "c" / "index.json")
+
+    def into_folder(index: Any) -> None:
+        for shard in index["shards"]:
+            shard["raw_data"]["basename"] = "part/" + shard["raw_data"]["basename"]
+
+    edit_index(tmp_path / "c", into_folder)
+    check_source_contract(MDS(tmp_path / "c", tokens="tokens"), expected)
+
+
+def pickled_columns() -> dict[str, str]:
+    return {"t": "pkl", "u": "ndarray:uint16"}
+
+
+class Trap:
+    """Unpickling this is an error; the readers must never do it."""
+
+    def __reduce__(self) -> Any:
+        return (exec, ("raise SystemExit('unpickled')",))
+
+
+def test_pickled_columns_are_refused_and_never_decoded(tmp_path: Path) -> None:
+    samples = [{"t": Trap(), "u": np.arange(3, dtype=np.uint16)} for _ in range(4)]
+    write(tmp_path / "c", pickled_columns(), samples)
+    for arguments in ({"tokens": "t"}, {"text": "t"}, {"tokens": "u", "loss_mask": "t"}):
+        with pytest.raises(ConfigError, match="pkl"):
+            MDS(tmp_path / "c", **arguments).prepare()  # type: ignore[arg-type]
+    assert read_all(MDS(tmp_path / "c", tokens="u")) == [(0, 1, 2)] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "Name one"),
+        ({"tokens": "tokens", "text": "x"}, "Name one"),
+        ({"tokens": "nothing"}, "columns are: a, b, tokens, z"),
+        ({"text": "nothing"}, "columns are: a, b, tokens, z"),
+        ({"tokens": "a"}, "encoding 'int'"),
+        ({"tokens": "z"}, "encoding 'json'"),
+        ({"text": "tokens"}, "Text is read from"),
+        ({"tokens": "b"}, "Pass dtype"),
+        ({"tokens": "tokens", "dtype": "uint32"}, "Leave it out"),
+        ({"tokens": "tokens", "dtype": "float32"}, "integers"),
+        ({"tokens": "tokens", "validate_hash": "sha1"}, "sha1"),
+        ({"tokens": "tokens", "validate_hash": "rot13"}, "rot13"),
+        ({"tokens": "tokens", "validate_hash": "xxh0"}, "xxh0"),
+        ({"tokens": "tokens", "loss_mask": "a"}, "loss_mask|integers"),
+        ({"tokens": "tokens", "loss_mask": "tokens"}, "one byte per token"),
+        ({"text": "text", "dtype": "uint16"}, "describe token ids"),
+    ],
+)
+def test_arguments_that_cannot_work_are_explained(
+    tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    corpus(tmp_path / "c", 5)
+    with pytest.raises(ConfigError, match=words):
+        MDS(tmp_path / "c", **arguments).prepare()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"shards": 3}',
+        '{"shards": [{}]}',
+        '{"shards": [{"version": 1, "format": "mds"}]}',
+        '{"shards": [{"version": 2, "format": "csv"}]}',
+        "[" * 100_000,
+        "\0",
+    ],
+)
+def test_an_index_that_is_none_is_a_config_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "index.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"index\.json"):
+        MDS(tmp_path, tokens="t").prepare()
+
+
+@pytest.mark.parametrize("value", [-1, 2**70, 1.5, "12", None, True])
+@pytest.mark.parametrize("field", ["samples", "bytes", "column_sizes"])
+def test_sizes_in_an_index_are_checked(tmp_path: Path, field: str, value: object) -> None:
+    corpus(tmp_path / "c", 5)
+    if field == "column_sizes" and value is None:
+        return
+
+    def change(index: Any) -> None:
+        shard = index["shards"][0]
+        if field == "bytes":
+            shard["raw_data"]["bytes"] = value
+        elif field == "samples":
+            shard["samples"] = value
+        else:
+            shard["column_sizes"][0] = value
+
+    edit_index(tmp_path / "c", change)
+    with pytest.raises(ConfigError, match=r"index\.json"):
+        MDS(tmp_path / "c", tokens="tokens").prepare()
+
+
+def small(folder: Path) -> Path:
+    """One shard with three documents of 1, 2 and 3 tokens."""
+    samples = [{"t": np.arange(n, dtype=np.uint16), "k": n} for n in (1, 2, 3)]
+    write(folder, {"t": "ndarray:uint16", "k": "int"}, samples)
+    return folder / "shard.00000.mds"
+
+
+def fit_index(shard: Path) -> None:
+    """Let the index say the size that the shard has, as an attacker would."""
+    size = shard.stat().st_size
+    edit_index(shard.parent, lambda i: i["shards"][0]["raw_data"].update(bytes=size))
+
+
+def test_a_shard_cut_anywhere_is_refused_by_name(tmp_path: Path) -> None:
+    shard = small(tmp_path)
+    whole = shard.read_bytes()
+    honest = MDS(tmp_path, tokens="t")
+    honest.prepare()
+    for cut in range(len(whole)):
+        shard.write_bytes(whole[:cut])
+        with pytest.raises(ContentError, match=r"shard\.00000\.mds") as caught:
+            read_all(honest)
+        assert caught.value.rest_of_shard
+        fit_index(shard)
+        skips = Skips("skip")
+        assert read_all(MDS(tmp_path, tokens="t"), skips) == []
+        assert [record[:3] for record in skips.records] == [[0, 0, True]]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_compressed_shard_cut_short_or_too_long_is_refused(tmp_path: Path, codec: str) -> None:
+    corpus(tmp_path / "c", 40, compression=codec, size_limit=None)
+    shard = next((tmp_path / "c").glob("*.mds.*"))
+    whole = shard.read_bytes()
+
+    def refused() -> None:
+        size = shard.stat().st_size
+        edit_index(tmp_path / "c", lambda i: i["shards"][0]["zip_data"].update(bytes=size))
+        with pytest.raises(ContentError, match=shard.name) as caught:
+            read_all(MDS(tmp_path / "c", tokens="tokens"))
+        assert caught.value.rest_of_shard
+
+    for cut in (0, 1, 10, len(whole) // 2, len(whole) - 1):
+        shard.write_bytes(whole[:cut])
+        refused()
+    shard.write_bytes(whole)
+    for more in (1, -2):  # one more than there is, then one less
+        edit_index(
+            tmp_path / "c",
+            lambda i, more=more: i["shards"][0]["raw_data"].update(
+                bytes=i["shards"][0]["raw_data"]["bytes"] + more
+            ),
+        )
+        refused()
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(0, 2), (0, 2**32 - 1), (1, 0), (1, 19), (2, 0), (2, 2**32 - 1), (4, 2**32 - 1), (4, 5)],
+)
+def test_a_table_that_leads_astray_is_refused(tmp_path: Path, place: int, value: int) -> None:
+    shard = small(tmp_path)
+    data = bytearray(shard.read_bytes())
+    data[4 * place : 4 * place + 4] = struct.pack("<I", value)
+    shard.write_bytes(data)
+    with pytest.raises(ContentError, match=r"shard\.00000\.mds") as caught:
+        read_all(MDS(tmp_path, tokens="t"))
+    assert caught.value.rest_of_shard
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
+    encoding=st.sampled_from(["ndarray", "ndarray:int64", "bytes", "str"]),
+)
+def test_no_damage_crashes_or_reads_outside_of_the_shard(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, int]], encoding: str
+) -> None:
+    folder = tmp_path_factory.mktemp("mds") / "c"
+    values: dict[str, Any] = {"bytes": b"\1\0" * 9, "str": "héllo"}
+    array = np.arange(9, dtype=np.int64)
+    write(folder, {"t": encoding, "k": "bytes"}, [
+        {"t": values.get(encoding, array), "k": b"x" * i} for i in range(4)
+    ])  # fmt: skip
+    shard = folder / "shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    for at, value in edits:
+        data[at % len(data)] = value
+    shard.write_bytes(data)
+    source = (
+        MDS(folder, text="t")
+        if encoding == "str"
+        else MDS(folder, tokens="t", dtype="uint16" if encoding == "bytes" else None)
+    )
+    skips = Skips("skip")
+    found = read_all(source, skips)
+    ends = any(record[2] for record in skips.records)
+    assert len(found) == (0 if ends else 4 - len(skips.records))
+    assert sum(len(document) for document in found) <= len(data)
+
+
+def test_a_changed_byte_is_found_by_the_digest(tmp_path: Path) -> None:
+    corpus(tmp_path / "c", 50, hashes=["md5"], size_limit=None)
+    shard = tmp_path / "c" / "shard.00000.mds"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    assert len(read_all(MDS(tmp_path / "c", tokens="tokens"))) == 50
+    with pytest.raises(ContentError, match="md5") as caught:
+        read_all(MDS(tmp_path / "c", tokens="tokens", validate_hash="md5"))
+    assert caught.value.rest_of_shard
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.array([1, -1], dtype=np.int64), "negative"),
+        (np.array([1, 2**32], dtype=np.int64), "32 bits"),
+        (np.array([-5], dtype=np.int32), "negative"),
+        (np.array([2**63], dtype=np.uint64), "32 bits"),
+        (np.array([[1, 2]], dtype=np.int64), "dimension"),
+        (np.array([1.5], dtype=np.float32), "integers"),
+    ],
+)
+def test_what_is_no_list_of_ids_is_a_broken_document(
+    tmp_path: Path, value: np.ndarray[Any, Any], words: str
+) -> None:
+    good = np.arange(3).astype("int32" if value.dtype == np.int32 else "int64")
+    write(tmp_path / "c", {"t": "ndarray"}, [{"t": v} for v in (good, value, good)])
+    source = MDS(tmp_path / "c", tokens="t")
+    with pytest.raises(ContentError, match=rf"Document 1 .*{words}"):
+        read_all(source)
+    skips = Skips("skip")
+    assert read_all(source, skips) == [(0, 1, 2)] * 2
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+
+
+def test_text_that_is_not_utf8_is_a_broken_document(tmp_path: Path) -> None:
+    write(tmp_path / "c", {"t": "str"}, [{"t": "a"}, {"t": b"\xff\xfe"}, {"t": "b"}])
+    with pytest.raises(ContentError, match=r"Document 1 .*UTF-8"):
+        read_all(MDS(tmp_path / "c", text="t"))
+    assert read_all(MDS(tmp_path / "c", text="t"), Skips("skip")) == ["a", "b"]
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_reading_plain_and_compressed_shards_imports_no_mosaicml_streaming(tmp_path: Path) -> None:
+    corpus(tmp_path / "c", 10, compression="zstd", hashes=["sha256"])
+    out = run_python(f"""
+import sys
+from streampack.sources.mds import MDS
+from streampack.sources.skips import Skips
+source = MDS({str(tmp_path / "c")!r}, tokens="tokens", validate_hash="sha256")
+lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+print(sum(len(block) for block, _ in lane.read(None, Skips())))
+print("streaming" in sys.modules, "torch" in sys.modules)
+""")
+    assert out.split() == ["10", "False", "False"]
+
+
+def test_a_later_import_of_streaming_does_what_it_would_have_done() -> None:
+    attempt = """
+try:
+    import streaming
+    print("imported", streaming.base.util is not None, streaming.MDSWriter.__module__)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    helper = """
+import sys
+from streampack.sources._streaming import streaming_module
+before = {key for key in sys.modules if key.startswith("streaming")}
+with streaming_module("base.format.mds") as mds:
+    assert mds.MDSWriter
+assert before == {key for key in sys.modules if key.startswith("streaming")}
+"""
+    again = """
+imported = "streaming" in sys.modules
+with streaming_module("base.format.mds") as again:
+    assert (again is mds) == (not imported)
+"""
+    assert run_python(helper + attempt + again) == run_python(attempt)
+
+
+def test_a_streaming_that_was_imported_before_is_the_one_that_is_used() -> None:
+    out = run_python("""
+import sys, types
+package = types.ModuleType("streaming"); package.__path__ = []
+part = types.ModuleType("streaming.part")
+sys.modules.update({"streaming": package, "streaming.part": part})
+from streampack.sources._streaming import streaming_module
+with streaming_module("part") as found:
+    print(found is part, sys.modules["streaming"] is package)
+print(sys.modules["streaming"] is package)
+""")
+    assert out.split() == ["True", "True", "True"]
