@@ -1,0 +1,23 @@
+"""The program's commands, one file each."""
+
+from __future__ import annotations
+
+import typer
+
+from streampack.cli.convert import convert
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="streampack",
+    help="Streaming sequence packing for language-model training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("convert")(convert)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keep the commands' names even while there is only one."""

@@ -1,0 +1,292 @@
+"""Conversion: a source written anew as shards, restartable behind the last finished shard.
+
+Steps: read the source in one lane, unshuffled; tokenize if asked to; cut shards by size; write
+each shard locally, put it in place, then put a progress file for it that says where the source
+goes on; at the end write the index and remove the progress files.
+
+What a killed run leaves is whole shards and whole progress files. The same conversion goes on
+behind them and ends with the same bytes, since everything it does is a function of the source and
+the settings. A shard without a progress file is written again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from streampack.cli.destination import HIDDEN, Destination
+from streampack.cli.shard_writers import Payload, ShardWriter, shard_writer
+from streampack.documents import Documents, Texts
+from streampack.errors import ConfigError, StateError
+from streampack.sources.base import Block, Cursor, Source
+from streampack.sources.skips import Skips
+from streampack.sources.storage import in_threads
+from streampack.tokenization import Tokenizer
+
+__all__ = ["Conversion", "Progress", "convert_source"]
+
+_SETTINGS = f"{HIDDEN}/settings.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a conversion is: everything up to the last finished shard.
+
+    Attributes:
+        cursor: where the source was before the block in which the next shard begins.
+        inside: documents of that block that are written already.
+        shards, documents, tokens: how many are written (tokens is 0 for text).
+        skipped: broken documents left out.
+        records: what was skipped in the block in which the next shard begins.
+        dtype: of the ids, once known; "str" for text.
+    """
+
+    cursor: Cursor | None = None
+    inside: int = 0
+    shards: int = 0
+    documents: int = 0
+    tokens: int = 0
+    skipped: int = 0
+    records: list[list[Any]] = field(default_factory=list)
+    dtype: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What to convert, to where and how.
+
+    Attributes:
+        source: read in one lane without shuffling.
+        destination: empty, or holding an unfinished run of the same conversion.
+        to: "mds" or "webdataset".
+        tokenizer: for a source of text; None writes the text itself.
+        shard_bytes: a shard ends before it would hold more content than this.
+        compression: for MDS, as mosaicml-streaming names it.
+        dtype: of the ids in the shards, "uint16" or "uint32"; default is what the tokenizer or
+            the source gives.
+        on_error: "raise" or "skip" for broken documents.
+    """
+
+    source: Source
+    destination: Destination
+    to: str
+    tokenizer: Tokenizer | None = None
+    shard_bytes: int = 64 << 20
+    compression: str | None = None
+    dtype: str | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.shard_bytes < 1 << 32:
+            raise ConfigError(
+                f"A shard is to hold {self.shard_bytes} bytes.",
+                "Places inside a shard are 32-bit numbers, and a shard needs at least one byte.",
+                "Pass a size below 4 GiB, such as 64MiB.",
+            )
+        if self.tokenizer is not None and self.source.tokenized:
+            raise ConfigError(
+                "A tokenizer was given for documents that are tokenized already.",
+                "There is no text to tokenize.",
+                "Leave --tokenizer out, or name a column of text with --text.",
+            )
+        if self.dtype not in (None, "uint16", "uint32"):
+            raise ConfigError(
+                f'Ids are to be stored as "{self.dtype}".',
+                "streampack reads and writes ids of 16 and 32 bits without sign.",
+                "Use uint16 or uint32, or leave it out.",
+            )
+        shard_writer(self.to, "uint16", self.compression).check()
+
+    def settings(self) -> dict[str, Any]:
+        """What the result depends on; an unfinished run with other settings is refused."""
+        return {
+            "version": 1,
+            "source": self.source.describe(),
+            "to": self.to,
+            "tokenizer": None if self.tokenizer is None else self.tokenizer.fingerprint,
+            "shard_bytes": self.shard_bytes,
+            "compression": self.compression,
+            "dtype": self.dtype,
+            "on_error": self.on_error,
+        }
+
+
+def convert_source(
+    conversion: Conversion, report: Callable[[Progress], None] = lambda _: None
+) -> Progress:
+    """Run a conversion to its end, or go on with one that was stopped.
+
+    Args:
+        conversion: what to do.
+        report: called after the start, each block and each shard.
+
+    Returns:
+        The final figures.
+
+    Raises:
+        ConfigError: the destination is not empty, or holds another conversion.
+        ContentError: a broken document, with on_error="raise".
+        StorageError: reading or writing failed; run the same again to go on.
+    """
+    destination = conversion.destination
+    progress, infos = _resume(conversion)
+    report(progress)
+    scratch = destination.scratch()
+    try:
+        _note(destination, _SETTINGS, conversion.settings(), scratch)
+        for behind, first, payloads in _shards(conversion, progress, report):
+            progress = behind
+            writer = shard_writer(conversion.to, progress.dtype, conversion.compression)
+            number = progress.shards - 1
+            file, info = _write(writer, scratch, number, first, payloads)
+            destination.put(file, file.name)
+            infos.append(info)
+            name = f"{HIDDEN}/{number:05}.json"
+            _note(destination, name, {"info": info, "progress": progress.__dict__}, scratch)
+            report(progress)
+        if not infos:
+            raise ConfigError(
+                "The source holds no document.",
+                "Nothing was written.",
+                "Check the path and the name of the column.",
+            )
+        writer = shard_writer(conversion.to, progress.dtype, conversion.compression)
+        index = writer.index(infos)
+        if index is not None:
+            destination.write(*index, scratch)
+        # From the last to the first: what another kill leaves is a beginning, as after any kill.
+        for number in reversed(range(len(infos))):
+            destination.remove(f"{HIDDEN}/{number:05}.json")
+        destination.remove(_SETTINGS)
+    finally:
+        destination.clear(scratch)
+    return progress
+
+
+def _write(
+    writer: ShardWriter, scratch: Path, number: int, first: int, payloads: list[Payload]
+) -> tuple[Path, Any]:
+    folder = scratch / "shard"
+    folder.mkdir(exist_ok=True)
+    return writer.write(folder, number, first, payloads)
+
+
+def _note(destination: Destination, name: str, content: dict[str, Any], scratch: Path) -> None:
+    destination.write(name, json.dumps(content, sort_keys=True).encode(), scratch)
+
+
+def _resume(conversion: Conversion) -> tuple[Progress, list[Any]]:
+    """Where to begin, and what the index needs to know of the shards that are done."""
+    destination = conversion.destination
+    names = set(destination.names())
+    if _SETTINGS not in names:
+        visible = sorted(name for name in names if not name.startswith(f"{HIDDEN}/"))
+        if visible:
+            raise ConfigError(
+                f"{destination.url} holds {len(visible)} files ({visible[0]}, ...) and no "
+                "unfinished conversion.",
+                "Writing there would mix two sets of shards.",
+                "Choose another destination, or remove what is there.",
+            )
+        return Progress(), []
+    found = json.loads(destination.read(_SETTINGS))
+    wanted = json.loads(json.dumps(conversion.settings()))
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise ConfigError(
+                f"{destination.url} holds an unfinished conversion with {name} "
+                f"{found.get(name)!r}; this one has {value!r}.",
+                "Going on would mix two sets of shards.",
+                "Repeat the first command to go on, or remove what is there to start afresh.",
+            )
+    done: list[str] = []
+    while f"{HIDDEN}/{len(done):05}.json" in names:
+        done.append(f"{HIDDEN}/{len(done):05}.json")
+    notes = [json.loads(data) for data in in_threads(destination.read, done)]
+    progress = Progress(**notes[-1]["progress"]) if notes else Progress()
+    return progress, [note["info"] for note in notes]
+
+
+def _shards(
+    conversion: Conversion, progress: Progress, report: Callable[[Progress], None]
+) -> Iterator[tuple[Progress, int, list[Payload]]]:
+    """Yield (progress behind the shard, number of its first document, its documents)."""
+    overhead = shard_writer(conversion.to, "uint16", None).overhead
+    skips = Skips(conversion.on_error)
+    skips.expect(progress.records, progress.skipped)
+    (reader,) = conversion.source.lanes(1, seed=0, epoch=0, shuffle=False)
+    before, inside = progress.cursor, progress.inside
+    first, tokens = progress.documents, progress.tokens
+    dtype = progress.dtype or conversion.dtype or ""
+    gathered: list[Payload] = []
+    size = 0
+    known = 0  # records that belong to earlier blocks
+
+    def behind(cursor: Cursor | None, inside: int) -> Progress:
+        return Progress(
+            cursor=cursor,
+            inside=inside,
+            shards=progress.shards + 1,
+            documents=first + len(gathered),
+            tokens=tokens,
+            skipped=skips.count,
+            records=[list(record) for record in skips.records[known:]],
+            dtype=dtype,
+        )
+
+    cursor = before
+    for block, cursor in reader.read(before, skips):
+        dtype, payloads = _payloads(block, conversion.tokenizer, dtype, skips)
+        for i, payload in enumerate(payloads[inside:], start=inside):
+            more = overhead + (
+                len(payload.encode()) if isinstance(payload, str) else payload.nbytes
+            )
+            if gathered and size + more > conversion.shard_bytes:
+                progress = behind(before, i)
+                yield progress, first, gathered
+                first, gathered, size = progress.documents, [], 0
+            gathered.append(payload)
+            size += more
+            tokens += 0 if isinstance(payload, str) else len(payload)
+        before, inside, known = cursor, 0, len(skips.records)
+        report(replace(behind(before, 0), shards=progress.shards))
+    if gathered:
+        yield behind(cursor, 0), first, gathered
+
+
+def _payloads(
+    block: Block, tokenizer: Tokenizer | None, dtype: str, skips: Skips
+) -> tuple[str, list[Payload]]:
+    """The block's documents as they are written, and their dtype."""
+    if isinstance(block, Texts):
+        if tokenizer is None:
+            return "str", list(block.texts)
+        block = tokenizer.encode(block, skips)
+    if block.loss_mask is not None:
+        raise ConfigError(
+            "The documents have loss masks.",
+            "`streampack convert` writes token ids only and would lose them.",
+            "Write such shards with the format's own writer.",
+        )
+    return _ids(block, dtype)
+
+
+def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload]]:
+    if not dtype:
+        dtype = "uint16" if block.tokens.dtype == np.uint16 else "uint32"
+    tokens = block.tokens[block.offsets[0] : block.offsets[-1]]
+    if len(tokens) and (int(tokens.max()) > np.iinfo(dtype).max or int(tokens.min()) < 0):
+        raise StateError(
+            f"Documents have token ids from {int(tokens.min())} to {int(tokens.max())}, and the "
+            f"shards so far hold {dtype}.",
+            "The ids do not fit.",
+            "Store the ids of all files of the source in one type that holds them.",
+        )
+    ids = tokens.astype(dtype, copy=False)
+    places = block.offsets - block.offsets[0]
+    return dtype, [ids[places[i] : places[i + 1]] for i in range(len(block))]

