@@ -67,7 +67,7 @@ def text_blocks(
         column = column.dictionary_decode()
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         column = column.cast(pa.large_string())
-    sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    sizes = pc.fill_null(pc.call_function("binary_length", [column]), 0).to_numpy(zero_copy_only=False)
     for start, stop in cut(sizes.astype(np.int64), limits):
         piece = column.slice(start, stop - start)
         rows = np.arange(first + start, first + stop, dtype=np.int64)
@@ -124,7 +124,8 @@ class _Lists:
     def rows_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows that hold these places in `values`, each once."""
         rows = np.searchsorted(self.offsets, positions, side="right") - 1
-        return np.unique(rows).astype(np.int64)
+        found: NDArray[np.int64] = np.unique(rows).astype(np.int64)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

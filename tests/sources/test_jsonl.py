@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streampack.documents import Documents
+from streampack.errors import ConfigError, ContentError, StateError
+from streampack.sources.jsonl import JSONL
+from streampack.sources.skips import Skips
+from streampack.sources.storage import Storage
+from tests.servers import S3Server
+from tests.sources.contract import check_source_contract, read_all, read_lane
+
+
+def write(path: Path, data: bytes) -> Path:
+    kind = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}.get(path.suffix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind is None:
+        path.write_bytes(data)
+    else:
+        with pa.output_stream(str(path), compression=kind) as file:
+            file.write(data)
+    return path
+
+
+def lines(texts: list[str], field: str = "text") -> bytes:
+    return b"".join(json.dumps({"id": i, field: t}).encode() + b"\n" for i, t in enumerate(texts))
+
+
+def some_texts(rng: np.random.Generator, n: int) -> list[str]:
+    words = np.array(["alpha", "beta", "gämma", "δ", '"quoted"', "line\nbreak", "😀", "tab\t"])
+    return [" ".join(rng.choice(words, int(rng.integers(0, 40)))) for _ in range(n)]
+
+
+def corpus(folder: Path, ending: str, shards: int = 4, n: int = 60) -> list[str]:
+    rng = np.random.default_rng(7)
+    everything = []
+    for shard in range(shards):
+        texts = some_texts(rng, n + shard)
+        write(folder / f"shard-{shard:03d}{ending}", lines(texts))
+        everything += texts
+    return everything
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".json.bz2"])
+def test_every_document_comes_once_and_restarts_are_exact(tmp_path: Path, ending: str) -> None:
+    expected = corpus(tmp_path, ending)
+    source = JSONL(tmp_path, block_documents=7, block_bytes=1500)
+    check_source_contract(source, expected)
+    assert source.splittable == source.seekable == (ending in (".jsonl", ".ndjson"))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    documents=st.lists(st.text(max_size=30), min_size=1, max_size=30),
+    separator=st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\n \t\r\n"]),
+    end=st.booleans(),
+    bom=st.booleans(),
+    lanes=st.integers(1, 9),
+    block_documents=st.integers(1, 9),
+    block_bytes=st.integers(1, 200),
+)
+def test_any_cut_of_any_lines_gives_each_document_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[str],
+    separator: bytes,
+    end: bool,
+    bom: bool,
+    lanes: int,
+    block_documents: int,
+    block_bytes: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("lines")
+    documents = [d.encode(errors="replace").decode() for d in documents]
+    stored = [json.dumps({"text": d}, ensure_ascii=i % 2 == 0) for i, d in enumerate(documents)]
+    data = separator.join(line.encode() for line in stored) + (separator if end else b"")
+    write(folder / "a.jsonl", b"\xef\xbb\xbf" * bom + data)
+    write(folder / "b.jsonl", data)
+    source = JSONL(folder, block_documents=block_documents, block_bytes=block_bytes)
+    check_source_contract(source, documents * 2, lane_counts=(lanes,), restarts=3)
+
+
+def test_origins_are_byte_offsets_of_the_lines(tmp_path: Path) -> None:
+    data = b'\xef\xbb\xbf{"text": "a"}\r\n\r\n{"text": "b"}\n   \n{"text": "c"}'
+    path = write(tmp_path / "x.jsonl", data)
+    source = JSONL(path)
+    ((block, _),) = read_lane(source.lanes(1, seed=0, epoch=0, shuffle=False)[0])
+    assert [text for _, text in block] == ["a", "b", "c"]
+    assert [index for (_, index), _ in block] == [0, data.index(b'{"text": "b"'), data.rindex(b"{")]
+
+
+def test_token_lists_come_as_uint32_with_their_masks(tmp_path: Path) -> None:
+    rows = [([1, 2, 3], [True, False, 1]), ([], []), ([2**32 - 1], [0])]
+    data = b"".join(json.dumps({"ids": i, "m": m}).encode() + b"\n" for i, m in rows)
+    source = JSONL(write(tmp_path / "x.jsonl", data), tokens="ids", loss_mask="m")
+    source.prepare()
+    block, _ = next(source.read_shard(0, 0, len(data), Skips()))
+    assert isinstance(block, Documents)
+    assert block.tokens.dtype == np.uint32
+    assert block.tokens.tolist() == [1, 2, 3, 2**32 - 1]
+    assert block.lengths.tolist() == [3, 0, 1]
+    assert block.loss_mask is not None
+    assert block.loss_mask.tolist() == [True, False, True, False]
+    check_source_contract(source, [i for i, _ in rows], lane_counts=(1, 2, 4))
+
+
+BROKEN = [
+    (b'{"text": "cut', "not JSON"),
+    (b"null", "NoneType"),
+    (b'["text"]', "list"),
+    (b'{"text": null}', "NoneType"),
+    (b'{"text": 5}', "int"),
+    (b'{"other": "x"}', 'no field "text"'),
+    (b'{"text": "\xff"}', "not JSON in UTF-8"),
+    (b'{"text": "\\ud800"}', "half a character"),
+    (b'{"text": "a"} {"text": "b"}', "not JSON"),
+    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "x"}', "not JSON"),
+    (b'{"text": "' + b"x" * 300_000 + b'"}', "longer than max_document_bytes"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BROKEN)
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst"])
+def test_a_broken_line_is_named_and_skipped(
+    tmp_path: Path, line: bytes, words: str, ending: str
+) -> None:
+    good = b'{"text": "good"}\n'
+    path = write(tmp_path / f"x{ending}", good * 3 + line + b"\n" + good)
+    source = JSONL(path, max_document_bytes=250_000)
+    where = "byte offset 51 " if ending == ".jsonl" else "line number 3 "
+    with pytest.raises(ContentError, match=where) as caught:
+        read_all(source)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+    skips = Skips("skip")
+    assert read_all(source, skips) == ["good"] * 4
+    assert [record[:3] for record in skips.records] == [[0, 51 if ending == ".jsonl" else 3, False]]
+
+
+@pytest.mark.parametrize(
+    "ids", ["[1, 2.0]", "[-1]", "[4294967296]", '["1"]', "[null]", "[[1]]", '"abc"', "{}"]
+)
+def test_ids_that_are_no_token_ids_break_their_document(tmp_path: Path, ids: str) -> None:
+    data = '{"ids": [1]}\n{"ids": ' + ids + '}\n{"ids": [2]}\n'
+    source = JSONL(write(tmp_path / "x.jsonl", data.encode()), tokens="ids")
+    skips = Skips("skip")
+    assert read_all(source, skips) == [(1,), (2,)]
+    assert [record[1] for record in skips.records] == [13]
+
+
+@pytest.mark.parametrize("mask", ["[true]", "[1, 2]", "null", "[0.5, 1]", '"ab"', "[300, 1]"])
+def test_a_mask_that_does_not_fit_breaks_its_document(tmp_path: Path, mask: str) -> None:
+    good = '{"ids": [1, 2], "m": [0, 1]}\n'
+    data = good + '{"ids": [1, 2], "m": ' + mask + "}\n" + good
+    source = JSONL(write(tmp_path / "x.jsonl", data.encode()), tokens="ids", loss_mask="m")
+    assert read_all(source, Skips("skip")) == [(1, 2), (1, 2)]
+
+
+def test_a_wrong_field_name_is_refused_with_the_names_that_exist(tmp_path: Path) -> None:
+    for ending in (".jsonl", ".jsonl.gz"):
+        folder = tmp_path / ending
+        write(folder / f"x{ending}", lines(["a", "b"], field="content"))
+        with pytest.raises(ConfigError, match=r'"content", "id"'):
+            JSONL(folder).prepare()
+        assert read_all(JSONL(folder, text="content")) == ["a", "b"]
+
+
+def test_plain_and_compressed_files_do_not_mix(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", lines(["a"]))
+    write(tmp_path / "b.jsonl.zst", lines(["b"]))
+    with pytest.raises(ConfigError, match="compressed"):
+        JSONL(tmp_path).prepare()
+    write(tmp_path / "c.jsonl.xz", lines(["c"]))
+    with pytest.raises(ConfigError, match="not supported"):
+        JSONL(tmp_path / "c.jsonl.xz").prepare()
+
+
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst"])
+def test_a_truncated_compressed_file_gives_what_it_has_and_is_named(
+    tmp_path: Path, ending: str
+) -> None:
+    texts = [f"{i} " + "word " * (i % 50) for i in range(5000)]
+    path = write(tmp_path / f"x{ending}", lines(texts))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - 20])
+    source = JSONL(path, block_documents=16)
+    with pytest.raises(ContentError, match="cannot be decompressed"):
+        read_all(source)
+    skips = Skips("skip")
+    found = read_all(source, skips)
+    assert found == texts[: len(found)]
+    assert [record[:3] for record in skips.records] == [[0, len(found), True]]
+
+
+def test_a_decompression_bomb_is_one_broken_line(tmp_path: Path) -> None:
+    bomb = b'{"text": "' + b"0" * (40 << 20) + b'"}\n'
+    path = write(tmp_path / "x.jsonl.zst", lines(["a"]) + bomb + lines(["b"]))
+    assert path.stat().st_size < 100_000
+    source = JSONL(path, max_document_bytes=1 << 20)
+    assert read_all(source, Skips("skip")) == ["a", "b"]
+
+
+def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", lines(["a", "b"]))
+    source = JSONL(path)
+    source.prepare()
+    path.write_bytes(lines(["a", "b", "c"]))
+    with pytest.raises(StateError, match="when it was listed"):
+        read_all(source)
+
+
+def test_the_same_stream_comes_from_an_object_store(
+    tmp_path: Path, s3: S3Server, storage: Storage
+) -> None:
+    expected = corpus(tmp_path / "local", ".jsonl.zst", shards=3, n=20)
+    url = s3.put_folder(tmp_path / "local", "corpus")
+    source = JSONL(url, storage=storage, block_documents=8)
+    check_source_contract(source, expected, lane_counts=(1, 3), restarts=2)
+    assert source.describe() == JSONL(tmp_path / "local", block_documents=8).describe()
+
+
+def test_a_directory_is_searched_for_lines_only(tmp_path: Path) -> None:
+    expected = corpus(tmp_path / "deep" / "er", ".jsonl", shards=2, n=3)
+    write(tmp_path / "README.md", b"no lines")
+    write(tmp_path / "_temporary" / "x.jsonl", lines(["hidden"]))
+    assert read_all(JSONL(tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"text": "a", "tokens": "b"}, "Both"),
+        ({"text": "a", "loss_mask": "m"}, "without tokens"),
+        ({"max_document_bytes": 0}, "max_document_bytes"),
+        ({"block_documents": 0}, "block_documents"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        JSONL("x.jsonl", **arguments)  # type: ignore[arg-type]
