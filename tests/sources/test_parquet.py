@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streampack.documents import Documents
+from streampack.errors import ConfigError, ContentError, StateError
+from streampack.sources.parquet import Parquet
+from streampack.sources.skips import Skips
+from streampack.sources.storage import Storage
+from tests.servers import HTTPServer, S3Server
+from tests.sources.contract import check_source_contract, read_all
+
+LIST_TYPES = {
+    "list": pa.list_,
+    "large_list": pa.large_list,
+    "fixed_size_list": lambda kind: pa.list_(kind, 5),
+}
+
+
+def write(path: Path, columns: dict[str, Any], rows_per_group: int = 50, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=rows_per_group, **options)
+    return path
+
+
+def text_corpus(folder: Path, shards: int = 3, n: int = 130) -> list[str]:
+    everything = []
+    for shard in range(shards):
+        texts = [f"{shard}-{i} " + "wörd " * (i * 7 % 40) for i in range(n + shard)]
+        write(folder / f"{shard:02d}.parquet", {"id": list(range(len(texts))), "text": texts})
+        everything += texts
+    return everything
+
+
+def ids_of(rng: np.random.Generator, n: int, high: int, width: int | None) -> list[list[int]]:
+    sizes = [width if width is not None else int(rng.integers(0, 30)) for _ in range(n)]
+    return [rng.integers(0, high, size).tolist() for size in sizes]
+
+
+def test_every_text_comes_once_and_restarts_are_exact(tmp_path: Path) -> None:
+    expected = text_corpus(tmp_path)
+    check_source_contract(Parquet(tmp_path, block_documents=16, block_bytes=1000), expected)
+
+
+@pytest.mark.parametrize("nested", LIST_TYPES)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (pa.uint8(), "uint16"),
+        (pa.uint16(), "uint16"),
+        (pa.int16(), "uint32"),
+        (pa.int32(), "uint32"),
+        (pa.uint32(), "uint32"),
+        (pa.int64(), "uint32"),
+    ],
+)
+def test_every_list_and_integer_type_is_read(
+    tmp_path: Path, nested: str, kind: pa.DataType, dtype: str
+) -> None:
+    rng = np.random.default_rng(1)
+    everything = []
+    for shard in range(2):
+        rows = ids_of(rng, 90, 120, 5 if nested == "fixed_size_list" else None)
+        write(tmp_path / f"{shard}.parquet", {"ids": pa.array(rows, LIST_TYPES[nested](kind))}, 40)
+        everything += rows
+    source = Parquet(tmp_path, tokens="ids", block_documents=9, block_bytes=200)
+    check_source_contract(source, everything, lane_counts=(1, 3), restarts=4)
+    block, _ = next(source.read_shard(0, 0, 90, Skips()))
+    assert isinstance(block, Documents)
+    assert block.tokens.dtype == dtype == source.describe()["dtype"]
+    if nested != "fixed_size_list":
+        # the footer counts one value for an empty list
+        assert source.estimate_tokens() == sum(max(1, len(row)) for row in everything)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    rows=st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=8), min_size=1, max_size=60),
+    rows_per_group=st.integers(1, 70),
+    lanes=st.integers(1, 9),
+    block_documents=st.integers(1, 70),
+    block_bytes=st.integers(1, 200),
+    page_rows=st.integers(1, 70),
+)
+def test_any_cut_of_any_row_groups_gives_each_document_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[list[int]],
+    rows_per_group: int,
+    lanes: int,
+    block_documents: int,
+    block_bytes: int,
+    page_rows: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("parquet")
+    table = {"ids": pa.array(rows, pa.list_(pa.int64()))}
+    write(folder / "a.parquet", table, rows_per_group)
+    write(folder / "b.parquet", table, rows_per_group)
+    source = _SmallPages(
+        folder, tokens="ids", block_documents=block_documents, block_bytes=block_bytes
+    )
+    source.page_rows = page_rows
+    check_source_contract(source, rows * 2, lane_counts=(lanes,), restarts=3)
+
+
+class _SmallPages(Parquet):
+    """Row groups of a test are too small to have several pages of the usual size."""
+
+    page_rows = 3
+
+    def _page_rows(self, *args: Any) -> int:
+        return self.page_rows
+
+
+def test_nulls_break_their_document_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / "t.parquet", {"text": ["a", None, "", "b", None]}, 2)
+    source = Parquet(tmp_path / "t.parquet")
+    with pytest.raises(ContentError, match=r"row 1 is null"):
+        read_all(source)
+    skips = Skips("skip")
+    assert read_all(source, skips) == ["a", "", "b"]
+    assert [record[1] for record in skips.records] == [1, 4]
+
+    rows = [[1, 2], None, [3, None], [], [4]]
+    write(tmp_path / "i.parquet", {"ids": pa.array(rows, pa.list_(pa.uint16()))}, 3)
+    skips = Skips("skip")
+    assert read_all(Parquet(tmp_path / "i.parquet", tokens="ids"), skips) == [(1, 2), (), (4,)]
+    assert [record[1] for record in skips.records] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [(pa.int32(), -1), (pa.int64(), 2**32), (pa.int8(), -1)]
+)
+def test_ids_that_do_not_fit_break_their_document(
+    tmp_path: Path, kind: pa.DataType, wrong: int
+) -> None:
+    rows = [[1, 2], [3, wrong], [], [wrong], [4]]
+    path = write(tmp_path / "i.parquet", {"ids": pa.array(rows, pa.list_(kind))})
+    source = Parquet(path, tokens="ids")
+    with pytest.raises(ContentError, match="row 1 has an id outside of uint32"):
+        read_all(source)
+    skips = Skips("skip")
+    assert read_all(source, skips) == [(1, 2), (), (4,)]
+    assert [record[1] for record in skips.records] == [1, 3]
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.uint8()])
+def test_masks_stay_with_their_tokens(tmp_path: Path, kind: pa.DataType) -> None:
+    ids = [[1, 2], [3], None, [], [4, 5, 6], [7], [8, 9]]
+    masks = [[True, False], [True, True], [True], [], [False, True, True], None, [False, None]]
+    columns = {
+        "ids": pa.array(ids, pa.list_(pa.uint16())),
+        "m": pa.array(masks, pa.list_(pa.bool_())).cast(pa.list_(kind)),
+    }
+    path = write(tmp_path / "x.parquet", columns)
+    source = Parquet(path, tokens="ids", loss_mask="m")
+    skips = Skips("skip")
+    source.prepare()
+    block, end = next(source.read_shard(0, 0, len(ids), skips))
+    assert isinstance(block, Documents)
+    assert block.loss_mask is not None
+    assert end == len(ids)
+    found = [
+        (
+            block.document(i).tolist(),
+            block.loss_mask[block.offsets[i] : block.offsets[i + 1]].tolist(),
+        )
+        for i in range(len(block))
+    ]
+    assert found == [([1, 2], [True, False]), ([], []), ([4, 5, 6], [False, True, True])]
+    assert [record[1] for record in skips.records] == [1, 2, 5, 6]
+
+
+def test_masks_come_as_views_when_everything_fits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    ids = ids_of(rng, 200, 60_000, None)
+    masks = [[token % 3 == 0 for token in row] for row in ids]
+    write(tmp_path / "x.parquet", {"ids": pa.array(ids, pa.list_(pa.uint16())), "m": masks})
+    source = Parquet(tmp_path, tokens="ids", loss_mask="m", block_documents=16)
+    source.prepare()
+    for block, _ in source.read_shard(0, 33, 177, Skips()):
+        assert isinstance(block, Documents)
+        assert block.loss_mask is not None
+        inside = slice(int(block.offsets[0]), int(block.offsets[-1]))
+        assert (block.loss_mask[inside] == (block.tokens[inside] % 3 == 0)).all()
+
+
+def test_texts_of_every_string_type_are_read(tmp_path: Path) -> None:
+    texts = ["a", "ä", "", "a", "😀"]
+    for i, kind in enumerate(
+        (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string()))
+    ):
+        path = write(tmp_path / f"{i}.parquet", {"text": pa.array(texts).cast(kind)}, 2)
+        assert read_all(Parquet(path)) == texts
+
+
+def test_text_that_is_not_utf8_breaks_its_document(tmp_path: Path) -> None:
+    raw = pa.array([b"good", b"\xff\xfe", "ä".encode()], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    path = write(tmp_path / "x.parquet", {"text": texts})
+    skips = Skips("skip")
+    assert read_all(Parquet(path), skips) == ["good", "ä"]
+    assert [record[1] for record in skips.records] == [1]
+
+
+@pytest.mark.parametrize("keep", [0, 3, 11, 100, -1, -9, -200])
+def test_a_truncated_parquet_file_is_named_and_skipped(tmp_path: Path, keep: int) -> None:
+    expected = text_corpus(tmp_path, shards=3, n=20)
+    broken = tmp_path / "01.parquet"
+    broken.write_bytes(broken.read_bytes()[:keep])
+    source = Parquet(tmp_path)
+    with pytest.raises(ContentError, match=r"01\.parquet") as caught:
+        read_all(source)
+    assert caught.value.rest_of_shard
+    skips = Skips("skip")
+    assert read_all(source, skips) == expected[:20] + expected[41:]
+    assert [record[:3] for record in skips.records] == [[1, 0, True]]
+
+
+def test_damage_inside_a_file_loses_what_lies_behind_it_only(tmp_path: Path) -> None:
+    texts = [f"{i} " + "word " * (i % 50) for i in range(400)]
+    path = write(tmp_path / "x.parquet", {"text": texts}, 100, compression="zstd")
+    metadata = pq.read_metadata(path)
+    chunk = metadata.row_group(2).column(0)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(bytes(data))
+    source = Parquet(path)
+    skips = Skips("skip")
+    assert read_all(source, skips) == texts[:200]
+    assert [record[:3] for record in skips.records] == [[0, 200, True]]
+
+
+def test_a_column_that_is_absent_is_refused_with_those_that_exist(tmp_path: Path) -> None:
+    write(tmp_path / "x.parquet", {"content": ["a"], "n": [1]})
+    for arguments in ({}, {"text": "body"}, {"tokens": "ids"}):
+        with pytest.raises(ConfigError, match=r'"content" \(string\), "n" \(int64\)'):
+            Parquet(tmp_path, **arguments).prepare()
+    with pytest.raises(ConfigError, match="should hold lists of integers"):
+        Parquet(tmp_path, tokens="content").prepare()
+    with pytest.raises(ConfigError, match="should hold strings"):
+        Parquet(tmp_path, text="n").prepare()
+
+
+def test_files_with_and_without_wide_ids_come_in_one_dtype(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {"ids": pa.array([[1]], pa.list_(pa.uint16()))})
+    write(tmp_path / "b.parquet", {"ids": pa.array([[70_000]], pa.list_(pa.int64()))})
+    source = Parquet(tmp_path, tokens="ids")
+    source.prepare()
+    for shard in (0, 1):
+        block, _ = next(source.read_shard(shard, 0, 1, Skips()))
+        assert isinstance(block, Documents)
+        assert block.tokens.dtype == np.uint32
+    assert read_all(source) == [(1,), (70_000,)]
+
+
+def test_nothing_but_broken_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"not parquet at all")
+    with pytest.raises(ConfigError, match="not a Parquet file"):
+        Parquet(tmp_path).prepare()
+
+
+def test_a_footer_that_claims_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"text": ["a"]})
+    data = path.read_bytes()
+    path.write_bytes(data[:-8] + (2**31 - 1).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(ConfigError, match="its footer would have 2147483647"):
+        Parquet(path).prepare()
+
+
+def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", {"text": ["a"]})
+    source = Parquet(path)
+    source.prepare()
+    write(path, {"text": ["a", "b"] * 100})
+    with pytest.raises(StateError, match="when it was listed"):
+        read_all(source)
+
+
+def test_listing_an_object_store_reads_footers_only(
+    tmp_path: Path, s3: S3Server, storage: Storage
+) -> None:
+    expected = text_corpus(tmp_path / "local", shards=4, n=30)
+    s3.put_folder(tmp_path / "local", "corpus")
+    source = Parquet("s3://bucket/corpus/*.parquet", storage=storage, block_documents=8)
+    source.prepare()
+    assert not (tmp_path / "cache").exists()
+    check_source_contract(source, expected, lane_counts=(1, 3), restarts=2)
+    assert source.describe() == Parquet(tmp_path / "local", block_documents=8).describe()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_listing_works_with_and_without_range_requests(
+    http: HTTPServer, storage: Storage, ranges: bool
+) -> None:
+    texts = [str(i) * 100 for i in range(5000)]
+    path = write(http.folder / "x.parquet", {"text": texts}, compression="none")
+    assert path.stat().st_size > 200_000
+    http.ranges = ranges
+    source = Parquet(f"{http.url}/x.parquet", storage=storage)
+    source.prepare()
+    cached = list((storage.cache_dir or Path()).glob("*"))
+    assert bool(cached) != ranges
+    assert read_all(source) == texts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"text": "a", "tokens": "b"}, "Both"),
+        ({"text": "a", "loss_mask": "m"}, "without tokens"),
+        ({"block_bytes": 0}, "block_bytes"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Parquet("x.parquet", **arguments)
