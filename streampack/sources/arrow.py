@@ -67,7 +67,9 @@ def text_blocks(
         column = column.dictionary_decode()
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         column = column.cast(pa.large_string())
-    sizes = pc.fill_null(pc.call_function("binary_length", [column]), 0).to_numpy(zero_copy_only=False)
+    sizes = pc.fill_null(pc.call_function("binary_length", [column]), 0).to_numpy(
+        zero_copy_only=False
+    )
     for start, stop in cut(sizes.astype(np.int64), limits):
         piece = column.slice(start, stop - start)
         rows = np.arange(first + start, first + stop, dtype=np.int64)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-__all__ = ["expand_braces", "has_glob", "local_files", "wanted"]
+__all__ = ["expand_braces", "has_glob", "local_files", "local_names", "wanted"]
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
 
@@ -77,25 +77,21 @@ def wanted(relative: str, suffixes: Sequence[str]) -> bool:
     return not hidden and (not suffixes or parts[-1].endswith(tuple(suffixes)))
 
 
-def local_files(pattern: str, suffixes: Sequence[str]) -> list[str]:
-    """Absolute paths of the files that a local pattern names, in no particular order."""
+def local_names(pattern: str) -> list[str]:
+    """The names a local pattern stands for: itself if that exists, else what its braces say."""
     expanded = os.path.expanduser(pattern)
+    return [expanded] if os.path.exists(expanded) else list(expand_braces(expanded))
+
+
+def local_files(name: str, suffixes: Sequence[str]) -> list[str]:
+    """Absolute paths of the files that a name without braces means, in no particular order."""
+    if os.path.isdir(name):
+        root = Path(os.path.abspath(name))
+        return [
+            str(file)
+            for file in root.rglob("*")
+            if file.is_file() and wanted(file.relative_to(root).as_posix(), suffixes)
+        ]
     # A name that exists is meant literally, whatever characters it has.
-    candidates = [expanded] if os.path.exists(expanded) else list(expand_braces(expanded))
-    found: list[str] = []
-    for candidate in candidates:
-        matches = [candidate]
-        if has_glob(candidate) and not os.path.exists(candidate):
-            matches = glob.glob(candidate, recursive=True)
-        for match in matches:
-            path = os.path.abspath(match)
-            if os.path.isfile(path):
-                found.append(path)
-            elif os.path.isdir(path) and match == candidate:
-                root = Path(path)
-                found.extend(
-                    str(file)
-                    for file in root.rglob("*")
-                    if file.is_file() and wanted(file.relative_to(root).as_posix(), suffixes)
-                )
-    return found
+    matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
+    return [os.path.abspath(match) for match in matches if os.path.isfile(match)]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +21,7 @@ from fsspec.callbacks import Callback
 
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.sources.cache import Cache, Entry, default_cache_dir
-from streampack.sources.patterns import expand_braces, has_glob, local_files, wanted
+from streampack.sources.patterns import expand_braces, has_glob, local_files, local_names, wanted
 from streampack.sources.read_ahead import ReadAhead
 from streampack.sources.remote import (
     is_missing,
@@ -198,28 +197,32 @@ class Storage:
             suffixes: from directories, take only names that end in one of these.
 
         Raises:
-            ConfigError: a pattern names nothing, or its protocol needs a package.
+            ConfigError: a pattern, or one of the names its braces stand for, names nothing; or
+                its protocol needs a package.
             StorageError: the listing failed after all retries.
         """
         several = [patterns] if isinstance(patterns, str | Path) else patterns
         found: dict[str, FileInfo] = {}
-        for pattern in several:
-            text = str(pattern)
-            protocol, rest = split_url(text)
+        for pattern in map(str, several):
+            protocol, rest = split_url(pattern)
             if protocol is None:
-                infos = [
-                    FileInfo(path, os.path.getsize(path)) for path in local_files(rest, suffixes)
+                names = local_names(rest)
+                listed = [
+                    [FileInfo(path, os.path.getsize(path)) for path in local_files(name, suffixes)]
+                    for name in names
                 ]
             else:
-                infos = self._list_remote(protocol, text, suffixes)
-            if not infos:
-                kinds = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
-                raise ConfigError(
-                    f'No file{kinds} matches "{shown(text)}".',
-                    "There is nothing to read.",
-                    "Check the path; relative paths start at the working directory.",
-                )
-            found.update((info.path, info) for info in infos)
+                names = builtins.list(expand_braces(pattern))
+                listed = self._list_remote(protocol, names, suffixes)
+            for name, infos in zip(names, listed, strict=True):
+                if not infos:
+                    kinds = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
+                    raise ConfigError(
+                        f'No file{kinds} matches "{shown(name)}".',
+                        "The stream would lack it in silence.",
+                        "Check the path; relative paths start at the working directory.",
+                    )
+                found.update((info.path, info) for info in infos)
         return [found[path] for path in sorted(found)]
 
     @contextmanager
@@ -349,52 +352,49 @@ class Storage:
         return _Remote(size, version, info.get("partial") is not False)
 
     def _list_remote(
-        self, protocol: str, pattern: str, suffixes: Sequence[str]
-    ) -> builtins.list[FileInfo]:
-        filesystem = self._filesystem(protocol)
+        self, protocol: str, names: builtins.list[str], suffixes: Sequence[str]
+    ) -> builtins.list[builtins.list[FileInfo]]:
+        """What each of these URLs without braces names."""
         over_http = protocol in ("http", "https")
-        if over_http and "*" in pattern.partition("?")[0]:
-            raise ConfigError(
-                f'"{shown(pattern)}" has a wildcard.',
-                "HTTP servers have no listing that it could be matched against.",
-                "Name the files, or use braces: shard-{000..127}.parquet.",
-            )
-        names = list(expand_braces(pattern))
-        if over_http or not any(map(has_glob, names)):
-            return [info for many in in_threads(self._list_named(suffixes), names) for info in many]
-        found: builtins.list[FileInfo] = []
         for name in names:
-            glob = partial(filesystem.glob, name, detail=True)
-            matches = self._attempt("Listing", name, glob)
-            found.extend(
+            if over_http and "*" in name.partition("?")[0]:
+                raise ConfigError(
+                    f'"{shown(name)}" has a wildcard.',
+                    "HTTP servers have no listing that it could be matched against.",
+                    "Name the files, or use braces: shard-{000..127}.parquet.",
+                )
+
+        def listed(name: str) -> builtins.list[FileInfo]:
+            if over_http or not has_glob(name):
+                return self._list_named(name, suffixes)
+            filesystem = self._filesystem(protocol)
+            matches = self._attempt("Listing", name, lambda: filesystem.glob(name, detail=True))
+            return [
                 FileInfo(filesystem.unstrip_protocol(match), int(info["size"]))
                 for match, info in matches.items()
                 if info.get("type") == "file"
-            )
-        return found
-
-    def _list_named(self, suffixes: Sequence[str]) -> Callable[[str], builtins.list[FileInfo]]:
-        """A function that lists one URL without wildcards: a file, a directory or nothing."""
-
-        def named(url: str) -> builtins.list[FileInfo]:
-            filesystem = self._filesystem(split_url(url)[0] or "")
-            try:
-                info = self._attempt("Looking up", url, lambda: filesystem.info(url))
-            except StorageError as error:
-                if is_missing(error):
-                    return []
-                raise
-            if info.get("type") != "directory":
-                return [FileInfo(url, self._remote(url, info).num_bytes)]
-            below = self._attempt("Listing", url, lambda: filesystem.find(url, detail=True))
-            root = filesystem._strip_protocol(url).rstrip("/") + "/"
-            return [
-                FileInfo(filesystem.unstrip_protocol(name), int(item["size"]))
-                for name, item in below.items()
-                if item.get("type") == "file" and wanted(name.removeprefix(root), suffixes)
             ]
 
-        return named
+        return in_threads(listed, names)
+
+    def _list_named(self, url: str, suffixes: Sequence[str]) -> builtins.list[FileInfo]:
+        """What a URL without wildcards names: a file, a directory or nothing."""
+        filesystem = self._filesystem(split_url(url)[0] or "")
+        try:
+            info = self._attempt("Looking up", url, lambda: filesystem.info(url))
+        except StorageError as error:
+            if is_missing(error):
+                return []
+            raise
+        if info.get("type") != "directory":
+            return [FileInfo(url, self._remote(url, info).num_bytes)]
+        below = self._attempt("Listing", url, lambda: filesystem.find(url, detail=True))
+        root = filesystem._strip_protocol(url).rstrip("/") + "/"
+        return [
+            FileInfo(filesystem.unstrip_protocol(name), int(item["size"]))
+            for name, item in below.items()
+            if item.get("type") == "file" and wanted(name.removeprefix(root), suffixes)
+        ]
 
     def _entry(self, url: str) -> Entry:
         remote = self._look_up(url)
