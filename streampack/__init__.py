@@ -1,0 +1,71 @@
+"""streampack: remote shards in, packed GPU-ready batches out, every token exactly once."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streampack import packing, sources
+    from streampack.batch import PackedBatch
+    from streampack.dataset import PackedDataset
+    from streampack.documents import Documents, Texts
+    from streampack.errors import StreampackError
+    from streampack.hooks import Hook
+    from streampack.loader import PackedLoader
+    from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Pad
+    from streampack.tokenization import Tokenizer
+    from streampack.topology import Topology
+    from streampack.window import WindowConfig
+
+__all__ = [
+    "BestFitDecreasing",
+    "Concat",
+    "Documents",
+    "FirstFitDecreasing",
+    "Hook",
+    "PackedBatch",
+    "PackedDataset",
+    "PackedLoader",
+    "Pad",
+    "StreampackError",
+    "Texts",
+    "Tokenizer",
+    "Topology",
+    "WindowConfig",
+    "packing",
+    "sources",
+]
+
+__version__ = "0.1.0"
+
+# Names are imported on first use, so that `streampack.packing` loads no torch and worker
+# processes load only what a lane needs.
+_HOME = {
+    "BestFitDecreasing": "packing",
+    "Concat": "packing",
+    "Documents": "documents",
+    "FirstFitDecreasing": "packing",
+    "Hook": "hooks",
+    "PackedBatch": "batch",
+    "PackedDataset": "dataset",
+    "PackedLoader": "loader",
+    "Pad": "packing",
+    "StreampackError": "errors",
+    "Texts": "documents",
+    "Tokenizer": "tokenization",
+    "Topology": "topology",
+    "WindowConfig": "window",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("packing", "sources"):
+        return import_module(f"streampack.{name}")
+    if name in _HOME:
+        return getattr(import_module(f"streampack.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'streampack' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

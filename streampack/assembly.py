@@ -33,7 +33,7 @@ class RowFormat:
     """How rows are written.
 
     Attributes:
-        pad_id: id on padding; eos_id: id of EOS tokens a packer inserts.
+        pad_id: id on padding; eos_id: id of EOS tokens a packer inserts, -1 if there are none.
         attention_by_row: one attention segment per row instead of one per document piece.
         provenance: record where every piece came from.
     """
@@ -110,7 +110,9 @@ def gather_rows(
     slots = num_rows * seq_len
     first, last = plan.row_offsets[rows], plan.row_offsets[rows + 1]
     most = 2 * int((last - first).sum()) + num_rows  # each piece may have padding behind it
-    out = np.empty(slots, dtype=tokens.dtype)
+    eos_id = max(layout.eos_id, 0)
+    widest = max(layout.pad_id, eos_id) >> (8 * tokens.dtype.itemsize)
+    out = np.empty(slots, dtype=np.uint32 if widest else tokens.dtype)
     mask_out = np.empty(slots if loss_mask is not None else 0, dtype=np.bool_)
     boundaries = np.empty(most + 1, dtype=np.int32)
     piece = np.empty(most, dtype=np.int32)
@@ -120,7 +122,7 @@ def gather_rows(
         plan.row_offsets, plan.document, plan.start, plan.stop, plan.insert_eos, plan.pad_after,
         rows, num_rows, seq_len, planned.position, tokens,
         loss_mask if loss_mask is not None else mask_out, loss_mask is not None,
-        tokens.dtype.type(layout.pad_id), tokens.dtype.type(layout.eos_id),
+        out.dtype.type(layout.pad_id), out.dtype.type(eos_id),
         layout.attention_by_row, out, mask_out, boundaries, piece, cu_seqlens, segment,
     )  # fmt: skip
     boundaries, piece = boundaries[: runs + 1], piece[:runs]

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.assembly import PackedRows, RowFormat, gather_rows
+from streampack.assembly import Fields, PackedRows, RowFormat, derive_fields, gather_rows
+from streampack.documents import Documents, make_origin
 from streampack.errors import StateError
+from streampack.metrics import LaneTimes, Metrics
 from streampack.packing.composition import Composition
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
@@ -26,7 +28,7 @@ from streampack.sources.skips import Skips
 from streampack.stream import DocumentStream, Mark, Preparation
 from streampack.window import Entries, PlannedWindow, Window, WindowConfig
 
-__all__ = ["Lane", "LaneBatch", "LaneConfig", "Round"]
+__all__ = ["Lane", "LaneBatch", "LaneConfig", "Round", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,16 +112,18 @@ class LaneBatch(NamedTuple):
 
     Attributes:
         rows: the batch in compact form; step: its number in the lane.
-        round: state of the lane is ``round.state(emitted)`` once this batch is consumed.
+        round, emitted: the lane's state is ``round.state(emitted)`` once this batch is consumed.
+        metrics: what came with this batch, and what was lost or spent since the batch before.
     """
 
     rows: PackedRows
     step: int
     round: Round
     emitted: int
+    metrics: Metrics
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
     """Lane number `lane`; starts from `state` (of `Round.state`) or from the beginning.
 
@@ -138,6 +142,8 @@ class Lane:
     _emitted: int = field(init=False, default=0)
     _step: int = field(init=False, default=0)
     _lost: Composition = field(init=False, default_factory=Composition)
+    _times: LaneTimes = field(init=False, default_factory=LaneTimes)
+    _reported: Metrics = field(init=False, default_factory=Metrics)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -161,8 +167,10 @@ class Lane:
             epochs=config.epochs,
             preparation=config.preparation,
             skips=skips,
+            times=self._times,
             mark=mark,
         )
+        self._reported.skipped = skips.count
         if state is not None:
             self._restore(state)
 
@@ -177,18 +185,37 @@ class Lane:
             first = self._emitted * rows_per_batch
             if first < len(planned.rows):
                 chosen = planned.rows[first : first + rows_per_batch]
-                rows = gather_rows(
-                    planned, chosen, rows_per_batch, started.entries,
-                    self._window.tokens, self._window.loss_mask, self.config.row_format,
-                )  # fmt: skip
+                with self._times.measure("gather_s"):
+                    rows = gather_rows(
+                        planned, chosen, rows_per_batch, started.entries,
+                        self._window.tokens, self._window.loss_mask, self.config.row_format,
+                    )  # fmt: skip
                 self._emitted += 1
                 self._step += 1
-                rows, self._lost = _with_lost(rows, self._lost)
-                return LaneBatch(rows, self._step - 1, started, self._emitted)
+                metrics = self._report(rows.composition)
+                return LaneBatch(rows, self._step - 1, started, self._emitted, metrics)
             if started.final:
                 return None
-            self._window.advance(planned)
+            with self._times.measure("pack_s"):
+                self._window.advance(planned)
             self._planned = None
+
+    def _report(self, composition: Composition) -> Metrics:
+        """What the batch at hand adds to the lane's totals."""
+        stream, before = self._stream, self._reported
+        self._reported = Metrics(
+            empty_documents=stream.empty_documents,
+            skipped=stream.skips.count,
+            times=replace(self._times),
+        )
+        lost, self._lost = self._lost, Composition()
+        return Metrics(
+            batches=1,
+            composition=composition + lost,
+            empty_documents=self._reported.empty_documents - before.empty_documents,
+            skipped=self._reported.skipped - before.skipped,
+            times=self._reported.times - before.times,
+        )
 
     # ------------------------------------------------------------------ one round
 
@@ -204,7 +231,8 @@ class Lane:
             documents = stream.peek()
             if documents is None:
                 return True
-            taken, full = window.admit(documents, 0, stream.serial)
+            with self._times.measure("pack_s"):
+                taken, full = window.admit(documents, 0, stream.serial)
             stream.consume(taken)
             if full:
                 break
@@ -213,7 +241,8 @@ class Lane:
     def _begin(self, final: bool) -> None:
         """Plan the window as it is and remember how it was made."""
         window, stream = self._window, self._stream
-        self._planned = window.plan(final=final)
+        with self._times.measure("pack_s"):
+            planned = self._planned = window.plan(final=final)
         entries, continued = window.entries, window.continued
         first = int(entries.serial[0]) if len(entries) else stream.serial
         mark = stream.mark_before(first)
@@ -227,7 +256,7 @@ class Lane:
             entries=entries,
             skips=(stream.skips.records[mark.skipped :], stream.skips.count),
         )
-        self._lost += _lost_whole(self._planned, entries)
+        self._lost += _lost_whole(planned, entries)
 
     # ------------------------------------------------------------------ restoring
 
@@ -253,7 +282,8 @@ class Lane:
         self._begin(state["final"])
         self._emitted = state["emitted"]
         self._step += self._emitted
-        self._lost = Composition() if self._emitted else self._lost
+        if self._emitted:
+            self._lost = Composition()  # reported with the first batch of the round
 
     def _changed(self, what: str) -> StateError:
         return StateError(
@@ -334,8 +364,22 @@ def _lost_whole(planned: PlannedWindow, entries: Entries) -> Composition:
     )
 
 
-def _with_lost(rows: PackedRows, lost: Composition) -> tuple[PackedRows, Composition]:
-    """Count documents lost whole with the next batch, so that consumed batches tell all."""
-    if lost.dropped == 0:
-        return rows, lost
-    return replace(rows, composition=rows.composition + lost), Composition()
+def warm_up(config: LaneConfig) -> None:
+    """Compile or load every kernel a lane needs, so that forked workers inherit them."""
+    for dtype in (np.uint16, np.uint32):
+        tokens = np.zeros(5, dtype=dtype)
+        origin = make_origin(0, np.arange(2, dtype=np.int64))
+        documents = Documents(tokens, np.array([0, 3, 5], dtype=np.int64), origin)
+        documents.take(np.array([1, 0], dtype=np.int64))
+        window = Window(config.window, config.packer, batch_tokens=config.batch_tokens, seed=0)
+        window.admit(documents, 0, 0)
+        planned = window.plan(final=True)
+        layout = config.row_format
+        rows_per_batch = config.batch_tokens // config.packer.seq_lens[-1]
+        rows = gather_rows(
+            planned, planned.rows, max(rows_per_batch, len(planned.rows)), window.entries,
+            window.tokens, None, layout,
+        )  # fmt: skip
+        shape = (len(rows.tokens),)
+        derive_fields(rows, Fields(*(np.empty(shape, np.int64) for _ in range(3)), np.empty(shape, np.int32)))
+        window.advance(planned)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
+from streampack.metrics import LaneTimes
 from streampack.sources.base import Block, Source
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer, apply_eos
@@ -72,6 +73,7 @@ class DocumentStream:
         epochs: how often it is read; None is for ever.
         preparation: tokenizer, EOS rule and hooks.
         skips: what to do with broken content.
+        times: where reading and preparing add up their seconds.
         mark: where to start; None is the beginning.
     """
 
@@ -86,6 +88,7 @@ class DocumentStream:
         epochs: int | None,
         preparation: Preparation,
         skips: Skips,
+        times: LaneTimes,
         mark: Mark | None = None,
     ) -> None:
         self._source = source
@@ -96,6 +99,7 @@ class DocumentStream:
         self._epochs = epochs
         self._preparation = preparation
         self.skips = skips
+        self._times = times
         self.empty_documents = 0
         self._epoch = mark.cursor["epoch"] if mark else 0
         self._start = mark.cursor["at"] if mark else None
@@ -138,10 +142,17 @@ class DocumentStream:
             )
             found = start is not None
             skipped = len(self.skips.records)
-            for block, cursor in readers[self._lane].read(start, self.skips):
+            blocks = readers[self._lane].read(start, self.skips)
+            while True:
+                with self._times.measure("read_s"):
+                    item = next(blocks, None)
+                if item is None:
+                    break
+                block, cursor = item
                 self._mark(epoch, start, skipped)
                 for chunk in _chunks(block):
-                    documents = self._prepare(chunk, epoch)
+                    with self._times.measure("prepare_s"):
+                        documents = self._prepare(chunk, epoch)
                     if len(documents):
                         found = True
                         yield documents

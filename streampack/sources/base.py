@@ -67,6 +67,10 @@ class Source(ABC):
     def describe(self) -> dict[str, Any]:
         """JSON-able identity for the fingerprint: kind, manifest digest, columns."""
 
+    def max_lanes(self) -> int | None:
+        """The largest number of lanes it can be split into, or None if any number will do."""
+        return None
+
     def estimate_tokens(self) -> int | None:
         """A rough number of tokens in one epoch, or None if nothing is known."""
         return None
@@ -196,6 +200,9 @@ class ShardedSource(Source):
             "block_documents": self.block_documents,
             "block_bytes": self.block_bytes,
         }
+
+    def max_lanes(self) -> int | None:
+        return None if self.splittable else len(self.manifest)
 
     def estimate_tokens(self) -> int | None:
         return int(self.manifest.num_bytes.sum()) // (2 if self.tokenized else 4)

@@ -1,0 +1,260 @@
+"""PackedBatch: what the training loop gets.
+
+A batch travels in compact form (`PackedRows`: narrow token ids and boundaries). The other
+per-token fields are functions of it and are made on first use, on the device the batch is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streampack.assembly import Fields, PackedRows, derive_fields
+from streampack.errors import ConfigError
+from streampack.packing.composition import Composition
+
+__all__ = ["PackedBatch"]
+
+_DERIVED = ("input_ids", "labels", "position_ids", "document_ids")
+
+
+class PackedBatch:
+    """R rows of packed documents.
+
+    Attributes:
+        cu_seqlens: (segments + 1,) int32, ends of the attention segments over the flattened rows;
+            padding segments included, none empty, the last entry is R * seq_len.
+        max_seqlen: longest attention segment, padding segments included (an int, on the host).
+        num_documents: document pieces in the batch.
+        num_tokens: slots that are not padding.
+        num_loss_tokens: labels that are not -100.
+        sum_squared_lengths: over attention segments that are not padding: what attention costs.
+        source_ids: (num_documents,) int32, the source of each piece, to be indexed by
+            `document_ids`.
+        provenance: (num_documents,) records (source, shard, index, start, stop), or None.
+        seq_len, rows: the batch's shape.
+        lane, step: batch number ``step * lanes + lane`` of the run.
+    """
+
+    def __init__(
+        self,
+        packed: PackedRows,
+        *,
+        lane: int = 0,
+        step: int = 0,
+        state: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
+    ) -> None:
+        self.seq_len = packed.seq_len
+        self.rows = len(packed.tokens) // packed.seq_len
+        self.max_seqlen = packed.max_seqlen
+        self.num_documents = len(packed.source_ids)
+        self.num_loss_tokens = packed.num_loss_tokens
+        self.sum_squared_lengths = packed.sum_squared_lengths
+        self.composition: Composition = packed.composition
+        self.provenance: NDArray[np.void] | None = packed.provenance
+        self.lane = lane
+        self.step = step
+        self._state = state
+        self._packed: PackedRows | None = packed
+        self._compact: dict[str, Tensor] | None = None
+        self._fields: dict[str, Tensor] | None = None
+
+    def __reduce__(self) -> Any:
+        if self._packed is None:
+            raise ConfigError(
+                "This batch has left its first device or was pinned, and is being pickled.",
+                "Only a batch as the dataset gives it travels between processes.",
+                "Send it before `.to()` or `.pin_memory()`.",
+            )
+        return (_rebuild, (self._packed, self.lane, self.step, self.state))
+
+    def __repr__(self) -> str:
+        return (
+            f"PackedBatch(rows={self.rows}, seq_len={self.seq_len}, "
+            f"num_documents={self.num_documents}, num_tokens={self.num_tokens}, "
+            f"lane={self.lane}, step={self.step}, device={str(self.device)!r})"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Slots that are not padding."""
+        return self.composition.placed + self.composition.inserted_eos
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """JSON-able state of the lane once this batch is consumed."""
+        if callable(self._state):
+            self._state = self._state()
+        return self._state
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._tensors["cu_seqlens"].device
+
+    # ------------------------------------------------------------------ tensors
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """(segments + 1,) int32."""
+        return self._tensors["cu_seqlens"]
+
+    @property
+    def source_ids(self) -> Tensor:
+        """(num_documents,) int32."""
+        return self._tensors["source_ids"]
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(rows, seq_len) int64."""
+        return self._derived["input_ids"]
+
+    @property
+    def labels(self) -> Tensor:
+        """(rows, seq_len) int64, not shifted; -100 where no loss is taken."""
+        return self._derived["labels"]
+
+    @property
+    def position_ids(self) -> Tensor:
+        """(rows, seq_len) int64, from 0 in every attention segment."""
+        return self._derived["position_ids"]
+
+    @property
+    def document_ids(self) -> Tensor:
+        """(rows, seq_len) int32, number of the document piece in the batch, -1 on padding."""
+        return self._derived["document_ids"]
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PackedBatch:
+        """The batch on a device. Only the compact form is copied if no field was used before."""
+        if torch.device(device) == self.device:
+            return self
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self, device: Any = None) -> PackedBatch:
+        """The batch in page-locked memory, so that `.to(..., non_blocking=True)` overlaps."""
+        return self._mapped(lambda tensor: tensor.pin_memory())
+
+    # ------------------------------------------------------------------ consumers
+
+    def hf(self) -> dict[str, Any]:
+        """Arguments for a Hugging Face transformers causal LM with variable-length attention.
+
+        Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
+        `max_length_q` and `_k`. There is no attention mask: with one, transformers would ignore
+        the boundaries.
+        """
+        return {
+            "input_ids": self.input_ids.view(1, -1),
+            "position_ids": self.position_ids.view(1, -1),
+            "labels": self.labels.view(1, -1),
+            "cu_seq_lens_q": self.cu_seqlens,
+            "cu_seq_lens_k": self.cu_seqlens,
+            "max_length_q": self.max_seqlen,
+            "max_length_k": self.max_seqlen,
+        }
+
+    def varlen(self, api: Literal["flash_attn", "torch"] = "flash_attn") -> dict[str, Any]:
+        """Sequence arguments for variable-length attention, to be passed by keyword.
+
+        Args:
+            api: "flash_attn" for `flash_attn_varlen_func` (add ``causal=True``), "torch" for
+                `torch.nn.attention.varlen.varlen_attn` (add ``window_size=(-1, 0)``, which is
+                how it spells causal).
+        """
+        values = (self.cu_seqlens, self.cu_seqlens, self.max_seqlen, self.max_seqlen)
+        if api == "flash_attn":
+            names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+        elif api == "torch":
+            names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
+        else:
+            raise ConfigError(
+                f"api is {api!r}.", "Its argument names are unknown.", 'Use "flash_attn" or "torch".'
+            )
+        return dict(zip(names, values, strict=True))
+
+    # ------------------------------------------------------------------ making them
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        """The compact form as tensors."""
+        if self._compact is None:
+            packed = self._packed
+            assert packed is not None
+            # Torch has few operations on unsigned integers, so ids travel as signed ones of the
+            # same width and are widened with a mask.
+            signed = np.int16 if packed.tokens.dtype == np.uint16 else np.int32
+            self._compact = {
+                "tokens": torch.from_numpy(packed.tokens.view(signed)),
+                "cu_seqlens": torch.from_numpy(packed.cu_seqlens),
+                "boundaries": torch.from_numpy(packed.boundaries),
+                "piece": torch.from_numpy(packed.piece),
+                "source_ids": torch.from_numpy(packed.source_ids),
+            }
+            if packed.loss_mask is not None:
+                self._compact["loss_mask"] = torch.from_numpy(packed.loss_mask)
+        return self._compact
+
+    @property
+    def _derived(self) -> dict[str, Tensor]:
+        if self._fields is None:
+            if self._packed is not None:
+                self._fields = _derive_on_host(self._packed, self.rows)
+            else:
+                self._fields = _derive_on_device(self._tensors, self.rows, self.seq_len)
+        return self._fields
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> PackedBatch:
+        moved = object.__new__(PackedBatch)
+        moved.__dict__.update(self.__dict__)
+        moved._packed = None
+        moved._compact = {name: function(tensor) for name, tensor in self._tensors.items()}
+        if self._fields is not None:
+            moved._fields = {name: function(tensor) for name, tensor in self._fields.items()}
+        return moved
+
+
+def _rebuild(packed: PackedRows, lane: int, step: int, state: Any) -> PackedBatch:
+    return PackedBatch(packed, lane=lane, step=step, state=state)
+
+
+def _derive_on_host(packed: PackedRows, rows: int) -> dict[str, Tensor]:
+    """One compiled pass on the CPU."""
+    shape = (rows, packed.seq_len)
+    ids, positions, labels = (torch.empty(shape, dtype=torch.int64) for _ in range(3))
+    documents = torch.empty(shape, dtype=torch.int32)
+    derive_fields(
+        packed, Fields(ids.numpy(), positions.numpy(), labels.numpy(), documents.numpy())
+    )
+    return {
+        "input_ids": ids,
+        "position_ids": positions,
+        "labels": labels,
+        "document_ids": documents,
+    }
+
+
+def _derive_on_device(compact: dict[str, Tensor], rows: int, seq_len: int) -> dict[str, Tensor]:
+    """The same by tensor operations, on any device and without waiting for it."""
+    slots = rows * seq_len
+    tokens = compact["tokens"]
+    ids = tokens.to(torch.int64) & ((1 << (8 * tokens.element_size())) - 1)
+    cu_seqlens, boundaries = compact["cu_seqlens"], compact["boundaries"]
+    lengths = cu_seqlens.diff()
+    starts = torch.repeat_interleave(cu_seqlens[:-1], lengths, output_size=slots)
+    positions = torch.arange(slots, device=ids.device) - starts
+    documents = torch.repeat_interleave(compact["piece"], boundaries.diff(), output_size=slots)
+    ignored = (positions == 0) | (documents < 0)
+    if "loss_mask" in compact:
+        ignored |= ~compact["loss_mask"]
+    shape = (rows, seq_len)
+    return {
+        "input_ids": ids.view(shape),
+        "position_ids": positions.view(shape),
+        "labels": ids.masked_fill(ignored, -100).view(shape),
+        "document_ids": documents.view(shape),
+    }

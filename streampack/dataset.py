@@ -1,0 +1,285 @@
+"""PackedDataset: documents in, packed batches out, for one data-parallel rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streampack.assembly import RowFormat
+from streampack.batch import PackedBatch
+from streampack.errors import ConfigError
+from streampack.hooks import Hook
+from streampack.lane import LaneConfig
+from streampack.packing import BestFitDecreasing, Packer
+from streampack.rotation import rotate
+from streampack.sizing import choose_lanes
+from streampack.sources.infer import as_source
+from streampack.state import RunState, check_version
+from streampack.stream import Preparation
+from streampack.tokenization import EosRule, Tokenizer, load_tokenizer
+from streampack.topology import Topology
+from streampack.window import WindowConfig
+
+__all__ = ["PackedDataset"]
+
+
+class PackedDataset(IterableDataset[PackedBatch]):
+    """A stream of packed batches.
+
+    Iterate it directly, through a torch ``DataLoader(dataset, batch_size=None, num_workers=n)``,
+    or through `PackedLoader`, which keeps the state of what the loop has consumed.
+
+    Args:
+        source: a `streampack.sources` source, a path or URL of Parquet or JSON-lines files, or an
+            iterable of texts or token ids.
+        seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``.
+        packer: how documents are packed.
+        batch_tokens: tokens per batch, a multiple of the row length; None is one row.
+        tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or
+            transformers tokenizer, or a `Tokenizer`. Never downloaded.
+        eos: "ensure" (append an end-of-document id where missing), "append" or "as-is"; None is
+            "ensure" for text and "as-is" for token ids.
+        eos_id, pad_id: None takes them from the tokenizer. Without a pad id, padding is filled
+            with id 0, which nothing reads: it has attention segments of its own and no loss.
+        vocab_size: ids must be below it; None takes it from the tokenizer.
+        attention: "document" keeps documents apart; "row" lets a row attend across them.
+        filter, map: hooks, see `Hook`; the filter sees documents first.
+        window: how far a lane looks ahead.
+        seed: of every random decision.
+        shuffle: shuffle shards, and documents inside blocks.
+        epochs: passes over the source; None is endless.
+        lanes: number of lanes, fixed for the whole run; None chooses (12 per rank if the corpus
+            is large enough).
+        topology: which data-parallel rank this is; None detects it.
+        on_error: "raise" or "skip" broken documents and shards.
+        provenance: record where every piece of a batch came from.
+        memory_limit: bytes for the windows of one rank, if lanes is None.
+
+    Raises:
+        ConfigError: settings that cannot work, or a source that has nothing.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        seq_len: int | None = None,
+        packer: Packer | None = None,
+        batch_tokens: int | None = None,
+        tokenizer: Any = None,
+        eos: EosRule | None = None,
+        eos_id: int | None = None,
+        pad_id: int | None = None,
+        vocab_size: int | None = None,
+        attention: Literal["document", "row"] = "document",
+        filter: Hook | None = None,  # noqa: A002
+        map: Hook | None = None,  # noqa: A002
+        window: WindowConfig | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int | None = 1,
+        lanes: int | None = None,
+        topology: Topology | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        provenance: bool = False,
+        memory_limit: int = 2 << 30,
+    ) -> None:
+        super().__init__()
+        packer = _choose_packer(seq_len, packer)
+        batch_tokens = _check_batch_tokens(batch_tokens, packer)
+        _check_choices(attention, epochs, lanes)
+        self.topology = Topology.detect() if topology is None else topology
+        self._memory_limit = memory_limit
+        self._loaded: Mapping[str, Any] | None = None
+        source = as_source(source)
+        preparation, row_format = _prepare(
+            source.tokenized, tokenizer, eos, eos_id, pad_id, vocab_size
+        )
+        if packer.inserts_eos and row_format.eos_id < 0:
+            raise ConfigError(
+                f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
+                "unknown.",
+                "Pieces would look like whole documents.",
+                "Pass eos_id=, or a tokenizer that declares it.",
+            )
+        source.prepare()
+        self._config = LaneConfig(
+            source=source,
+            lanes=lanes or 0,  # 0: chosen when the number of workers is known
+            preparation=replace(preparation, filter=filter, map=map),
+            packer=packer,
+            window=(window or WindowConfig()).resolve(packer, batch_tokens),
+            batch_tokens=batch_tokens,
+            row_format=replace(
+                row_format, attention_by_row=attention == "row", provenance=provenance
+            ),
+            seed=seed,
+            shuffle=shuffle,
+            epochs=epochs,
+            on_error=on_error,
+        )
+        if lanes:
+            self.topology.require(lanes)
+            source.lanes(lanes, seed=seed, epoch=0, shuffle=shuffle)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start from a saved state instead of the beginning.
+
+        Raises:
+            StateError: the state is of another run; see `RunState.load`.
+        """
+        check_version(state)
+        if not self._config.lanes:
+            self._config = replace(self._config, lanes=state["fingerprint"].get("lanes", 0))
+        self.topology.require(self._config.lanes)
+        RunState.load(state, self.fingerprint(), self.topology)
+        self._loaded = state
+
+    def lane_config(self, workers: int = 1) -> LaneConfig:
+        """The lanes' configuration, with the number of lanes chosen for so many workers."""
+        if not self._config.lanes:
+            config = self._config
+            assert config.window.window_tokens is not None
+            lanes = choose_lanes(
+                config.source,
+                self.topology,
+                workers,
+                window_tokens=config.window.window_tokens,
+                memory_limit=self._memory_limit,
+            )
+            self._config = replace(config, lanes=lanes)
+        return self._config
+
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON-able identity of the run: whatever changes which tokens come in which batch."""
+        config = self.lane_config()
+        preparation = config.preparation
+        tokenizer = preparation.tokenizer
+        return {
+            "source": config.source.describe(),
+            "tokenizer": tokenizer.fingerprint if tokenizer else None,
+            "eos": None if tokenizer else [preparation.eos, preparation.eos_id],
+            "filter": preparation.filter.name if preparation.filter else None,
+            "map": preparation.map.name if preparation.map else None,
+            "packer": config.packer.describe(),
+            "window": config.window.describe(),
+            "batch_tokens": config.batch_tokens,
+            "seed": config.seed,
+            "shuffle": config.shuffle,
+            "lanes": config.lanes,
+        }
+
+    def start(self) -> RunState:
+        """The state iteration starts from."""
+        if self._loaded is None:
+            return RunState.begin(self.fingerprint(), self.topology)
+        return RunState.load(self._loaded, self.fingerprint(), self.topology)
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        config = self.lane_config(workers)
+        run = self.start()
+        own = self.topology.lanes(run.next_batch, config.lanes)
+        if len(own) % workers:
+            valid = [str(n) for n in range(1, len(own) + 1) if len(own) % n == 0]
+            raise ConfigError(
+                f"{workers} DataLoader workers do not divide the {len(own)} lanes of this rank.",
+                "A DataLoader takes batches from its workers in turn, so lanes would get out of "
+                "order.",
+                f"Use num_workers of {', '.join(valid)}, or PackedLoader, which takes any number.",
+            )
+        own = own[number::workers]
+        for lane, batch in rotate(config, own, {lane: run.lane(lane) for lane in own}):
+            if batch is not None:
+                yield PackedBatch(
+                    batch.rows,
+                    lane=lane,
+                    step=batch.step,
+                    state=partial(batch.round.state, batch.emitted),
+                )
+
+
+def _choose_packer(seq_len: int | None, packer: Packer | None) -> Packer:
+    if (seq_len is None) == (packer is None):
+        raise ConfigError(
+            f"seq_len is {seq_len!r} and packer is {packer!r}.",
+            "The row length must come from one of them.",
+            "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
+        )
+    return packer if packer is not None else BestFitDecreasing(seq_len=seq_len or 0)
+
+
+def _check_batch_tokens(batch_tokens: int | None, packer: Packer) -> int:
+    longest = packer.seq_lens[-1]
+    if batch_tokens is None:
+        return longest
+    if batch_tokens < longest or batch_tokens % longest:
+        raise ConfigError(
+            f"batch_tokens is {batch_tokens}, a row has {longest} tokens.",
+            "A batch is a whole number of rows.",
+            f"Use a multiple of {longest}.",
+        )
+    return batch_tokens
+
+
+def _check_choices(attention: str, epochs: int | None, lanes: int | None) -> None:
+    if attention not in ("document", "row"):
+        raise ConfigError(
+            f"attention is {attention!r}.",
+            "It decides where attention segments end.",
+            'Use "document" or "row".',
+        )
+    for name, value in (("epochs", epochs), ("lanes", lanes)):
+        if value is not None and value < 1:
+            raise ConfigError(
+                f"{name} is {value}.",
+                "There would be nothing to do.",
+                f"Use a positive number, or None ({'endless' if name == 'epochs' else 'chosen'}).",
+            )
+
+
+def _prepare(
+    tokenized: bool,
+    tokenizer: Any,
+    eos: EosRule | None,
+    eos_id: int | None,
+    pad_id: int | None,
+    vocab_size: int | None,
+) -> tuple[Preparation, RowFormat]:
+    """What tokenizer and ids mean for this kind of source; -1 stands for an unknown EOS id."""
+    if tokenizer is not None:
+        given = {"eos": eos, "eos_id": eos_id, "pad_id": pad_id}
+        if tokenized:  # the tokenizer only lends its ids
+            given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
+        tokenizer = load_tokenizer(
+            tokenizer, **{name: value for name, value in given.items() if value is not None}
+        )
+        eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
+        vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
+    elif not tokenized:
+        raise ConfigError(
+            "The source gives texts, and there is no tokenizer.",
+            "Only token ids can be packed.",
+            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers tokenizer).",
+        )
+    rule = eos or "as-is"
+    if tokenized and rule != "as-is" and eos_id is None:
+        raise ConfigError(
+            f'eos is "{rule}", and the id is unknown.',
+            "There is nothing to append.",
+            "Pass eos_id=, or a tokenizer that declares it.",
+        )
+    preparation = Preparation(
+        tokenizer=None if tokenized else tokenizer,
+        eos=rule,
+        eos_id=eos_id,
+        vocab_size=vocab_size,
+    )
+    return preparation, RowFormat(
+        pad_id=0 if pad_id is None else pad_id, eos_id=-1 if eos_id is None else eos_id
+    )

@@ -1,0 +1,91 @@
+"""Metrics: what was delivered, and where the time went; counts that add up over lanes and ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from streampack.packing.composition import Composition
+
+__all__ = ["LaneTimes", "Metrics"]
+
+
+@dataclass(slots=True)
+class LaneTimes:
+    """Seconds that lanes spent, by stage. Add two with ``+``.
+
+    Attributes:
+        read_s: waiting for the source (storage, decompression, parsing).
+        prepare_s: tokenizing, checks and hooks.
+        pack_s: filling and planning the window.
+        gather_s: copying rows out of the window.
+    """
+
+    read_s: float = 0.0
+    prepare_s: float = 0.0
+    pack_s: float = 0.0
+    gather_s: float = 0.0
+
+    def __add__(self, other: LaneTimes) -> LaneTimes:
+        return LaneTimes(
+            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(LaneTimes))
+        )
+
+    def __sub__(self, other: LaneTimes) -> LaneTimes:
+        return LaneTimes(
+            *(getattr(self, f.name) - getattr(other, f.name) for f in fields(LaneTimes))
+        )
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        """Add the time of the block to `stage`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, stage, getattr(self, stage) + time.perf_counter() - began)
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Totals over the batches that the loop has consumed. Add two with ``+``.
+
+    Attributes:
+        batches: batches consumed; composition: what their rows hold.
+        empty_documents: documents without a token, left out; skipped: broken documents or shards
+            that `on_error="skip"` stepped over.
+        wait_s: seconds the loop waited in `next()` for a batch, all stages together.
+        times: seconds the lanes spent by stage, in this process or in workers; the longest of
+            them names what to speed up when `wait_s` is large.
+    """
+
+    batches: int = 0
+    composition: Composition = field(default_factory=Composition)
+    empty_documents: int = 0
+    skipped: int = 0
+    wait_s: float = 0.0
+    times: LaneTimes = field(default_factory=LaneTimes)
+
+    def __add__(self, other: Metrics) -> Metrics:
+        return Metrics(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Metrics)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Flat names and numbers, for a logger."""
+        composition = self.composition
+        return {
+            "batches": self.batches,
+            "tokens": composition.placed,
+            "documents": composition.documents,
+            "utilisation": composition.utilisation,
+            "padding_ratio": composition.padding_ratio,
+            "truncation_ratio": composition.truncation_ratio,
+            "dropped_ratio": composition.dropped_ratio,
+            "mean_context": composition.mean_context,
+            "empty_documents": self.empty_documents,
+            "skipped": self.skipped,
+            "wait_s": self.wait_s,
+            **{f.name: getattr(self.times, f.name) for f in fields(LaneTimes)},
+        }

@@ -1,0 +1,29 @@
+"""Several lanes of one process in turn: one batch from each, until all are dry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from streampack.lane import Lane, LaneBatch, LaneConfig
+
+__all__ = ["rotate"]
+
+
+def rotate(
+    config: LaneConfig, lanes: Sequence[int], states: Mapping[int, dict[str, Any] | None]
+) -> Iterator[tuple[int, LaneBatch | None]]:
+    """Yield (lane, batch) in turn over `lanes`; (lane, None) once, where a lane has run dry.
+
+    A lane starts when its turn comes first, so that the first batch waits for one lane only.
+    """
+    running: dict[int, Lane | None] = dict.fromkeys(lanes)
+    while running:
+        for lane in list(running):
+            started = running[lane]
+            if started is None:
+                started = running[lane] = Lane(config, lane, states.get(lane))
+            batch = started.next()
+            if batch is None:
+                del running[lane]
+            yield lane, batch

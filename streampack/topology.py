@@ -1,0 +1,74 @@
+"""Topology: which data-parallel rank this is, of how many; and who owns which lane.
+
+Batch g of a run comes from lane ``g % lanes``. At step s after a (re)start at batch `start`, rank r
+of R delivers batch ``start + s * R + r``; since R divides the lanes, a rank owns whole lanes, and
+the global sequence of batches is the same for every R.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from streampack.errors import ConfigError
+
+__all__ = ["Topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A place among data-parallel ranks.
+
+    Ranks that hold parts of one model (tensor, pipeline or context parallel) share one data-
+    parallel rank and so get the same batches.
+
+    Args:
+        rank: this process's data-parallel rank; world_size: how many there are.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"Rank {self.rank} is not one of {self.world_size}.",
+                "Its share of the lanes is undefined.",
+                "Pass Topology(rank, world_size) with 0 <= rank < world_size.",
+            )
+
+    @classmethod
+    def detect(cls) -> Topology:
+        """From torch.distributed if it is initialised, else from RANK and WORLD_SIZE, else one."""
+        import torch.distributed as dist
+
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        try:
+            return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+        except ValueError:
+            raise ConfigError(
+                f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE="
+                f"{os.environ.get('WORLD_SIZE')!r} are not two numbers.",
+                "The data-parallel rank cannot be told from them.",
+                "Correct them, or pass topology=Topology(rank, world_size).",
+            ) from None
+
+    def require(self, lanes: int) -> None:
+        """Raise `ConfigError` unless these ranks divide the lanes, naming numbers that do."""
+        if lanes % self.world_size:
+            valid = [n for n in range(1, lanes + 1) if lanes % n == 0]
+            raise ConfigError(
+                f"{self.world_size} data-parallel ranks do not divide {lanes} lanes.",
+                "A lane cannot be shared between ranks.",
+                f"Use {', '.join(map(str, valid))} ranks, or start a new run with lanes= a "
+                f"multiple of {self.world_size}.",
+            )
+
+    def batch(self, start: int, step: int) -> int:
+        """Global number of this rank's batch at local step `step` of a run started at `start`."""
+        return start + step * self.world_size + self.rank
+
+    def lanes(self, start: int, lanes: int) -> list[int]:
+        """The lanes this rank owns in a run started at batch `start`, in rotation order."""
+        return [self.batch(start, step) % lanes for step in range(lanes // self.world_size)]

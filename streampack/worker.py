@@ -1,0 +1,124 @@
+"""A worker process of `PackedLoader`: runs some of a rank's lanes and sends their batches.
+
+Batches go through one pipe per worker in their compact form, so nothing of a batch lies in shared
+memory that a killed process could leave behind. Few bytes travel (2 or 4 per token); the per-token
+fields are made by the loop's process.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from streampack.assembly import PackedRows
+from streampack.lane import LaneConfig
+from streampack.metrics import Metrics
+from streampack.rotation import rotate
+
+__all__ = ["Dry", "Failed", "Made", "run_worker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A batch.
+
+    Attributes:
+        rows, step, metrics: of `LaneBatch`; lane: which lane.
+        round: the lane's state before any batch of this round, or None if it was sent before.
+        emitted: batches of the round, this one included.
+    """
+
+    lane: int
+    rows: PackedRows
+    step: int
+    metrics: Metrics
+    round: dict[str, Any] | None
+    emitted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dry:
+    """A lane has nothing more."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A lane raised: the error itself if it can be pickled, and its traceback in words."""
+
+    error: BaseException | None
+    traceback: str
+
+
+def run_worker(
+    config: LaneConfig,
+    lanes: Sequence[int],
+    states: Mapping[int, dict[str, Any] | None],
+    prefetch_batches: int,
+    sender: Connection,
+    inherited: Sequence[Connection],
+) -> None:
+    """Main function of the process.
+
+    Args:
+        config, lanes, states: what to run; see `rotate`.
+        prefetch_batches: batches made ahead of those that are sent.
+        sender: where they go.
+        inherited: ends of other pipes that a forked child holds and must not keep open.
+    """
+    for connection in inherited:
+        connection.close()
+    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+    waiting: queue.Queue[Any] = queue.Queue(maxsize=prefetch_batches)
+    sending = threading.Thread(target=_send_all, args=(waiting, sender), daemon=True)
+    sending.start()
+    try:
+        sent_round: dict[int, int] = {}
+        for lane, batch in rotate(config, lanes, states):
+            if batch is None:
+                waiting.put(Dry(lane))
+                continue
+            number = batch.round.number
+            fresh = sent_round.get(lane) != number
+            sent_round[lane] = number
+            state = batch.round.state(0) if fresh else None
+            waiting.put(
+                Made(lane, batch.rows, batch.step, batch.metrics, state, batch.emitted)
+            )
+    except BaseException as error:  # whatever it is, the loop must hear of it
+        waiting.put(Failed(_picklable(error), traceback.format_exc()))
+    waiting.put(None)
+    sending.join()
+
+
+def _send_all(waiting: queue.Queue[Any], sender: Connection) -> None:
+    try:
+        while (message := waiting.get()) is not None:
+            sender.send(message)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the loop is gone or has had enough
+    sender.close()
+
+
+def _die_with_parent(parent: int) -> None:
+    """A parent that is killed outright cannot end its workers; they end themselves."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
+
+
+def _picklable(error: BaseException) -> BaseException | None:
+    import pickle
+
+    try:
+        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else None  # noqa: S301
+    except Exception:
+        return None

@@ -1,0 +1,252 @@
+"""PackedLoader and the plain DataLoader: order, exactly once, resume, and what happens on death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack.errors import ConfigError, ContentError, StateError, WorkerError
+from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
+from tests.memory_source import MemorySource, numbered_documents
+from tests.test_lane import heavy_tailed
+
+SEQ_LEN = 32
+LENGTHS = heavy_tailed(400, seed=11)
+DOCUMENTS = numbered_documents(LENGTHS)
+PAD = 4_000_000
+
+
+def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
+    values: dict[str, Any] = {
+        "packer": packer or BestFitDecreasing(seq_len=SEQ_LEN),
+        "batch_tokens": 2 * SEQ_LEN,
+        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "lanes": 6,
+        "topology": Topology(),
+        "pad_id": PAD,
+        "eos_id": PAD + 1,
+    }
+    source = MemorySource([DOCUMENTS[:150], DOCUMENTS[150:]], block_documents=9)
+    return PackedDataset(source, **{**values, **options})
+
+
+def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
+    return batch.lane, batch.step, batch.input_ids.ravel().tolist(), batch.cu_seqlens.tolist()
+
+
+def tokens_of(batches: Any) -> list[int]:
+    ids = torch.cat([batch.input_ids.ravel() for batch in batches])
+    return sorted(ids[ids < PAD].tolist())
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_any_number_of_workers_gives_the_same_batches(context: str) -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    assert tokens_of(PackedLoader(make_dataset())) == list(range(sum(LENGTHS)))
+    for workers in (1, 2, 4, 9) if context == "fork" else (2,):
+        loader = PackedLoader(
+            make_dataset(), num_workers=workers, multiprocessing_context=context
+        )
+        assert [identity(batch) for batch in loader] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_a_plain_dataloader_delivers_every_token_once(workers: int) -> None:
+    loader = DataLoader(make_dataset(), batch_size=None, num_workers=workers)
+    assert tokens_of(loader) == list(range(sum(LENGTHS)))
+
+
+def test_a_plain_dataloader_with_workers_that_do_not_divide_the_lanes_is_told_which_do() -> None:
+    loader = DataLoader(make_dataset(), batch_size=None, num_workers=4)
+    with pytest.raises(ConfigError, match="num_workers of 1, 2, 3, 6"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 6])
+def test_ranks_share_the_batches_and_the_global_order_is_the_same(world_size: int) -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    found = []
+    for rank in range(world_size):
+        dataset = make_dataset(topology=Topology(rank, world_size))
+        found += [identity(batch) for batch in PackedLoader(dataset, num_workers=rank % 2)]
+    assert sorted(found, key=lambda item: item[1] * 6 + item[0]) == expected
+
+
+def test_ranks_that_do_not_divide_the_lanes_are_told_which_do() -> None:
+    with pytest.raises(ConfigError, match="Use 1, 2, 3, 6 ranks"):
+        make_dataset(topology=Topology(0, 4))
+
+
+@pytest.mark.parametrize(
+    "packer",
+    [BestFitDecreasing(seq_len=SEQ_LEN), Concat(seq_len=SEQ_LEN), Pad(seq_len=SEQ_LEN)],
+    ids=lambda packer: type(packer).__name__,
+)
+def test_resuming_after_any_batch_gives_the_same_rest(packer: Packer) -> None:
+    loader = PackedLoader(make_dataset(packer))
+    batches, states = [], []
+    for batch in loader:
+        batches.append(identity(batch))
+        states.append(json.dumps(loader.state_dict()))
+    for i in [0, 1, 5, 6, 7, *range(10, len(states), 17), len(states) - 1]:
+        again = PackedLoader(make_dataset(packer))
+        again.load_state_dict(json.loads(states[i]))
+        assert [identity(batch) for batch in again] == batches[i + 1 :]
+
+
+def test_resuming_with_prefetching_workers_gives_the_same_rest() -> None:
+    batches = [identity(batch) for batch in PackedLoader(make_dataset())]
+    for stop in (1, 13, 60):
+        first = PackedLoader(make_dataset(), num_workers=2, prefetch_batches=8)
+        for i, _ in enumerate(first):
+            if i == stop:
+                break
+        state = json.loads(json.dumps(first.state_dict()))
+        again = PackedLoader(make_dataset(), num_workers=3)
+        again.load_state_dict(state)
+        assert [identity(batch) for batch in again] == batches[stop + 1 :]
+
+
+def test_a_rank_resumes_its_own_state_and_refuses_anothers() -> None:
+    loaders = [PackedLoader(make_dataset(topology=Topology(r, 2))) for r in range(2)]
+    rest = []
+    for loader in loaders:
+        batches = iter(loader)
+        for _ in range(20):
+            next(batches)
+        state = loader.state_dict()
+        rest.append((state, [identity(batch) for batch in batches]))
+    for rank, (state, expected) in enumerate(rest):
+        again = PackedLoader(make_dataset(topology=Topology(rank, 2)))
+        again.load_state_dict(state)
+        assert [identity(batch) for batch in again] == expected
+        with pytest.raises(StateError, match="another rank's"):
+            PackedLoader(make_dataset(topology=Topology(1 - rank, 2))).load_state_dict(state)
+
+
+def test_a_loop_that_breaks_goes_on_behind_its_last_batch() -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    loader = PackedLoader(make_dataset(), num_workers=2)
+    found = []
+    for batch in loader:
+        found.append(identity(batch))
+        if len(found) == 17:
+            break
+    found += [identity(batch) for batch in loader]
+    assert found == expected
+    assert [identity(batch) for batch in loader] == expected  # finished: from the beginning
+
+
+def test_a_killed_worker_is_named_and_the_loader_goes_on_behind_the_last_batch() -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    loader = PackedLoader(make_dataset(), num_workers=2, prefetch_batches=1)
+    found = []
+    with pytest.raises(WorkerError, match="killed by signal 9"):
+        for batch in loader:
+            found.append(identity(batch))
+            if len(found) == 9:
+                for pid in child_processes("streampack-worker"):
+                    os.kill(pid, signal.SIGKILL)
+    assert 9 <= len(found) < len(expected)
+    found += [identity(batch) for batch in loader]
+    assert found == expected
+
+
+def child_processes(name: str) -> list[int]:
+    import multiprocessing
+
+    return [p.pid for p in multiprocessing.active_children() if name in p.name and p.pid]
+
+
+def test_no_worker_outlives_its_loop() -> None:
+    for batch in PackedLoader(make_dataset(), num_workers=3):
+        assert len(child_processes("streampack-worker")) == 3
+        assert batch is not None
+        break
+    assert child_processes("streampack-worker") == []
+
+
+def _reject(documents: Any, seeds: Any) -> Any:
+    raise RuntimeError("this hook is broken")
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_what_a_worker_raises_reaches_the_loop(context: str) -> None:
+    broken = make_dataset(filter=Hook("broken", _reject))
+    with pytest.raises(RuntimeError, match="this hook is broken"):
+        list(PackedLoader(broken, num_workers=2, multiprocessing_context=context))
+    beyond = make_dataset(vocab_size=100)
+    with pytest.raises(ContentError, match="the vocabulary has 100"):
+        list(PackedLoader(beyond, num_workers=2, multiprocessing_context=context))
+
+
+def test_a_state_of_another_run_is_refused_with_field_and_both_values() -> None:
+    loader = PackedLoader(make_dataset())
+    next(iter(loader))
+    state = loader.state_dict()
+    others: list[tuple[str, PackedDataset]] = [
+        ("`seed` was 0 .* is 3", make_dataset(seed=3)),
+        ("`packer.kind` was 'BestFitDecreasing'", make_dataset(Concat(seq_len=SEQ_LEN))),
+        ("`batch_tokens` was 64 .* is 96", make_dataset(batch_tokens=96)),
+        ("`lanes` was 6 .* is 3", make_dataset(lanes=3)),
+        ("`filter` was None", make_dataset(filter=Hook("mine", _reject))),
+        ("`eos` was", make_dataset(eos="append")),
+    ]
+    for message, dataset in others:
+        with pytest.raises(StateError, match=message):
+            PackedLoader(dataset).load_state_dict(state)
+    for broken in ({}, {**state, "version": 99}):
+        with pytest.raises(StateError):
+            PackedLoader(make_dataset()).load_state_dict(broken)
+
+
+def test_lanes_left_to_choose_are_taken_from_the_state() -> None:
+    loader = PackedLoader(make_dataset(lanes=None), num_workers=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    again = PackedLoader(make_dataset(lanes=None, topology=Topology()))
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+
+
+def test_metrics_tell_what_the_loop_has_taken() -> None:
+    for workers in (0, 2):
+        loader = PackedLoader(make_dataset(), num_workers=workers)
+        tokens = sum(batch.num_tokens for batch in loader)
+        metrics = loader.metrics()
+        assert metrics.composition.placed == tokens == sum(LENGTHS)
+        assert metrics.composition.documents == len(LENGTHS)
+        assert metrics.wait_s > 0
+        assert metrics.times.pack_s > 0
+        assert set(metrics.as_dict()) >= {"utilisation", "wait_s", "read_s", "tokens"}
+
+
+def test_empty_documents_are_left_out_and_counted() -> None:
+    documents = [np.zeros(n, dtype=np.uint16) for n in (3, 0, 5, 0, 0, 2)]
+    dataset = PackedDataset(
+        MemorySource([documents]), seq_len=8, lanes=1, topology=Topology(), eos="append", eos_id=1
+    )
+    loader = PackedLoader(dataset)
+    assert sum(batch.num_documents for batch in loader) == 3
+    assert loader.metrics().empty_documents == 3
+    assert loader.metrics().composition.placed == 3 + 5 + 2 + 3
+
+
+def test_endless_epochs_reshuffle_and_go_on() -> None:
+    loader = PackedLoader(make_dataset(epochs=None, lanes=1))
+    seen: list[int] = []
+    for batch in loader:
+        seen += batch.input_ids.ravel().tolist()
+        if len(seen) > 3 * sum(LENGTHS):
+            break
+    counts = np.bincount([token for token in seen if token < PAD], minlength=sum(LENGTHS))
+    assert counts.min() >= 2
+    assert counts.max() <= 4
