@@ -233,7 +233,7 @@ def _read_extra(
     if kind == 75:  # K: where a link leads
         return 0, np.int64(-1), np.int64(-1)
     if kind == 76:  # L: a long name
-        length = np.int64(0)
+        length: Index = np.int64(0)
         while length < size and data[body + length] != 0:
             if length == _NAME_LIMIT:
                 return _UNSUPPORTED, np.int64(-1), np.int64(-1)
@@ -257,7 +257,7 @@ def _read_pax(
     path_length: Index = np.int64(-1)
     size: Index = np.int64(-1)
     while at < end and data[at] != 0:
-        length = np.int64(0)
+        length: Index = np.int64(0)
         begin = at
         while at < end and 48 <= data[at] <= 57 and length < 1 << 30:
             length = 10 * length + data[at] - 48

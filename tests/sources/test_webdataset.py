@@ -1,0 +1,511 @@
+"""WebDataset: written by webdataset and tarfile, scanned in bulk, and never trusted."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import pickle
+import random
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.documents import Documents
+from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.sources.skips import Skips
+from streampack.sources.storage import Storage
+from streampack.sources.webdataset import WebDataset
+from tests.servers import HTTPServer, S3Server
+from tests.sources.contract import check_source_contract, read_all
+
+wds = pytest.importorskip("webdataset")
+
+Members = Sequence[tuple[str, bytes]]
+
+
+def npy(array: Any, version: tuple[int, int] | None = None) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, np.asarray(array), version=version, allow_pickle=True)
+    return stream.getvalue()
+
+
+def archive(members: Members, format: int = tarfile.GNU_FORMAT, mode: str = "w") -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=mode, format=format) as tar:  # type: ignore[call-overload]
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def documents(count: int, dtype: str = "uint16", seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 60_000, n).astype(dtype) for n in rng.integers(0, 90, count)]
+
+
+def shards(folder: Path, count: int = 200, per_shard: int = 40) -> list[list[int]]:
+    """Shards by webdataset's own writer, with files that are not read; returns the ids."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = documents(count)
+    pattern = str(folder / "shard-%03d.tar")
+    with wds.ShardWriter(pattern, maxcount=per_shard, verbose=0) as writer:
+        for i, tokens in enumerate(made):
+            writer.write({"__key__": f"d/{i:05d}", "cls": i, "npy": tokens, "txt": "x" * (i % 40)})
+    return [tokens.tolist() for tokens in made]
+
+
+def one(folder: Path, content: bytes, name: str = "a.tar", **arguments: Any) -> WebDataset:
+    path = folder / name
+    path.write_bytes(content)
+    return WebDataset(path, **{"key": "npy", **arguments})
+
+
+def theirs(path: Path, key: str) -> list[Any]:
+    """What webdataset itself decodes from a shard."""
+    return [sample[key] for sample in wds.WebDataset(str(path), shardshuffle=False).decode()]
+
+
+def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
+    expected = shards(tmp_path)
+    source = WebDataset(
+        f"{tmp_path}/shard-{{000..004}}.tar", key="npy", block_documents=7, block_bytes=500
+    )
+    assert len(source.manifest) == 5
+    check_source_contract(source, expected)
+
+
+@pytest.mark.parametrize(("key", "form"), [("npy", list), ("txt", str)])
+def test_documents_are_those_of_webdatasets_own_reader(
+    tmp_path: Path, key: str, form: type
+) -> None:
+    shards(tmp_path, 60, 60)
+    found = read_all(WebDataset(tmp_path, key=key))
+    expected = theirs(tmp_path / "shard-000.tar", key)
+    assert found == [d if form is str else tuple(d.tolist()) for d in expected]
+
+
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+)
+@pytest.mark.parametrize("form", ["npy 1.0", "npy 2.0", "raw"])
+def test_every_integer_dtype_comes_back(tmp_path: Path, dtype: str, form: str) -> None:
+    top = min(int(np.iinfo(dtype).max), 2**31)
+    made = [np.array([0, 5, top, 7])[:n].astype(dtype) for n in (0, 1, 2, 3, 4)] * 2
+    version = {"npy 1.0": (1, 0), "npy 2.0": (2, 0)}.get(form)
+    members = [
+        (f"{i}.bin", d.tobytes() if version is None else npy(d, version))
+        for i, d in enumerate(made)
+    ]
+    if version is None:
+        source = one(tmp_path, archive(members), key="bin", dtype=dtype)
+    else:
+        members = [(name.replace("bin", "npy"), content) for name, content in members]
+        source = one(tmp_path, archive(members), key=".NPY")
+    check_source_contract(source, [d.tolist() for d in made], lane_counts=(1,))
+    block, _ = next(iter(source.read_shard(0, 0, 1, Skips())))
+    assert isinstance(block, Documents)
+    assert block.tokens.dtype == (dtype if dtype in ("uint16", "uint32", "int32") else "uint32")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([0, 1, 191, 192, 193, 500]), min_size=1, max_size=15),
+    format=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    prefix=st.sampled_from(["", "./", "a.b/c/", "x" * 90 + "/" + "y" * 80 + "/", "größe/"]),
+    block_documents=st.integers(1, 6),
+    block_bytes=st.sampled_from([1, 700, 1 << 20]),
+)
+def test_names_and_sizes_of_every_kind_are_understood(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    format: int,
+    prefix: str,
+    block_documents: int,
+    block_bytes: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("wds")
+    made = [np.arange(n, dtype=np.uint16) for n in lengths]
+    members = []
+    for i, tokens in enumerate(made):
+        members += [(f"{prefix}{i}.json", b"{}"), (f"{prefix}{i}.tokens.npy", npy(tokens))]
+    content = archive(members, format)
+    source = one(
+        folder,
+        content,
+        key="tokens.npy",
+        block_documents=block_documents,
+        block_bytes=block_bytes,
+    )
+    check_source_contract(source, [d.tolist() for d in made], lane_counts=(1,), restarts=4)
+    assert [d.tolist() for d in theirs(folder / "a.tar", "tokens.npy")] == [
+        d.tolist() for d in made
+    ]
+
+
+def test_very_long_names_are_told_apart(tmp_path: Path) -> None:
+    made = documents(6)
+    members = [("n" * 1000 + f"{i}.npy", npy(d)) for i, d in enumerate(made)]
+    for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        source = one(tmp_path, archive(members, format))
+        check_source_contract(source, [d.tolist() for d in made])
+    source = one(tmp_path, archive([("n" * 5000 + ".npy", npy(made[0]))], tarfile.PAX_FORMAT))
+    with pytest.raises(ContentError, match="4096"):
+        read_all(source)
+
+
+def test_sizes_in_pax_and_binary_form_count(tmp_path: Path) -> None:
+    content = npy(np.arange(5, dtype=np.uint16))
+    plain = archive([("0.npy", content), ("1.npy", content)])
+    header = bytearray(plain[:512])
+    header[124:136] = b"\x80" + len(content).to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    assert read_all(one(tmp_path, bytes(header) + plain[512:])) == [(0, 1, 2, 3, 4)] * 2
+
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("0.npy")
+        info.size = len(content)
+        info.pax_headers = {"size": str(len(content)), "comment": "größer = 1\n2"}
+        tar.addfile(info, io.BytesIO(content))
+    assert read_all(one(tmp_path, stream.getvalue())) == [(0, 1, 2, 3, 4)]
+
+
+def test_members_that_are_no_samples_are_passed_over(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    content = npy(np.arange(3, dtype=np.uint16))
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        folder = tarfile.TarInfo("sub.npy")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+        link = tarfile.TarInfo("link.npy")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        for name in ("__meta__", "__x__/1.npy", "README", ".hidden.npy", "0.npy", "s/1.NPY"):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    source = one(tmp_path, stream.getvalue())
+    check_source_contract(source, [[0, 1, 2]] * 2)
+
+
+def test_archives_laid_end_to_end_are_all_read(tmp_path: Path) -> None:
+    made = documents(9)
+    parts = [archive([(f"{i}.npy", npy(d))]) for i, d in enumerate(made)]
+    check_source_contract(one(tmp_path, b"".join(parts)), [d.tolist() for d in made])
+
+
+@pytest.mark.parametrize("suffix", ["tar.gz", "tgz", "tar.bz2", "tar.zst"])
+def test_compressed_archives_are_read_like_plain_ones(tmp_path: Path, suffix: str) -> None:
+    import pyarrow
+
+    expected = shards(tmp_path / "plain", 80, 20)
+    (tmp_path / "packed").mkdir()
+    for path in (tmp_path / "plain").iterdir():
+        data = path.read_bytes()
+        packed = (
+            gzip.compress(data[:3000]) + gzip.compress(data[3000:])
+            if "g" in suffix
+            else bz2.compress(data)
+            if suffix.endswith("bz2")
+            else pyarrow.compress(data, "zstd", asbytes=True)
+        )
+        (tmp_path / "packed" / f"{path.stem}.{suffix}").write_bytes(packed)
+    source = WebDataset(tmp_path / "packed", key="npy", block_documents=6)
+    check_source_contract(source, expected, lane_counts=(1, 3), restarts=3)
+
+
+def test_an_object_store_gives_the_same_documents(
+    tmp_path: Path, s3: S3Server, storage: Storage
+) -> None:
+    expected = shards(tmp_path / "c", 80)
+    url = s3.put_folder(tmp_path / "c", "corpus")
+    for urls in (url, url + "/*.tar", url + "/shard-{000..001}.tar"):
+        source = WebDataset(urls, key="npy", storage=storage)
+        check_source_contract(source, expected, lane_counts=(1, 2), restarts=2)
+
+
+def test_http_gives_the_same_documents_although_connections_break(
+    http: HTTPServer, storage: Storage
+) -> None:
+    expected = shards(http.folder, 80)
+    http.cut_next = 1
+    source = WebDataset(f"{http.url}/shard-{{000..001}}.tar", key="npy", storage=storage)
+    check_source_contract(source, expected, lane_counts=(1, 2), restarts=2)
+
+
+def test_text_is_decoded_as_utf8_and_json_by_field(tmp_path: Path) -> None:
+    texts = ["", "größer", "漢字\n", "x" * 3000] * 3
+    members: list[tuple[str, bytes]] = []
+    for i, text in enumerate(texts):
+        value = {"text": text, "ids": list(range(i)), "n": 1}
+        members += [(f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(value).encode())]
+    content = archive(members)
+    check_source_contract(one(tmp_path, content, key="txt", block_documents=4), texts)
+    check_source_contract(one(tmp_path, content, key="json", block_documents=4), texts)
+    source = one(tmp_path, content, key="json", tokens_field="ids", block_bytes=20)
+    assert source.tokenized
+    check_source_contract(source, [list(range(i)) for i in range(len(texts))])
+
+
+GOOD = npy(np.arange(3, dtype=np.uint16))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (npy(np.array([None, {}], dtype=object)), "pickled"),
+        (npy(np.arange(4).reshape(2, 2)), "dimension"),
+        (npy(np.array(5)), "dimension"),
+        (npy(np.array([1.5])), "float64"),
+        (npy(np.array([1, -1])), "negative"),
+        (npy(np.array([2**32])), "32 bits"),
+        (npy(np.array([-7], dtype=np.int32)), "negative"),
+        (npy(np.arange(3, dtype=">u2")), ">u2"),
+        (GOOD[:-1], "follow its header"),
+        (GOOD + b"\0", "follow its header"),
+        (GOOD[:20], "not a .npy file"),
+        (GOOD.replace(b"(3,)", b"(3**9,)"), "not a .npy file"),
+        (b"", "not a .npy file"),
+        (b"\x93NUMPY\x03\x00" + GOOD[8:], r"3\.0"),
+        (pickle.dumps([1, 2]), "not a .npy file"),
+    ],
+)
+def test_what_is_no_array_of_ids_is_a_broken_document(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    source = one(tmp_path, archive([("0.npy", GOOD), ("1.npy", content), ("2.npy", GOOD)]))
+    with pytest.raises(ContentError, match=f"Document 1 .*{words}"):
+        read_all(source)
+    skips = Skips("skip")
+    assert read_all(source, skips) in ([(0, 1, 2)] * 2, [(0, 1, 2), (0, 1, 2), (0, 1, 2)])
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+
+
+def test_an_unusual_but_valid_header_is_read(tmp_path: Path) -> None:
+    spaced = GOOD.replace(b"{'descr': '<u2', ", b'{"descr":   "<u2",').replace(b"  \n", b" \n")
+    spaced = spaced[: len(GOOD)]
+    assert read_all(one(tmp_path, archive([("0.npy", spaced)]))) == [(0, 1, 2)]
+
+
+def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Path) -> None:
+    content = archive(
+        [("0.npy", GOOD), ("1.txt", b""), ("2.npy", GOOD), ("2.NPY", GOOD), ("3.npy", GOOD)]
+    )
+    source = one(tmp_path, content, block_documents=1)
+    skips = Skips("skip")
+    assert read_all(source, skips) == [(0, 1, 2)] * 2
+    assert [record[:3] for record in skips.records] == [[0, 1, False], [0, 2, False]]
+    with pytest.raises(ContentError, match=r"Document 1 .*no file \.npy"):
+        read_all(source)
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "content"),
+    [
+        ("txt", {}, b"\xff"),
+        ("json", {}, b"{"),
+        ("json", {}, b"[" * 100_000),
+        ("json", {}, b'"text"'),
+        ("json", {}, b'{"other": 1}'),
+        ("json", {}, b'{"text": 1}'),
+        ("json", {"tokens_field": "t"}, b'{"t": "12"}'),
+        ("json", {"tokens_field": "t"}, b'{"t": [1.5]}'),
+        ("json", {"tokens_field": "t"}, b'{"t": [[1]]}'),
+        ("json", {"tokens_field": "t"}, b'{"t": [1, [2]]}'),
+        ("json", {"tokens_field": "t"}, b'{"t": [true, false]}'),
+        ("json", {"tokens_field": "t"}, b'{"t": [-1]}'),
+        ("json", {"tokens_field": "t"}, b'{"t": [4294967296]}'),
+        ("json", {"tokens_field": "t"}, b'{"t": [99999999999999999999999]}'),
+        ("bin", {"dtype": "uint16"}, b"123"),
+    ],
+)
+def test_broken_text_json_and_bare_arrays_are_broken_documents(
+    tmp_path: Path, key: str, arguments: dict[str, Any], content: bytes
+) -> None:
+    good = {"txt": b"ok", "json": b'{"text": "ok", "t": [1]}', "bin": b"\1\0"}[key]
+    members = [(f"{i}.{key}", c) for i, c in enumerate((good, content, good))]
+    source = one(tmp_path, archive(members), key=key, **arguments)
+    skips = Skips("skip")
+    assert len(read_all(source, skips)) == 2
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+
+
+def test_an_archive_cut_anywhere_loses_nothing_before_the_cut(tmp_path: Path) -> None:
+    made = [np.arange(n, dtype=np.uint16) for n in (3, 0, 200)]
+    whole = archive(
+        [(f"{i}.{ext}", npy(d)) for i, d in enumerate(made) for ext in ("npy", "x")],
+        tarfile.PAX_FORMAT,
+    )
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:  # where each document's file ends
+        ends = [m.offset_data + m.size for m in tar.getmembers() if m.name.endswith("npy")]
+    closed = max(i for i in range(0, len(whole), 512) if any(whole[i : i + 512])) + 1024
+    source = one(tmp_path, whole)
+    path = tmp_path / "a.tar"
+    for cut in sorted(
+        {*range(0, len(whole), 997), *ends, *(e - 1 for e in ends), closed - 1, closed}
+    ):
+        path.write_bytes(whole[:cut])
+        complete = sum(end <= cut for end in ends)
+        skips = Skips("skip")
+        expected = [tuple(d.tolist()) for d in made[:complete]]
+        assert read_all(source, skips) == expected
+        wanted = [] if cut >= closed else [[0, complete, True]]
+        assert [record[:3] for record in skips.records] == wanted
+        if wanted:
+            with pytest.raises(ContentError, match=r"a\.tar"):
+                read_all(source)
+
+
+def test_a_gzip_cut_anywhere_loses_nothing_that_still_unpacks(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    made = [np.array([rng.randrange(60_000) for _ in range(300)], "uint16") for _ in range(8)]
+    whole = gzip.compress(archive([(f"{i}.npy", npy(d)) for i, d in enumerate(made)]))
+    source = one(tmp_path, whole, "a.tar.gz")
+    previous = 0
+    for cut in range(0, len(whole), 211):
+        (tmp_path / "a.tar.gz").write_bytes(whole[:cut])
+        skips = Skips("skip")
+        found = read_all(source, skips)
+        assert found == [tuple(d.tolist()) for d in made[: len(found)]]
+        assert len(found) >= previous
+        previous = len(found)
+        assert [record[1:3] for record in skips.records] == [[len(found), True]]
+    assert previous >= 7
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 255
+    (tmp_path / "a.tar.gz").write_bytes(damaged)
+    with pytest.raises(ContentError, match="decompress") as caught:
+        read_all(source)
+    assert caught.value.rest_of_shard
+
+
+def test_a_restart_behind_skipped_documents_goes_on_the_same_way(tmp_path: Path) -> None:
+    members = [(f"{i}.{'txt' if i % 5 == 2 else 'npy'}", npy(np.array([i]))) for i in range(30)]
+    source = one(tmp_path, archive(members)[:-12_000], block_documents=4)
+    lane = source.lanes(1, seed=5, epoch=0, shuffle=True)[0]
+    first = Skips("skip")
+    blocks = [(b.document(0)[0], len(b), c, len(first.records)) for b, c in lane.read(None, first)]  # type: ignore[union-attr]
+    for k, (_, _, cursor, recorded) in enumerate(blocks):
+        skips = Skips("skip")
+        skips.expect(first.records[:recorded], recorded)
+        rest = [(b.document(0)[0], len(b)) for b, _ in lane.read(cursor, skips)]  # type: ignore[union-attr]
+        assert rest == [(head, n) for head, n, _, _ in blocks[k + 1 :]]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 255)), min_size=1, max_size=4),
+    format=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    fix=st.booleans(),
+)
+def test_no_damage_crashes_or_reads_outside_of_the_archive(
+    tmp_path_factory: pytest.TempPathFactory,
+    edits: list[tuple[int, int]],
+    format: int,
+    fix: bool,
+) -> None:
+    name = "d" * 60 + "/" + "n" * 60
+    data = bytearray(archive([(f"{name}{i}.npy", GOOD) for i in range(3)], format))
+    for at, value in edits:
+        data[at % len(data)] = value
+    if fix:  # checksums that fit, as an attacker would make them
+        for at in range(0, len(data), 512):
+            header = data[at : at + 512]
+            if header[257:262] == b"ustar":
+                header[148:156] = b" " * 8
+                header[148:156] = b"%06o\0 " % sum(header)
+                data[at : at + 512] = header
+    skips = Skips("skip")
+    source = one(tmp_path_factory.mktemp("wds"), bytes(data))
+    found = read_all(source, skips)
+    assert len(found) <= 3
+    for document in found:
+        assert len(document) == 3
+
+
+@pytest.mark.parametrize("extra", [b"11 path=ab\n\0", b"9999 path=ab\n", b"x", b"12 size=-1\n\n"])
+def test_pax_records_that_make_no_sense_end_the_shard(tmp_path: Path, extra: bytes) -> None:
+    data = archive([("0.npy", GOOD), ("1.npy", GOOD)])
+    header = bytearray(data[:512])
+    header[124:136] = b"%011o\0" % len(extra)
+    header[156:157] = b"x"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    at = 512 + (len(GOOD) + 511) // 512 * 512
+    broken = data[:at] + bytes(header) + extra.ljust(512, b"\0") + data[at:]
+    skips = Skips("skip")
+    found = read_all(one(tmp_path, broken), skips)
+    if extra.startswith(b"11 path"):  # a good one: the member is now called "ab"
+        assert found == [(0, 1, 2)]
+        assert skips.records == []
+    else:
+        assert found == [(0, 1, 2)]
+        assert [record[:3] for record in skips.records] == [[0, 1, True]]
+
+
+def test_sparse_files_are_refused(tmp_path: Path) -> None:
+    data = bytearray(archive([("0.npy", GOOD), ("1.npy", GOOD)]))
+    at = 512 + (len(GOOD) + 511) // 512 * 512
+    data[at + 156 : at + 157] = b"S"
+    data[at + 148 : at + 156] = b" " * 8
+    data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    with pytest.raises(ContentError, match="sparse") as caught:
+        read_all(one(tmp_path, bytes(data)))
+    assert (caught.value.index, caught.value.rest_of_shard) == (1, True)
+
+
+def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:
+    expected = shards(tmp_path, 40, 20)
+    pipe = f"pipe:cat {tmp_path}/shard-{{000..001}}.tar"
+    with pytest.raises(ConfigError, match="pipe"):
+        WebDataset(pipe, key="npy")
+    with pytest.raises(ConfigError, match="pipe"):
+        WebDataset([tmp_path / "shard-000.tar", pipe], key="npy")
+    check_source_contract(WebDataset(pipe, key="npy", allow_pipe=True), expected, restarts=2)
+    broken = WebDataset("pipe:cat /nowhere/at/all 2>/dev/null", key="npy", allow_pipe=True)
+    with pytest.raises(StorageError, match="nowhere"):
+        read_all(broken)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"key": "pkl"}, "pickle"),
+        ({"key": "pyd"}, "pickle"),
+        ({"key": "jpg"}, "npy, txt or json"),
+        ({"key": "bin", "dtype": "float16"}, "integers"),
+        ({"key": "npy", "tokens_field": "t"}, "Only JSON"),
+    ],
+)
+def test_arguments_that_cannot_work_are_explained(
+    tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        WebDataset(tmp_path, **arguments)
+
+
+def test_fewer_shards_than_lanes_is_refused_with_the_number(tmp_path: Path) -> None:
+    shards(tmp_path, 40, 20)
+    with pytest.raises(ConfigError, match="2 shards were found for 3 lanes"):
+        WebDataset(tmp_path, key="npy").lanes(3, seed=0, epoch=0, shuffle=False)
+    with pytest.raises(ConfigError, match="nothing"):
+        WebDataset(tmp_path / "nothing-*.tar", key="npy").prepare()
+
+
+def test_a_shard_that_went_missing_is_a_storage_error(tmp_path: Path) -> None:
+    shards(tmp_path, 20, 20)
+    source = WebDataset(tmp_path, key="npy")
+    source.prepare()
+    (tmp_path / "shard-000.tar").unlink()
+    with pytest.raises(StorageError, match="shard-000"):
+        read_all(source)
