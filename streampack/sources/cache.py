@@ -84,6 +84,10 @@ class _Lock:
                 raise
             os.close(fd)
 
+    def share(self) -> None:
+        """From exclusive to shared."""
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+
     def release(self) -> None:
         """Unlock, also for copies of the descriptor that a forked child may hold."""
         fd, self._fd = self._fd, -1
@@ -138,6 +142,8 @@ class Cache:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
+        self._is_over = False  # as of this process's last look
+        self._has_warned = False
 
     def entry(self, url: str, num_bytes: int, version: str) -> Entry:
         """Names for this version of a file; no part of a URL can lead out of the folder."""
@@ -164,6 +170,9 @@ class Cache:
             yield entry.data
         finally:
             lock.release()
+            if self._is_over:
+                with suppress(OSError):
+                    self._evict(0)
 
     def ensure(self, entry: Entry, fetch: Callable[[Path], None]) -> bool:
         """Have the file in the cache; True if it had to be downloaded."""
@@ -174,21 +183,22 @@ class Cache:
     def _hold(self, entry: Entry, fetch: Callable[[Path], None]) -> tuple[_Lock, bool]:
         """A shared lock on the complete file, and whether this call downloaded it."""
         downloaded = False
-        while True:
-            lock = self._lock(entry, exclusive=False)
-            if entry.is_complete():
-                now = time.time_ns()
-                with suppress(OSError):  # another user's file: it just does not become younger
-                    os.utime(entry.data, ns=(now, now))
-                return lock, downloaded
+        lock = self._lock(entry, exclusive=False)
+        while not entry.is_complete():
             lock.release()
             lock = self._lock(entry, exclusive=True)
             try:
                 if not entry.is_complete():
                     self._download(entry, fetch)
                     downloaded = True
-            finally:
+                lock.share()  # which is not atomic, so the condition is looked at once more
+            except BaseException:
                 lock.release()
+                raise
+        now = time.time_ns()
+        with suppress(OSError):  # another user's file: it just does not become younger
+            os.utime(entry.data, ns=(now, now))
+        return lock, downloaded
 
     def _lock(self, entry: Entry, *, exclusive: bool) -> _Lock:
         try:
@@ -211,6 +221,7 @@ class Cache:
             with open(entry.part, "rb") as written:
                 os.fsync(written.fileno())  # or a power cut could leave the size without the bytes
             os.replace(entry.part, entry.data)
+            self._evict(0)  # others may have filled the same room meanwhile
         except BaseException:
             with suppress(OSError):
                 entry.part.unlink()
@@ -240,15 +251,17 @@ class Cache:
                 total -= self._remove(key, rest)
         for _, size, item, key in sorted(files, key=lambda file: file[:2]):
             if total + incoming <= self.limit_bytes:
-                return
+                break
             if self._remove(key, [item]):
                 total -= size
-        if total + incoming > self.limit_bytes and total:
+        self._is_over = total + incoming > self.limit_bytes
+        if self._is_over and not self._has_warned:
+            self._has_warned = True
             logger.warning(
-                "The cache holds %d bytes that are in use and %d are coming, more than its limit "
-                "of %d: raise cache_limit_bytes.",
-                total,
-                incoming,
+                "%d bytes of the cache %s are in use, more than its limit of %d: it is exceeded "
+                "meanwhile. Raise cache_limit_bytes, or open fewer shards.",
+                total + incoming,
+                self.folder,
                 self.limit_bytes,
             )
 

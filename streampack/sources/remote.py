@@ -14,16 +14,43 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from fsspec.callbacks import Callback
+
 from streampack.errors import ConfigError, StorageError, StreampackError
 
-__all__ = ["is_missing", "open_filesystem", "shown", "split_url", "with_retries"]
+__all__ = [
+    "RemoteFile",
+    "SizeGuard",
+    "is_missing",
+    "open_filesystem",
+    "shown",
+    "split_url",
+    "with_retries",
+]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: What tells one version of a file from the next, strongest first, as file systems name it.
+_VERSION_FIELDS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "content_md5",
+    "Content-MD5",
+    "Digest",
+    "generation",
+    "Last-Modified",
+    "LastModified",
+    "updated",
+    "mtime",
+    "created",
+)
 
 FIRST_WAIT_S = 0.25
 LONGEST_WAIT_S = 30.0
@@ -57,6 +84,54 @@ _HOPELESS = (
     ValueError,
     MemoryError,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """What a look-up says of a remote file.
+
+    Attributes:
+        num_bytes: its size.
+        version: tells it from what had its name before or will have it; may be empty.
+        ranges: False if the server says that it can only send all of it.
+    """
+
+    num_bytes: int
+    version: str
+    ranges: bool
+
+    @classmethod
+    def of(cls, url: str, info: dict[str, Any]) -> RemoteFile:
+        """From what an fsspec file system answers; a size that is no number is refused."""
+        if info.get("type") == "directory":
+            raise StorageError(
+                f"{shown(url)} is a directory.",
+                "A file was expected.",
+                "Name a file in it, or pass the directory as the source's path.",
+            )
+        size = info.get("size")
+        if not isinstance(size, int) or size < 0:
+            raise StorageError(
+                f"The server does not tell the size of {shown(url)}.",
+                "A download could not be told from half of one.",
+                "Use a server that sends Content-Length, or copy the file.",
+            )
+        version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
+        return cls(size, version, info.get("partial") is not False)
+
+
+class SizeGuard(Callback):  # type: ignore[misc]
+    """Stops a download that brings more bytes than the file has."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def relative_update(self, inc: int = 1) -> None:
+        """Called by the file system with the bytes that came."""
+        super().relative_update(inc)
+        if self.value > self.limit:
+            raise OSError(f"the server sent more than the {self.limit} bytes it had announced")
 
 
 def split_url(path: str) -> tuple[str | None, str]:

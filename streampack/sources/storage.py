@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsspec.callbacks import Callback
-
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.sources.cache import Cache, Entry, default_cache_dir
 from streampack.sources.patterns import expand_braces, has_glob, local_files, local_names, wanted
 from streampack.sources.read_ahead import ReadAhead
 from streampack.sources.remote import (
+    RemoteFile,
+    SizeGuard,
     is_missing,
     open_filesystem,
     shown,
@@ -35,22 +35,6 @@ __all__ = ["FileInfo", "Storage", "in_threads"]
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-#: What tells one version of a file from the next, strongest first, as file systems name it.
-_VERSION_FIELDS = (
-    "ETag",
-    "etag",
-    "md5Hash",
-    "content_md5",
-    "Content-MD5",
-    "Digest",
-    "generation",
-    "Last-Modified",
-    "LastModified",
-    "updated",
-    "mtime",
-    "created",
-)
 
 _forks = 0
 
@@ -76,34 +60,12 @@ class FileInfo:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Remote:
-    """What a look-up says of a remote file."""
-
-    num_bytes: int
-    version: str
-    ranges: bool
-
-
-class _SizeGuard(Callback):  # type: ignore[misc]
-    """Stops a download that brings more bytes than the file has."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.limit = limit
-
-    def relative_update(self, inc: int = 1) -> None:
-        super().relative_update(inc)
-        if self.value > self.limit:
-            raise OSError(f"the server sent more than the {self.limit} bytes it had announced")
-
-
 class _Process:
     """What belongs to one process: connections, look-ups, threads."""
 
     def __init__(self, storage: Storage) -> None:
         self.filesystems: dict[str, Any] = {}
-        self.looked_up: dict[str, _Remote] = {}
+        self.looked_up: dict[str, RemoteFile] = {}
         folder = storage.cache_dir
         self.cache = Cache(folder or default_cache_dir(), storage.cache_limit_bytes)
         self.read_ahead = ReadAhead(
@@ -322,7 +284,7 @@ class Storage:
             found = filesystems.setdefault(protocol, opened)
         return found
 
-    def _look_up(self, url: str) -> _Remote:
+    def _look_up(self, url: str) -> RemoteFile:
         """Size and version of a remote file, asked for once per process."""
         looked_up = self._process.looked_up
         found = looked_up.get(url)
@@ -330,26 +292,8 @@ class Storage:
             protocol, _ = split_url(url)
             filesystem = self._filesystem(protocol or "")
             info = self._attempt("Looking up", url, lambda: filesystem.info(url))
-            found = looked_up.setdefault(url, self._remote(url, info))
+            found = looked_up.setdefault(url, RemoteFile.of(url, info))
         return found
-
-    @staticmethod
-    def _remote(url: str, info: dict[str, Any]) -> _Remote:
-        if info.get("type") == "directory":
-            raise StorageError(
-                f"{shown(url)} is a directory.",
-                "A file was expected.",
-                "Name a file in it, or pass the directory as the source's path.",
-            )
-        size = info.get("size")
-        if not isinstance(size, int) or size < 0:
-            raise StorageError(
-                f"The server does not tell the size of {shown(url)}.",
-                "A download could not be told from half of one.",
-                "Use a server that sends Content-Length, or copy the file.",
-            )
-        version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
-        return _Remote(size, version, info.get("partial") is not False)
 
     def _list_remote(
         self, protocol: str, names: builtins.list[str], suffixes: Sequence[str]
@@ -387,7 +331,7 @@ class Storage:
                 return []
             raise
         if info.get("type") != "directory":
-            return [FileInfo(url, self._remote(url, info).num_bytes)]
+            return [FileInfo(url, RemoteFile.of(url, info).num_bytes)]
         below = self._attempt("Listing", url, lambda: filesystem.find(url, detail=True))
         root = filesystem._strip_protocol(url).rstrip("/") + "/"
         return [
@@ -411,7 +355,7 @@ class Storage:
         filesystem = self._filesystem(split_url(url)[0] or "")
 
         def download() -> None:
-            filesystem.get_file(url, str(part), callback=_SizeGuard(entry.num_bytes))
+            filesystem.get_file(url, str(part), callback=SizeGuard(entry.num_bytes))
             size = part.stat().st_size
             if size != entry.num_bytes:
                 raise OSError(f"{size} of {entry.num_bytes} bytes arrived")
