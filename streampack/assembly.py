@@ -44,8 +44,7 @@ class RowFormat:
     provenance: bool = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedRows:
+class PackedRows(NamedTuple):
     """A batch in compact form: R rows of seq_len, flattened to T slots.
 
     Attributes:
@@ -78,92 +77,111 @@ class PackedRows:
 
 
 class Fields(NamedTuple):
-    """The per-token fields of a batch, each (R, seq_len)."""
+    """The per-token fields of a batch of T slots.
 
-    input_ids: NDArray[np.int64]
-    position_ids: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    Attributes:
+        wide: (3, T) int64: input ids, position ids and labels.
+        document_ids: (T,) int32.
+    """
+
+    wide: NDArray[np.int64]
     document_ids: NDArray[np.int32]
 
 
 def gather_rows(
     planned: PlannedWindow,
-    rows: NDArray[np.int64],
-    num_rows: int,
+    rows_per_batch: int,
     entries: Entries,
     tokens: NDArray[np.generic],
     loss_mask: NDArray[np.bool_] | None,
     layout: RowFormat,
-) -> PackedRows:
-    """Gather rows of a plan from the window's arrays.
+) -> list[PackedRows]:
+    """Gather the rows of a round from the window's arrays, all batches in one pass.
 
     Args:
-        planned: the plan and where its documents lie.
-        rows: (r,) int64, rows of the plan, all of one seq_len.
-        num_rows: rows of the batch; those beyond r are padding.
+        planned: the plan, its rows that go (all of one seq_len), and where its documents lie.
+        rows_per_batch: rows of a batch; what the last one lacks is padding.
         entries: the window's documents as planned.
         tokens: the window's tokens; loss_mask: its mask, or None.
         layout: how rows are written.
+
+    Returns:
+        The batches, in order; their arrays are views of the round's.
     """
-    plan = planned.plan
+    plan, rows = planned.plan, planned.rows
+    if len(rows) == 0:
+        return []
     seq_len = int(plan.seq_len[rows[0]])
-    slots = num_rows * seq_len
-    first, last = plan.row_offsets[rows], plan.row_offsets[rows + 1]
-    most = 2 * int((last - first).sum()) + num_rows  # each piece may have padding behind it
+    batches = -(-len(rows) // rows_per_batch)
+    slots = rows_per_batch * seq_len
     eos_id = max(layout.eos_id, 0)
     widest = max(layout.pad_id, eos_id) >> (8 * tokens.dtype.itemsize)
-    out = np.empty(slots, dtype=np.uint32 if widest else tokens.dtype)
-    mask_out = np.empty(slots if loss_mask is not None else 0, dtype=np.bool_)
-    boundaries = np.empty(most + 1, dtype=np.int32)
+    out = np.empty(batches * slots, dtype=np.uint32 if widest else tokens.dtype)
+    mask_out = np.empty(len(out) if loss_mask is not None else 0, dtype=np.bool_)
+    # Every piece may have padding behind it, every row may be padding alone, and each batch
+    # writes the 0 in front.
+    segments = int((plan.row_offsets[rows + 1] - plan.row_offsets[rows]).sum())
+    most = 2 * segments + batches * (rows_per_batch + 1)
+    boundaries = np.empty(most, dtype=np.int32)
     piece = np.empty(most, dtype=np.int32)
-    cu_seqlens = np.empty(most + 1, dtype=np.int32)
-    segment = np.empty(most, dtype=np.int64)
-    runs, pieces, attention = _gather(
+    cu_seqlens = np.empty(most, dtype=np.int32)
+    segment = np.empty(segments, dtype=np.int64)
+    ends = np.zeros((batches + 1, 3), dtype=np.int64)
+    _gather(
         plan.row_offsets, plan.document, plan.start, plan.stop, plan.insert_eos, plan.pad_after,
-        rows, num_rows, seq_len, planned.position, tokens,
+        rows, rows_per_batch, seq_len, planned.position, tokens,
         loss_mask if loss_mask is not None else mask_out, loss_mask is not None,
-        out.dtype.type(layout.pad_id), out.dtype.type(eos_id),
-        layout.attention_by_row, out, mask_out, boundaries, piece, cu_seqlens, segment,
+        out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.attention_by_row,
+        out, mask_out, boundaries, piece, cu_seqlens, segment, ends,
     )  # fmt: skip
-    boundaries, piece = boundaries[: runs + 1], piece[:runs]
-    cu_seqlens, segment = cu_seqlens[: attention + 1], segment[:pieces]
-    max_seqlen, squared, loss_tokens = _measure(
-        boundaries, piece, cu_seqlens, mask_out, loss_mask is not None
-    )
-    document = plan.document[segment]
-    counts = _count(
-        segment, plan.document, plan.start, plan.stop, plan.overlap, plan.insert_eos,
-        plan.dropped, entries.start, entries.length, planned.lengths,
+    counts = np.zeros((batches, 10), dtype=np.int64)
+    _count(
+        ends, segment, plan.document, plan.start, plan.stop, plan.overlap, plan.insert_eos,
+        plan.dropped, entries.start, entries.length, planned.lengths, counts,
     )  # fmt: skip
-    return PackedRows(
-        seq_len=seq_len,
-        tokens=out,
-        boundaries=boundaries,
-        piece=piece,
-        cu_seqlens=cu_seqlens,
-        loss_mask=mask_out if loss_mask is not None else None,
-        source_ids=entries.origin["source"][document],
-        provenance=_provenance(planned, segment, entries) if layout.provenance else None,
-        max_seqlen=max_seqlen,
-        num_loss_tokens=loss_tokens,
-        sum_squared_lengths=squared,
-        composition=Composition(num_rows, slots, *counts),
-    )
+    sizes = np.zeros((batches, 3), dtype=np.int64)
+    _measure(ends, boundaries, piece, cu_seqlens, mask_out, loss_mask is not None, slots, sizes)
+    sources = entries.origin["source"][plan.document[segment]]
+    places = _provenance(planned, segment, entries) if layout.provenance else None
+    made = []
+    bounds, numbers, measured = ends.tolist(), counts.tolist(), sizes.tolist()
+    for b in range(batches):
+        (run, attention, first), (run_end, attention_end, last) = bounds[b], bounds[b + 1]
+        made.append(
+            PackedRows(
+                seq_len,
+                out[b * slots : (b + 1) * slots],
+                boundaries[run + b : run_end + b + 1],
+                piece[run:run_end],
+                cu_seqlens[attention + b : attention_end + b + 1],
+                mask_out[b * slots : (b + 1) * slots] if loss_mask is not None else None,
+                sources[first:last],
+                places[first:last] if places is not None else None,
+                *measured[b],
+                Composition(rows_per_batch, slots, *numbers[b]),
+            )
+        )
+    return made
 
 
-def derive_fields(packed: PackedRows, out: Fields) -> None:
-    """Write the per-token fields of a batch into preallocated arrays, in one pass.
+def derive_fields(packed: PackedRows) -> Fields:
+    """The per-token fields of a batch, in one pass.
 
     Positions count from the start of each attention segment. Labels are the ids, unshifted, and
     -100 on padding, on the first token of every attention segment and where the mask says so.
     """
-    no_mask = packed.loss_mask is None
+    slots = len(packed.tokens)
+    wide = np.empty((3, slots), dtype=np.int64)
+    document_ids = np.empty(slots, dtype=np.int32)
+    mask = packed.loss_mask
     _derive(
         packed.tokens, packed.boundaries, packed.piece, packed.cu_seqlens,
-        np.zeros(0, dtype=np.bool_) if packed.loss_mask is None else packed.loss_mask,
-        not no_mask, out.input_ids.ravel(), out.position_ids.ravel(), out.labels.ravel(),
-        out.document_ids.ravel(),
+        _NO_MASK if mask is None else mask, mask is not None, wide, document_ids,
     )  # fmt: skip
+    return Fields(wide, document_ids)
+
+
+_NO_MASK = np.zeros(0, dtype=np.bool_)
 
 
 def _provenance(
@@ -187,7 +205,7 @@ def _gather(
     insert_eos: NDArray[np.bool_],
     pad_after: NDArray[np.int64],
     rows: NDArray[np.int64],
-    num_rows: int,
+    rows_per_batch: int,
     seq_len: int,
     position: NDArray[np.int64],
     tokens: NDArray[np.generic],
@@ -202,105 +220,113 @@ def _gather(
     piece: NDArray[np.int32],
     cu_seqlens: NDArray[np.int32],
     segment: NDArray[np.int64],
-) -> tuple[int, int, int]:
-    """Write tokens, mask and boundaries; returns the numbers of runs, pieces and segments."""
-    boundaries[0] = 0
-    cu_seqlens[0] = 0
+    ends: NDArray[np.int64],
+) -> None:
+    """Write tokens, mask and boundaries; ends[b + 1] is where batch b's runs, segments, pieces end.
+
+    Boundaries count from the beginning of their batch, and every batch's begin with a 0, so batch
+    b's lie b entries further than its runs.
+    """
     runs = 0
-    pieces = 0
     attention = 0
-    for r in range(num_rows):
-        at = r * seq_len
-        end = at + seq_len
-        low = row_offsets[rows[r]] if r < len(rows) else 0
-        high = row_offsets[rows[r] + 1] if r < len(rows) else 0
-        for s in range(low, high):
-            source = position[document[s]] + start[s]
-            size = stop[s] - start[s]
-            for k in range(size):
-                out[at + k] = tokens[source + k]
-            if has_mask:
+    pieces = 0
+    for b in range(len(ends) - 1):
+        boundaries[runs + b] = 0
+        cu_seqlens[attention + b] = 0
+        first_piece = pieces
+        base = b * rows_per_batch * seq_len
+        for r in range(b * rows_per_batch, (b + 1) * rows_per_batch):
+            begin = r * seq_len
+            at = begin
+            end = at + seq_len
+            low = row_offsets[rows[r]] if r < len(rows) else 0
+            high = row_offsets[rows[r] + 1] if r < len(rows) else 0
+            for s in range(low, high):
+                source = position[document[s]] + start[s]
+                size = stop[s] - start[s]
                 for k in range(size):
-                    mask_out[at + k] = mask[source + k]
-            at += size
-            if insert_eos[s]:
-                out[at] = eos_id
+                    out[at + k] = tokens[source + k]
                 if has_mask:
-                    mask_out[at] = True
-                at += 1
-            segment[pieces] = s
-            piece[runs] = pieces
-            pieces += 1
-            runs += 1
-            boundaries[runs] = at
-            if not by_row:
-                attention += 1
-                cu_seqlens[attention] = at
-            padding = pad_after[s] if s + 1 < high else end - at
-            if padding > 0:
-                if by_row and at > r * seq_len and cu_seqlens[attention] < at:
+                    for k in range(size):
+                        mask_out[at + k] = mask[source + k]
+                at += size
+                if insert_eos[s]:
+                    out[at] = eos_id
+                    if has_mask:
+                        mask_out[at] = True
+                    at += 1
+                segment[pieces] = s
+                piece[runs] = pieces - first_piece
+                pieces += 1
+                runs += 1
+                boundaries[runs + b] = at - base
+                if not by_row:
                     attention += 1
-                    cu_seqlens[attention] = at
-                for k in range(padding):
-                    out[at + k] = pad_id
+                    cu_seqlens[attention + b] = at - base
+                gap = pad_after[s] if s + 1 < high else 0
+                if gap > 0:
+                    if by_row and cu_seqlens[attention + b] < at - base:
+                        attention += 1
+                        cu_seqlens[attention + b] = at - base
+                    out[at : at + gap] = pad_id
+                    if has_mask:
+                        mask_out[at : at + gap] = False
+                    at += gap
+                    piece[runs] = -1
+                    runs += 1
+                    boundaries[runs + b] = at - base
+                    attention += 1
+                    cu_seqlens[attention + b] = at - base
+            if at > begin and cu_seqlens[attention + b] < at - base:
+                attention += 1
+                cu_seqlens[attention + b] = at - base
+            if at < end:
+                out[at:end] = pad_id
                 if has_mask:
-                    for k in range(padding):
-                        mask_out[at + k] = False
-                at += padding
+                    mask_out[at:end] = False
                 piece[runs] = -1
                 runs += 1
-                boundaries[runs] = at
+                boundaries[runs + b] = end - base
                 attention += 1
-                cu_seqlens[attention] = at
-        if low == high:
-            for k in range(at, end):
-                out[k] = pad_id
-            if has_mask:
-                for k in range(at, end):
-                    mask_out[k] = False
-            piece[runs] = -1
-            runs += 1
-            boundaries[runs] = end
-            attention += 1
-            cu_seqlens[attention] = end
-        elif cu_seqlens[attention] < end:
-            attention += 1
-            cu_seqlens[attention] = end
-    return runs, pieces, attention
+                cu_seqlens[attention + b] = end - base
+        ends[b + 1, 0] = runs
+        ends[b + 1, 1] = attention
+        ends[b + 1, 2] = pieces
 
 
 @kernel
 def _measure(
+    ends: NDArray[np.int64],
     boundaries: NDArray[np.int32],
     piece: NDArray[np.int32],
     cu_seqlens: NDArray[np.int32],
     mask: NDArray[np.bool_],
     has_mask: bool,
-) -> tuple[int, int, int]:
-    """Longest attention segment, sum of squared real lengths, and loss tokens."""
-    longest = 0
-    squared = 0
-    loss_tokens = 0
-    run = 0
-    for a in range(len(cu_seqlens) - 1):
-        low = np.int64(cu_seqlens[a])
-        size = np.int64(cu_seqlens[a + 1]) - low
-        longest = max(longest, size)
-        while boundaries[run + 1] <= low:
-            run += 1
-        if piece[run] < 0:
-            continue
-        squared += size * size
-        if has_mask:
-            for k in range(low + 1, low + size):
-                loss_tokens += mask[k]
-        else:
-            loss_tokens += size - 1
-    return longest, squared, loss_tokens
+    slots: int,
+    out: NDArray[np.int64],
+) -> None:
+    """Per batch: longest attention segment, loss tokens, sum of squared real lengths."""
+    for b in range(len(out)):
+        run = ends[b, 0]
+        for a in range(ends[b, 1], ends[b + 1, 1]):
+            low = np.int64(cu_seqlens[a + b])
+            size = np.int64(cu_seqlens[a + b + 1]) - low
+            out[b, 0] = max(out[b, 0], size)
+            while boundaries[run + b + 1] <= low:
+                run += 1
+            if piece[run] < 0:
+                continue
+            out[b, 2] += size * size
+            if has_mask:
+                for k in range(b * slots + low + 1, b * slots + low + size):
+                    out[b, 1] += mask[k]
+            else:
+                out[b, 1] += size - 1
 
 
 @kernel
 def _count(
+    ends: NDArray[np.int64],
     segment: NDArray[np.int64],
     document: NDArray[np.int64],
     start: NDArray[np.int64],
@@ -311,46 +337,31 @@ def _count(
     entry_start: NDArray[np.int64],
     entry_length: NDArray[np.int64],
     lengths: NDArray[np.int64],
-) -> tuple[int, int, int, int, int, int, int, int, int, int]:
-    """The counts of `Composition` behind rows and slots, in its order.
+    out: NDArray[np.int64],
+) -> None:
+    """Per batch: the counts of `Composition` behind rows and slots, in its order.
 
     A document is counted with its first segment, as cut or cropped with its last.
     """
-    placed = 0
-    repeated = 0
-    inserted = 0
-    lost_tokens = 0
-    documents = 0
-    cut = 0
-    cropped = 0
-    context = 0
-    for s in segment:
-        d = document[s]
-        size = stop[s] - start[s]
-        body = size + insert_eos[s]
-        placed += size
-        repeated += overlap[s]
-        inserted += insert_eos[s]
-        context += body * (body - 1) // 2
-        begin = entry_start[d] + start[s]
-        documents += begin == 0
-        if stop[s] + dropped[d] >= lengths[d]:
-            cut += begin > 0
-            missing = entry_length[d] - entry_start[d] - stop[s]
-            lost_tokens += missing
-            cropped += missing > 0
-    return (
-        len(segment),
-        placed,
-        repeated,
-        inserted,
-        lost_tokens,
-        documents,
-        cut,
-        cropped,
-        0,
-        context,
-    )
+    for b in range(len(out)):
+        counts = out[b]
+        for i in range(ends[b, 2], ends[b + 1, 2]):
+            s = segment[i]
+            d = document[s]
+            size = stop[s] - start[s]
+            body = size + insert_eos[s]
+            counts[0] += 1
+            counts[1] += size
+            counts[2] += overlap[s]
+            counts[3] += insert_eos[s]
+            begin = entry_start[d] + start[s]
+            counts[5] += begin == 0
+            if stop[s] + dropped[d] >= lengths[d]:
+                missing = entry_length[d] - entry_start[d] - stop[s]
+                counts[4] += missing
+                counts[6] += begin > 0
+                counts[7] += missing > 0
+            counts[9] += body * (body - 1) // 2
 
 
 @kernel
@@ -361,9 +372,7 @@ def _derive(
     cu_seqlens: NDArray[np.int32],
     mask: NDArray[np.bool_],
     has_mask: bool,
-    input_ids: NDArray[np.int64],
-    position_ids: NDArray[np.int64],
-    labels: NDArray[np.int64],
+    wide: NDArray[np.int64],
     document_ids: NDArray[np.int32],
 ) -> None:
     """One pass over the slots; see `derive_fields` for the rules."""
@@ -376,16 +385,16 @@ def _derive(
             end = np.int64(boundaries[run + 1])
             number = piece[run]
             for k in range(begin, end):
-                input_ids[k] = tokens[k]
-                position_ids[k] = k - low
+                wide[0, k] = tokens[k]
+                wide[1, k] = k - low
                 document_ids[k] = number
             if number < 0:
-                labels[begin:end] = -100
+                wide[2, begin:end] = -100
             elif has_mask:
                 for k in range(begin, end):
-                    labels[k] = np.int64(tokens[k]) if mask[k] else np.int64(-100)
+                    wide[2, k] = np.int64(tokens[k]) if mask[k] else np.int64(-100)
             else:
                 for k in range(begin, end):
-                    labels[k] = tokens[k]
+                    wide[2, k] = tokens[k]
             run += 1
-        labels[low] = -100
+        wide[2, low] = -100

@@ -14,13 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streampack.assembly import Fields, PackedRows, derive_fields
+from streampack.assembly import PackedRows, derive_fields
 from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
 
 __all__ = ["PackedBatch"]
-
-_DERIVED = ("input_ids", "labels", "position_ids", "document_ids")
 
 
 class PackedBatch:
@@ -224,17 +222,14 @@ def _rebuild(packed: PackedRows, lane: int, step: int, state: Any) -> PackedBatc
 
 def _derive_on_host(packed: PackedRows, rows: int) -> dict[str, Tensor]:
     """One compiled pass on the CPU."""
-    shape = (rows, packed.seq_len)
-    ids, positions, labels = (torch.empty(shape, dtype=torch.int64) for _ in range(3))
-    documents = torch.empty(shape, dtype=torch.int32)
-    derive_fields(
-        packed, Fields(ids.numpy(), positions.numpy(), labels.numpy(), documents.numpy())
-    )
+    fields = derive_fields(packed)
+    wide = torch.from_numpy(fields.wide).view(3, rows, packed.seq_len)
+    ids, positions, labels = wide.unbind()
     return {
         "input_ids": ids,
         "position_ids": positions,
         "labels": labels,
-        "document_ids": documents,
+        "document_ids": torch.from_numpy(fields.document_ids).view(rows, packed.seq_len),
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.assembly import Fields, PackedRows, RowFormat, derive_fields, gather_rows
+from streampack.assembly import PackedRows, RowFormat, derive_fields, gather_rows
 from streampack.documents import Documents, make_origin
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes, Metrics
@@ -113,14 +113,15 @@ class LaneBatch(NamedTuple):
     Attributes:
         rows: the batch in compact form; step: its number in the lane.
         round, emitted: the lane's state is ``round.state(emitted)`` once this batch is consumed.
-        metrics: what came with this batch, and what was lost or spent since the batch before.
+        metrics: what was lost or spent since the batch before that the rows do not tell; None if
+            nothing, as for all but the first batch of a round.
     """
 
     rows: PackedRows
     step: int
     round: Round
     emitted: int
-    metrics: Metrics
+    metrics: Metrics | None
 
 
 @dataclass(slots=True, eq=False)
@@ -139,10 +140,12 @@ class Lane:
     _window: Window = field(init=False)
     _round: Round | None = field(init=False, default=None)
     _planned: PlannedWindow | None = field(init=False, default=None)
+    _batches: list[PackedRows] = field(init=False, default_factory=list)
     _emitted: int = field(init=False, default=0)
     _step: int = field(init=False, default=0)
     _lost: Composition = field(init=False, default_factory=Composition)
     _times: LaneTimes = field(init=False, default_factory=LaneTimes)
+    _unreported: bool = field(init=False, default=False)
     _reported: Metrics = field(init=False, default_factory=Metrics)
 
     def __post_init__(self) -> None:
@@ -176,33 +179,25 @@ class Lane:
 
     def next(self) -> LaneBatch | None:
         """The next batch, or None when the last epoch is packed to its end."""
-        rows_per_batch = self.config.batch_tokens // self.config.packer.seq_lens[-1]
         while True:
-            if self._planned is None:
+            if self._round is None:
                 self._start_round()
-            planned, started = self._planned, self._round
-            assert planned is not None and started is not None
-            first = self._emitted * rows_per_batch
-            if first < len(planned.rows):
-                chosen = planned.rows[first : first + rows_per_batch]
-                with self._times.measure("gather_s"):
-                    rows = gather_rows(
-                        planned, chosen, rows_per_batch, started.entries,
-                        self._window.tokens, self._window.loss_mask, self.config.row_format,
-                    )  # fmt: skip
+            started = self._round
+            assert started is not None
+            if self._emitted < len(self._batches):
+                rows = self._batches[self._emitted]
                 self._emitted += 1
                 self._step += 1
-                metrics = self._report(rows.composition)
+                metrics = self._report() if self._unreported else None
                 return LaneBatch(rows, self._step - 1, started, self._emitted, metrics)
             if started.final:
                 return None
-            with self._times.measure("pack_s"):
-                self._window.advance(planned)
-            self._planned = None
+            self._round = None
 
-    def _report(self, composition: Composition) -> Metrics:
-        """What the batch at hand adds to the lane's totals."""
+    def _report(self) -> Metrics:
+        """What was lost and spent since the last report."""
         stream, before = self._stream, self._reported
+        self._unreported = False
         self._reported = Metrics(
             empty_documents=stream.empty_documents,
             skipped=stream.skips.count,
@@ -210,8 +205,7 @@ class Lane:
         )
         lost, self._lost = self._lost, Composition()
         return Metrics(
-            batches=1,
-            composition=composition + lost,
+            composition=lost,
             empty_documents=self._reported.empty_documents - before.empty_documents,
             skipped=self._reported.skipped - before.skipped,
             times=self._reported.times - before.times,
@@ -220,6 +214,9 @@ class Lane:
     # ------------------------------------------------------------------ one round
 
     def _start_round(self) -> None:
+        if self._planned is not None:
+            with self._times.measure("pack_s"):
+                self._window.advance(self._planned)
         final = self._fill()
         self._emitted = 0
         self._begin(final)
@@ -239,7 +236,7 @@ class Lane:
         return False
 
     def _begin(self, final: bool) -> None:
-        """Plan the window as it is and remember how it was made."""
+        """Plan the window as it is, remember how it was made, and gather what goes."""
         window, stream = self._window, self._stream
         with self._times.measure("pack_s"):
             planned = self._planned = window.plan(final=final)
@@ -256,7 +253,18 @@ class Lane:
             entries=entries,
             skips=(stream.skips.records[mark.skipped :], stream.skips.count),
         )
+        config = self.config
+        with self._times.measure("gather_s"):
+            self._batches = gather_rows(
+                planned,
+                config.batch_tokens // config.packer.seq_lens[-1],
+                entries,
+                window.tokens,
+                window.loss_mask,
+                config.row_format,
+            )
         self._lost += _lost_whole(planned, entries)
+        self._unreported = True
 
     # ------------------------------------------------------------------ restoring
 
@@ -374,12 +382,9 @@ def warm_up(config: LaneConfig) -> None:
         window = Window(config.window, config.packer, batch_tokens=config.batch_tokens, seed=0)
         window.admit(documents, 0, 0)
         planned = window.plan(final=True)
-        layout = config.row_format
-        rows_per_batch = config.batch_tokens // config.packer.seq_lens[-1]
         rows = gather_rows(
-            planned, planned.rows, max(rows_per_batch, len(planned.rows)), window.entries,
-            window.tokens, None, layout,
+            planned, config.batch_tokens // config.packer.seq_lens[-1], window.entries,
+            window.tokens, None, config.row_format,
         )  # fmt: skip
-        shape = (len(rows.tokens),)
-        derive_fields(rows, Fields(*(np.empty(shape, np.int64) for _ in range(3)), np.empty(shape, np.int32)))
+        derive_fields(rows[0])
         window.advance(planned)

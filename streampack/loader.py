@@ -28,6 +28,7 @@ from streampack.worker import Dry, Failed, Made, run_worker
 __all__ = ["PackedLoader"]
 
 PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux; batches fit in it
+_BYTES_PER_TOKEN = 8  # of a batch on its way, generously
 
 
 class PackedLoader:
@@ -108,11 +109,15 @@ class PackedLoader:
                 if item is None:
                     self._finished = True
                     return
-                batch, metrics, state = item
+                batch, spent, state = item
                 if self._pin_memory:
                     batch = batch.pin_memory()
-                metrics.wait_s = time.perf_counter() - began
-                self._metrics += metrics
+                totals = self._metrics
+                if spent is not None:
+                    totals = self._metrics = totals + spent
+                totals.batches += 1
+                totals.composition += batch.composition
+                totals.wait_s += time.perf_counter() - began
                 self._run.commit(batch.lane, batch.step, state)
                 yield batch
         finally:
@@ -184,12 +189,18 @@ class _Worker:
         self.number = number
         self.lanes = lanes
         self.receiver, sender = context.Pipe(duplex=False)
-        _widen(sender)
+        # Room for the batches to be made ahead and not for many more: what a worker has sent is
+        # memory held, and a dead worker is noticed only behind it.
+        _widen(sender, min(PIPE_BYTES, prefetch_batches * config.batch_tokens * _BYTES_PER_TOKEN))
         forked = context.get_start_method() == "fork"
         self.process = context.Process(
             target=run_worker,
             args=(
-                config, lanes, states, prefetch_batches, sender,
+                config,
+                lanes,
+                states,
+                prefetch_batches,
+                sender,
                 [*inherited, self.receiver] if forked else [],
             ),  # fmt: skip
             name=f"streampack-worker-{number}",
@@ -210,7 +221,7 @@ class _Worker:
             )
         try:
             message = self.receiver.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # at the end of a message, or inside one
             raise self._died() from None
         if isinstance(message, Failed):
             raise _as_raised(message, self.number)
@@ -256,9 +267,9 @@ def _as_raised(failed: Failed, number: int) -> BaseException:
     return error
 
 
-def _widen(connection: Connection) -> None:
-    """Give the pipe room for a batch, so that the worker need not wait while the loop computes."""
+def _widen(connection: Connection, num_bytes: int) -> None:
+    """Give the pipe room for batches, so that the worker need not wait while the loop computes."""
     try:
-        fcntl.fcntl(connection.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
+        fcntl.fcntl(connection.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), num_bytes)
     except OSError:
         pass  # not Linux, or over the user's quota for pipes: slower, not wrong

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from operator import add, attrgetter, sub
 from typing import Any
 
 from streampack.packing.composition import Composition
@@ -30,14 +31,10 @@ class LaneTimes:
     gather_s: float = 0.0
 
     def __add__(self, other: LaneTimes) -> LaneTimes:
-        return LaneTimes(
-            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(LaneTimes))
-        )
+        return LaneTimes(*map(add, _seconds(self), _seconds(other)))
 
     def __sub__(self, other: LaneTimes) -> LaneTimes:
-        return LaneTimes(
-            *(getattr(self, f.name) - getattr(other, f.name) for f in fields(LaneTimes))
-        )
+        return LaneTimes(*map(sub, _seconds(self), _seconds(other)))
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
@@ -70,7 +67,7 @@ class Metrics:
     times: LaneTimes = field(default_factory=LaneTimes)
 
     def __add__(self, other: Metrics) -> Metrics:
-        return Metrics(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Metrics)))
+        return Metrics(*map(add, _totals(self), _totals(other)))
 
     def as_dict(self) -> dict[str, Any]:
         """Flat names and numbers, for a logger."""
@@ -89,3 +86,7 @@ class Metrics:
             "wait_s": self.wait_s,
             **{f.name: getattr(self.times, f.name) for f in fields(LaneTimes)},
         }
+
+
+_seconds = attrgetter(*(f.name for f in fields(LaneTimes)))
+_totals = attrgetter(*(f.name for f in fields(Metrics)))

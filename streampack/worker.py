@@ -38,7 +38,7 @@ class Made:
     lane: int
     rows: PackedRows
     step: int
-    metrics: Metrics
+    metrics: Metrics | None
     round: dict[str, Any] | None
     emitted: int
 

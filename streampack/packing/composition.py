@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from operator import add, attrgetter
 
 __all__ = ["Composition"]
 
@@ -36,9 +37,7 @@ class Composition:
     context_sum: int = 0
 
     def __add__(self, other: Composition) -> Composition:
-        return Composition(
-            *(getattr(self, f.name) + getattr(other, f.name) for f in fields(Composition))
-        )
+        return Composition(*map(add, _counts(self), _counts(other)))
 
     @property
     def padding(self) -> int:
@@ -92,3 +91,6 @@ class Composition:
         """Average number of tokens of its own document before a token in its segment."""
         tokens = self.placed + self.inserted_eos
         return self.context_sum / tokens if tokens else 0.0
+
+
+_counts = attrgetter(*(field.name for field in fields(Composition)))
