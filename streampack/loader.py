@@ -196,11 +196,7 @@ class _Worker:
         self.process = context.Process(
             target=run_worker,
             args=(
-                config,
-                lanes,
-                states,
-                prefetch_batches,
-                sender,
+                config, lanes, states, prefetch_batches, sender,
                 [*inherited, self.receiver] if forked else [],
             ),  # fmt: skip
             name=f"streampack-worker-{number}",

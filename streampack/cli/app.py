@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from streampack.cli.convert import convert
+from streampack.cli.demo import demo
 
 __all__ = ["app"]
 
@@ -16,8 +17,4 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("convert")(convert)
-
-
-@app.callback()
-def _commands() -> None:
-    """Keep the commands' names even while there is only one."""
+app.command("demo")(demo)
