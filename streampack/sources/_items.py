@@ -2,17 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import TOKEN_DTYPES, Documents
+from streampack.documents import TOKEN_DTYPES, Documents, Texts
 
-__all__ = ["integer_array", "token_block"]
+__all__ = [
+    "BAD_ID",
+    "BrokenItemError",
+    "Fields",
+    "integer_array",
+    "item_block",
+    "outside_worker",
+    "token_block",
+]
+
+BAD_ID = "it has an id that is negative or does not fit into 32 bits"
 
 _LARGEST = 2**32 - 1
+_worker_lock = threading.RLock()
+
+
+class BrokenItemError(ValueError):
+    """An item that is no document; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Which field of an item that is a mapping holds what; None: items are the documents.
+
+    Attributes:
+        tokenized: whether documents are ids or text.
+        document: the field of the document.
+        loss_mask: the field of its loss mask, for ids.
+    """
+
+    tokenized: bool
+    document: str | None = None
+    loss_mask: str | None = None
+
+    def document_of(self, item: Any) -> Any:
+        """The document in an item; `BrokenItemError` if it has none."""
+        if self.document is None:
+            return item
+        if not isinstance(item, Mapping):
+            raise BrokenItemError(f'it is {_a(item)}, not a mapping with a field "{self.document}"')
+        if self.document not in item:
+            raise BrokenItemError(f'it has no field "{self.document}"')
+        return item[self.document]
+
+
+def item_block(
+    items: Sequence[Any], fields: Fields, origin: NDArray[np.void]
+) -> tuple[Documents | Texts, dict[int, str]]:
+    """A block from items, without the broken ones, and what is wrong with those, by place."""
+    problems: dict[int, str] = {}
+    good: list[int] = []
+    texts: list[str] = []
+    arrays: list[NDArray[Any]] = []
+    masks: list[NDArray[np.bool_]] = []
+    for i, item in enumerate(items):
+        try:
+            value = fields.document_of(item)
+            if fields.tokenized:
+                array = _array_of(value)
+                if fields.loss_mask is not None:
+                    masks.append(_mask_of(item, fields.loss_mask, len(array)))
+                arrays.append(array)
+            elif isinstance(value, str):
+                texts.append(value)
+            else:
+                raise BrokenItemError(f"it is {_a(value)}, not text")
+            good.append(i)
+        except BrokenItemError as error:
+            problems[i] = str(error)
+    if not fields.tokenized:
+        return Texts(texts, origin[good]), problems
+    block, bad = token_block(arrays, origin[good], None if fields.loss_mask is None else masks)
+    for k in np.flatnonzero(bad).tolist():
+        problems[good[k]] = BAD_ID
+    return (block.take(np.flatnonzero(~bad)) if bad.any() else block), problems
+
+
+def _array_of(value: Any) -> NDArray[Any]:
+    array = integer_array(value)
+    if isinstance(array, str):
+        raise BrokenItemError(array)
+    return array
+
+
+def _mask_of(item: Any, field: str, length: int) -> NDArray[np.bool_]:
+    if field not in item:
+        raise BrokenItemError(f'it has no field "{field}"')
+    try:
+        mask = np.asarray(item[field])
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise BrokenItemError(f"its loss mask is not a list ({error})") from error
+    if mask.shape != (length,) or (length and mask.dtype.kind not in "biu"):
+        raise BrokenItemError(f"its loss mask has shape {mask.shape} and dtype {mask.dtype}")
+    return mask.astype(np.bool_)
+
+
+@contextmanager
+def outside_worker() -> Iterator[None]:
+    """Hide torch's DataLoader worker from an iterable.
+
+    Datasets made for a plain DataLoader ask which worker they are in and yield that worker's part
+    only. Here lanes have divided the data already; dividing once more would lose documents.
+    """
+    module: Any = sys.modules.get("torch.utils.data._utils.worker")
+    if module is None or getattr(module, "_worker_info", None) is None:
+        yield
+        return
+    with _worker_lock:
+        info = module._worker_info
+        module._worker_info = None
+        try:
+            yield
+        finally:
+            module._worker_info = info
 
 
 def integer_array(value: Any) -> NDArray[Any] | str:

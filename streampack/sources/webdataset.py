@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.sources._binary import gather_tokens, integer_kind
-from streampack.sources._items import integer_array, token_block
+from streampack.sources._items import BAD_ID, integer_array, token_block
 from streampack.sources._npy import UNCOMMON, npy_values, parse_uncommon
 from streampack.sources._spool import (
     DamagedError,
@@ -35,7 +35,6 @@ __all__ = ["WebDataset"]
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
 _TEXT = ("txt", "text", "md")
-_BAD_ID = "it has an id that is negative or does not fit into 32 bits"
 
 
 class WebDataset(ShardedSource):
@@ -292,7 +291,7 @@ class WebDataset(ShardedSource):
         tokens, offsets, bad = gather_tokens(data, starts[good], counts[good], kinds[good])
         block = Documents(tokens, offsets, origin[good])
         if bad.any():
-            problems.update(dict.fromkeys(good[bad].tolist(), _BAD_ID))
+            problems.update(dict.fromkeys(good[bad].tolist(), BAD_ID))
             block = block.take(np.flatnonzero(~bad))
         return block
 
@@ -335,7 +334,7 @@ class WebDataset(ShardedSource):
             return Texts(texts, origin[good])
         block, bad = token_block(arrays, origin[good])
         for k in np.flatnonzero(bad).tolist():
-            problems[good[k]] = _BAD_ID
+            problems[good[k]] = BAD_ID
         return block.take(np.flatnonzero(~bad)) if bad.any() else block
 
 

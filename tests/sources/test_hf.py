@@ -1,0 +1,189 @@
+"""Streaming datasets of Hugging Face: real ones, over real files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack.errors import ConfigError
+from streampack.sources.hf import HFStream
+from streampack.sources.iterable import Iterable
+from tests.sources.contract import read_lane
+from tests.sources.test_iterable import check_rest, restarts
+
+try:
+    import datasets
+except Exception as error:  # an old one beside a new pyarrow raises AttributeError
+    pytest.skip(f"datasets cannot be imported: {error}", allow_module_level=True)
+for needed in ("load_state_dict", "num_shards", "shard"):
+    if not hasattr(datasets.IterableDataset, needed):
+        pytest.skip(f"datasets {datasets.__version__} is too old", allow_module_level=True)
+
+TEXTS = [f"text {i} " * (i % 4) for i in range(60)]
+IDS = [list(range(i % 7 + 1)) for i in range(60)]
+
+
+@pytest.fixture(params=["jsonl", "parquet", "generator"])
+def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A streaming dataset in six shards of ten rows."""
+    rows = [
+        {"text": text, "ids": ids, "mask": [i % 2 for i in ids], "n": n}
+        for n, (text, ids) in enumerate(zip(TEXTS, IDS, strict=True))
+    ]
+    if request.param == "generator":
+
+        def generate(shards: list[int]) -> Any:
+            for shard in shards:
+                yield from rows[10 * shard : 10 * shard + 10]
+
+        return datasets.IterableDataset.from_generator(
+            generate, gen_kwargs={"shards": list(range(6))}
+        )
+    for shard in range(6):
+        part = rows[10 * shard : 10 * shard + 10]
+        path = tmp_path / f"{shard}.{request.param}"
+        if request.param == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in part))
+        else:
+            import pyarrow
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.Table.from_pylist(part), path, row_group_size=4)
+    return datasets.load_dataset(
+        {"jsonl": "json"}.get(request.param, request.param),
+        data_files=[str(tmp_path / f"{shard}.{request.param}") for shard in range(6)],
+        streaming=True,
+        split="train",
+        cache_dir=str(tmp_path / "cache"),
+    )
+
+
+def test_lanes_give_each_document_once_and_every_cursor_leads_on(stream: Any) -> None:
+    for fields, expected in (({"text": "text"}, TEXTS), ({"tokens": "ids"}, IDS)):
+        source = HFStream(stream, block_documents=4, **fields)
+        assert source.seekable
+        restarts(source, expected, lane_counts=(1, 2, 4, 6))
+
+
+def test_a_pickled_source_reads_the_same(stream: Any) -> None:
+    try:
+        copied = pickle.loads(pickle.dumps(HFStream(stream, text="text")))
+    except (AttributeError, pickle.PicklingError):
+        pytest.skip("a local generator function cannot be pickled")
+    restarts(copied, TEXTS, lane_counts=(3,))
+
+
+def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCaptureFixture) -> None:
+    lane = HFStream(stream, text="text", block_documents=7).lanes(
+        2, seed=0, epoch=0, shuffle=False
+    )[1]
+    blocks = read_lane(lane)
+    with caplog.at_level(logging.WARNING):
+        check_rest(lane, blocks[2][1], blocks[3:])
+    assert "again" not in caplog.text
+    assert blocks[2][1]["state"] is not None
+
+
+def test_mapped_and_filtered_datasets_resume_exactly(stream: Any) -> None:
+    short = stream.filter(lambda row: row["n"] % 3 > 0).map(lambda row: {"text": row["text"] + "!"})
+    expected = [text + "!" for i, text in enumerate(TEXTS) if i % 3]
+    restarts(HFStream(short, text="text", block_documents=4), expected, lane_counts=(1, 3))
+    batched = stream.map(
+        lambda rows: {"text": [t * 2 for t in rows["text"]]}, batched=True, batch_size=3
+    )
+    restarts(HFStream(batched, text="text", block_documents=4), [t * 2 for t in TEXTS], (1, 3))
+
+
+def test_formatted_datasets_give_arrays(stream: Any) -> None:
+    source = HFStream(
+        stream.select_columns(["ids", "mask"]).with_format("numpy"),
+        tokens="ids",
+        loss_mask="mask",
+        block_documents=4,
+    )
+    restarts(source, IDS, lane_counts=(1, 3))
+
+
+def test_epochs_hold_the_same_documents_and_resume_exactly(stream: Any) -> None:
+    source = HFStream(stream, text="text", block_documents=4)
+    for epoch in (1, 2):
+        found: list[Any] = []
+        for lane in source.lanes(3, seed=0, epoch=epoch, shuffle=True):
+            blocks = read_lane(lane)
+            found += [document for block, _ in blocks for _, document in block]
+            for k, (_, cursor) in enumerate(blocks):
+                check_rest(lane, cursor, blocks[k + 1 :])
+        assert sorted(found) == sorted(TEXTS)
+
+
+def test_unshuffled_lanes_are_the_same_in_every_epoch(stream: Any) -> None:
+    source = HFStream(stream, text="text")
+    first, later = (source.lanes(2, seed=0, epoch=e, shuffle=False) for e in (0, 3))
+    assert [read_lane(lane) for lane in first] == [read_lane(lane) for lane in later]
+
+
+def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
+    stream: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    shuffled = stream.shuffle(seed=7, buffer_size=8)
+    source = HFStream(shuffled, text="text", block_documents=4)
+    assert not source.seekable
+    found: list[Any] = []
+    with caplog.at_level(logging.WARNING):
+        for lane in source.lanes(2, seed=0, epoch=0, shuffle=True):
+            blocks = read_lane(lane)
+            found += [document for block, _ in blocks for _, document in block]
+            for k, (_, cursor) in enumerate(blocks):
+                check_rest(lane, cursor, blocks[k + 1 :])
+    assert sorted(found) == sorted(TEXTS)
+    assert "again" in caplog.text
+
+
+def test_as_a_plain_iterable_it_is_one_lane_with_its_state(stream: Any) -> None:
+    source = Iterable(stream, text="text", block_documents=7)
+    assert source.seekable
+    restarts(source, TEXTS)
+    mapped = Iterable(datasets.Dataset.from_dict({"text": TEXTS}), text="text")
+    restarts(mapped, TEXTS)
+
+
+def test_inside_a_dataloader_worker_nothing_is_divided_twice(stream: Any) -> None:
+    torch_data = pytest.importorskip("torch.utils.data")
+    source = HFStream(stream, text="text")
+
+    class Lanes(torch_data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Any:
+            worker = torch_data.get_worker_info().id
+            for block, _ in read_lane(source.lanes(2, seed=0, epoch=0, shuffle=False)[worker]):
+                yield from (document for _, document in block)
+
+    loader = torch_data.DataLoader(
+        Lanes(), num_workers=2, batch_size=None, multiprocessing_context="fork"
+    )
+    assert sorted(loader) == sorted(TEXTS)
+
+
+def test_fewer_shards_than_lanes_is_refused_with_the_numbers(stream: Any) -> None:
+    source = HFStream(stream, text="text")
+    assert source.max_lanes() == 6
+    with pytest.raises(ConfigError, match=r"6 lanes at most, not 7.*6 shards"):
+        source.lanes(7, seed=0, epoch=0, shuffle=False)
+
+
+def test_arguments_that_cannot_work_are_explained(stream: Any) -> None:
+    if stream.features is not None:
+        with pytest.raises(ConfigError, match=r"'body'.*text, ids, mask, n"):
+            HFStream(stream, text="body")
+    with pytest.raises(ConfigError, match="Neither tokens nor text"):
+        HFStream(stream)
+    with pytest.raises(ConfigError, match="streaming=True"):
+        HFStream(datasets.Dataset.from_dict({"text": TEXTS}), text="text")
+    from datasets.distributed import split_dataset_by_node
+
+    with pytest.raises(ConfigError, match="split by node"):
+        HFStream(split_dataset_by_node(stream, rank=0, world_size=2), text="text")

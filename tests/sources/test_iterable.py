@@ -1,0 +1,349 @@
+"""Iterables: lists, generators, map-style and stateful datasets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.documents import Documents, Texts
+from streampack.errors import ConfigError, ContentError, StateError
+from streampack.sources.base import Cursor, LaneReader, Source
+from streampack.sources.iterable import Iterable
+from streampack.sources.skips import Skips
+from tests.sources.contract import Document, read_lane
+
+IDS = [list(range(i % 9)) for i in range(50)]
+TEXTS = [f"document {i}" * (i % 5) for i in range(50)]
+
+
+def restarts(
+    source: Source, expected: Sequence[str | Sequence[int]], lane_counts: Sequence[int] = (1,)
+) -> None:
+    """All lanes together give each document once, and every cursor leads to the rest."""
+    wanted = [d if isinstance(d, str) else tuple(d) for d in expected]
+    json.dumps(source.describe())
+    source.prepare()
+    for shuffle in (False, True):
+        for n in lane_counts:
+            found: list[tuple[tuple[int, int], Document]] = []
+            for lane in source.lanes(n, seed=3, epoch=0, shuffle=shuffle):
+                blocks = read_lane(lane)
+                assert read_lane(lane) == blocks
+                for k, (block, cursor) in enumerate(blocks):
+                    found += block
+                    check_rest(lane, cursor, blocks[k + 1 :])
+            names = [name for name, _ in found]
+            assert len(set(names)) == len(names)
+            assert sorted(str(d) for _, d in found) == sorted(str(d) for d in wanted)
+            if n == 1:
+                assert [d for _, d in sorted(found, key=lambda pair: pair[0])] == wanted
+
+
+def check_rest(lane: LaneReader, cursor: Cursor, rest: list[tuple[Any, Cursor]]) -> None:
+    """A cursor gives the rest of the blocks; the states in their cursors may be put differently."""
+    again = read_lane(lane, cursor)
+    assert [block for block, _ in again] == [block for block, _ in rest]
+    assert [c["count"] for _, c in again] == [c["count"] for _, c in rest]
+
+
+def documents(source: Source, skips: Skips | None = None) -> list[Document]:
+    lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    return [d for block, _ in read_lane(lane, None, skips) for _, d in block]
+
+
+class ByIndex:
+    """A map-style dataset that does not end by itself."""
+
+    def __len__(self) -> int:
+        return len(IDS)
+
+    def __getitem__(self, i: int) -> list[int]:
+        return IDS[i % len(IDS)]
+
+
+READ: list[int] = []
+
+
+class Stateful:
+    """Iterates as Hugging Face's datasets do, and notes in `READ` what is read."""
+
+    def __init__(self, make_state: Callable[[int], Any] | None = None) -> None:
+        self.make_state = make_state
+        self.start = self.at = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.at = self.start
+        while self.at < len(IDS):
+            self.at += 1
+            READ.append(self.at - 1)
+            yield IDS[self.at - 1]
+
+    def state_dict(self) -> Any:
+        return {"at": self.at} if self.make_state is None else self.make_state(self.at)
+
+    def load_state_dict(self, state: Any) -> None:
+        self.start = state["at"]
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "expected"),
+    [
+        (IDS, {}, IDS),
+        (TEXTS, {}, TEXTS),
+        (tuple(tuple(ids) for ids in IDS), {}, IDS),
+        ([np.array(ids, dtype=np.uint16) for ids in IDS], {}, IDS),
+        ([np.array(ids, dtype=">i8") for ids in IDS], {}, IDS),
+        ([{"t": ids, "x": None} for ids in IDS], {"tokens": "t"}, IDS),
+        ([{"t": text} for text in TEXTS], {"text": "t"}, TEXTS),
+        (ByIndex(), {}, IDS),
+        (Stateful(), {}, IDS),
+    ],
+)
+def test_items_of_every_kind_are_read_and_resumed(
+    data: Any, fields: dict[str, str], expected: Any
+) -> None:
+    for block_documents, block_bytes in ((7, 1 << 20), (256, 60), (1, 1)):
+        source = Iterable(data, block_documents=block_documents, block_bytes=block_bytes, **fields)  # type: ignore[arg-type]
+        restarts(source, expected)
+        restarts(pickle.loads(pickle.dumps(source)), expected)
+
+
+def test_a_factory_divides_the_data_into_any_number_of_lanes() -> None:
+    source = Iterable(lambda lane, lanes: IDS[lane::lanes], block_documents=4)
+    assert (source.splittable, source.max_lanes()) == (True, None)
+    restarts(source, IDS, lane_counts=(1, 2, 3, 7, 60))
+    generators = Iterable(lambda lane, lanes: (text for text in TEXTS[lane::lanes]))
+    assert not generators.tokenized
+    restarts(generators, TEXTS, lane_counts=(1, 4))
+
+
+def test_without_a_factory_there_is_one_lane() -> None:
+    source = Iterable(IDS)
+    assert (source.splittable, source.max_lanes()) == (False, 1)
+    with pytest.raises(ConfigError, match=r"1 lanes at most, not 2.*\(lane, lanes\)"):
+        source.lanes(2, seed=0, epoch=0, shuffle=False)
+
+
+def test_a_generator_is_read_once_and_then_refused() -> None:
+    source = Iterable(text for text in TEXTS)
+    assert documents(source) == TEXTS
+    with pytest.raises(ConfigError, match="generator can be read only once"):
+        documents(source)
+    fresh = Iterable(text for text in TEXTS)
+    lane = fresh.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    with pytest.raises(ConfigError, match="resuming"):
+        read_lane(lane, {"count": 3, "state": None})
+
+
+def test_a_state_is_used_instead_of_reading_again() -> None:
+    data = Stateful()
+    source = Iterable(data, block_documents=10)
+    assert source.seekable
+    lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    cursor = read_lane(lane)[2][1]
+    READ.clear()
+    assert len(read_lane(lane, cursor)) == 2
+    assert list(range(30, 50)) == READ
+    assert (data.start, cursor) == (0, {"count": 30, "state": {"at": 30}})
+
+
+def test_a_stateful_iterable_that_cannot_be_copied_is_refused() -> None:
+    data = Stateful()
+    data.handle = (x for x in IDS)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="cannot be copied"):
+        documents(Iterable(data))
+    assert documents(Iterable(lambda lane, lanes: data)) == [tuple(ids) for ids in IDS]
+
+
+def test_reading_again_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    source = Iterable(IDS, block_documents=10)
+    assert not source.seekable
+    lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    blocks = read_lane(lane)
+    with caplog.at_level(logging.WARNING):
+        assert read_lane(lane, blocks[3][1]) == blocks[4:]
+    assert "list cannot be resumed in the middle: lane 0 reads 40 items again" in caplog.text
+
+
+def test_data_that_became_shorter_is_a_state_error() -> None:
+    lane = Iterable(IDS[:5]).lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    with pytest.raises(StateError, match="before item 6"):
+        read_lane(lane, {"count": 6, "state": None})
+    with pytest.raises(StateError, match="load_state_dict"):
+        read_lane(lane, {"count": 2, "state": {"at": 2}})
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, (1, 2), float("nan"), b"x"])
+def test_a_state_that_json_cannot_hold_is_refused(value: Any) -> None:
+    lane = Iterable(Stateful(lambda at: value)).lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    with pytest.raises(ConfigError, match="JSON"):
+        read_lane(lane)
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("text", "a str, not a list of ids"),
+        (b"ab", "a bytes"),
+        (None, "NoneType"),
+        (7, "an int"),
+        ([1.5], "float64"),
+        ([True], "bool"),
+        (["1"], "<U1"),
+        ([[1], [2, 3]], "list of ids"),
+        ([[1, 2]], "dimension"),
+        ([-1], "negative"),
+        ([2**32], "32 bits"),
+        ([2**70], "not"),
+        (np.zeros(3), "float64"),
+        (np.array([-3], dtype=np.int32), "negative"),
+        ({"t": [1]}, "a dict"),
+    ],
+)
+def test_an_item_of_another_kind_is_a_broken_document(item: Any, words: str) -> None:
+    good = np.array([5], dtype=np.int32) if isinstance(item, np.ndarray) else [5]
+    source = Iterable([good, item, good], block_documents=2)
+    with pytest.raises(ContentError, match=f"Item 1 of lane 0 .*{words}"):
+        documents(source)
+    skips = Skips("skip")
+    assert documents(source, skips) == [(5,), (5,)]
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+
+
+@pytest.mark.parametrize("item", [["a"], 3, None, {"t": 1}, {"u": "x"}, {"t": b"x"}])
+def test_what_is_no_text_is_a_broken_document(item: Any) -> None:
+    skips = Skips("skip")
+    source = Iterable([{"t": "a"}, item, {"t": "b"}], text="t")
+    assert documents(source, skips) == ["a", "b"]
+    assert skips.count == 1
+
+
+def test_a_loss_mask_stays_with_its_tokens_and_must_fit() -> None:
+    items: list[Any] = [{"t": ids, "m": [i % 2 == 0 for i in ids]} for ids in IDS]
+    source = Iterable(items, tokens="t", loss_mask="m", block_documents=6)
+    for block, _ in source.lanes(1, seed=1, epoch=0, shuffle=True)[0].read(None, Skips()):
+        assert isinstance(block, Documents)
+        assert block.loss_mask is not None
+        np.testing.assert_array_equal(block.loss_mask, block.tokens % 2 == 0)
+    broken = [{"t": [1, 2]}, {"t": [1, 2], "m": [1]}, {"t": [1], "m": [0.5]}, {"t": [1], "m": "x"}]
+    broken += [{"t": [1, 2], "m": [[1], [1, 2]]}, {"t": [1], "m": None}]
+    skips = Skips("skip")
+    assert len(documents(Iterable(broken + items, tokens="t", loss_mask="m"), skips)) == 50
+    assert skips.count == 6
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    arrays=st.lists(
+        st.tuples(
+            st.sampled_from(["uint8", "uint16", "uint32", "int32", "int64", "list"]),
+            st.lists(st.integers(0, 200), max_size=9),
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    block_documents=st.integers(1, 5),
+)
+def test_ids_of_any_dtypes_come_back(
+    arrays: list[tuple[str, list[int]]], block_documents: int
+) -> None:
+    items = [ids if dtype == "list" else np.array(ids, dtype=dtype) for dtype, ids in arrays]
+    restarts(Iterable(items, block_documents=block_documents), [ids for _, ids in arrays])
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32"])
+def test_a_token_dtype_is_kept(dtype: str) -> None:
+    lane = Iterable([np.arange(4, dtype=dtype)] * 3).lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    block, _ = next(lane.read(None, Skips()))
+    assert isinstance(block, Documents)
+    assert block.tokens.dtype == dtype
+
+
+def test_tensors_are_ids_too() -> None:
+    torch = pytest.importorskip("torch")
+    restarts(Iterable([torch.tensor(ids, dtype=torch.int64) for ids in IDS if ids]), [
+        ids for ids in IDS if ids
+    ])  # fmt: skip
+
+
+def test_a_second_epoch_is_announced_to_data_that_wants_to_know() -> None:
+    class Reordered:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(TEXTS if self.epoch == 0 else TEXTS[::-1])
+
+    source = Iterable(Reordered())
+    for epoch in (0, 1, 0):
+        lane = source.lanes(1, seed=0, epoch=epoch, shuffle=True)[0]
+        blocks = [block for block, _ in lane.read(None, Skips())]
+        assert all(isinstance(block, Texts) for block in blocks)
+        in_order = [
+            (int(o["index"]), t) for b in blocks for o, t in zip(b.origin, b.texts, strict=True)
+        ]  # type: ignore[union-attr]
+        assert [t for _, t in sorted(in_order)] == (TEXTS[::-1] if epoch else TEXTS)
+
+
+class WorkerAware:
+    """Yields only its worker's part, as datasets for a plain DataLoader do."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        import torch.utils.data
+
+        info = torch.utils.data.get_worker_info()
+        step, first = (1, 0) if info is None else (info.num_workers, info.id)
+        for i in range(first, len(IDS), step):
+            assert torch.utils.data.get_worker_info() == info or info is None
+            yield IDS[i]
+
+
+def test_a_dataset_that_asks_for_its_worker_is_not_divided_a_second_time() -> None:
+    torch_data = pytest.importorskip("torch.utils.data")
+    source = Iterable(WorkerAware(), block_documents=7)
+
+    class Lane(torch_data.IterableDataset):  # type: ignore[misc, name-defined]
+        def __iter__(self) -> Iterator[Any]:
+            if torch_data.get_worker_info().id == 1:
+                yield from documents(source)
+                assert torch_data.get_worker_info() is not None
+
+    loader = torch_data.DataLoader(
+        Lane(), num_workers=2, batch_size=None, multiprocessing_context="fork"
+    )
+    assert [tuple(document) for document in loader] == [tuple(ids) for ids in IDS]
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments", "words"),
+    [
+        (5, {}, "cannot be iterated"),
+        ([], {}, "no items"),
+        ([{"a": 1, "b": 2}], {}, "a, b"),
+        (IDS, {"tokens": "a", "text": "b"}, "Name one"),
+        (IDS, {"loss_mask": "m"}, "tokens is not given"),
+        (IDS, {"block_documents": 0}, "block_documents"),
+    ],
+)
+def test_arguments_that_cannot_work_are_explained(
+    data: Any, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Iterable(data, **arguments)
+
+
+def test_a_document_is_named_by_item_and_lane() -> None:
+    source = Iterable(lambda lane, lanes: TEXTS[lane::lanes], block_documents=4)
+    lane = source.lanes(3, seed=0, epoch=0, shuffle=False)[2]
+    _, second = (block for block, _ in list(lane.read(None, Skips()))[:2])
+    assert source.document_name(second.origin[1]) == "item 5 of lane 2"
