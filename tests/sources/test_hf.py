@@ -128,8 +128,10 @@ def test_unshuffled_lanes_are_the_same_in_every_epoch(stream: Any) -> None:
 
 
 def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
-    stream: Any, caplog: pytest.LogCaptureFixture
+    stream: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # datasets 5 sleeps for five seconds whenever it has shuffled shards read to their end.
+    monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
     shuffled = stream.shuffle(seed=7, buffer_size=8)
     source = HFStream(shuffled, text="text", block_documents=4)
     assert not source.seekable
