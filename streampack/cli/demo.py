@@ -14,8 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from streampack.demo.object_store import object_store
-from streampack.demo.tour import Tour
 from streampack.errors import ConfigError
 
 __all__ = ["demo"]
@@ -38,20 +36,23 @@ def demo(
     """
     if fast:
         steps = min(steps, 60)
-    if steps < 12:
+    if steps < 40:
         raise ConfigError(
             f"{steps} steps were asked for.",
             "The demo needs some before, between and behind two accidents.",
-            "Use --steps 12 or more.",
+            "Use --steps 40 or more.",
         )
+    from streampack.demo.object_store import find_weed, object_store
+    from streampack.demo.tour import Tour  # imports torch: other commands need not wait for it
+
     began = time.monotonic()
     console = Console()
     with ExitStack() as stack:
         stack.enter_context(_ending_on_signals())
         folder = _folder(stack, keep)
-        tour = Tour(console, folder, steps=steps, corpus_bytes=(3 if fast else 24) << 20)
+        tour = Tour(console, folder, steps=steps, corpus_bytes=(3 if fast else 20) << 20)
         with tour.phase("Object store") as say:
-            store = stack.enter_context(object_store(folder / "store"))
+            store = stack.enter_context(object_store(folder / "store", find_weed()))
             say(f"{store.name} speaks S3 on {store.environment['S3_ENDPOINT_URL']}")
         tour.run(store)
         kept = f"; its files are in {folder}" if keep is not None else ""

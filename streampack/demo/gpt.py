@@ -69,8 +69,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """(rows, seq_len, width) to the same."""
         x = x + self.attention(self.norms[0](x), mask, rotation)
-        x = x + self.network(self.norms[1](x))
-        return x
+        added: Tensor = self.network(self.norms[1](x))
+        return x + added
 
 
 class GPT(nn.Module):
@@ -81,7 +81,7 @@ class GPT(nn.Module):
         width, layers, heads: its size.
     """
 
-    def __init__(self, vocab_size: int, width: int = 128, layers: int = 4, heads: int = 4) -> None:
+    def __init__(self, vocab_size: int, width: int = 128, layers: int = 3, heads: int = 2) -> None:
         super().__init__()
         self.base = math.isqrt(vocab_size - 1) + 1  # id = upper * base + lower
         self.pairs = width // heads // 2

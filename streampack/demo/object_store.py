@@ -20,7 +20,7 @@ from pathlib import Path
 
 from streampack.errors import ConfigError, StorageError
 
-__all__ = ["ObjectStore", "object_store"]
+__all__ = ["ObjectStore", "find_weed", "object_store"]
 
 _HOST = "127.0.0.1"
 _BUCKET = "corpus"
@@ -42,18 +42,23 @@ class ObjectStore:
     environment: dict[str, str]
 
 
+def find_weed() -> str | None:
+    """The path of SeaweedFS's program, if it is installed."""
+    return shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
+
+
 @contextmanager
-def object_store(folder: Path) -> Iterator[ObjectStore]:
+def object_store(folder: Path, weed: str | None) -> Iterator[ObjectStore]:
     """Start a server that keeps its data in `folder`, and stop it in the end.
 
-    SeaweedFS, a distributed store written in Go, if its program is there; else moto's server.
-    Its addresses and keys are in this process's environment for the length of the block.
+    SeaweedFS, a distributed store written in Go, if its program `weed` is given and runs; else
+    moto's server, which keeps everything in memory. Its address and keys are in this process's
+    environment for the length of the block.
 
     Raises:
         ConfigError: neither is installed.
         StorageError: it does not start.
     """
-    weed = shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
     moto = find_spec("moto") is not None and find_spec("flask") is not None
     if weed is None and not moto:
         raise ConfigError(

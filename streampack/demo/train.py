@@ -67,7 +67,7 @@ def open_loader(job: Job, workers: int) -> PackedLoader:
         epochs=None,
         lanes=4,
     )
-    return PackedLoader(dataset, num_workers=workers)
+    return PackedLoader(dataset, num_workers=workers, prefetch_batches=2)
 
 
 def digest_of(batch: PackedBatch) -> str:
@@ -84,7 +84,7 @@ class Training:
         torch.manual_seed(0)
         self.job = job
         self.model = GPT(job.vocab_size)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, fused=True)
         self.loader = open_loader(job, job.workers)
         self.step = 0
         self.file = Path(job.folder) / "checkpoint.npz"
