@@ -157,7 +157,9 @@ def gather_rows(
                 mask_out[b * slots : (b + 1) * slots] if loss_mask is not None else None,
                 sources[first:last],
                 places[first:last] if places is not None else None,
-                *measured[b],
+                measured[b][0],
+                measured[b][1],
+                measured[b][2],
                 Composition(rows_per_batch, slots, *numbers[b]),
             )
         )

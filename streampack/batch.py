@@ -171,7 +171,9 @@ class PackedBatch:
             names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
         else:
             raise ConfigError(
-                f"api is {api!r}.", "Its argument names are unknown.", 'Use "flash_attn" or "torch".'
+                f"api is {api!r}.",
+                "Its argument names are unknown.",
+                'Use "flash_attn" or "torch".',
             )
         return dict(zip(names, values, strict=True))
 

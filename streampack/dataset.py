@@ -76,8 +76,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         pad_id: int | None = None,
         vocab_size: int | None = None,
         attention: Literal["document", "row"] = "document",
-        filter: Hook | None = None,  # noqa: A002
-        map: Hook | None = None,  # noqa: A002
+        filter: Hook | None = None,
+        map: Hook | None = None,
         window: WindowConfig | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -265,7 +265,8 @@ def _prepare(
         raise ConfigError(
             "The source gives texts, and there is no tokenizer.",
             "Only token ids can be packed.",
-            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers tokenizer).",
+            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
+            "tokenizer).",
         )
     rule = eos or "as-is"
     if tokenized and rule != "as-is" and eos_id is None:

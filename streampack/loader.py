@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -102,7 +103,7 @@ class PackedLoader:
             self._run = RunState.begin(self._run.fingerprint, self._run.topology)
             self._finished = False
         batches = self._in_workers() if self.num_workers else self._in_process()
-        try:
+        with closing(batches):
             while True:
                 began = time.perf_counter()
                 item = next(batches, None)
@@ -120,13 +121,11 @@ class PackedLoader:
                 totals.wait_s += time.perf_counter() - began
                 self._run.commit(batch.lane, batch.step, state)
                 yield batch
-        finally:
-            batches.close()
 
     def _own_lanes(self) -> list[int]:
         return self._run.topology.lanes(self._run.next_batch, self._config.lanes)
 
-    def _in_process(self) -> Iterator[Any]:
+    def _in_process(self) -> Generator[Any, None, None]:
         own = self._own_lanes()
         for lane, batch in rotate(self._config, own, {n: self._run.lane(n) for n in own}):
             if batch is not None:
@@ -134,7 +133,7 @@ class PackedLoader:
                 packed = PackedBatch(batch.rows, lane=lane, step=batch.step, state=state)
                 yield packed, batch.metrics, state
 
-    def _in_workers(self) -> Iterator[Any]:
+    def _in_workers(self) -> Generator[Any, None, None]:
         own = self._own_lanes()
         warm_up(self._config)
         workers = self._start_workers(own)
@@ -192,13 +191,11 @@ class _Worker:
         # Room for the batches to be made ahead and not for many more: what a worker has sent is
         # memory held, and a dead worker is noticed only behind it.
         _widen(sender, min(PIPE_BYTES, prefetch_batches * config.batch_tokens * _BYTES_PER_TOKEN))
+        inherited = [*inherited, self.receiver]
         forked = context.get_start_method() == "fork"
         self.process = context.Process(
             target=run_worker,
-            args=(
-                config, lanes, states, prefetch_batches, sender,
-                [*inherited, self.receiver] if forked else [],
-            ),  # fmt: skip
+            args=(config, lanes, states, prefetch_batches, sender, inherited if forked else []),
             name=f"streampack-worker-{number}",
             daemon=True,
         )
@@ -216,7 +213,7 @@ class _Worker:
                 "Look at storage and tokenizer, or raise timeout_s.",
             )
         try:
-            message = self.receiver.recv()
+            message: Made | Dry | Failed = self.receiver.recv()
         except (EOFError, OSError):  # at the end of a message, or inside one
             raise self._died() from None
         if isinstance(message, Failed):

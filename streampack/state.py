@@ -12,7 +12,7 @@ from typing import Any
 from streampack.errors import StateError
 from streampack.topology import Topology
 
-__all__ = ["RunState", "VERSION"]
+__all__ = ["VERSION", "RunState"]
 
 VERSION = 1
 
@@ -70,7 +70,8 @@ class RunState:
                 "It is another rank's, or was saved with another number of ranks.",
                 "Load the state that this rank saved.",
             )
-        return cls(fingerprint, topology, start, {lane: state["lanes"][str(lane)] for lane in owned})
+        lanes = {lane: state["lanes"][str(lane)] for lane in owned}
+        return cls(fingerprint, topology, start, lanes)
 
     def commit(self, lane: int, step: int, state: LaneState | Callable[[], LaneState]) -> None:
         """Take note that the loop has consumed batch number `step` of `lane`."""

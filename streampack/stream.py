@@ -21,7 +21,7 @@ from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.metrics import LaneTimes
 from streampack.sources.base import Block, Source
 from streampack.sources.skips import Skips
-from streampack.tokenization import Tokenizer, apply_eos
+from streampack.tokenization import EosRule, Tokenizer, apply_eos
 
 __all__ = ["DocumentStream", "Mark", "Preparation"]
 
@@ -43,7 +43,7 @@ class Preparation:
     """
 
     tokenizer: Tokenizer | None = None
-    eos: str = "as-is"
+    eos: EosRule = "as-is"
     eos_id: int | None = None
     vocab_size: int | None = None
     filter: Hook | None = None
@@ -205,28 +205,26 @@ class DocumentStream:
 
     def _checked(self, documents: Documents) -> Documents:
         """Without documents whose ids are not in the vocabulary (which `skips` may refuse)."""
+        preparation = self._preparation
         low, high = int(documents.offsets[0]), int(documents.offsets[-1])
         if low == high:
             return documents
-        tokens = documents.tokens[low:high]
-        limit = self._preparation.vocab_size
-        bad: NDArray[np.bool_] | None = None
-        if limit is not None and int(tokens.max()) >= limit:
-            bad = tokens >= limit
-        if tokens.dtype == np.int32 and int(tokens.min()) < 0:
-            bad = tokens < 0 if bad is None else bad | (tokens < 0)
-        if bad is None:
+        tokens: NDArray[Any] = documents.tokens[low:high]
+        highest = np.iinfo(tokens.dtype).max
+        limit = highest + 1 if preparation.vocab_size is None else preparation.vocab_size
+        if int(tokens.max()) < limit and int(tokens.min()) >= 0:
             return documents
+        bad = (tokens < 0) | (tokens >= limit)
         where = np.searchsorted(documents.offsets, np.flatnonzero(bad) + low, side="right") - 1
         wrong = np.unique(where)
         for i in wrong.tolist():
-            ids = documents.document(i)
+            ids: NDArray[Any] = documents.document(i)
             origin = documents.origin[i]
-            outside = ids[(ids < 0) | (ids >= limit if limit is not None else False)]
+            outside = int(ids[(ids < 0) | (ids >= limit)][0])
             self.skips.handle(
                 ContentError(
-                    f"{self._source.document_name(origin)} holds the token id {int(outside[0])}, "
-                    + (f"the vocabulary has {limit}." if limit is not None else "below zero."),
+                    f"{self._source.document_name(origin)} holds the token id {outside}, "
+                    + (f"the vocabulary has {limit}." if outside >= 0 else "which is negative."),
                     "The model has no embedding for it.",
                     "Tokenize the corpus with this tokenizer, give the right vocab_size, or use "
                     'on_error="skip".',

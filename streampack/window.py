@@ -120,6 +120,7 @@ class Entries:
 
     @classmethod
     def empty(cls) -> Entries:
+        """No documents."""
         none = np.zeros(0, dtype=np.int64)
         return cls(none, none, none, none, none, np.zeros(0, dtype=ORIGIN))
 
@@ -422,15 +423,14 @@ class Window:
         if self._continued:
             gone[-1] = False
         kept = np.flatnonzero(~gone)
-        if len(kept) == len(entries) and self.target_tokens >= self._window_tokens:
-            if not delivered.any():
-                raise StreampackError(
-                    f"A full window of {len(entries)} documents and {self._used} tokens gave no "
-                    "batch.",
-                    "The lane cannot go on.",
-                    "This is a defect of streampack or of a custom packer; please report it with "
-                    "the configuration.",
-                )
+        stuck = len(kept) == len(entries) and not delivered.any()
+        if stuck and self.target_tokens >= self._window_tokens:
+            raise StreampackError(
+                f"A full window of {len(entries)} documents and {self._used} tokens gave no batch.",
+                "The lane cannot go on.",
+                "This is a defect of streampack or of a custom packer; please report it with the "
+                "configuration.",
+            )
         position = planned.position[:-1][kept] + delivered[kept]
         held = entries.held[kept] - delivered[kept]
         self._compact(position, held)

@@ -90,9 +90,7 @@ def run_worker(
             fresh = sent_round.get(lane) != number
             sent_round[lane] = number
             state = batch.round.state(0) if fresh else None
-            waiting.put(
-                Made(lane, batch.rows, batch.step, batch.metrics, state, batch.emitted)
-            )
+            waiting.put(Made(lane, batch.rows, batch.step, batch.metrics, state, batch.emitted))
     except BaseException as error:  # whatever it is, the loop must hear of it
         waiting.put(Failed(_picklable(error), traceback.format_exc()))
     waiting.put(None)
@@ -119,6 +117,6 @@ def _picklable(error: BaseException) -> BaseException | None:
     import pickle
 
     try:
-        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else None  # noqa: S301
+        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else None
     except Exception:
         return None

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from streampack.assembly import RowFormat
 from streampack.errors import StateError
 from streampack.lane import Lane, LaneBatch, LaneConfig
-from streampack.packing import BestFitDecreasing, Composition, Concat, FirstFitDecreasing, Packer, Pad
+from streampack.packing import (
+    BestFitDecreasing,
+    Composition,
+    Concat,
+    FirstFitDecreasing,
+    Packer,
+    Pad,
+)
 from streampack.stream import Preparation
 from streampack.window import WindowConfig
 from tests.memory_source import MemorySource, numbered_documents

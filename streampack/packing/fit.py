@@ -28,7 +28,7 @@ from streampack._jit import kernel
 __all__ = ["greedy_fit"]
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _lowest_bit(typingctx: Any, word: Any) -> Any:
     """Index of the lowest set bit of a non-zero uint64 (the machine's own instruction)."""
 
@@ -36,6 +36,11 @@ def _lowest_bit(typingctx: Any, word: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), codegen
+
+
+@kernel
+def _index_of_lowest_bit(word: np.uint64) -> int:
+    return np.int64(_lowest_bit(word))  # type: ignore[call-arg, return-value]
 
 
 @kernel
@@ -130,7 +135,7 @@ def _next_room(words: NDArray[np.uint64], groups: NDArray[np.uint64], least: int
         return -1
     word = (words[w] >> np.uint64(least & 63)) << np.uint64(least & 63)
     if word != 0:
-        return (w << 6) + np.int64(_lowest_bit(word))
+        return (w << 6) + _index_of_lowest_bit(word)
     w += 1
     g = w >> 6
     if g >= len(groups):
@@ -141,8 +146,8 @@ def _next_room(words: NDArray[np.uint64], groups: NDArray[np.uint64], least: int
         if g >= len(groups):
             return -1
         group = groups[g]
-    w = (g << 6) + np.int64(_lowest_bit(group))
-    return (w << 6) + np.int64(_lowest_bit(words[w]))
+    w = (g << 6) + _index_of_lowest_bit(group)
+    return (w << 6) + _index_of_lowest_bit(words[w])
 
 
 @kernel

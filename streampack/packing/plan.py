@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.documents import offsets_of
 from streampack.errors import PlanError
 from streampack.packing.composition import Composition
 
@@ -147,9 +148,8 @@ def _check_coverage(plan: Plan, lengths: NDArray[np.int64]) -> None:
 
 
 def _per_row(plan: Plan, values: NDArray[np.int64]) -> NDArray[np.int64]:
-    sums = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums[plan.row_offsets[1:]] - sums[plan.row_offsets[:-1]]
+    sums = offsets_of(values)
+    return np.asarray(sums[plan.row_offsets[1:]] - sums[plan.row_offsets[:-1]])
 
 
 def _broken(rule: str, where: NDArray[np.int64]) -> None:

@@ -1,0 +1,21 @@
+"""Sources: where documents come from."""
+
+from streampack.sources.base import Source
+from streampack.sources.hf import HFStream
+from streampack.sources.iterable import Iterable
+from streampack.sources.jsonl import JSONL
+from streampack.sources.mds import MDS
+from streampack.sources.parquet import Parquet
+from streampack.sources.storage import Storage
+from streampack.sources.webdataset import WebDataset
+
+__all__ = [
+    "JSONL",
+    "MDS",
+    "HFStream",
+    "Iterable",
+    "Parquet",
+    "Source",
+    "Storage",
+    "WebDataset",
+]

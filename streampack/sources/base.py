@@ -172,7 +172,7 @@ class ShardedSource(Source):
         `ContentError(rest_of_shard=True)`.
         """
 
-    def will_read(self, shards: Sequence[int]) -> None:  # noqa: B027
+    def will_read(self, shards: Sequence[int]) -> None:
         """A hint that these shards are next, so that remote ones may be fetched ahead."""
 
     @property
@@ -261,9 +261,7 @@ class _ShardedLanes(Sequence[LaneReader]):
             if start >= high:
                 break
             if max(start, low) < min(stop, high):
-                spans.append(
-                    (int(self.order[k]), max(start, low) - start, min(stop, high) - start)
-                )
+                spans.append((int(self.order[k]), max(start, low) - start, min(stop, high) - start))
         return spans
 
 
@@ -295,7 +293,7 @@ class _ShardedReader(LaneReader):
             if item is None:
                 if following < len(self.spans):
                     opened[turn] = [following, self.spans[following][1]]
-                    readers[turn] = self._blocks(*opened[turn], skips)
+                    readers[turn] = self._blocks(opened[turn][0], opened[turn][1], skips)
                     following += 1
                     self._announce([following])
                 else:

@@ -24,8 +24,8 @@ def decreasing(
 ) -> list[Row]:
     pieces = []
     for document, length in enumerate(limit(lengths, seq_len, overflow)):
-        for start in range(0, length, seq_len):
-            pieces.append((document, start, min(start + seq_len, length)))
+        starts = range(0, length, seq_len)
+        pieces += [(document, start, min(start + seq_len, length)) for start in starts]
     pieces.sort(key=lambda piece: -(piece[2] - piece[1]))  # stable: ties by arrival
     bins: list[Row] = []
     for piece in pieces:

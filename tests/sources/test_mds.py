@@ -243,7 +243,7 @@ def test_http_gives_the_same_documents_although_connections_break(
 
 
 def test_a_missing_index_or_shard_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="index.json"):
+    with pytest.raises(ConfigError, match=r"index\.json"):
         MDS(tmp_path, tokens="t").prepare()
     corpus(tmp_path / "c")
     (tmp_path / "c" / "shard.00001.mds").unlink()

@@ -1,0 +1,14 @@
+# Sourced by the other scripts: makes .venv with everything for development, once per change of
+# the dependencies. PYTHON chooses the interpreter.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+stamp=.venv/.installed
+wanted=$(cat pyproject.toml constraints.txt | cksum)
+if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+    echo "Setting up .venv (a minute or two) ..."
+    "${PYTHON:-python3}" -m venv .venv
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+        --constraint constraints.txt --editable '.[dev]'
+    echo "$wanted" >"$stamp"
+fi
+export PATH="$PWD/.venv/bin:$PATH"
