@@ -229,7 +229,14 @@ class MDS(ShardedSource):
         """The bytes of a shard, uncompressed, of the size the index says."""
         details = self.manifest.details["shards"][shard]
         expected = int(self.manifest.num_bytes[shard])
-        found = local.stat().st_size
+        try:
+            found = local.stat().st_size
+        except OSError as error:
+            raise StorageError(
+                f"{local} cannot be read: {error.strerror}.",
+                "The index lists it.",
+                "Put it back, or write the corpus again.",
+            ) from error
         if found != expected:
             raise self._broken(shard, f"it has {found} bytes and its index says {expected}")
         if self.validate_hash is not None:
