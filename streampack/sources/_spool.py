@@ -154,7 +154,7 @@ def _stdlib_chunks(
 
 
 def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes]:
-    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow
 
     try:
         if codec == "snappy":

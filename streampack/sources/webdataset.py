@@ -396,7 +396,7 @@ def _from_text(
 def _run_pipe(url: str, target: Path) -> None:
     """Write what a `pipe:` URL yields to a file; webdataset runs the command."""
     try:
-        from webdataset.gopen import gopen  # type: ignore[import-untyped]
+        from webdataset.gopen import gopen
     except ImportError as error:
         raise ConfigError(
             "webdataset is not installed.",
