@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -186,6 +188,16 @@ def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
     with pytest.raises(StreampackError, match="do not fit"):
         run(tmp_path / "in.jsonl", tmp_path / "x", "--to", "mds", "--tokens", "ids",
             "--dtype", "uint16")  # fmt: skip
+
+
+def test_parquet_becomes_mds_in_order(tmp_path: Path) -> None:
+    texts = corpus(90)
+    (tmp_path / "in").mkdir()
+    for part in range(2):
+        table = pa.table({"n": range(45), "body": texts[part * 45 : part * 45 + 45]})
+        pq.write_table(table, tmp_path / "in" / f"{part}.parquet", row_group_size=10)
+    run(tmp_path / "in", tmp_path / "out", "--to", "mds", "--text", "body", "--shard-size", "2KB")
+    assert read_back(MDS(tmp_path / "out", text="text", open_shards=1)) == texts
 
 
 class StopError(Exception):
