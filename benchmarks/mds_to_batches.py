@@ -20,8 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from streampack import PackedDataset, PackedLoader, Topology
-from streampack.sources import mds as sources
+from streampack import PackedDataset, PackedLoader, Topology, sources
 
 BYTES_PER_SLOT = 28
 
@@ -45,7 +44,7 @@ def write_shards(folder: Path, documents: int, seed: int = 0) -> int:
 
 def load(folder: Path, seq_len: int, rows: int) -> tuple[int, int, float]:
     """One pass; returns slots, tokens and seconds."""
-    source = sources.MDS(str(folder), tokens="tokens")
+    source = sources.MDS(str(folder), column="tokens")
     began = time.perf_counter()
     dataset = PackedDataset(
         source, seq_len=seq_len, batch_tokens=rows * seq_len, lanes=1, topology=Topology()

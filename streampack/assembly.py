@@ -246,11 +246,13 @@ def _gather(
             for s in range(low, high):
                 source = position[document[s]] + start[s]
                 size = stop[s] - start[s]
+                # Through slices the loop needs no test for negative indices and becomes a copy.
+                target = out[at : at + size]
+                held = tokens[source : source + size]
                 for k in range(size):
-                    out[at + k] = tokens[source + k]
+                    target[k] = held[k]
                 if has_mask:
-                    for k in range(size):
-                        mask_out[at + k] = mask[source + k]
+                    mask_out[at : at + size] = mask[source : source + size]
                 at += size
                 if insert_eos[s]:
                     out[at] = eos_id
@@ -386,17 +388,23 @@ def _derive(
             begin = np.int64(boundaries[run])
             end = np.int64(boundaries[run + 1])
             number = piece[run]
-            for k in range(begin, end):
-                wide[0, k] = tokens[k]
-                wide[1, k] = k - low
-                document_ids[k] = number
+            held = tokens[begin:end]
+            ids, positions, labels = wide[0, begin:end], wide[1, begin:end], wide[2, begin:end]
+            documents = document_ids[begin:end]
+            for k in range(len(held)):
+                ids[k] = held[k]
+            for k in range(len(held)):
+                positions[k] = begin - low + k
+            for k in range(len(held)):
+                documents[k] = number
             if number < 0:
-                wide[2, begin:end] = -100
+                labels[:] = -100
             elif has_mask:
-                for k in range(begin, end):
-                    wide[2, k] = np.int64(tokens[k]) if mask[k] else np.int64(-100)
+                counts = mask[begin:end]
+                for k in range(len(held)):
+                    labels[k] = np.int64(held[k]) if counts[k] else np.int64(-100)
             else:
-                for k in range(begin, end):
-                    wide[2, k] = tokens[k]
+                for k in range(len(held)):
+                    labels[k] = held[k]
             run += 1
         wide[2, low] = -100

@@ -171,7 +171,8 @@ def gather_ragged(
 ) -> None:
     """Copy slice i of `source`, beginning at starts[i], to out[offsets[i]:offsets[i + 1]]."""
     for i in range(len(starts)):
-        start = starts[i]
-        base = offsets[i]
-        for k in range(offsets[i + 1] - base):
-            out[base + k] = source[start + k]
+        # Through slices the inner loop needs no test for negative indices and becomes a copy.
+        target = out[offsets[i] : offsets[i + 1]]
+        piece = source[starts[i] : starts[i] + len(target)]
+        for k in range(len(target)):
+            target[k] = piece[k]

@@ -123,7 +123,7 @@ class Tour:
                 f"{done.shards} shards of token ids ({done.dtype}), {done.tokens:,} tokens, "
                 f"tokenized and uploaded at {speed / 1e6:.1f} M tokens/s"
             )
-        mds = MDS(f"{store.url}/mds", tokens="tokens", storage=self.storage, open_shards=1)
+        mds = MDS(f"{store.url}/mds", column="tokens", storage=self.storage, open_shards=1)
         with self.phase("Tar shards") as say:
             conversion = Conversion(
                 source=mds,

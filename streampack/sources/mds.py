@@ -55,9 +55,9 @@ class MDS(ShardedSource):
 
     Args:
         path: a directory, local or remote, that holds `index.json`; or several of them.
-        tokens: column of token ids: `ndarray` with integers, with or without dtype and shape in
-            the encoding, or `bytes` (see `dtype`). 64-bit ids become uint32 where they fit.
-        text: column of text (`str`), instead of `tokens`.
+        column: the column that holds the document. Its encoding tells what it is: `str` is text;
+            `ndarray` with integers, with or without dtype and shape in the encoding, or `bytes`
+            (see `dtype`) are token ids. 64-bit ids become uint32 where they fit.
         loss_mask: column with one byte per token, `ndarray` or `bytes`, 0 where the token does
             not count in the loss.
         dtype: the integers in a `bytes` column of tokens.
@@ -78,8 +78,7 @@ class MDS(ShardedSource):
         self,
         path: str | Path | Sequence[str | Path],
         *,
-        tokens: str | None = None,
-        text: str | None = None,
+        column: str,
         loss_mask: str | None = None,
         dtype: DTypeLike | None = None,
         validate_hash: str | None = None,
@@ -91,24 +90,11 @@ class MDS(ShardedSource):
         super().__init__(
             open_shards=open_shards, block_documents=block_documents, block_bytes=block_bytes
         )
-        if (tokens is None) == (text is None):
-            raise ConfigError(
-                f"tokens is {tokens!r} and text is {text!r}.",
-                "An MDS sample has many columns, and one of them is the document.",
-                'Name one: tokens="..." for token ids or text="..." for text.',
-            )
-        if text is not None and (loss_mask is not None or dtype is not None):
-            raise ConfigError(
-                "loss_mask or dtype was given together with text.",
-                "Both describe token ids.",
-                "Leave them out, or read a column of tokens.",
-            )
         if dtype is not None:
             integer_kind(dtype)
         roots = [path] if isinstance(path, (str, os.PathLike)) else list(path)
         self.roots = [normal_root(root) for root in roots]
-        self.column = tokens if tokens is not None else str(text)
-        self.tokenized = tokens is not None
+        self.column = column
         self.loss_mask = loss_mask
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.validate_hash = validate_hash
@@ -117,10 +103,12 @@ class MDS(ShardedSource):
     def list_shards(self) -> Manifest:
         paths: list[str] = []
         shards: list[dict[str, Any]] = []
+        kinds: set[bool] = set()
         for root in self.roots:
             where = f"{root}/index.json"
             for shard in parse_index(self._read_index(where), shown(where)):
                 self._columns(shard.layout, where)
+                kinds.add(self._is_text(shard.layout))
                 details = asdict(shard)
                 name = shard.zip_name or shard.name
                 if shard.zip_name and only_raw(root, shard):
@@ -135,6 +123,13 @@ class MDS(ShardedSource):
                 refuse_links(root, name)
                 paths.append(f"{root}/{name}")
                 shards.append(details)
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"Column {self.column!r} is text in some shards of {self.roots} and token ids in "
+                "others.",
+                "A source gives one or the other.",
+                "Read them as two sources, or rewrite one with `streampack convert`.",
+            )
         return Manifest(
             paths=tuple(paths),
             units=np.array([shard["samples"] for shard in shards], dtype=np.int64),
@@ -159,10 +154,9 @@ class MDS(ShardedSource):
             ) from error
 
     def describe(self) -> dict[str, Any]:
-        column = "tokens" if self.tokenized else "text"
         return {
             **super().describe(),
-            column: self.column,
+            "column": self.column,
             "loss_mask": self.loss_mask,
             "dtype": self.dtype,
         }
@@ -193,21 +187,25 @@ class MDS(ShardedSource):
         layout = self.manifest.details["shards"][shard]["layout"]
         return Layout(**{key: tuple(value) for key, value in layout.items()})
 
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """True if the column holds token ids, which its encoding in the index tells."""
+        return not self._is_text(self._layout(0))
+
+    def _is_text(self, layout: Layout) -> bool:
+        return ("str", self.column) in zip(layout.encodings, layout.names, strict=True)
+
     def _columns(self, layout: Layout, where: str) -> list[Column]:
         """How to read the wanted columns: the document's, then the loss mask's."""
-        if not self.tokenized:
-            if self.column in layout.names:
-                number = layout.names.index(self.column)
-                if layout.encodings[number] == "str":
-                    return [Column(number, 1, False)]
+        if self._is_text(layout):
+            if self.loss_mask is not None or self.dtype is not None:
                 raise ConfigError(
-                    f"Column {self.column!r} of {where} has the encoding "
-                    f"{layout.encodings[number]!r}.",
-                    "Text is read from columns with the encoding `str`.",
-                    "Use such a column, or `tokens` for token ids.",
+                    f"loss_mask or dtype was given, and column {self.column!r} of {where} is text.",
+                    "Both describe token ids.",
+                    "Leave them out, or read a column of token ids.",
                 )
-            return [token_column(layout, self.column, "text", None, where)]  # raises
-        columns = [token_column(layout, self.column, "tokens", self.dtype, where)]
+            return [Column(layout.names.index(self.column), 1, False)]
+        columns = [token_column(layout, self.column, "column", self.dtype, where)]
         if self.loss_mask is not None:
             columns.append(mask_column(layout, self.loss_mask, where))
         return columns

@@ -114,7 +114,7 @@ def test_json_lines_become_mds_with_token_ids(
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert len(index["shards"]) == len(names) - 1 > 4
     assert index["shards"][0]["column_encodings"] == ["ndarray:uint32"]
-    source = MDS(tmp_path / "out", tokens="tokens", open_shards=1)
+    source = MDS(tmp_path / "out", column="tokens", open_shards=1)
     assert read_back(source) == ids_of(tokenizer, in_order(corpus()))
 
 
@@ -172,7 +172,7 @@ def test_text_stays_text_without_a_tokenizer(lines: Path, tmp_path: Path) -> Non
         assert members[0].name == "000000000.txt"
         assert first.read().decode() == corpus()[0]
     run(lines, tmp_path / "mds", "--to", "mds", "--text", "text")
-    assert read_back(MDS(tmp_path / "mds", text="text")) == in_order(corpus())
+    assert read_back(MDS(tmp_path / "mds", column="text")) == in_order(corpus())
 
 
 def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
     for dtype in ("uint16", "uint32"):
         out = tmp_path / dtype
         run(tmp_path / "in.jsonl", out, "--to", "mds", "--tokens", "ids", "--dtype", dtype)
-        assert read_back(MDS(out, tokens="tokens")) == rows
+        assert read_back(MDS(out, column="tokens")) == rows
         (shard,) = json.loads((out / "index.json").read_text())["shards"]
         assert shard["column_encodings"] == [f"ndarray:{dtype}"]
     (tmp_path / "in.jsonl").write_text(json.dumps({"ids": [65536]}))
@@ -197,7 +197,7 @@ def test_parquet_becomes_mds_in_order(tmp_path: Path) -> None:
         table = pa.table({"n": range(45), "body": texts[part * 45 : part * 45 + 45]})
         pq.write_table(table, tmp_path / "in" / f"{part}.parquet", row_group_size=10)
     run(tmp_path / "in", tmp_path / "out", "--to", "mds", "--text", "body", "--shard-size", "2KB")
-    assert read_back(MDS(tmp_path / "out", text="text", open_shards=1)) == texts
+    assert read_back(MDS(tmp_path / "out", column="text", open_shards=1)) == texts
 
 
 class StopError(Exception):

@@ -1,0 +1,105 @@
+"""Every snippet of the README runs as printed, against a real S3 server and real files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tests.corpora import byte_tokenizer, write_mds, write_tar
+from tests.servers import s3_server
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def snippets(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def prose(count: int, seed: int) -> list[str]:
+    rng = np.random.default_rng(seed)
+    words = Path(__file__).read_text().split()
+    sizes = np.exp(rng.normal(3.5, 1.0, count)).astype(int) + 1
+    return [" ".join(rng.choice(words, size)) for size in sizes]
+
+
+@pytest.fixture
+def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The files and buckets the README names, in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "shards").mkdir()
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in prose(60, 1))
+    (tmp_path / "texts.jsonl").write_text(lines)
+    (tmp_path / "data" / "0.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    rng = np.random.default_rng(2)
+    for number in range(4):
+        documents = [rng.integers(0, 250, n).astype(np.uint16) for n in range(1, 400, 40)]
+        write_tar(tmp_path / "shards" / f"shard-{number:03d}.tar", documents)
+    (tmp_path / "mds").mkdir()
+    ids = [rng.integers(0, 250, n).astype(np.uint16) for n in range(1, 2000, 100)]
+    folder = Path(write_mds(tmp_path / "mds", ids, column="tokens"))
+    with s3_server() as server:
+        for number in range(2):
+            buffer = io.BytesIO()
+            pq.write_table(pa.table({"text": prose(80, number)}), buffer)
+            put(server.client, f"fineweb/{number}.parquet", buffer.getvalue())
+        for file in folder.iterdir():
+            put(server.client, f"tokens/{file.name}", file.read_bytes())
+        yield
+
+
+def put(client: Any, key: str, content: bytes) -> None:
+    client.put_object(Bucket="bucket", Key=key, Body=content)
+
+
+def tiny_llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=257,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=2048,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def test_every_python_snippet_runs(corpora: None) -> None:
+    names: dict[str, Any] = {"model": tiny_llama(), "device": "cpu"}
+    found = snippets("python")
+    assert len(found) >= 6
+    for snippet in found:
+        exec(compile(snippet, "README.md", "exec"), names)
+    assert torch.isfinite(names["loss"])
+    assert names["metrics"].composition.utilisation > 0
+
+
+def test_the_commands_it_names_exist(corpora: None) -> None:
+    root = README.parent
+    for block in snippets("bash"):
+        for line in block.splitlines():
+            command = line.split("#")[0].split()
+            if command[:1] == ["bash"]:
+                assert (root / command[1]).is_file()
+            elif command[:2] == ["python", "-m"]:
+                run = [sys.executable, "-m", command[2], "--help"]
+                subprocess.run(run, check=True, cwd=root, capture_output=True)
+            elif command[:1] == ["streampack"]:
+                run = [sys.executable, "-m", "streampack.cli", *command[1:]]
+                subprocess.run(run, check=True, capture_output=True, env=dict(os.environ))

@@ -1,0 +1,152 @@
+"""Restoring after every single batch, for every source and every packer, gives the same rest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Packer, Pad
+from tests.corpora import byte_tokenizer, write_mds, write_tar
+
+SEQ_LEN = 32
+PACKERS: list[Packer] = [
+    BestFitDecreasing(seq_len=SEQ_LEN),
+    FirstFitDecreasing(seq_len=SEQ_LEN),
+    Concat(seq_len=SEQ_LEN),
+    Pad(seq_len=SEQ_LEN),
+]
+
+
+def lengths(count: int = 70) -> list[int]:
+    values = np.exp(np.random.default_rng(3).normal(2.4, 1.0, count)).astype(int) + 1
+    return values.tolist()
+
+
+def token_documents() -> list[np.ndarray]:
+    rng = np.random.default_rng(4)
+    return [rng.integers(0, 250, n).astype(np.uint16) for n in lengths()]
+
+
+def text_documents() -> list[str]:
+    return [tokens.astype(np.uint8).tobytes().decode("latin-1") for tokens in token_documents()]
+
+
+def jsonl(folder: Path) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in text_documents()))
+    return path
+
+
+def two_gzip_files(folder: Path) -> list[str]:
+    import gzip
+
+    half = len(text_documents()) // 2
+    paths = []
+    for number, part in enumerate((text_documents()[:half], text_documents()[half:])):
+        path = folder / f"{number}.jsonl.gz"
+        path.write_bytes(
+            gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in part).encode())
+        )
+        paths.append(str(path))
+    return paths
+
+
+def parquet(folder: Path, column: str, values: Any) -> str:
+    path = folder / f"{column}.parquet"
+    pq.write_table(pa.table({column: values}), path, row_group_size=13)
+    return str(path)
+
+
+def two_tars(folder: Path, compressed: bool) -> list[str]:
+    documents = token_documents()
+    half = len(documents) // 2
+    suffix = "tar.gz" if compressed else "tar"
+    return [
+        str(write_tar(folder / f"{number}.{suffix}", part))
+        for number, part in enumerate((documents[:half], documents[half:]))
+    ]
+
+
+def hf_stream(folder: Path) -> Any:
+    datasets = pytest.importorskip("datasets", minversion="2.21")
+    paths = []
+    for number, part in enumerate(np.array_split(np.array(text_documents(), dtype=object), 2)):
+        path = folder / f"{number}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        paths.append(str(path))
+    stream = datasets.load_dataset("json", data_files=paths, split="train", streaming=True)
+    return sources.HFStream(stream, text="text", block_documents=9)
+
+
+SMALL = {"block_documents": 9}
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "mds-tokens": lambda f: sources.MDS(write_mds(f, token_documents()), column="t", **SMALL),
+    "mds-text": lambda f: sources.MDS(write_mds(f, text_documents()), column="t", **SMALL),
+    "mds-zstd": lambda f: sources.MDS(
+        write_mds(f, token_documents(), compression="zstd"), column="t", **SMALL
+    ),
+    "tar": lambda f: sources.WebDataset(two_tars(f, False), key="npy", **SMALL),
+    "tar-gz": lambda f: sources.WebDataset(two_tars(f, True), key="npy", **SMALL),
+    "parquet-tokens": lambda f: sources.Parquet(
+        parquet(f, "ids", pa.array([d.tolist() for d in token_documents()])), tokens="ids", **SMALL
+    ),
+    "parquet-text": lambda f: sources.Parquet(parquet(f, "text", text_documents()), **SMALL),
+    "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
+    "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
+    "list": lambda f: sources.Iterable(text_documents(), block_documents=9),
+    "lane-factory": lambda f: sources.Iterable(
+        lambda lane, lanes: token_documents()[lane::lanes], block_documents=9
+    ),
+    "huggingface": hf_stream,
+}
+
+
+def check_restores_everywhere(make: Callable[[], PackedDataset]) -> None:
+    """Save after every batch, through JSON; restore each and compare all that follows."""
+    loader = PackedLoader(make())
+    batches, states = [], []
+    for batch in loader:
+        batches.append((batch.lane, batch.step, batch.input_ids, batch.cu_seqlens))
+        states.append(json.dumps(loader.state_dict()))
+    assert len(batches) > 10
+    for i, state in enumerate(states):
+        again = PackedLoader(make())
+        again.load_state_dict(json.loads(state))
+        rest = list(again)
+        assert len(rest) == len(batches) - i - 1
+        for batch, (lane, step, ids, cu_seqlens) in zip(rest, batches[i + 1 :], strict=True):
+            assert (batch.lane, batch.step) == (lane, step)
+            assert batch.input_ids.equal(ids)
+            assert batch.cu_seqlens.equal(cu_seqlens)
+
+
+@pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_restoring_after_every_batch_gives_the_same_rest(
+    kind: str, packer: Packer, tmp_path: Path
+) -> None:
+    source = SOURCES[kind](tmp_path)
+    source.prepare()
+
+    def make() -> PackedDataset:
+        return PackedDataset(
+            source,
+            packer=packer,
+            batch_tokens=2 * SEQ_LEN,
+            window=WindowConfig(window_tokens=6 * SEQ_LEN),
+            tokenizer=None if source.tokenized else byte_tokenizer(),
+            eos_id=256 if source.tokenized else None,
+            lanes=1 if kind == "list" else 2,
+            epochs=1,
+            topology=Topology(),
+        )
+
+    check_restores_everywhere(make)
