@@ -7,7 +7,7 @@ wanted=$(cat pyproject.toml constraints.txt | cksum)
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "Setting up .venv (a minute or two) ..."
     "${PYTHON:-python3}" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    .venv/bin/python -m pip install -qq --disable-pip-version-check \
         --constraint constraints.txt --editable '.[dev]'
     echo "$wanted" >"$stamp"
 fi

@@ -8,6 +8,7 @@ fields are made by the loop's process.
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import threading
 import time
@@ -114,9 +115,8 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _picklable(error: BaseException) -> BaseException | None:
-    import pickle
-
-    try:
-        return error if type(pickle.loads(pickle.dumps(error))) is type(error) else None
+    try:  # what multiprocessing itself will do to it
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301
+        return error if type(again) is type(error) else None
     except Exception:
         return None

@@ -26,9 +26,7 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_mds(
-    folder: Path, documents: Sequence[Any], column: str = "t", **options: Any
-) -> str:
+def write_mds(folder: Path, documents: Sequence[Any], column: str = "t", **options: Any) -> str:
     """A corpus with one column of token ids or text."""
     encoding = "str" if isinstance(documents[0], str) else f"ndarray:{documents[0].dtype}"
     out = folder / "mds"

@@ -1,4 +1,4 @@
-"""Bad input, as a user meets it: a clear error or the declared policy, and nothing lost silently."""
+"""Bad input, as a user meets it: a clear error or the declared policy; nothing lost silently."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_absent_column_is_refused_and_those_that_exist_are_named(tmp_path: Pa
 def test_a_token_id_beyond_the_vocabulary_is_named_or_skipped(dtype: Any) -> None:
     documents = [tokens.astype(dtype) for tokens in ids(5, 5, 5)]
     documents[1] = documents[1] + dtype(100)
-    with pytest.raises(ContentError, match="document 1 of .* token id 100") as raised:
+    with pytest.raises(ContentError, match=r"document 1 of .* token id 100") as raised:
         load(MemorySource([documents]), vocab_size=50)
     says(raised.value)
     metrics = load(MemorySource([documents]), vocab_size=50, on_error="skip").metrics()

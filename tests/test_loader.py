@@ -150,13 +150,12 @@ def test_a_loop_that_breaks_goes_on_behind_its_last_batch() -> None:
 def test_a_killed_worker_is_named_and_the_loader_goes_on_behind_the_last_batch() -> None:
     expected = [identity(batch) for batch in PackedLoader(make_dataset())]
     loader = PackedLoader(make_dataset(), num_workers=2, prefetch_batches=1)
-    found = []
+    batches = iter(loader)
+    found = [identity(next(batches)) for _ in range(9)]
+    for pid in child_processes("streampack-worker"):
+        os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match="killed by signal 9"):
-        for batch in loader:
-            found.append(identity(batch))
-            if len(found) == 9:
-                for pid in child_processes("streampack-worker"):
-                    os.kill(pid, signal.SIGKILL)
+        found.extend(map(identity, batches))
     assert 9 <= len(found) < len(expected)
     found += [identity(batch) for batch in loader]
     assert found == expected

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from streampack.cli.conversion import Conversion, convert_source
-from streampack.cli.conversion import Progress as Figures
-from streampack.cli.destination import Destination
-from streampack.cli.text_files import TextFiles
+from streampack.conversion.convert import Conversion, convert_source
+from streampack.conversion.convert import Progress as Figures
+from streampack.conversion.destination import Destination
+from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError
 from streampack.sources.base import ShardedSource, Source
 from streampack.sources.jsonl import JSONL

@@ -42,8 +42,8 @@ def demo(
             "The demo needs some before, between and behind two accidents.",
             "Use --steps 40 or more.",
         )
-    from streampack.cli.tour import Tour  # imports torch: other commands need not wait for it
     from streampack.demo.object_store import find_weed, object_store
+    from streampack.demo.tour import Tour  # imports torch: other commands need not wait for it
 
     began = time.monotonic()
     console = Console()

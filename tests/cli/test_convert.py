@@ -20,9 +20,9 @@ import pytest
 from typer.testing import CliRunner
 
 from streampack.cli.app import app
-from streampack.cli.conversion import Conversion, Progress, convert_source
 from streampack.cli.convert import open_source, parse_bytes
-from streampack.cli.destination import Destination
+from streampack.conversion.convert import Conversion, Progress, convert_source
+from streampack.conversion.destination import Destination
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
 from streampack.sources.jsonl import JSONL

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from streampack import errors
-from streampack.cli.destination import Destination
+from streampack.conversion.destination import Destination
 from streampack.demo.corpus import gather, write_parquet
 from streampack.demo.gpt import GPT
 from streampack.demo.object_store import find_weed, object_store

@@ -21,8 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from streampack.cli.conversion import Conversion, convert_source
-from streampack.cli.destination import Destination
+from streampack.conversion.convert import Conversion, convert_source
+from streampack.conversion.destination import Destination
 from streampack.dataset import PackedDataset
 from streampack.demo.corpus import gather, write_parquet
 from streampack.demo.object_store import ObjectStore

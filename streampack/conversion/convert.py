@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streampack.cli.destination import HIDDEN, Destination
-from streampack.cli.shard_writers import Payload, ShardWriter, shard_writer
+from streampack.conversion.destination import HIDDEN, Destination
+from streampack.conversion.shard_writers import Payload, ShardWriter, shard_writer
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, StateError
 from streampack.sources.base import Block, Cursor, Source

@@ -10,23 +10,21 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
-from streampack._jit import kernel
-from streampack._tokenizer_threads import configure
-from streampack._vocabulary import open_vocabulary
-from streampack.documents import Documents, Texts, offsets_of
+from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.sources.skips import Skips
+from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
+from streampack.tokenization.threads import configure
+from streampack.tokenization.vocabulary import open_vocabulary
 
-__all__ = ["EosRule", "Tokenizer", "apply_bos", "apply_eos", "load_tokenizer"]
-
-EosRule = Literal["ensure", "append", "as-is"]
+__all__ = ["Tokenizer", "load_tokenizer"]
 
 
 def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
@@ -93,7 +91,7 @@ class Tokenizer:
         threads: int | None = None,
     ) -> None:
         vocabulary = open_vocabulary(tokenizer)
-        _check_rule(eos)
+        check_rule(eos)
         if threads is not None and threads < 1:
             raise ConfigError(
                 f"threads is {threads}.",
@@ -107,9 +105,9 @@ class Tokenizer:
         self.bos = vocabulary.wants_bos if bos is None else bos
         self.threads = threads
         if eos != "as-is" and self.eos_id is None:
-            raise _missing("eos", f'eos="{eos}"', 'use eos="as-is"')
+            raise missing_id("eos", f'eos="{eos}"', 'use eos="as-is"')
         if self.bos and self.bos_id is None:
-            raise _missing("bos", "bos=True", "use bos=False")
+            raise missing_id("bos", "bos=True", "use bos=False")
         ends = [i for i in (self.eos_id, self.bos_id) if i is not None]
         self.vocab_size = max([vocabulary.largest_id, *ends]) + 1
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
@@ -190,89 +188,6 @@ class Tokenizer:
         return encodings, np.array(kept, dtype=np.int64)
 
 
-def apply_eos(documents: Documents, rule: EosRule, eos_id: int | None) -> Documents:
-    """The documents with `eos_id` at their ends.
-
-    Args:
-        documents: N documents; returned as they are where nothing is to be added.
-        rule: "ensure" adds where it is missing, "append" always, "as-is" never. An empty
-            document stays empty. Added tokens count in the loss.
-        eos_id: may be None for "as-is" only.
-    """
-    _check_rule(rule)
-    if rule == "as-is":
-        return documents
-    if eos_id is None:
-        raise _missing("eos", f'eos="{rule}"', 'use eos="as-is"')
-    add = documents.lengths > 0
-    if rule == "ensure" and len(documents.tokens):
-        add &= documents.tokens[np.maximum(documents.offsets[1:] - 1, 0)] != eos_id
-    return _extend(documents, add, eos_id, at_head=False)
-
-
-def apply_bos(documents: Documents, bos_id: int | None) -> Documents:
-    """The documents with `bos_id` before each that does not begin with it; empty ones stay so."""
-    if bos_id is None:
-        raise _missing("bos", "bos=True", "use bos=False")
-    add = documents.lengths > 0
-    if len(documents.tokens):
-        heads = np.minimum(documents.offsets[:-1], len(documents.tokens) - 1)
-        add &= documents.tokens[heads] != bos_id
-    return _extend(documents, add, bos_id, at_head=True)
-
-
-def _extend(documents: Documents, add: NDArray[np.bool_], token: int, at_head: bool) -> Documents:
-    """One `token` more, at the head or the end of the documents where `add` (N,) says so."""
-    if not add.any():
-        return documents
-    dtype = documents.tokens.dtype
-    if token > np.iinfo(cast(Any, dtype)).max:
-        raise ConfigError(
-            f"The id {token} is to be added to documents of {dtype}.",
-            "It does not fit.",
-            "Pass the id of the tokenizer the documents were made with.",
-        )
-    offsets = offsets_of(documents.lengths + add)
-    tokens = np.empty(offsets[-1], dtype=dtype)
-    _copy_with_room(documents.tokens, documents.offsets, offsets, add, at_head, tokens)
-    rooms = offsets[:-1][add] if at_head else offsets[1:][add] - 1
-    tokens[rooms] = token
-    mask = None
-    if documents.loss_mask is not None:
-        mask = np.empty(offsets[-1], dtype=np.bool_)
-        _copy_with_room(documents.loss_mask, documents.offsets, offsets, add, at_head, mask)
-        mask[rooms] = True
-    return Documents(tokens, offsets, documents.origin, mask)
-
-
-@kernel
-def _copy_with_room(
-    source: NDArray[np.generic],
-    old: NDArray[np.int64],
-    new: NDArray[np.int64],
-    add: NDArray[np.bool_],
-    at_head: bool,
-    out: NDArray[np.generic],
-) -> None:
-    """Copy documents from offsets `old` to offsets `new`, leaving a place free where `add`."""
-    for i in range(len(add)):
-        base = new[i]
-        if at_head and add[i]:
-            base += 1
-        start = old[i]
-        for k in range(old[i + 1] - start):
-            out[base + k] = source[start + k]
-
-
-def _check_rule(rule: str) -> None:
-    if rule not in get_args(EosRule):
-        raise ConfigError(
-            f'eos is "{rule}".',
-            "It decides which documents get an end-of-document id.",
-            'Use "ensure", "append" or "as-is".',
-        )
-
-
 def _check_id(name: str, token: int | None) -> int | None:
     if token is not None and not 0 <= token < 1 << 32:
         raise ConfigError(
@@ -281,14 +196,6 @@ def _check_id(name: str, token: int | None) -> int | None:
             f"Pass the {name} of the tokenizer, or leave it out.",
         )
     return token
-
-
-def _missing(kind: str, setting: str, alternative: str) -> ConfigError:
-    return ConfigError(
-        f"{setting} needs an id, and the tokenizer does not say which token it is.",
-        "A guess would put a wrong token into every document.",
-        f"Pass {kind}_id=, or {alternative}.",
-    )
 
 
 def _complaint(text: object, error: Exception) -> str:

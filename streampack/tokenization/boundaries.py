@@ -1,0 +1,108 @@
+"""Ends and beginnings of documents: EOS and BOS added to blocks of token ids."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.documents import Documents, offsets_of
+from streampack.errors import ConfigError
+
+__all__ = ["EosRule", "apply_bos", "apply_eos", "check_rule", "missing_id"]
+
+EosRule = Literal["ensure", "append", "as-is"]
+
+
+def apply_eos(documents: Documents, rule: EosRule, eos_id: int | None) -> Documents:
+    """The documents with `eos_id` at their ends.
+
+    Args:
+        documents: N documents; returned as they are where nothing is to be added.
+        rule: "ensure" adds where it is missing, "append" always, "as-is" never. An empty
+            document stays empty. Added tokens count in the loss.
+        eos_id: may be None for "as-is" only.
+    """
+    check_rule(rule)
+    if rule == "as-is":
+        return documents
+    if eos_id is None:
+        raise missing_id("eos", f'eos="{rule}"', 'use eos="as-is"')
+    add = documents.lengths > 0
+    if rule == "ensure" and len(documents.tokens):
+        add &= documents.tokens[np.maximum(documents.offsets[1:] - 1, 0)] != eos_id
+    return _extend(documents, add, eos_id, at_head=False)
+
+
+def apply_bos(documents: Documents, bos_id: int | None) -> Documents:
+    """The documents with `bos_id` before each that does not begin with it; empty ones stay so."""
+    if bos_id is None:
+        raise missing_id("bos", "bos=True", "use bos=False")
+    add = documents.lengths > 0
+    if len(documents.tokens):
+        heads = np.minimum(documents.offsets[:-1], len(documents.tokens) - 1)
+        add &= documents.tokens[heads] != bos_id
+    return _extend(documents, add, bos_id, at_head=True)
+
+
+def _extend(documents: Documents, add: NDArray[np.bool_], token: int, at_head: bool) -> Documents:
+    """One `token` more, at the head or the end of the documents where `add` (N,) says so."""
+    if not add.any():
+        return documents
+    dtype = documents.tokens.dtype
+    if token > np.iinfo(cast(Any, dtype)).max:
+        raise ConfigError(
+            f"The id {token} is to be added to documents of {dtype}.",
+            "It does not fit.",
+            "Pass the id of the tokenizer the documents were made with.",
+        )
+    offsets = offsets_of(documents.lengths + add)
+    tokens = np.empty(offsets[-1], dtype=dtype)
+    _copy_with_room(documents.tokens, documents.offsets, offsets, add, at_head, tokens)
+    rooms = offsets[:-1][add] if at_head else offsets[1:][add] - 1
+    tokens[rooms] = token
+    mask = None
+    if documents.loss_mask is not None:
+        mask = np.empty(offsets[-1], dtype=np.bool_)
+        _copy_with_room(documents.loss_mask, documents.offsets, offsets, add, at_head, mask)
+        mask[rooms] = True
+    return Documents(tokens, offsets, documents.origin, mask)
+
+
+@kernel
+def _copy_with_room(
+    source: NDArray[np.generic],
+    old: NDArray[np.int64],
+    new: NDArray[np.int64],
+    add: NDArray[np.bool_],
+    at_head: bool,
+    out: NDArray[np.generic],
+) -> None:
+    """Copy documents from offsets `old` to offsets `new`, leaving a place free where `add`."""
+    for i in range(len(add)):
+        base = new[i]
+        if at_head and add[i]:
+            base += 1
+        piece = source[old[i] : old[i + 1]]
+        out[base : base + len(piece)] = piece
+
+
+def check_rule(rule: str) -> None:
+    """Raise `ConfigError` unless `rule` is an `EosRule`."""
+    if rule not in get_args(EosRule):
+        raise ConfigError(
+            f'eos is "{rule}".',
+            "It decides which documents get an end-of-document id.",
+            'Use "ensure", "append" or "as-is".',
+        )
+
+
+def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
+    """The error for a rule that needs an id which is not known."""
+    return ConfigError(
+        f"{setting} needs an id, and the tokenizer does not say which token it is.",
+        "A guess would put a wrong token into every document.",
+        f"Pass {kind}_id=, or {alternative}.",
+    )
