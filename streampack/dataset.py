@@ -94,6 +94,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         _check_choices(attention, epochs, lanes)
         self.topology = Topology.detect() if topology is None else topology
         self._memory_limit = memory_limit
+        self._lanes_chosen = lanes is None
         self._loaded: Mapping[str, Any] | None = None
         source = as_source(source)
         preparation, row_format = _prepare(
@@ -133,7 +134,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             StateError: the state is of another run; see `RunState.load`.
         """
         check_version(state)
-        if not self._config.lanes:
+        if self._lanes_chosen:  # here; the run has its own number
             self._config = replace(self._config, lanes=state["fingerprint"].get("lanes", 0))
         self.topology.require(self._config.lanes)
         RunState.load(state, self.fingerprint(), self.topology)

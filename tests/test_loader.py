@@ -209,6 +209,17 @@ def test_a_state_of_another_run_is_refused_with_field_and_both_values() -> None:
             PackedLoader(make_dataset()).load_state_dict(broken)
 
 
+def test_lanes_chosen_for_other_workers_give_way_to_those_of_the_state() -> None:
+    loader = PackedLoader(make_dataset(lanes=None, memory_limit=0), num_workers=2)
+    expected = [identity(batch) for batch in loader]
+    again = PackedLoader(make_dataset(lanes=None, memory_limit=0))
+    assert again.state_dict()["fingerprint"]["lanes"] == 1
+    batches = iter(loader)
+    next(batches)
+    again.load_state_dict(loader.state_dict())
+    assert [identity(batch) for batch in again] == expected[1:]
+
+
 def test_lanes_left_to_choose_are_taken_from_the_state() -> None:
     loader = PackedLoader(make_dataset(lanes=None), num_workers=2)
     next(iter(loader))

@@ -6,6 +6,8 @@ import copy
 import itertools
 import json
 import logging
+import re
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Iterable as AnyIterable
@@ -304,10 +306,21 @@ def check_fields(tokens: str | None, text: str | None, loss_mask: str | None) ->
 def has_exact_state(items: Any) -> bool:
     """Whether an iterable's own state leads back to exactly the next item.
 
-    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer.
+    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. From
+    datasets 4.7 on and before 5.2, the state of a mapped or filtered dataset is ahead of what was
+    taken from it, so that resuming would lose rows.
     """
-    stateful = hasattr(items, "state_dict") and hasattr(items, "load_state_dict")
-    return stateful and not _has_shuffle_buffer(getattr(items, "_ex_iterable", None))
+    if not (hasattr(items, "state_dict") and hasattr(items, "load_state_dict")):
+        return False
+    inexact = ["BufferShuffled"]
+    library = sys.modules.get("datasets")
+    if library is not None and (4, 7) <= _version(library.__version__) < (5, 2):
+        inexact += ["MappedExamples", "FilteredExamples"]
+    return not _has_node(getattr(items, "_ex_iterable", None), inexact)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
 def _own_copy(items: Any) -> Any:
@@ -322,13 +335,14 @@ def _own_copy(items: Any) -> Any:
         ) from error
 
 
-def _has_shuffle_buffer(node: Any) -> bool:
+def _has_node(node: Any, names: Sequence[str]) -> bool:
+    """Whether a Hugging Face pipeline has a step whose class has one of these in its name."""
     if node is None:
         return False
-    if "BufferShuffled" in type(node).__name__:
+    if any(name in type(node).__name__ for name in names):
         return True
     below = [getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())]
-    return any(_has_shuffle_buffer(inner) for inner in below)
+    return any(_has_node(inner, names) for inner in below)
 
 
 def _by_index(data: Any) -> bool:

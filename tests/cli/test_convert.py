@@ -256,7 +256,7 @@ def test_going_on_reads_nothing_twice_but_one_block(lines: Path, tmp_path: Path)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from streampack.cli import conversion
+from streampack.conversion import convert as conversion
 from streampack.cli.app import app
 
 put, left = conversion.Destination.put, int(sys.argv[1])
