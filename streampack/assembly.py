@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents import offsets_of
 from streampack.packing.composition import Composition
 from streampack.window import Entries, PlannedWindow
 
@@ -90,7 +91,7 @@ class Fields(NamedTuple):
 
 def gather_rows(
     planned: PlannedWindow,
-    rows_per_batch: int,
+    batch_tokens: int,
     entries: Entries,
     tokens: NDArray[np.generic],
     loss_mask: NDArray[np.bool_] | None,
@@ -99,8 +100,9 @@ def gather_rows(
     """Gather the rows of a round from the window's arrays, all batches in one pass.
 
     Args:
-        planned: the plan, its rows that go (all of one seq_len), and where its documents lie.
-        rows_per_batch: rows of a batch; what the last one lacks is padding.
+        planned: the plan, its rows that go, their batches (rows of one batch are of one seq_len),
+            and where its documents lie.
+        batch_tokens: a batch has ``batch_tokens // seq_len`` rows; what it lacks is padding.
         entries: the window's documents as planned.
         tokens: the window's tokens; loss_mask: its mask, or None.
         layout: how rows are written.
@@ -111,17 +113,18 @@ def gather_rows(
     plan, rows = planned.plan, planned.rows
     if len(rows) == 0:
         return []
-    seq_len = int(plan.seq_len[rows[0]])
-    batches = -(-len(rows) // rows_per_batch)
-    slots = rows_per_batch * seq_len
+    batches = len(planned.batches) - 1
+    seq_lens = plan.seq_len[rows[planned.batches[:-1]]].astype(np.int64)
+    rows_per_batch = batch_tokens // seq_lens
+    places = offsets_of(rows_per_batch * seq_lens)
     eos_id = max(layout.eos_id, 0)
     widest = max(layout.pad_id, eos_id) >> (8 * tokens.dtype.itemsize)
-    out = np.empty(batches * slots, dtype=np.uint32 if widest else tokens.dtype)
+    out = np.empty(places[-1], dtype=np.uint32 if widest else tokens.dtype)
     mask_out = np.empty(len(out) if loss_mask is not None else 0, dtype=np.bool_)
     # Every piece may have padding behind it, every row may be padding alone, and each batch
     # writes the 0 in front.
     segments = int((plan.row_offsets[rows + 1] - plan.row_offsets[rows]).sum())
-    most = 2 * segments + batches * (rows_per_batch + 1)
+    most = 2 * segments + batches + int(rows_per_batch.sum())
     boundaries = np.empty(most, dtype=np.int32)
     piece = np.empty(most, dtype=np.int32)
     cu_seqlens = np.empty(most, dtype=np.int32)
@@ -129,7 +132,7 @@ def gather_rows(
     ends = np.zeros((batches + 1, 3), dtype=np.int64)
     _gather(
         plan.row_offsets, plan.document, plan.start, plan.stop, plan.insert_eos, plan.pad_after,
-        rows, rows_per_batch, seq_len, planned.position, tokens,
+        rows, planned.batches, seq_lens, places, planned.position, tokens,
         loss_mask if loss_mask is not None else mask_out, loss_mask is not None,
         out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.attention_by_row,
         out, mask_out, boundaries, piece, cu_seqlens, segment, ends,
@@ -140,27 +143,28 @@ def gather_rows(
         plan.dropped, entries.start, entries.length, planned.lengths, counts,
     )  # fmt: skip
     sizes = np.zeros((batches, 3), dtype=np.int64)
-    _measure(ends, boundaries, piece, cu_seqlens, mask_out, loss_mask is not None, slots, sizes)
+    _measure(ends, boundaries, piece, cu_seqlens, mask_out, loss_mask is not None, places, sizes)
     sources = entries.origin["source"][plan.document[segment]]
-    places = _provenance(planned, segment, entries) if layout.provenance else None
+    origins = _provenance(planned, segment, entries) if layout.provenance else None
     made = []
     bounds, numbers, measured = ends.tolist(), counts.tolist(), sizes.tolist()
+    slots, many, widths = places.tolist(), rows_per_batch.tolist(), seq_lens.tolist()
     for b in range(batches):
         (run, attention, first), (run_end, attention_end, last) = bounds[b], bounds[b + 1]
         made.append(
             PackedRows(
-                seq_len,
-                out[b * slots : (b + 1) * slots],
+                widths[b],
+                out[slots[b] : slots[b + 1]],
                 boundaries[run + b : run_end + b + 1],
                 piece[run:run_end],
                 cu_seqlens[attention + b : attention_end + b + 1],
-                mask_out[b * slots : (b + 1) * slots] if loss_mask is not None else None,
+                mask_out[slots[b] : slots[b + 1]] if loss_mask is not None else None,
                 sources[first:last],
-                places[first:last] if places is not None else None,
+                origins[first:last] if origins is not None else None,
                 measured[b][0],
                 measured[b][1],
                 measured[b][2],
-                Composition(rows_per_batch, slots, *numbers[b]),
+                Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
             )
         )
     return made
@@ -207,8 +211,9 @@ def _gather(
     insert_eos: NDArray[np.bool_],
     pad_after: NDArray[np.int64],
     rows: NDArray[np.int64],
-    rows_per_batch: int,
-    seq_len: int,
+    batches: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    places: NDArray[np.int64],
     position: NDArray[np.int64],
     tokens: NDArray[np.generic],
     mask: NDArray[np.bool_],
@@ -226,6 +231,7 @@ def _gather(
 ) -> None:
     """Write tokens, mask and boundaries; ends[b + 1] is where batch b's runs, segments, pieces end.
 
+    Batch b takes the slots from places[b] on and holds the rows rows[batches[b]:batches[b + 1]].
     Boundaries count from the beginning of their batch, and every batch's begin with a 0, so batch
     b's lie b entries further than its runs.
     """
@@ -236,13 +242,15 @@ def _gather(
         boundaries[runs + b] = 0
         cu_seqlens[attention + b] = 0
         first_piece = pieces
-        base = b * rows_per_batch * seq_len
-        for r in range(b * rows_per_batch, (b + 1) * rows_per_batch):
-            begin = r * seq_len
+        base = places[b]
+        seq_len = seq_lens[b]
+        for i in range((places[b + 1] - base) // seq_len):
+            begin = base + i * seq_len
             at = begin
             end = at + seq_len
-            low = row_offsets[rows[r]] if r < len(rows) else 0
-            high = row_offsets[rows[r] + 1] if r < len(rows) else 0
+            r = batches[b] + i
+            low = row_offsets[rows[r]] if r < batches[b + 1] else 0
+            high = row_offsets[rows[r] + 1] if r < batches[b + 1] else 0
             for s in range(low, high):
                 source = position[document[s]] + start[s]
                 size = stop[s] - start[s]
@@ -306,7 +314,7 @@ def _measure(
     cu_seqlens: NDArray[np.int32],
     mask: NDArray[np.bool_],
     has_mask: bool,
-    slots: int,
+    places: NDArray[np.int64],
     out: NDArray[np.int64],
 ) -> None:
     """Per batch: longest attention segment, loss tokens, sum of squared real lengths."""
@@ -322,7 +330,7 @@ def _measure(
                 continue
             out[b, 2] += size * size
             if has_mask:
-                for k in range(b * slots + low + 1, b * slots + low + size):
+                for k in range(places[b] + low + 1, places[b] + low + size):
                     out[b, 1] += mask[k]
             else:
                 out[b, 1] += size - 1

@@ -257,7 +257,7 @@ class Lane:
         with self._times.measure("gather_s"):
             self._batches = gather_rows(
                 planned,
-                config.batch_tokens // config.packer.seq_lens[-1],
+                config.batch_tokens,
                 entries,
                 window.tokens,
                 window.loss_mask,
@@ -383,7 +383,7 @@ def warm_up(config: LaneConfig) -> None:
         window.admit(documents, 0, 0)
         planned = window.plan(final=True)
         rows = gather_rows(
-            planned, config.batch_tokens // config.packer.seq_lens[-1], window.entries,
+            planned, config.batch_tokens, window.entries,
             window.tokens, None, config.row_format,
         )  # fmt: skip
         derive_fields(rows[0])

@@ -155,6 +155,7 @@ class PlannedWindow:
     Attributes:
         plan: over the window's entries; segment coordinates count from an entry's `start`.
         rows: (E,) int64, rows that go, in order; whole batches, but for the last batch of a run.
+        batches: (B + 1,) int64, where each batch begins in `rows`.
         position: (N + 1,) int64, where each entry's held tokens lie in the window's array.
         lengths: (N,) int64, what the packer was told: 0 for a document that overflow drops, and not
             all of one that is held in part.
@@ -162,6 +163,7 @@ class PlannedWindow:
 
     plan: Plan
     rows: NDArray[np.int64]
+    batches: NDArray[np.int64]
     position: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
@@ -389,18 +391,20 @@ class Window:
             lengths = entries.held + np.where(remaining > entries.held, 2 * self._longest, 0)
         seed = derive_seed(self._seed, self.round)
         plan = self._packer.plan(lengths, final=final, seed=seed)
+        rows_per_batch = self._batch_tokens // self._longest
         rows = choose_rows(
             plan,
             must_go=self.round - entries.arrived >= self._config.max_carries,
             held=entries.held,
-            rows_per_batch=self._batch_tokens // self._longest,
+            rows_per_batch=rows_per_batch,
             min_fill=self._config.min_fill,
             carry=self._config.carry,
             carries=self._packer.carries,
             final=final,
             seed=derive_seed(seed, 1),
         )
-        return PlannedWindow(plan, rows, offsets_of(entries.held), lengths)
+        batches = np.append(np.arange(0, len(rows), rows_per_batch), len(rows))
+        return PlannedWindow(plan, rows, batches, offsets_of(entries.held), lengths)
 
     def _refuse_overlong(self, entries: Entries) -> None:
         if self._packer.overflow != "error" or not len(entries):
