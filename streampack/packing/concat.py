@@ -2,14 +2,15 @@
 
 Steps:
   1. The overflow policy ("split" changes nothing: the cut does it).
-  2. Cut the joined stream every seq_len tokens.
-  3. Shuffle the rows with the seed; a short last row stays last.
+  2. Cut the joined stream every `atom` tokens.
+  3. Shuffle the atoms with the seed; a short last atom stays last.
+  4. Merge atoms, or split them, into rows of seq_len.
 
-Cost: O(documents + rows). Keeps every token and pads nothing but the very last row; cuts
-documents wherever a row happens to end.
+Cost: O(documents + atoms + rows). Keeps every token and pads nothing but the very last row; cuts
+documents wherever an atom or a row happens to end.
 
 Source: "Refining Packing and Shuffling Strategies for Enhanced Performance in Generative Language
-Models", whose finding is that shuffling atoms of exactly one row, as here, is best.
+Models", whose finding is that shuffling atoms of exactly one row, the default, is best.
 """
 
 from __future__ import annotations
@@ -21,11 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.packer import Overflow, limit_lengths, require_seq_len
+from streampack.packing.packer import (
+    Online,
+    Overflow,
+    limit_lengths,
+    require_atom,
+    require_seq_len,
+)
 from streampack.packing.plan import Plan
 from streampack.packing.rng import permutation
 
-__all__ = ["Concat"]
+__all__ = ["Concat", "cut_joined"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +42,24 @@ class Concat:
     Args:
         seq_len: tokens per row.
         overflow: what happens to documents longer than a row.
+        atom: tokens that stay together when the stream is shuffled; it divides seq_len or is a
+            multiple of it. None is seq_len.
     """
 
     seq_len: int
     overflow: Overflow = "split"
+    atom: int | None = None
 
     carries: ClassVar[bool] = True
     inserts_eos: ClassVar[bool] = False
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
+    # Neighbouring atoms share a document, so rows of shuffled atoms wait for one another in
+    # circles; all of a plan's rows must go.
+    online: ClassVar[Online] = Online(whole_batches=True)
 
     def __post_init__(self) -> None:
         require_seq_len(self.seq_len, self.overflow)
+        require_atom(self.atom, self.seq_len)
 
     @property
     def seq_lens(self) -> tuple[int, ...]:
@@ -53,11 +67,11 @@ class Concat:
         return (self.seq_len,)
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Join and cut; the seed orders the rows."""
+        """Join, cut and shuffle; the seed orders the atoms."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        total = int(kept.sum())
-        order = permutation(total // self.seq_len, seed)
-        row_offsets, document, start, stop = _cut_joined(kept, self.seq_len, order)
+        atom = self.seq_len if self.atom is None else self.atom
+        order = permutation(int(kept.sum()) // atom, seed)
+        row_offsets, document, start, stop = cut_joined(kept, self.seq_len, atom, order)
         segments = len(document)
         return Plan(
             row_offsets=row_offsets,
@@ -78,36 +92,57 @@ class Concat:
             "revision": self.revision,
             "seq_len": self.seq_len,
             "overflow": self.overflow,
+            "atom": self.seq_len if self.atom is None else self.atom,
         }
 
 
 @kernel
-def _cut_joined(
-    lengths: NDArray[np.int64], seq_len: int, order: NDArray[np.int64]
+def cut_joined(
+    lengths: NDArray[np.int64], seq_len: int, atom: int, order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Segments of the joined stream's rows, full rows in `order`, a short one behind them."""
+    """Rows of the joined stream with its atoms in another order.
+
+    Args:
+        lengths: (N,) int64, tokens of each document.
+        seq_len: tokens per row; atom: tokens per atom, a divisor or a multiple of it.
+        order: (A,) int64, the whole atoms in the order in which they go; a short one follows.
+
+    Returns:
+        Row offsets (R + 1,), and per segment its document, start and stop, all int64. Segments
+        that follow each other in a row and in their document are one.
+    """
     ends = np.cumsum(lengths)
     total = ends[-1] if len(ends) else 0
     rows = (total + seq_len - 1) // seq_len
+    piece = min(atom, seq_len)
+    pieces = (total + piece - 1) // piece
+    per_atom = atom // piece
     row_offsets = np.zeros(rows + 1, dtype=np.int64)
-    bound = len(lengths) + rows  # every cut adds at most one segment
+    bound = len(lengths) + pieces  # every cut adds at most one segment
     document = np.empty(bound, dtype=np.int64)
     start = np.empty(bound, dtype=np.int64)
     stop = np.empty(bound, dtype=np.int64)
     k = 0
-    for r in range(rows):
-        low = (order[r] if r < len(order) else len(order)) * seq_len
-        high = min(low + seq_len, total)
+    for p in range(pieces):
+        number = p // per_atom
+        low = (order[number] if number < len(order) else number) * atom + p % per_atom * piece
+        high = min(low + piece, total)
+        row = p * piece // seq_len
+        first = p * piece % seq_len == 0
         i = np.searchsorted(ends, low, side="right")
         while low < high:
             begin = ends[i] - lengths[i]
             end = min(ends[i], high)
             if end > low:
-                document[k] = i
-                start[k] = low - begin
-                stop[k] = end - begin
-                k += 1
+                if not first and document[k - 1] == i and stop[k - 1] == low - begin:
+                    stop[k - 1] = end - begin
+                else:
+                    document[k] = i
+                    start[k] = low - begin
+                    stop[k] = end - begin
+                    k += 1
+                first = False
             low = end
             i += 1
-        row_offsets[r + 1] = k
+        row_offsets[row + 1] = k
     return row_offsets, document[:k], start[:k], stop[:k]

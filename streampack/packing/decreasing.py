@@ -30,7 +30,7 @@ from streampack.packing.fit import greedy_fit
 from streampack.packing.packer import Overflow, limit_lengths, require_seq_len
 from streampack.packing.plan import Plan
 
-__all__ = ["BestFitDecreasing", "FirstFitDecreasing"]
+__all__ = ["BestFitDecreasing", "FirstFitDecreasing", "decreasing_pieces", "lay_out"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +71,10 @@ class _Decreasing:
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        document, start, size = _decreasing_pieces(kept, self.seq_len)
+        document, start, size = decreasing_pieces(kept, self.seq_len)
         least_room = self.extra_capacity + 1 if self.protect_short else 0
         bins, count = greedy_fit(size, self.seq_len + self.extra_capacity, least_room, self._best)
-        row_offsets, document, start, stop = _lay_out(
+        row_offsets, document, start, stop = lay_out(
             bins, count, document, start, size, self.seq_len, dropped
         )
         segments = len(document)
@@ -115,7 +115,7 @@ class BestFitDecreasing(_Decreasing):
 
 
 @kernel
-def _decreasing_pieces(
+def decreasing_pieces(
     lengths: NDArray[np.int64], seq_len: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Pieces by decreasing length, ties by arrival: document, start and size, each (M,) int64."""
@@ -163,7 +163,7 @@ def _decreasing_pieces(
 
 
 @kernel
-def _lay_out(
+def lay_out(
     bins: NDArray[np.int64],
     count: int,
     document: NDArray[np.int64],

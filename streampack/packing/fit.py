@@ -15,32 +15,13 @@ D. Sleator, R. Tarjan, "The pairing heap" (1986).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 
 __all__ = ["greedy_fit"]
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _lowest_bit(typingctx: Any, word: Any) -> Any:
-    """Index of the lowest set bit of a non-zero uint64 (the machine's own instruction)."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), codegen
-
-
-@kernel
-def _index_of_lowest_bit(word: np.uint64) -> int:
-    return np.int64(_lowest_bit(word))  # type: ignore[call-arg, return-value]
 
 
 @kernel
@@ -97,14 +78,13 @@ def _best_fit(
     sizes: NDArray[np.int64], capacity: int, least_room: int, bins: NDArray[np.int64]
 ) -> int:
     head = np.full(capacity + 1, -1, dtype=np.int32)  # earliest opened bin of each room
-    words = np.zeros(capacity // 64 + 1, dtype=np.uint64)  # bit r: some bin has room r
-    groups = np.zeros(len(words) // 64 + 1, dtype=np.uint64)  # bit w: words[w] is not zero
+    words, groups = new_bitmap(capacity + 1)  # bit r: some bin has room r
     child = np.empty(len(sizes), dtype=np.int32)
     sibling = np.empty(len(sizes), dtype=np.int32)
     count = 0
     for i in range(len(sizes)):
         size = sizes[i]
-        room = _next_room(words, groups, max(size, least_room))
+        room = next_set(words, groups, max(size, least_room))
         if room < 0:
             chosen = count
             count += 1
@@ -113,41 +93,15 @@ def _best_fit(
             chosen = head[room]
             head[room] = _pop(child, sibling, chosen)
             if head[room] < 0:
-                words[room >> 6] &= ~(np.uint64(1) << np.uint64(room & 63))
-                if words[room >> 6] == 0:
-                    groups[room >> 12] &= ~(np.uint64(1) << np.uint64((room >> 6) & 63))
+                clear_bit(words, groups, room)
         bins[i] = chosen
         left = room - size
         if left > 0:
             child[chosen] = -1
             sibling[chosen] = -1
             head[left] = chosen if head[left] < 0 else _meld(child, sibling, head[left], chosen)
-            words[left >> 6] |= np.uint64(1) << np.uint64(left & 63)
-            groups[left >> 12] |= np.uint64(1) << np.uint64((left >> 6) & 63)
+            set_bit(words, groups, left)
     return count
-
-
-@kernel
-def _next_room(words: NDArray[np.uint64], groups: NDArray[np.uint64], least: int) -> int:
-    """The smallest room >= least that some bin has, or -1."""
-    w = least >> 6
-    if w >= len(words):
-        return -1
-    word = (words[w] >> np.uint64(least & 63)) << np.uint64(least & 63)
-    if word != 0:
-        return (w << 6) + _index_of_lowest_bit(word)
-    w += 1
-    g = w >> 6
-    if g >= len(groups):
-        return -1
-    group = (groups[g] >> np.uint64(w & 63)) << np.uint64(w & 63)
-    while group == 0:
-        g += 1
-        if g >= len(groups):
-            return -1
-        group = groups[g]
-    w = (g << 6) + _index_of_lowest_bit(group)
-    return (w << 6) + _index_of_lowest_bit(words[w])
 
 
 @kernel

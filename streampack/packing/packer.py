@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,7 +11,17 @@ from numpy.typing import NDArray
 from streampack.errors import ConfigError, PlanError
 from streampack.packing.plan import Plan
 
-__all__ = ["Overflow", "Packer", "checked_lengths", "limit_lengths", "require_seq_len"]
+__all__ = [
+    "Online",
+    "Overflow",
+    "Packer",
+    "checked_lengths",
+    "foreseen",
+    "limit_lengths",
+    "online",
+    "require_atom",
+    "require_seq_len",
+]
 
 #: Documents longer than a row: "split" into pieces of seq_len, every piece kept; "truncate" to
 #: the first seq_len tokens, the rest dropped and counted; "drop" whole and count; "error".
@@ -18,9 +29,57 @@ Overflow = Literal["split", "truncate", "drop", "error"]
 OVERFLOWS: tuple[Overflow, ...] = ("split", "truncate", "drop", "error")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Online:
+    """How a window uses a packer's plans: its attribute `online`, if it has one.
+
+    Attributes:
+        keep_order: rows go in the order of the plan, which the packer has shuffled by itself.
+        best_first: the plan's rows get worse from first to last, and none of them counts as full:
+            the first ones go, up to the share that must.
+        whole_batches: the packer is told of the oldest tokens that make whole batches, and all of
+            its rows go: for plans that put pieces of a document into rows in any order.
+        join_short: a row that is not full never goes as it is. Where one would have to, the plan
+            is made again with ``final=True``, which leaves one such row at most.
+    """
+
+    keep_order: bool = False
+    best_first: bool = False
+    whole_batches: bool = False
+    join_short: bool = False
+
+
+def online(packer: Packer) -> Online:
+    """How a window uses this packer's plans."""
+    said = getattr(packer, "online", None)
+    return said if isinstance(said, Online) else Online()
+
+
+def foreseen(packer: Packer, remaining: int, held: int) -> int:
+    """Length a packer is told of a document that the window holds in part.
+
+    Args:
+        packer: asked by its method ``foresee(remaining, held)``, if it has one.
+        remaining: tokens of the document that are not delivered.
+        held: how many of them, less than all, the window holds; a whole number of rows unless the
+            packer repeats tokens.
+
+    Returns:
+        A length above `held`, such that cuts inside the held part fall where they fall for the
+        whole document, and no other document is put in a row with tokens that are not here yet.
+        By default two whole rows more than is held.
+    """
+    foresee = getattr(packer, "foresee", None)
+    return int(foresee(remaining, held)) if foresee else held + 2 * packer.seq_lens[-1]
+
+
 @runtime_checkable
 class Packer(Protocol):
-    """A pure function from document lengths to a plan."""
+    """A pure function from document lengths to a plan.
+
+    Beyond what is listed, a packer may have `online` (see `Online`), ``foresee`` (see `foreseen`)
+    and `mask_repeated`, True if tokens repeated from an earlier row do not count in the loss.
+    """
 
     @property
     def seq_lens(self) -> tuple[int, ...]:
@@ -74,6 +133,20 @@ def require_seq_len(seq_len: int, overflow: str) -> None:
             "It decides what happens to documents longer than a row.",
             f"Use one of {', '.join(OVERFLOWS)}.",
         )
+
+
+def require_atom(atom: int | None, seq_len: int) -> int:
+    """`atom`, by default `seq_len`; raises `ConfigError` unless one divides the other."""
+    if atom is None:
+        return seq_len
+    fits = isinstance(atom, int) and 2 <= atom < 1 << 31
+    if not fits or (seq_len % atom and atom % seq_len):
+        raise ConfigError(
+            f"atom is {atom!r} for seq_len {seq_len}.",
+            "Atoms are merged or split into rows, so one of the two must divide the other.",
+            "Leave it out for one row, or use a quarter, a half, two or four times seq_len.",
+        )
+    return atom
 
 
 def checked_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

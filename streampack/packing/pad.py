@@ -1,13 +1,17 @@
-"""Pad: one document piece per row, the rest of the row padding.
+"""Pad: one document piece per atom, the rest of the atom padding.
 
 Steps:
-  1. The overflow policy. Under "split" a document longer than a row is cut: while more than
-     seq_len tokens remain, a piece takes seq_len - 1 of them and an inserted EOS ends it; what
+  1. The overflow policy. Under "split" a document longer than an atom is cut: while more than
+     `atom` tokens remain, a piece takes ``atom - 1`` of them and an inserted EOS ends it; what
      remains is the last piece, ended by the document's own EOS if it has one.
-  2. Every piece is a row of its own; the rows are shuffled with the seed.
+  2. A last piece is padded to `atom` where that is a row or less, else to the next whole row, so
+     that no row is padding alone.
+  3. Shuffle the pieces with the seed. A document's pieces keep their order among the places they
+     get, so that rows do not wait for one another in circles when they go out one by one.
+  4. Merge pieces, or split them, into rows of seq_len.
 
-Cost: O(pieces). Keeps every token and mixes no two documents; pays with padding, which is most of
-the row where documents are short.
+Cost: O(pieces log pieces). Keeps every token and, with atoms of a row or more, mixes no two
+documents; pays with padding, which is most of the row where documents are short.
 
 Source: "Refining Packing and Shuffling Strategies for Enhanced Performance in Generative Language
 Models".
@@ -21,7 +25,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.packing.packer import Overflow, limit_lengths, require_seq_len
+from streampack.documents import offsets_of
+from streampack.packing.packer import (
+    Online,
+    Overflow,
+    limit_lengths,
+    require_atom,
+    require_seq_len,
+)
 from streampack.packing.plan import Plan
 from streampack.packing.rng import permutation
 
@@ -30,21 +41,25 @@ __all__ = ["Pad"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pad:
-    """One piece of a document per row.
+    """One piece of a document per atom.
 
     Args:
         seq_len: tokens per row.
         overflow: what happens to documents longer than a row.
+        atom: slots of a piece; it divides seq_len or is a multiple of it. None is seq_len.
     """
 
     seq_len: int
     overflow: Overflow = "split"
+    atom: int | None = None
 
-    carries: ClassVar[bool] = False
-    revision: ClassVar[int] = 1
+    carries: ClassVar[bool] = True  # only a row that lacks atoms is not full
+    revision: ClassVar[int] = 2
+    online: ClassVar[Online] = Online(keep_order=True)
 
     def __post_init__(self) -> None:
         require_seq_len(self.seq_len, self.overflow)
+        require_atom(self.atom, self.seq_len)
 
     @property
     def seq_lens(self) -> tuple[int, ...]:
@@ -54,32 +69,55 @@ class Pad:
     @property
     def inserts_eos(self) -> bool:
         """Only a cut needs one."""
-        return self.overflow == "split"
+        return self.overflow == "split" or self._atom < self.seq_len
+
+    @property
+    def _atom(self) -> int:
+        return self.seq_len if self.atom is None else self.atom
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """One row per piece; the seed orders the rows."""
+        """Cut, pad and shuffle; the seed orders the pieces.
+
+        With ``final=False`` the last piece of the last document goes last, in the row that may
+        lack atoms: it may be one that the window does not hold to its end, and would hold back
+        the rest of its row.
+        """
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        body = self.seq_len - 1
-        cuts = np.maximum(-(-(kept - self.seq_len) // body), 0)  # pieces ended by an inserted EOS
-        pieces = np.where(kept > 0, cuts + 1, 0)
-        document = np.repeat(np.arange(len(kept), dtype=np.int64), pieces)
-        firsts = np.cumsum(pieces) - pieces
-        number = np.arange(len(document), dtype=np.int64) - firsts[document]
-        start = number * body
-        insert_eos = number < cuts[document]
-        stop = np.where(insert_eos, start + body, kept[document])
-        order = permutation(len(document), seed)
+        document, start, stop, insert_eos = _pieces(kept, self._atom)
+        order = permutation(len(document) - (not final and len(document) > 0), seed)
+        order = np.append(order, np.arange(len(order), len(document)))
+        if self._atom < self.seq_len:
+            order = _in_document_order(order, document)
+        document, start, stop, insert_eos = (
+            values[order] for values in (document, start, stop, insert_eos)
+        )
+        if self._atom > self.seq_len:
+            document, start, stop, insert_eos = _split(
+                document, start, stop, insert_eos, self.seq_len
+            )
+        segments = len(document)
+        width = min(self._atom, self.seq_len)
+        per_row = self.seq_len // width
+        rows = -(-segments // per_row)
+        row_offsets = np.minimum(np.arange(rows + 1, dtype=np.int64) * per_row, segments)
         return Plan(
-            row_offsets=np.arange(len(document) + 1, dtype=np.int64),
-            seq_len=np.full(len(document), self.seq_len, dtype=np.int32),
-            document=document[order],
-            start=start[order],
-            stop=stop[order],
-            overlap=np.zeros(len(document), dtype=np.int64),
-            insert_eos=insert_eos[order],
-            pad_after=np.zeros(len(document), dtype=np.int64),
+            row_offsets=row_offsets,
+            seq_len=np.full(rows, self.seq_len, dtype=np.int32),
+            document=document,
+            start=start,
+            stop=stop,
+            overlap=np.zeros(segments, dtype=np.int64),
+            insert_eos=insert_eos,
+            pad_after=width - (stop - start) - insert_eos,
             dropped=dropped,
         )
+
+    def foresee(self, remaining: int, held: int) -> int:
+        """One piece beyond what is held, which is the last one; with long atoms, two rows."""
+        body = self._atom - 1
+        if self._atom > self.seq_len:
+            return held + 2 * self.seq_len
+        return held // body * body + self._atom
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
@@ -88,4 +126,45 @@ class Pad:
             "revision": self.revision,
             "seq_len": self.seq_len,
             "overflow": self.overflow,
+            "atom": self._atom,
         }
+
+
+_Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+
+
+def _pieces(lengths: NDArray[np.int64], atom: int) -> _Pieces:
+    """Document, start, stop and inserted EOS of every piece, in order of arrival."""
+    body = atom - 1
+    cuts = np.maximum(-(-(lengths - atom) // body), 0)  # pieces ended by an inserted EOS
+    pieces = np.where(lengths > 0, cuts + 1, 0)
+    document = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)
+    number = np.arange(len(document), dtype=np.int64) - offsets_of(pieces)[document]
+    insert_eos = number < cuts[document]
+    start = number * body
+    return document, start, np.where(insert_eos, start + body, lengths[document]), insert_eos
+
+
+def _in_document_order(order: NDArray[np.int64], document: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same order, but for each document's pieces, which ascend in the places they have."""
+    places = np.argsort(document[order], kind="stable")  # document by document, ascending
+    arranged = np.empty_like(order)
+    arranged[places] = np.arange(len(order), dtype=np.int64)  # pieces lie document by document
+    return arranged
+
+
+def _split(
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    seq_len: int,
+) -> _Pieces:
+    """Pieces longer than a row as row-long parts, one behind the other."""
+    parts = -(-(stop - start + insert_eos) // seq_len)
+    piece = np.repeat(np.arange(len(document), dtype=np.int64), parts)
+    number = np.arange(len(piece), dtype=np.int64) - offsets_of(parts)[piece]
+    begin = start[piece] + number * seq_len
+    last = number == parts[piece] - 1
+    end = np.minimum(begin + seq_len, stop[piece])
+    return document[piece], begin, end, insert_eos[piece] & last

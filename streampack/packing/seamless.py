@@ -1,0 +1,220 @@
+"""Seamless: long documents fill whole rows by overlapping them; short ones are packed tightly.
+
+Steps:
+  1. A document of l tokens has n = l // seq_len whole rows in it. If n >= 1 and
+     - l is a multiple of seq_len: n rows;
+     - n rows' worth of repetition, ``floor(n * max_repetition * seq_len)``, stretches l to n + 1
+       rows: n + 1 rows, whose n overlaps make up the difference exactly, as equal as whole tokens
+       allow, larger ones first; the last row ends where the document ends;
+     - otherwise n rows, and the remainder goes on to step 2.
+     Shorter documents go on to step 2 whole.
+  2. First-fit-decreasing into bins of ``seq_len + extra_capacity``. A bin of seq_len tokens or
+     more is a row; tokens beyond seq_len, in placement order, are dropped and counted.
+  3. Bins below seq_len: with ``final=False`` rows that are not full, for the window to keep; with
+     ``final=True`` joined, document by document in order of arrival, and cut every seq_len tokens.
+
+Cost: O(documents log rows). Pads nothing but the very last row; drops at most `extra_capacity`
+tokens of a row and repeats at most the share `max_repetition` of a document's rows.
+
+What is left open by the source and decided here: equal lengths go by arrival; a document of whole
+rows repeats nothing, although the inequality above would stretch it once n * max_repetition >= 1;
+the remaining bins are joined in order of arrival.
+
+Online: the tail of a document from the beginning of any of its rows on, repeated tokens included,
+is cut exactly as the same tokens of the whole document are. If the remaining difference D fits in
+the remaining m junctions' repetition at the beginning, it fits at every later row, because the
+larger overlaps go first; and the last overlaps of a row of equal ones, larger first, are equal,
+larger first. So a window that keeps a document from the first row that did not go needs to know
+nothing else.
+
+Source: "Improving Continual Pre-training Through Seamless Data Packing" (2025).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import offsets_of
+from streampack.errors import ConfigError
+from streampack.packing.concat import cut_joined
+from streampack.packing.decreasing import decreasing_pieces, lay_out
+from streampack.packing.fit import greedy_fit
+from streampack.packing.packer import Online, Overflow, checked_lengths, require_seq_len
+from streampack.packing.plan import Plan
+
+__all__ = ["Seamless"]
+
+#: Segments and how many of them each row has: row sizes, document, start, stop.
+_Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seamless:
+    """Overlapping rows of long documents, first-fit-decreasing with dropping for the rest.
+
+    Args:
+        seq_len: tokens per row.
+        max_repetition: share of a document's whole rows that may be repeated, in [0, 1). A float
+            is read as the decimal number it prints as, so 0.3 is three tenths.
+        extra_capacity: tokens a bin of short pieces may hold beyond seq_len; they are dropped.
+            None is ``round(seq_len / 41)``: 50 at 2048, as in the source.
+        mask_repeated: repeated tokens do not count in the loss (they do in the source).
+    """
+
+    seq_len: int
+    max_repetition: float | Fraction = 0.3
+    extra_capacity: int | None = None
+    mask_repeated: bool = False
+
+    overflow: ClassVar[Overflow] = "split"  # of its own kind, see step 1
+    carries: ClassVar[bool] = True
+    inserts_eos: ClassVar[bool] = False
+    revision: ClassVar[int] = 1
+    online: ClassVar[Online] = Online(join_short=True)
+
+    def __post_init__(self) -> None:
+        require_seq_len(self.seq_len, self.overflow)
+        if not 0 <= self.max_repetition < 1:
+            raise ConfigError(
+                f"max_repetition is {self.max_repetition}.",
+                "It is the share of a document's rows that may be repeated, so it lies in [0, 1).",
+                "The paper finds 0.3 best; 0 repeats nothing.",
+            )
+        if not 0 <= self._extra < self.seq_len:
+            raise ConfigError(
+                f"extra_capacity is {self._extra} for seq_len {self.seq_len}.",
+                "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
+                "Leave it out for about seq_len / 41; 0 drops nothing.",
+            )
+
+    @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """``(seq_len,)``."""
+        return (self.seq_len,)
+
+    @property
+    def _extra(self) -> int:
+        return round(self.seq_len / 41) if self.extra_capacity is None else self.extra_capacity
+
+    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
+        """Pack; `final` joins bins that are not full; `seed` changes nothing."""
+        lengths = checked_lengths(lengths)
+        dropped = np.zeros(len(lengths), dtype=np.int64)
+        slides = self.slides(lengths)
+        sizes, document, start, stop, overlap = _whole_rows(lengths, slides, self.seq_len)
+        parts = [(sizes, document, start, stop)]
+        parts += self._short(lengths, slides, dropped, final)
+        segments = sum(len(part[1]) for part in parts)
+        sizes, document, start, stop = map(np.concatenate, zip(*parts, strict=True))
+        return Plan(
+            row_offsets=offsets_of(sizes),
+            seq_len=np.full(len(sizes), self.seq_len, dtype=np.int32),
+            document=document,
+            start=start,
+            stop=stop,
+            overlap=np.append(overlap, np.zeros(segments - len(overlap), dtype=np.int64)),
+            insert_eos=np.zeros(segments, dtype=np.bool_),
+            pad_after=np.zeros(segments, dtype=np.int64),
+            dropped=dropped,
+        )
+
+    def slides(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(N,) bool: documents of these lengths (N,) that overlap to fill whole rows."""
+        share = Fraction(str(self.max_repetition))
+        whole, rest = np.divmod(lengths, self.seq_len)
+        if share == 0 or not len(lengths):
+            return np.zeros(len(lengths), dtype=np.bool_)
+        # From ceil(1 / share) rows on any remainder will do. Python's integers keep it exact.
+        top = min(int(whole.max()), -(-share.denominator // share.numerator))
+        allowed = [
+            min(rows * share.numerator * self.seq_len // share.denominator, self.seq_len)
+            for rows in range(top + 1)
+        ]
+        needed = self.seq_len - rest
+        enough = np.array(allowed, dtype=np.int64)[np.minimum(whole, top)] >= needed
+        return np.asarray((whole > 0) & (rest > 0) & enough)
+
+    def foresee(self, remaining: int, held: int) -> int:
+        """Where rows overlap, their places follow from the whole length."""
+        if self.slides(np.array([remaining], dtype=np.int64))[0]:
+            return remaining
+        return held + 2 * self.seq_len
+
+    def _short(
+        self,
+        lengths: NDArray[np.int64],
+        slides: NDArray[np.bool_],
+        dropped: NDArray[np.int64],
+        final: bool,
+    ) -> list[_Rows]:
+        """Steps 2 and 3; counts what they drop in `dropped`."""
+        rest = np.where(slides, 0, lengths % self.seq_len)
+        document, start, size = decreasing_pieces(rest, self.seq_len)
+        start = lengths[document] - size
+        bins, count = greedy_fit(size, self.seq_len + self._extra, 0, False)
+        totals = np.zeros(count, dtype=np.int64)
+        np.add.at(totals, bins, size)
+        full = totals >= self.seq_len
+        inside = full[bins]
+        parts = [self._bins(bins, full, inside, document, start, size, dropped)]
+        if not final:
+            parts.append(self._bins(bins, ~full, ~inside, document, start, size, dropped))
+            return parts
+        left = np.sort(document[~inside])
+        joined = rest[left]
+        rows = -(-int(joined.sum()) // self.seq_len)
+        order = np.arange(rows, dtype=np.int64)
+        offsets, index, low, high = cut_joined(joined, self.seq_len, self.seq_len, order)
+        begin = lengths[left] - joined
+        parts.append((np.diff(offsets), left[index], begin[index] + low, begin[index] + high))
+        return parts
+
+    def _bins(
+        self,
+        bins: NDArray[np.int64],
+        chosen: NDArray[np.bool_],
+        inside: NDArray[np.bool_],
+        document: NDArray[np.int64],
+        start: NDArray[np.int64],
+        size: NDArray[np.int64],
+        dropped: NDArray[np.int64],
+    ) -> _Rows:
+        """Rows of the `chosen` bins; `inside` says which pieces they hold."""
+        number = np.cumsum(chosen) - 1
+        offsets, documents, starts, stops = lay_out(
+            number[bins[inside]], int(chosen.sum()), document[inside], start[inside],
+            size[inside], self.seq_len, dropped,
+        )  # fmt: skip
+        return np.diff(offsets), documents, starts, stops
+
+    def describe(self) -> dict[str, Any]:
+        """Class, parameters and algorithm revision."""
+        return {
+            "kind": "Seamless",
+            "revision": self.revision,
+            "seq_len": self.seq_len,
+            "max_repetition": str(Fraction(str(self.max_repetition))),
+            "extra_capacity": self._extra,
+            "mask_repeated": self.mask_repeated,
+        }
+
+
+def _whole_rows(
+    lengths: NDArray[np.int64], slides: NDArray[np.bool_], seq_len: int
+) -> tuple[NDArray[np.int64], ...]:
+    """Step 1: row sizes (all 1), document, start, stop and overlap of every row, each int64."""
+    whole, rest = np.divmod(lengths, seq_len)
+    rows = whole + slides
+    repeated = np.where(slides, seq_len - rest, 0)
+    each, larger = np.divmod(repeated, np.maximum(whole, 1))
+    document = np.repeat(np.arange(len(lengths), dtype=np.int64), rows)
+    number = np.arange(len(document), dtype=np.int64) - offsets_of(rows)[document]
+    each, larger = each[document], larger[document]
+    start = number * (seq_len - each) - np.minimum(number, larger)
+    overlap = np.where(number > 0, each + (number <= larger), 0)
+    return np.ones_like(document), document, start, start + seq_len, overlap
