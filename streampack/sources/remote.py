@@ -13,6 +13,7 @@ import logging
 import os
 import random
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -184,7 +185,24 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
         ) from error
     if protocol in ("s3", "s3a"):
         filesystem.retries = 1  # attempts are counted here, not once more inside
+    _opened[id(filesystem)] = filesystem
     return filesystem
+
+
+_opened: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_inherited: list[Any] = []
+
+
+def _keep_inherited() -> None:
+    """In a forked child: never let go of the parent's file systems.
+
+    Their finalizers would close connections on an event loop whose thread did not survive the
+    fork; the parent still has both and closes them itself.
+    """
+    _inherited.extend(_opened.values())
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
 
 
 def _s3_options(options: dict[str, Any], timeout_s: float) -> None:

