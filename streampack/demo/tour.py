@@ -265,10 +265,15 @@ def _loss(story: Story, step: int) -> float:
 
 def _composition(lengths: NDArray[np.int64]) -> Table:
     """What three packers make of the corpus, for short rows and for long ones."""
-    table = Table(title=f"What rows are made of ({len(lengths):,} documents)", title_justify="left")
+    table = Table(
+        title=f"What rows are made of ({len(lengths):,} documents)",
+        title_justify="left",
+        caption="cut: documents in more than one piece; dropped: tokens; context: mean number of\n"
+        "tokens of the same document before a token",
+        caption_justify="left",
+    )
     columns = (
-        "packer", "row", "rows", "utilisation", "padding", "documents cut", "tokens dropped",
-        "mean context",
+        "packer", "row", "rows", "used", "padding", "cut", "dropped", "context",
     )  # fmt: skip
     for heading in columns:
         table.add_column(heading, justify="left" if heading == "packer" else "right")
