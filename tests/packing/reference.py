@@ -78,3 +78,36 @@ def pad(lengths: list[int], seq_len: int, *, overflow: str = "split") -> list[Ro
         if length > start:
             rows.append([(document, start, length)])
     return rows
+
+
+def buckets(
+    lengths: list[int], seq_lens: tuple[int, ...], threshold: float
+) -> list[tuple[int, Row]]:
+    """Algorithm 1 of the bucket paper: (bucket, row) in the order in which rows are made."""
+    left = [(document, 0, length) for document, length in enumerate(lengths) if length]
+    rows = []
+    while left:
+        left.sort(key=lambda piece: (piece[1] - piece[2], piece[0]))
+        _, start, stop = left[0]
+        capacity = next((size for size in seq_lens if size >= stop - start), seq_lens[-1])
+        room, row, rest = capacity, [], []
+        for document, start, stop in left:
+            if stop - start <= room:
+                row.append((document, start, stop))
+                room -= stop - start
+            elif not row:
+                row.append((document, start, start + room))
+                rest.append((document, start + room, stop))
+                room = 0
+            else:
+                rest.append((document, start, stop))
+        left = rest
+        while left and room and room / capacity > threshold:
+            document, start, stop = left.pop()
+            taken = min(stop - start, room)
+            row.append((document, start, start + taken))
+            room -= taken
+            if start + taken < stop:
+                left.append((document, start + taken, stop))
+        rows.append((capacity, row))
+    return rows

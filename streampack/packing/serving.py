@@ -1,0 +1,324 @@
+"""Serving a schedule of buckets from a window: the rows of a lane's next batches.
+
+Steps, batch by batch, each of the bucket its rotation has, row by row:
+  1. A document opens the row. The first of these that there is: a document that must go and is of
+     the bucket's own class (longer than the next smaller bucket); any other of the class, in seeded
+     random order; the longest that fits and must go; the longest that fits; the head of the
+     shortest of those that do not fit.
+  2. The longest document that fits the room left is added, those that must go first, until none
+     fits.
+  3. If room / bucket is above the threshold, the head of the shortest remaining document fills it.
+So long documents wait for their bucket, and only what has no bucket of its own to wait for is cut.
+When the batches asked for are made and documents that must go are left, more batches follow in
+which these open rows first, longest first, and are cut to fit.
+
+Documents open rows in random order, not longest first as in the offline algorithm: what is left
+over stays in the window, and the same lengths must not be left over again and again.
+
+Cost: O(documents), one compiled pass. Keeps every token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.packing.bitmap import clear_bit, last_set, new_bitmap, next_set, set_bit
+
+__all__ = ["Served", "serve"]
+
+
+class Served(NamedTuple):
+    """Rows of the batches, in order.
+
+    Attributes:
+        complete: False if the buckets given did not suffice for all that must go.
+        row_offsets: (R + 1,) int64 into the segments; seq_len: (R,) int64.
+        document, start, stop: (S,) int64 segments.
+        batches: (B + 1,) int64, where each batch begins in the rows.
+    """
+
+    complete: bool
+    row_offsets: NDArray[np.int64]
+    seq_len: NDArray[np.int64]
+    document: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    batches: NDArray[np.int64]
+
+
+class _Shelf(NamedTuple):
+    """Documents by what is left of them (at most the largest bucket), earliest arrival first.
+
+    Bits stand for the largest bucket minus the length, so the longest comes first.
+    """
+
+    words: NDArray[np.uint64]
+    groups: NDArray[np.uint64]
+    head: NDArray[np.int64]
+
+
+class _Stock(NamedTuple):
+    """All documents: two shelves (those that must go, the others) and what is left of each."""
+
+    pressing: _Shelf
+    patient: _Shelf
+    after: NDArray[np.int64]
+    before: NDArray[np.int64]
+    left: NDArray[np.int64]
+    at: NDArray[np.int64]
+    presses: NDArray[np.bool_]
+
+
+class _Queues(NamedTuple):
+    """The other documents of each class in their random order: queue[first[b]:last[b]]."""
+
+    queue: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+class _Segments(NamedTuple):
+    """Segments under way; used[0] of them."""
+
+    document: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    used: NDArray[np.int64]
+
+
+@kernel
+def serve(
+    lengths: NDArray[np.int64],
+    must_go: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    buckets: NDArray[np.int8],
+    count: int,
+    batch_tokens: int,
+    threshold: float,
+) -> Served:
+    """Rows for `count` batches and then for what must go, as long as documents are left.
+
+    Args:
+        lengths: (N,) int64, in order of arrival; must_go: (N,) bool.
+        order: (N,) int64, in which documents open rows.
+        sizes: (B,) int64, the buckets; buckets: int8, that of each batch, in order.
+        count: batches asked for.
+        batch_tokens: a batch has ``batch_tokens // size`` rows.
+        threshold: share of a row that may be padding.
+    """
+    stock = _fill(lengths, must_go, sizes[-1])
+    queues = _line_up(lengths, must_go, order, sizes)
+    most = 0
+    for b in buckets:
+        most += batch_tokens // sizes[b]
+    bound = len(lengths) + most  # every row cuts one document at most
+    segments = _Segments(
+        np.empty(bound, dtype=np.int64),
+        np.empty(bound, dtype=np.int64),
+        np.empty(bound, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+    )
+    row_offsets = np.zeros(most + 1, dtype=np.int64)
+    seq_len = np.empty(most, dtype=np.int64)
+    batches = np.zeros(len(buckets) + 1, dtype=np.int64)
+    made = 0
+    rows = 0
+    while made < len(buckets):
+        late = made >= count
+        pressing = _longest(stock.pressing, sizes[-1]) >= 0
+        if not pressing and (late or _longest(stock.patient, sizes[-1]) < 0):
+            break
+        b = int(buckets[made])
+        for _ in range(batch_tokens // sizes[b]):
+            if not _fill_row(stock, queues, segments, sizes, b, late, threshold):
+                break
+            seq_len[rows] = sizes[b]
+            rows += 1
+            row_offsets[rows] = segments.used[0]
+        made += 1
+        batches[made] = rows
+    k = segments.used[0]
+    return Served(
+        made < len(buckets) or _longest(stock.pressing, sizes[-1]) < 0,
+        row_offsets[: rows + 1],
+        seq_len[:rows],
+        segments.document[:k],
+        segments.start[:k],
+        segments.stop[:k],
+        batches[: made + 1],
+    )
+
+
+@kernel
+def _fill_row(
+    stock: _Stock,
+    queues: _Queues,
+    segments: _Segments,
+    sizes: NDArray[np.int64],
+    b: int,
+    late: bool,
+    threshold: float,
+) -> bool:
+    """One row of bucket b; False if no documents are left."""
+    room = sizes[b]
+    opener = _opener(stock, queues, sizes, b, late)
+    if opener < 0:
+        return False
+    room -= _place(stock, segments, opener, room)
+    while room > 0:
+        d = _longest(stock.pressing, room)
+        if d < 0:
+            d = _longest(stock.patient, room)
+        if d < 0:
+            break
+        room -= _place(stock, segments, d, room)
+    if room / sizes[b] > threshold:
+        d = _shortest(stock)
+        if d >= 0:
+            _place(stock, segments, d, room)
+    return True
+
+
+@kernel
+def _opener(stock: _Stock, queues: _Queues, sizes: NDArray[np.int64], b: int, late: bool) -> int:
+    """The document that opens a row of bucket b, or -1 if none is left."""
+    size = sizes[b]
+    class_above = sizes[b - 1] if b > 0 else 0
+    if late:
+        d = _longest(stock.pressing, sizes[-1])
+        if d >= 0:
+            return d
+    pressing = _longest(stock.pressing, size)
+    if pressing >= 0 and stock.left[pressing] > class_above:
+        return pressing
+    while queues.first[b] < queues.last[b]:
+        d = queues.queue[queues.first[b]]
+        # Used up, or cut since and of another class.
+        if stock.left[d] > class_above and (stock.left[d] <= size or b == len(sizes) - 1):
+            return d  # type: ignore[no-any-return]
+        queues.first[b] += 1
+    if pressing >= 0:
+        return pressing
+    d = _longest(stock.patient, size)
+    if d >= 0:
+        return d
+    return _shortest(stock)
+
+
+@kernel
+def _place(stock: _Stock, segments: _Segments, d: int, room: int) -> int:
+    """Add document d, or as much of it as there is room for; returns how much."""
+    size = min(stock.left[d], room)
+    k = segments.used[0]
+    segments.document[k] = d
+    segments.start[k] = stock.at[d]
+    segments.stop[k] = stock.at[d] + size
+    segments.used[0] += 1
+    _take_off(stock, d)
+    stock.left[d] -= size
+    stock.at[d] += size
+    if stock.left[d] > 0:
+        _put_on(stock, d)
+    return size  # type: ignore[no-any-return]
+
+
+@kernel
+def _fill(lengths: NDArray[np.int64], must_go: NDArray[np.bool_], largest: int) -> _Stock:
+    count = len(lengths)
+    words, groups = new_bitmap(largest + 1)
+    pressing = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
+    words, groups = new_bitmap(largest + 1)
+    patient = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
+    stock = _Stock(
+        pressing,
+        patient,
+        np.full(count, -1, dtype=np.int64),
+        np.full(count, -1, dtype=np.int64),
+        lengths.copy(),
+        np.zeros(count, dtype=np.int64),
+        must_go,
+    )
+    for i in range(count):
+        d = count - 1 - i  # the last put on a shelf is the first to be found
+        if lengths[d] > 0:
+            _put_on(stock, d)
+    return stock
+
+
+@kernel
+def _line_up(
+    lengths: NDArray[np.int64],
+    must_go: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> _Queues:
+    first = np.zeros(len(sizes) + 1, dtype=np.int64)
+    of = np.empty(len(lengths), dtype=np.int64)
+    for d in range(len(lengths)):
+        of[d] = -1
+        if lengths[d] > 0 and not must_go[d]:
+            of[d] = min(np.searchsorted(sizes, lengths[d]), len(sizes) - 1)
+            first[of[d] + 1] += 1
+    for b in range(len(sizes)):
+        first[b + 1] += first[b]
+    last = first[:-1].copy()
+    queue = np.empty(first[-1], dtype=np.int64)
+    for d in order:
+        if of[d] >= 0:
+            queue[last[of[d]]] = d
+            last[of[d]] += 1
+    return _Queues(queue, first[:-1].copy(), last)
+
+
+@kernel
+def _put_on(stock: _Stock, d: int) -> None:
+    shelf = stock.pressing if stock.presses[d] else stock.patient
+    place = max(len(shelf.head) - 1 - stock.left[d], 0)
+    following = shelf.head[place]
+    stock.after[d] = following
+    stock.before[d] = -1
+    if following >= 0:
+        stock.before[following] = d
+    else:
+        set_bit(shelf.words, shelf.groups, place)
+    shelf.head[place] = d
+
+
+@kernel
+def _take_off(stock: _Stock, d: int) -> None:
+    shelf = stock.pressing if stock.presses[d] else stock.patient
+    place = max(len(shelf.head) - 1 - stock.left[d], 0)
+    following, preceding = stock.after[d], stock.before[d]
+    if following >= 0:
+        stock.before[following] = preceding
+    if preceding >= 0:
+        stock.after[preceding] = following
+    else:
+        shelf.head[place] = following
+        if following < 0:
+            clear_bit(shelf.words, shelf.groups, place)
+
+
+@kernel
+def _longest(shelf: _Shelf, room: int) -> int:
+    """The document with most left that fits `room`, or -1.
+
+    One that no bucket holds counts as one that fills the largest.
+    """
+    place = next_set(shelf.words, shelf.groups, len(shelf.head) - 1 - room)
+    return shelf.head[place] if place >= 0 else -1  # type: ignore[no-any-return]
+
+
+@kernel
+def _shortest(stock: _Stock) -> int:
+    """The document with least left, one that must go if there is one, or -1."""
+    place = last_set(stock.pressing.words, stock.pressing.groups)
+    if place >= 0:
+        return stock.pressing.head[place]  # type: ignore[no-any-return]
+    place = last_set(stock.patient.words, stock.patient.groups)
+    return stock.patient.head[place] if place >= 0 else -1  # type: ignore[no-any-return]

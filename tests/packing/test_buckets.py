@@ -1,0 +1,233 @@
+"""Buckets: algorithm 1 against the obvious one, and what is served to a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.errors import ConfigError
+from streampack.packing import Buckets, Curriculum, MultiBucket, Plan, check_plan
+from streampack.packing.schedule import bucket_schedule
+from tests.packing import reference
+from tests.packing.test_packers import rows_of
+
+LENGTHS = st.lists(
+    st.one_of(st.integers(0, 12), st.integers(0, 40), st.integers(0, 400)), max_size=60
+)
+SEQ_LENS = st.lists(st.integers(2, 64), min_size=1, max_size=5, unique=True).map(
+    lambda sizes: tuple(sorted(sizes))
+)
+THRESHOLD = st.sampled_from([0.0, 0.05, 0.25, 0.5, 1.0])
+
+
+def planned(packer: Any, lengths: list[int], seed: int = 0) -> Plan:
+    array = np.array(lengths, dtype=np.int64)
+    plan: Plan = packer.plan(array, final=True, seed=seed)
+    check_plan(plan, array)
+    return plan
+
+
+@given(LENGTHS, SEQ_LENS, THRESHOLD)
+@settings(max_examples=400, deadline=None)
+def test_algorithm_1_equals_the_quadratic_one_row_for_row(
+    lengths: list[int], seq_lens: tuple[int, ...], threshold: float
+) -> None:
+    plan = planned(Buckets(seq_lens=seq_lens, padding_threshold=threshold), lengths)
+    expected = reference.buckets(lengths, seq_lens, threshold)
+    assert list(zip(plan.seq_len.tolist(), rows_of(plan), strict=True)) == expected
+
+
+def test_algorithm_1_equals_the_quadratic_one_where_lengths_exceed_one_bitmap_group() -> None:
+    lengths = np.exp(np.random.default_rng(1).normal(5.9, 1.6, 1500)).astype(int).tolist()
+    plan = planned(Buckets(), lengths)
+    expected = reference.buckets(lengths, (2048, 4096, 8192, 16384), 0.05)
+    assert list(zip(plan.seq_len.tolist(), rows_of(plan), strict=True)) == expected
+    assert set(plan.seq_len.tolist()) == {2048, 4096, 8192, 16384}
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [],
+        [0],
+        [1],
+        [7, 8, 9],
+        [8] * 9,
+        [1, 2, 4, 8, 16, 32, 64],
+        [1] * 1000,
+        [10_000_000],
+        [16, 17],
+    ],
+    ids=str,
+)
+def test_edge_lengths_equal_the_quadratic_one(lengths: list[int]) -> None:
+    sizes = (8, 16) if sum(lengths) < 10_000 else (8192, 16384)
+    plan = planned(Buckets(seq_lens=sizes), lengths)
+    expected = reference.buckets(lengths, sizes, 0.05)
+    assert list(zip(plan.seq_len.tolist(), rows_of(plan), strict=True)) == expected
+
+
+def test_the_golden_bucket_plan_does_not_change_between_versions() -> None:
+    plan = planned(Buckets(seq_lens=(8, 16)), [5, 20, 3, 8, 8, 1, 40, 7])
+    assert plan.seq_len.tolist() == GOLDEN_BUCKETS
+    assert rows_of(plan) == GOLDEN_ROWS
+
+
+GOLDEN_BUCKETS = [16, 16, 16, 8, 8, 8, 8, 8, 8]
+GOLDEN_ROWS = [
+    [(6, 0, 16)],
+    [(6, 16, 32)],
+    [(1, 0, 16)],
+    [(3, 0, 8)],
+    [(4, 0, 8)],
+    [(6, 32, 40)],
+    [(7, 0, 7), (5, 0, 1)],
+    [(0, 0, 5), (2, 0, 3)],
+    [(1, 16, 20)],
+]
+
+
+@given(LENGTHS, SEQ_LENS, st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_multi_bucket_concatenates_and_cuts_every_length_class_by_itself(
+    lengths: list[int], seq_lens: tuple[int, ...], seed: int
+) -> None:
+    plan = planned(MultiBucket(seq_lens=seq_lens), lengths, seed)
+    rows = list(zip(plan.seq_len.tolist(), rows_of(plan), strict=True))
+    expected = []
+    for below, size in zip((0, *seq_lens), seq_lens, strict=False):
+        above = np.inf if size == seq_lens[-1] else size
+        own = [n if below < n <= above else 0 for n in lengths]
+        expected += [(size, row) for row in reference.concat(own, size)]
+    assert sorted(rows) == sorted(expected)
+    assert [size for size, _ in rows] == [size for size, _ in expected]
+
+
+def test_the_threshold_decides_between_cutting_and_padding() -> None:
+    lengths = [90, 60, 60]
+    cut = planned(Buckets(seq_lens=(100,), padding_threshold=0.05), lengths)
+    pad = planned(Buckets(seq_lens=(100,), padding_threshold=0.5), lengths)
+    assert rows_of(cut) == [
+        [(0, 0, 90), (2, 0, 10)],
+        [(1, 0, 60), (2, 10, 50)],
+        [(2, 50, 60)],
+    ]
+    assert rows_of(pad) == [[(0, 0, 90)], [(1, 0, 60)], [(2, 0, 60)]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seq_lens": ()},
+        {"seq_lens": (16, 8)},
+        {"seq_lens": (8, 8)},
+        {"seq_lens": (1, 8)},
+        {"seq_lens": (8, 2.5)},
+        {"padding_threshold": -0.1},
+        {"padding_threshold": 1.5},
+        {"padding_threshold": float("nan")},
+        {"shares": (0.5, 0.5)},
+        {"shares": (0, 0, 0, 0)},
+        {"shares": (1, 1, 1, -1)},
+        {"shares": (1, 1, 1, float("inf"))},
+        {"warm_up": -1},
+        {"warm_up": 5, "shares": Curriculum.constant((1, 1, 1, 1))},
+    ],
+    ids=str,
+)
+def test_senseless_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Buckets(**settings)
+    if "seq_lens" in settings:
+        with pytest.raises(ConfigError):
+            MultiBucket(**settings)
+
+
+def test_shares_are_measured_by_algorithm_1() -> None:
+    lengths = np.array([8] * 30 + [16] * 5 + [100], dtype=np.int64)
+    packer = Buckets(seq_lens=(8, 16)).with_shares_of(lengths)
+    plan = packer.plan(lengths, final=True, seed=0)
+    long = plan.seq_len[plan.seq_len == 16].sum() / plan.seq_len.sum()
+    assert packer.shares == (round(1 - long, 6), round(long, 6))
+    with pytest.raises(ConfigError, match="no documents"):
+        packer.with_shares_of(np.array([], dtype=np.int64))
+    with pytest.raises(ConfigError, match="not known"):
+        Buckets().curriculum  # noqa: B018
+
+
+# ---------------------------------------------------------------------- serving a schedule
+
+
+def serve(packer: Buckets, lengths: list[int], **changes: Any) -> tuple[Plan, np.ndarray]:
+    settings: dict[str, Any] = {
+        "must_go": np.zeros(len(lengths), dtype=np.bool_),
+        "batch_tokens": 2 * packer.seq_lens[-1],
+        "least_tokens": sum(lengths) // 2,
+        "rotation": 3,
+        "schedule_seed": 1,
+        "seed": 2,
+    }
+    return packer.plan_batches(np.array(lengths, dtype=np.int64), **{**settings, **changes})
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 12), st.integers(0, 200)), max_size=80),
+    st.lists(st.booleans(), min_size=80, max_size=80),
+    st.lists(st.integers(2, 40), min_size=1, max_size=4, unique=True).map(sorted),
+    st.lists(st.floats(0.01, 1), min_size=4, max_size=4),
+    THRESHOLD,
+    st.floats(0, 1),
+    st.integers(0, 40),
+)
+@settings(max_examples=400, deadline=None)
+def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
+    lengths: list[int],
+    flags: list[bool],
+    seq_lens: list[int],
+    shares: list[float],
+    threshold: float,
+    least: float,
+    rotation: int,
+) -> None:
+    packer = Buckets(
+        seq_lens=tuple(seq_lens), padding_threshold=threshold, shares=shares[: len(seq_lens)]
+    )
+    must_go = np.array(flags[: len(lengths)], dtype=np.bool_)
+    wanted = int(least * sum(lengths))
+    batch_tokens = 2 * seq_lens[-1]
+    plan, batches = serve(packer, lengths, must_go=must_go, least_tokens=wanted, rotation=rotation)
+    taken = np.zeros(len(lengths), dtype=np.int64)
+    np.add.at(taken, plan.document, plan.stop - plan.start)
+    check_plan(plan, taken)  # heads without gaps: what stays is a tail
+    assert (taken <= lengths).all()
+    assert (taken[must_go] == np.array(lengths, dtype=np.int64)[must_go]).all()
+    scheduled = bucket_schedule(packer.curriculum, 1).buckets(rotation, len(batches) - 1)
+    for b, bucket in enumerate(scheduled):
+        rows = range(batches[b], batches[b + 1])
+        assert len(rows) >= 1
+        assert set(plan.seq_len[rows]) == {seq_lens[bucket]}
+        assert len(rows) == batch_tokens // seq_lens[bucket] or taken.sum() == sum(lengths)
+    assert taken.sum() >= min(wanted, sum(lengths)) * (1 - threshold) * 0.5 or threshold > 0.25
+
+
+def test_a_document_too_long_for_the_bucket_waits_until_it_must_go() -> None:
+    packer = Buckets(seq_lens=(8, 16), shares=(1, 0))
+    lengths = [16, 3, 5, 8, 2, 6, 4, 4, 7, 1, 8, 8]
+    plan, _ = serve(packer, lengths, batch_tokens=16, least_tokens=32)
+    assert 0 not in plan.document
+    must_go = np.arange(len(lengths)) == 0
+    plan, batches = serve(packer, lengths, batch_tokens=16, least_tokens=32, must_go=must_go)
+    assert (plan.document == 0).sum() == 2
+    assert len(batches) == 4  # one more than without it
+
+
+def test_long_documents_get_their_bucket_and_short_ones_fill_it_up() -> None:
+    packer = Buckets(seq_lens=(8, 16), shares=(0, 1))
+    plan, _ = serve(packer, [8, 8, 15, 1, 12, 4, 8, 8], batch_tokens=32, least_tokens=64)
+    rows = rows_of(plan)
+    assert sorted(rows[0] + rows[1]) == [(2, 0, 15), (3, 0, 1), (4, 0, 12), (5, 0, 4)]
+    assert plan.metrics(np.array([8, 8, 15, 1, 12, 4, 8, 8])).documents_cut == 0

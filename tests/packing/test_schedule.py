@@ -1,0 +1,147 @@
+"""The bucket schedule keeps every share within one rotation, at any time, from any seed."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.errors import ConfigError
+from streampack.packing import Curriculum
+from streampack.packing.schedule import WHOLE, BucketSchedule
+
+SHARES = st.lists(
+    st.one_of(st.just(0.0), st.floats(1e-4, 1), st.just(1.0)), min_size=1, max_size=6
+).filter(lambda shares: sum(shares) > 0)
+
+
+def due(curriculum: Curriculum, rotations: int) -> list[list[Fraction]]:
+    """Exact cumulated shares of each bucket after each rotation, in plain rational arithmetic."""
+    at, sums = (array.tolist() for array in curriculum.units())
+    total = [Fraction(0)] * curriculum.num_buckets
+    after = []
+    for r in range(rotations):
+        place = r % curriculum.repeat if curriculum.repeat else r
+        k = max(k for k in range(len(at)) if at[k] <= place)
+        row = sums[k]
+        if k + 1 < len(at):
+            gap, gone = at[k + 1] - at[k], place - at[k]
+            row = [
+                (a * (gap - gone) + b * gone) // gap
+                for a, b in zip(sums[k], sums[k + 1], strict=True)
+            ]
+        total = [t + Fraction(row[b + 1] - row[b], WHOLE) for b, t in enumerate(total)]
+        after.append(total)
+    return after
+
+
+def check_shares(curriculum: Curriculum, seed: int, rotations: int = 400) -> None:
+    turns = BucketSchedule(curriculum, seed).buckets(0, rotations)
+    given_turns = np.zeros(curriculum.num_buckets, dtype=int)
+    for bucket, target in zip(turns, due(curriculum, rotations), strict=True):
+        given_turns[bucket] += 1
+        assert all(abs(n - t) < 1 for n, t in zip(given_turns, target, strict=True))
+
+
+@given(SHARES, st.integers(0, 1000))
+@settings(max_examples=120, deadline=None)
+def test_every_share_is_within_one_rotation_of_its_target_at_any_time(
+    shares: list[float], seed: int
+) -> None:
+    check_shares(Curriculum.constant(shares), seed)
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda buckets: st.lists(
+            st.tuples(
+                st.integers(1, 300),
+                st.lists(
+                    st.sampled_from([0.0, 0.1, 0.5, 1.0]), min_size=buckets, max_size=buckets
+                ).filter(any),
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    ),
+    st.integers(0, 100),
+    st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_shares_that_change_are_kept_as_well(
+    stages: list[tuple[int, list[float]]], seed: int, repeats: bool
+) -> None:
+    at, knots = 0, []
+    for gap, shares in stages:
+        knots.append((at, tuple(shares)))
+        at += gap
+    check_shares(Curriculum(tuple(knots), at if repeats else None), seed)
+
+
+@given(SHARES, st.integers(0, 500), st.integers(0, 5000), st.integers(1, 50))
+@settings(max_examples=50, deadline=None)
+def test_a_rotations_bucket_does_not_depend_on_what_was_asked_before(
+    shares: list[float], seed: int, first: int, count: int
+) -> None:
+    curriculum = Curriculum.constant(shares)
+    schedule = BucketSchedule(curriculum, seed)
+    whole = schedule.buckets(0, first + count)[first:].copy()
+    np.testing.assert_array_equal(BucketSchedule(curriculum, seed).buckets(first, count), whole)
+    np.testing.assert_array_equal(schedule.buckets(first, count), whole)
+
+
+def test_the_paper_shares_come_out_to_the_rotation() -> None:
+    shares = (0.7461, 0.1752, 0.0537, 0.0249)
+    turns = BucketSchedule(Curriculum.constant(shares), 0).buckets(0, 100_000)
+    counts = np.bincount(turns)
+    assert np.abs(counts - 100_000 * np.array(shares) / sum(shares)).max() < 1
+
+
+def test_a_seed_changes_the_order_and_schedules_are_pinned() -> None:
+    curriculum = Curriculum.constant((0.5, 0.3, 0.2))
+    first, other = (BucketSchedule(curriculum, seed).buckets(0, 200) for seed in (0, 1))
+    assert not np.array_equal(first, other)
+    assert "".join(map(str, first[:30])) == GOLDEN_TURNS
+
+
+GOLDEN_TURNS = "010201020101201002101002010201"
+
+
+def test_a_warm_up_begins_short_and_ends_at_the_shares() -> None:
+    curriculum = Curriculum.warm_up((0.4, 0.3, 0.2, 0.1), 300)
+    turns = BucketSchedule(curriculum, 5).buckets(0, 1300)
+    firsts = [int(np.argmax(turns == b)) for b in range(4)]
+    assert firsts == sorted(firsts)
+    assert (turns[:20] == 0).sum() >= 19
+    assert 3 not in turns[:200]
+    late = np.bincount(turns[300:], minlength=4) / 1000
+    np.testing.assert_allclose(late, (0.4, 0.3, 0.2, 0.1), atol=0.003)
+
+
+def test_a_curriculum_by_stages_can_step_and_repeat() -> None:
+    curriculum = Curriculum(((0, (1, 0)), (9, (1, 0)), (10, (0, 1))), repeat=20)
+    turns = BucketSchedule(curriculum, 0).buckets(0, 60)
+    assert turns.tolist() == ([0] * 10 + [1] * 10) * 3
+    assert Curriculum.from_description(curriculum.describe()) == curriculum
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ((),),
+        (((1, (1,)),),),
+        (((0, (1,)), (0, (1,))),),
+        (((0, (1, 1)), (5, (1,))),),
+        (((0, (0, 0)),),),
+        (((0, (1, float("nan"))),),),
+        (((0, (1,)), (7, (1,))), 7),
+    ],
+    ids=str,
+)
+def test_senseless_curricula_are_refused(arguments: Any) -> None:
+    with pytest.raises(ConfigError):
+        Curriculum(*arguments)
