@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents import offsets_of
+from streampack.entries import Entries
 from streampack.packing.composition import Composition
-from streampack.window import Entries, PlannedWindow
+from streampack.window import PlannedWindow
 
 __all__ = ["PROVENANCE", "Fields", "PackedRows", "RowFormat", "derive_fields", "gather_rows"]
 
@@ -35,6 +36,7 @@ class RowFormat:
 
     Attributes:
         pad_id: id on padding; eos_id: id of EOS tokens a packer inserts, -1 if there are none.
+        mask_repeated: tokens repeated from an earlier row do not count in the loss.
         attention_by_row: one attention segment per row instead of one per document piece.
         provenance: record where every piece came from.
     """
@@ -42,6 +44,7 @@ class RowFormat:
     pad_id: int
     eos_id: int
     attention_by_row: bool = False
+    mask_repeated: bool = False
     provenance: bool = False
 
 
@@ -120,7 +123,8 @@ def gather_rows(
     eos_id = max(layout.eos_id, 0)
     widest = max(layout.pad_id, eos_id) >> (8 * tokens.dtype.itemsize)
     out = np.empty(places[-1], dtype=np.uint32 if widest else tokens.dtype)
-    mask_out = np.empty(len(out) if loss_mask is not None else 0, dtype=np.bool_)
+    masked = loss_mask is not None or layout.mask_repeated
+    mask_out = np.empty(len(out) if masked else 0, dtype=np.bool_)
     # Every piece may have padding behind it, every row may be padding alone, and each batch
     # writes the 0 in front.
     segments = int((plan.row_offsets[rows + 1] - plan.row_offsets[rows]).sum())
@@ -131,9 +135,10 @@ def gather_rows(
     segment = np.empty(segments, dtype=np.int64)
     ends = np.zeros((batches + 1, 3), dtype=np.int64)
     _gather(
-        plan.row_offsets, plan.document, plan.start, plan.stop, plan.insert_eos, plan.pad_after,
+        plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap, plan.insert_eos,
+        plan.pad_after,
         rows, planned.batches, seq_lens, places, planned.position, tokens,
-        loss_mask if loss_mask is not None else mask_out, loss_mask is not None,
+        _NO_MASK if loss_mask is None else loss_mask, loss_mask is not None, layout.mask_repeated,
         out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.attention_by_row,
         out, mask_out, boundaries, piece, cu_seqlens, segment, ends,
     )  # fmt: skip
@@ -143,7 +148,7 @@ def gather_rows(
         plan.dropped, entries.start, entries.length, planned.lengths, counts,
     )  # fmt: skip
     sizes = np.zeros((batches, 3), dtype=np.int64)
-    _measure(ends, boundaries, piece, cu_seqlens, mask_out, loss_mask is not None, places, sizes)
+    _measure(ends, boundaries, piece, cu_seqlens, mask_out, masked, places, sizes)
     sources = entries.origin["source"][plan.document[segment]]
     origins = _provenance(planned, segment, entries) if layout.provenance else None
     made = []
@@ -158,7 +163,7 @@ def gather_rows(
                 boundaries[run + b : run_end + b + 1],
                 piece[run:run_end],
                 cu_seqlens[attention + b : attention_end + b + 1],
-                mask_out[slots[b] : slots[b + 1]] if loss_mask is not None else None,
+                mask_out[slots[b] : slots[b + 1]] if masked else None,
                 sources[first:last],
                 origins[first:last] if origins is not None else None,
                 measured[b][0],
@@ -208,6 +213,7 @@ def _gather(
     document: NDArray[np.int64],
     start: NDArray[np.int64],
     stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
     insert_eos: NDArray[np.bool_],
     pad_after: NDArray[np.int64],
     rows: NDArray[np.int64],
@@ -217,7 +223,8 @@ def _gather(
     position: NDArray[np.int64],
     tokens: NDArray[np.generic],
     mask: NDArray[np.bool_],
-    has_mask: bool,
+    has_source_mask: bool,
+    mask_repeated: bool,
     pad_id: np.generic,
     eos_id: np.generic,
     by_row: bool,
@@ -235,6 +242,7 @@ def _gather(
     Boundaries count from the beginning of their batch, and every batch's begin with a 0, so batch
     b's lie b entries further than its runs.
     """
+    has_mask = has_source_mask or mask_repeated
     runs = 0
     attention = 0
     pieces = 0
@@ -259,8 +267,12 @@ def _gather(
                 held = tokens[source : source + size]
                 for k in range(size):
                     target[k] = held[k]
-                if has_mask:
+                if has_source_mask:
                     mask_out[at : at + size] = mask[source : source + size]
+                elif has_mask:
+                    mask_out[at : at + size] = True
+                if mask_repeated:
+                    mask_out[at : at + overlap[s]] = False
                 at += size
                 if insert_eos[s]:
                     out[at] = eos_id

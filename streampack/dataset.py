@@ -116,7 +116,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
             row_format=replace(
-                row_format, attention_by_row=attention == "row", provenance=provenance
+                row_format,
+                attention_by_row=attention == "row",
+                mask_repeated=bool(getattr(packer, "mask_repeated", False)),
+                provenance=provenance,
             ),
             seed=seed,
             shuffle=shuffle,

@@ -10,6 +10,9 @@ Steps:
      next best rows fill one more batch instead.
   5. Shuffle what goes with the seed, so that batches are not sorted by how full rows are.
 
+What a packer says of its plans (`Online`) changes two steps: where its rows are shuffled already,
+they are taken and go in the plan's order; where the first rows are the best, none counts as full.
+
 Cost: O(rows log rows + segments). Nothing is thrown away: what does not go is planned again.
 """
 
@@ -19,10 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.packing.packer import Online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed, permutation
 
 __all__ = ["choose_rows"]
+
+_DEFAULT = Online()
 
 
 def choose_rows(
@@ -36,6 +42,7 @@ def choose_rows(
     carries: bool,
     final: bool,
     seed: int,
+    online: Online = _DEFAULT,
 ) -> NDArray[np.int64]:
     """Rows to emit, in order.
 
@@ -50,21 +57,27 @@ def choose_rows(
         carries: False for packers whose rows never get better by waiting.
         final: emit everything.
         seed: of ties and of the order.
+        online: what the packer says of its plans.
 
     Returns:
         (E,) int64 distinct row numbers.
     """
     num_rows = plan.num_rows
     shuffled = permutation(num_rows, derive_seed(seed, 0))
+    in_order = np.arange(num_rows, dtype=np.int64)
     if final:
-        return shuffled
+        return in_order if online.keep_order else shuffled
     row_of = np.repeat(np.arange(num_rows, dtype=np.int64), np.diff(plan.row_offsets))
     fill = plan.row_fill()
     forced = np.zeros(num_rows, dtype=np.bool_)
     forced[row_of[must_go[plan.document]]] = True
-    full = (fill >= min_fill * plan.seq_len) | (not carries)
-    rank = np.where(forced, -2, np.where(full, -1, plan.seq_len - fill))
-    priority = shuffled[np.argsort(rank[shuffled], kind="stable")]
+    if online.best_first:
+        rank = np.where(forced, -2, 0)
+    else:
+        full = (fill >= min_fill * plan.seq_len) | (not carries)
+        rank = np.where(forced, -2, np.where(full, -1, plan.seq_len - fill))
+    ties = in_order if online.keep_order or online.best_first else shuffled
+    priority = ties[np.argsort(rank[ties], kind="stable")]
     before_offsets, before = _rows_before(plan, row_of)
     waiting = np.zeros(num_rows, dtype=np.bool_)
     waiting[row_of[plan.stop > held[plan.document]]] = True
@@ -79,6 +92,8 @@ def choose_rows(
     if batches * rows_per_batch < _at(length_after, int(np.count_nonzero(forced))):
         batches += 1
     count = min(batches, len(order) // rows_per_batch) * rows_per_batch
+    if online.keep_order:
+        return np.sort(order[:count])
     return order[:count][permutation(count, derive_seed(seed, 1))]
 
 

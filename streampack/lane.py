@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from streampack.assembly import PackedRows, RowFormat, derive_fields, gather_rows
 from streampack.documents import Documents, make_origin
+from streampack.entries import Entries
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes, Metrics
 from streampack.packing.composition import Composition
@@ -26,7 +27,7 @@ from streampack.packing.rng import derive_seed
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
 from streampack.stream import DocumentStream, Mark, Preparation
-from streampack.window import Entries, PlannedWindow, Window, WindowConfig
+from streampack.window import PlannedWindow, Window, WindowConfig
 
 __all__ = ["Lane", "LaneBatch", "LaneConfig", "Round", "warm_up"]
 
@@ -87,6 +88,7 @@ class Round:
         present = np.zeros(self.admitted, dtype=np.bool_)
         present[entries.serial - self.mark.serial] = True
         moved = np.flatnonzero(entries.start)
+        again = np.flatnonzero(entries.repeated)
         changes = np.flatnonzero(np.diff(entries.arrived, prepend=-1))
         counts = np.diff(changes, append=len(entries))
         return {
@@ -100,6 +102,7 @@ class Round:
             "present": base64.b64encode(zlib.compress(np.packbits(present).tobytes())).decode(),
             "tails": np.stack([moved, entries.start[moved]], axis=1).ravel().tolist(),
             "arrived": np.stack([entries.arrived[changes], counts], axis=1).ravel().tolist(),
+            "repeated": np.stack([again, entries.repeated[again]], axis=1).ravel().tolist(),
             "held": int(entries.held[-1]) if self.continued else None,
             "digest": entries.digest(),
             "skipped": self.skips[0],
@@ -311,6 +314,7 @@ class _SavedEntries:
     read: int = 0
     _present: NDArray[np.bool_] = field(init=False)
     _start: NDArray[np.int64] = field(init=False)
+    _repeated: NDArray[np.int64] = field(init=False)
     _arrived: NDArray[np.int64] = field(init=False)
     _restored: int = field(init=False, default=0)
 
@@ -324,6 +328,8 @@ class _SavedEntries:
         ).astype(np.bool_)
         self._start = np.zeros(int(self._present.sum()), dtype=np.int64)
         self._start[state["tails"][::2]] = state["tails"][1::2]
+        self._repeated = np.zeros(len(self._start), dtype=np.int64)
+        self._repeated[state["repeated"][::2]] = state["repeated"][1::2]
         self._arrived = np.repeat(
             np.array(state["arrived"][::2], dtype=np.int64), state["arrived"][1::2]
         )
@@ -354,6 +360,7 @@ class _SavedEntries:
             held=held,
             length=kept.lengths,
             arrived=self._arrived[part],
+            repeated=self._repeated[part],
             origin=kept.origin,
         )
         self.window.restore(kept, entries, continued=last)

@@ -14,23 +14,23 @@ document that does not fit is admitted in part (whole rows' worth), and continue
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import ORIGIN, Documents, gather_ragged, offsets_of
+from streampack.arena import Arena
+from streampack.documents import Documents, offsets_of
 from streampack.emission import choose_rows
+from streampack.entries import Entries
 from streampack.errors import ConfigError, PlanError, StreampackError
-from streampack.packing.packer import Packer
+from streampack.packing.packer import Packer, foreseen, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
 
-__all__ = ["Entries", "PlannedWindow", "Window", "WindowConfig"]
+__all__ = ["PlannedWindow", "Window", "WindowConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,56 +99,6 @@ class WindowConfig:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entries:
-    """The N documents in a window, in arrival order; arrays that are never written to.
-
-    Attributes:
-        serial: (N,) int64, running number of the document in its lane.
-        start: (N,) int64, tokens of it that are delivered already.
-        held: (N,) int64, tokens of it behind `start` that the window holds.
-        length: (N,) int64, tokens of the whole document.
-        arrived: (N,) int64, round in which it came (of a partly held one: was last continued).
-        origin: (N,) of dtype `ORIGIN`.
-    """
-
-    serial: NDArray[np.int64]
-    start: NDArray[np.int64]
-    held: NDArray[np.int64]
-    length: NDArray[np.int64]
-    arrived: NDArray[np.int64]
-    origin: NDArray[np.void]
-
-    @classmethod
-    def empty(cls) -> Entries:
-        """No documents."""
-        none = np.zeros(0, dtype=np.int64)
-        return cls(none, none, none, none, none, np.zeros(0, dtype=ORIGIN))
-
-    def __len__(self) -> int:
-        return len(self.serial)
-
-    def pick(self, index: Any) -> Entries:
-        """The entries `index` (anything numpy indexes with)."""
-        return Entries(*(getattr(self, name)[index] for name in self.__slots__))
-
-    @classmethod
-    def join(cls, parts: Sequence[Entries]) -> Entries:
-        """All of them, one behind the other."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__)
-        )
-
-    def digest(self) -> str:
-        """64 bits over what the window holds: origins, lengths and how far each is delivered."""
-        digest = hashlib.blake2b(digest_size=8)
-        for name in ("origin", "length", "start", "held"):
-            digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PlannedWindow:
     """One round's plan and the rows of it that go.
 
@@ -157,8 +107,8 @@ class PlannedWindow:
         rows: (E,) int64, rows that go, in order; whole batches, but for the last batch of a run.
         batches: (B + 1,) int64, where each batch begins in `rows`.
         position: (N + 1,) int64, where each entry's held tokens lie in the window's array.
-        lengths: (N,) int64, what the packer was told: 0 for a document that overflow drops, and not
-            all of one that is held in part.
+        lengths: (N,) int64, what is planned now or later: 0 for a document that overflow drops,
+            and not all of one that is held in part.
     """
 
     plan: Plan
@@ -185,15 +135,13 @@ class Window:
         self._config = config
         self._window_tokens = config.window_tokens
         self._packer = packer
+        self._online = online(packer)
         self._longest = packer.seq_lens[-1]
         self._batch_tokens = batch_tokens
         self._seed = seed
         self.round = 0
         self.entries = Entries.empty()
-        self.tokens: NDArray[np.generic] = np.empty(0, dtype=np.uint16)
-        self.loss_mask: NDArray[np.bool_] | None = None
-        self._spare: NDArray[np.generic] = self.tokens
-        self._used = 0
+        self._arena = Arena(config.window_tokens)
         self._fresh: list[Entries] = []
         self._fresh_documents = 0
         self._continued = False
@@ -206,9 +154,19 @@ class Window:
         return min(self._window_tokens, self._batch_tokens << min(self.round, 40))
 
     @property
+    def tokens(self) -> NDArray[np.generic]:
+        """(num_tokens or more,) uint16 or uint32; a plan's `position` says where an entry's lie."""
+        return self._arena.tokens
+
+    @property
+    def loss_mask(self) -> NDArray[np.bool_] | None:
+        """Like `tokens`; None while every token counts."""
+        return self._arena.loss_mask
+
+    @property
     def num_tokens(self) -> int:
         """Tokens held."""
-        return self._used
+        return self._arena.used
 
     @property
     def num_documents(self) -> int:
@@ -223,10 +181,10 @@ class Window:
     @property
     def wants(self) -> bool:
         """True while this round's target is not reached."""
-        if self._used >= self.target_tokens:
+        if self._arena.used >= self.target_tokens:
             return False
         enough = self._batch_tokens + 2 * self._longest
-        return self.num_documents < self._config.window_documents or self._used < enough
+        return self.num_documents < self._config.window_documents or self._arena.used < enough
 
     def admit(self, documents: Documents, first: int, serial: int) -> tuple[int, bool]:
         """Take documents from `first` on, in order, until the target is reached.
@@ -247,9 +205,9 @@ class Window:
         lengths = documents.lengths[first:]
         needed = self.needed(lengths)
         ends = np.cumsum(needed)
-        room = self._window_tokens - self._used
+        room = self._window_tokens - self._arena.used
         # Documents are taken while the target was not reached before them and they fit.
-        before = self._used + ends - needed
+        before = self._arena.used + ends - needed
         count = int(np.searchsorted(before, self.target_tokens, side="left"))
         count = min(count, int(np.searchsorted(ends, room, side="right")))
         limit = self._config.window_documents - self.num_documents
@@ -260,7 +218,7 @@ class Window:
         following = first + count
         if following < len(documents) and self.wants:
             # The next one does not fit: take whole rows' worth of it, if there is room.
-            part = (self._window_tokens - self._used) // self._longest * self._longest
+            part = (self._window_tokens - self._arena.used) // self._longest * self._longest
             if self._packer.overflow == "split" and 0 < part < lengths[count]:
                 self._append(documents, following, np.array([part]), serial + count)
                 self._continued = True
@@ -282,9 +240,8 @@ class Window:
         count = len(held)
         if count == 0:
             return
-        self._reserve(documents, int(held.sum()))
         part = documents[first : first + count]
-        self._copy(documents, part.offsets[:-1], held)
+        self._arena.append(documents, part.offsets[:-1], held)
         numbers = np.arange(serial, serial + count, dtype=np.int64)
         self._fresh.append(
             Entries(
@@ -293,6 +250,7 @@ class Window:
                 held=held.astype(np.int64),
                 length=part.lengths,
                 arrived=np.full(count, self.round, dtype=np.int64),
+                repeated=np.zeros(count, dtype=np.int64),
                 origin=part.origin,
             )
         )
@@ -304,66 +262,25 @@ class Window:
         last = self.entries.pick(slice(-1, None))
         done = int(last.start[0] + last.held[0])
         rest = int(last.length[0]) - done
-        more = min(rest, self._window_tokens - self._used)
+        more = min(rest, self._window_tokens - self._arena.used)
         if more < rest:  # what is held stays a whole number of rows as long as more follows
             held = int(last.held[0])
             more = max((held + more) // self._longest * self._longest - held, 0)
         if more > 0:
-            self._reserve(documents, more)
             begin = documents.offsets[first : first + 1] + done
-            self._copy(documents, begin, np.array([more], dtype=np.int64))
+            self._arena.append(documents, begin, np.array([more], dtype=np.int64))
             last = Entries(
                 serial=last.serial,
                 start=last.start,
                 held=last.held + more,
                 length=last.length,
                 arrived=np.array([self.round], dtype=np.int64),
+                repeated=last.repeated,
                 origin=last.origin,
             )
             self.entries = Entries.join([self.entries.pick(slice(0, -1)), last])
         self._continued = more < rest
         return more == rest
-
-    def _copy(
-        self, documents: Documents, starts: NDArray[np.int64], held: NDArray[np.int64]
-    ) -> None:
-        offsets = offsets_of(held) + self._used
-        total = int(offsets[-1]) - self._used
-        if total == int(starts[-1] + held[-1] - starts[0]):  # contiguous: one copy
-            begin = int(starts[0])
-            self.tokens[self._used : self._used + total] = documents.tokens[begin : begin + total]
-            if self.loss_mask is not None:
-                mask = documents.loss_mask
-                self.loss_mask[self._used : self._used + total] = (
-                    True if mask is None else mask[begin : begin + total]
-                )
-        else:
-            gather_ragged(documents.tokens, starts, offsets, self.tokens)
-            if self.loss_mask is not None:
-                if documents.loss_mask is None:
-                    self.loss_mask[self._used : self._used + total] = True
-                else:
-                    gather_ragged(documents.loss_mask, starts, offsets, self.loss_mask)
-        self._used += total
-
-    def _reserve(self, documents: Documents, more: int) -> None:
-        """Make room for `more` tokens of this block's dtype, and for a mask if it has one."""
-        dtype = self.tokens.dtype
-        if documents.tokens.dtype.itemsize > dtype.itemsize or len(self.tokens) == 0:
-            dtype = documents.tokens.dtype
-        if len(self.tokens) < self._used + more or dtype != self.tokens.dtype:
-            capacity = max(len(self.tokens), self._used + more)
-            if self._used + more > len(self.tokens):
-                capacity = max(capacity, min(2 * len(self.tokens), self._window_tokens))
-            grown = np.empty(capacity, dtype=dtype)
-            grown[: self._used] = self.tokens[: self._used]
-            self.tokens = grown
-            if self.loss_mask is not None:
-                mask = np.empty(capacity, dtype=np.bool_)
-                mask[: self._used] = self.loss_mask[: self._used]
-                self.loss_mask = mask
-        if documents.loss_mask is not None and self.loss_mask is None:
-            self.loss_mask = np.ones(len(self.tokens), dtype=np.bool_)
 
     def _settle(self) -> None:
         if self._fresh:
@@ -384,27 +301,55 @@ class Window:
         self._refuse_overlong(entries)
         remaining = self.needed(entries.length) - entries.start
         lengths = remaining
-        if self._continued:
-            # The packer sees two whole rows beyond what is held: cuts inside the held part then
-            # fall where they fall for the whole document, and no other document has to wait in
-            # a row with tokens that are not here yet.
-            lengths = entries.held + np.where(remaining > entries.held, 2 * self._longest, 0)
+        if self._continued and remaining[-1] > entries.held[-1]:
+            whole = foreseen(self._packer, int(remaining[-1]), int(entries.held[-1]))
+            lengths = np.append(remaining[:-1], whole)
         seed = derive_seed(self._seed, self.round)
-        plan = self._packer.plan(lengths, final=final, seed=seed)
+        if self._online.whole_batches and not final:
+            told = _oldest(np.minimum(lengths, entries.held), self._batch_tokens)
+            plan = self._packer.plan(told, final=final, seed=seed)
+            rows = np.arange(plan.num_rows, dtype=np.int64)
+        else:
+            plan, rows = self._plan(lengths, final, seed)
+        if entries.repeated.any():
+            again = np.where(plan.start == 0, entries.repeated[plan.document], 0)
+            plan = replace(plan, overlap=plan.overlap + again)
         rows_per_batch = self._batch_tokens // self._longest
-        rows = choose_rows(
+        batches = np.append(np.arange(0, len(rows), rows_per_batch), len(rows))
+        return PlannedWindow(plan, rows, batches, offsets_of(entries.held), lengths)
+
+    def _plan(
+        self, lengths: NDArray[np.int64], final: bool, seed: int
+    ) -> tuple[Plan, NDArray[np.int64]]:
+        """Plan, and choose rows; if the packer joins short rows that would go, plan once more."""
+        plan = self._packer.plan(lengths, final=final, seed=seed)
+        rows = self._choose(plan, final, seed)
+        if not self._online.join_short or final or not _short(plan, rows).any():
+            return plan, rows
+        plan = self._packer.plan(lengths, final=True, seed=seed)
+        rows = self._choose(plan, final, seed)
+        if len(rows) > self._batch_tokens // self._longest or self.target_tokens >= (
+            self._window_tokens
+        ):
+            return plan, rows
+        # A small first window: if a batch would need a row that is not full, look further first.
+        waiting = self.round - self.entries.arrived < self._config.max_carries
+        patient = _short(plan, rows) & waiting[plan.document[plan.row_offsets[rows]]]
+        return plan, rows[:0] if patient.any() else rows
+
+    def _choose(self, plan: Plan, final: bool, seed: int) -> NDArray[np.int64]:
+        return choose_rows(
             plan,
-            must_go=self.round - entries.arrived >= self._config.max_carries,
-            held=entries.held,
-            rows_per_batch=rows_per_batch,
-            min_fill=self._config.min_fill,
+            must_go=self.round - self.entries.arrived >= self._config.max_carries,
+            held=self.entries.held,
+            rows_per_batch=self._batch_tokens // self._longest,
+            min_fill=1.0 if self._online.join_short else self._config.min_fill,
             carry=self._config.carry,
             carries=self._packer.carries,
             final=final,
             seed=derive_seed(seed, 1),
+            online=self._online,
         )
-        batches = np.append(np.arange(0, len(rows), rows_per_batch), len(rows))
-        return PlannedWindow(plan, rows, batches, offsets_of(entries.held), lengths)
 
     def _refuse_overlong(self, entries: Entries) -> None:
         if self._packer.overflow != "error" or not len(entries):
@@ -422,7 +367,7 @@ class Window:
     def advance(self, planned: PlannedWindow) -> None:
         """Remove what went; the rest stays for the next round."""
         plan, entries = planned.plan, self.entries
-        delivered = self._delivered(planned)
+        delivered, repeated = self._delivered(planned)
         gone = delivered + plan.dropped >= planned.lengths
         if self._continued:
             gone[-1] = False
@@ -430,52 +375,48 @@ class Window:
         stuck = len(kept) == len(entries) and not delivered.any()
         if stuck and self.target_tokens >= self._window_tokens:
             raise StreampackError(
-                f"A full window of {len(entries)} documents and {self._used} tokens gave no batch.",
+                f"A full window of {len(entries)} documents and {self.num_tokens} tokens gave no "
+                "batch.",
                 "The lane cannot go on.",
                 "This is a defect of streampack or of a custom packer; please report it with the "
                 "configuration.",
             )
-        position = planned.position[:-1][kept] + delivered[kept]
-        held = entries.held[kept] - delivered[kept]
-        self._compact(position, held)
+        # What stays begins where the document's next row does, with what that row repeats.
+        moved = np.where(delivered > 0, delivered - repeated, 0)[kept]
+        repeated = np.where(delivered > 0, repeated, entries.repeated)[kept]
+        position = planned.position[:-1][kept] + moved
+        held = entries.held[kept] - moved
+        self._arena.keep(position, held)
         entries = entries.pick(kept)
         self.entries = Entries(
             serial=entries.serial,
-            start=entries.start + delivered[kept],
+            start=entries.start + moved,
             held=held,
             length=entries.length,
             arrived=entries.arrived,
+            repeated=repeated,
             origin=entries.origin,
         )
         self.round += 1
 
-    def _delivered(self, planned: PlannedWindow) -> NDArray[np.int64]:
-        """(N,) int64: tokens of each entry that went; checks that what stays is a tail."""
-        plan = planned.plan
-        delivered, placed = _delivered(
+    def _delivered(self, planned: PlannedWindow) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How far each entry went, and how much of that its next row repeats, each (N,) int64.
+
+        Checks that what stays is a tail.
+        """
+        plan, entries = planned.plan, self.entries
+        delivered, placed, repeated = _delivered(
             planned.rows, plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap,
-            len(self.entries),
+            len(entries),
         )  # fmt: skip
+        placed += np.where(delivered > 0, entries.repeated, 0)
         if not np.array_equal(placed, delivered):
             raise PlanError(
                 "Rows were chosen that hold later tokens of a document without its earlier ones.",
                 "What stays of a document must be its tail, or tokens would be lost.",
                 "This is a defect of streampack or of a custom packer; please report it.",
             )
-        return delivered
-
-    def _compact(self, position: NDArray[np.int64], held: NDArray[np.int64]) -> None:
-        """Move what stays to the front, through the spare array (numba copies in any order)."""
-        offsets = offsets_of(held)
-        if len(self._spare) < len(self.tokens) or self._spare.dtype != self.tokens.dtype:
-            self._spare = np.empty_like(self.tokens)
-        gather_ragged(self.tokens, position, offsets, self._spare)
-        self.tokens, self._spare = self._spare, self.tokens
-        if self.loss_mask is not None:
-            mask = np.empty(len(self.tokens), dtype=np.bool_)
-            gather_ragged(self.loss_mask, position, offsets, mask)
-            self.loss_mask = mask
-        self._used = int(offsets[-1])
+        return delivered, repeated
 
     # ------------------------------------------------------------------ restoring
 
@@ -487,8 +428,7 @@ class Window:
         """
         self._settle()
         if len(entries):
-            self._reserve(documents, int(entries.held.sum()))
-            self._copy(documents, documents.offsets[:-1] + entries.start, entries.held)
+            self._arena.append(documents, documents.offsets[:-1] + entries.start, entries.held)
             self.entries = Entries.join([self.entries, entries])
         self._continued = continued
 
@@ -502,12 +442,29 @@ def _delivered(
     stop: NDArray[np.int64],
     overlap: NDArray[np.int64],
     num_documents: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Per document: the furthest token in these rows, and how many of its tokens they hold."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Per document: its end in these rows, its new tokens there, and how many others repeat."""
     furthest = np.zeros(num_documents, dtype=np.int64)
     placed = np.zeros(num_documents, dtype=np.int64)
     for row in rows:
         for s in range(row_offsets[row], row_offsets[row + 1]):
             furthest[document[s]] = max(furthest[document[s]], stop[s])
             placed[document[s]] += stop[s] - start[s] - overlap[s]
-    return furthest, placed
+    repeated = np.zeros(num_documents, dtype=np.int64)
+    for s in range(len(document)):
+        d = document[s]
+        if stop[s] > furthest[d]:
+            repeated[d] = max(repeated[d], furthest[d] - start[s])
+    return furthest, placed, repeated
+
+
+def _short(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(E,) bool: which of these rows are not full."""
+    return plan.row_fill()[rows] < plan.seq_len[rows]
+
+
+def _oldest(lengths: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
+    """(N,) int64: of documents of these lengths (N,), the oldest tokens that make whole batches."""
+    total = int(lengths.sum()) // batch_tokens * batch_tokens
+    before = offsets_of(lengths)[:-1]
+    return np.asarray(np.clip(total - before, 0, lengths))

@@ -53,8 +53,8 @@ class Plan:
         return len(self.document)
 
     def row_fill(self) -> NDArray[np.int64]:
-        """(R,) int64: slots of each row that hold a token, inserted EOS included."""
-        return _per_row(self, self.stop - self.start + self.insert_eos)
+        """(R,) int64: slots of each row that are taken: tokens, inserted EOS and `pad_after`."""
+        return _per_row(self, self.stop - self.start + self.insert_eos + self.pad_after)
 
     def metrics(self, lengths: NDArray[np.int64]) -> Composition:
         """The composition of the whole plan over documents of these lengths (N,)."""
