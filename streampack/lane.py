@@ -158,6 +158,7 @@ class Lane:
             config.packer,
             batch_tokens=config.batch_tokens,
             seed=derive_seed(config.seed, 2, self.lane),
+            schedule_seed=config.seed,
         )
         state, mark = self.state, None
         skips = Skips(config.on_error, config.skip_limit)
@@ -242,7 +243,7 @@ class Lane:
         """Plan the window as it is, remember how it was made, and gather what goes."""
         window, stream = self._window, self._stream
         with self._times.measure("pack_s"):
-            planned = self._planned = window.plan(final=final)
+            planned = self._planned = window.plan(final=final, step=self._step)
         entries, continued = window.entries, window.continued
         first = int(entries.serial[0]) if len(entries) else stream.serial
         mark = stream.mark_before(first)

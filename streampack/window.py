@@ -14,6 +14,7 @@ document that does not fit is admitted in part (whole rows' worth), and continue
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from streampack.documents import Documents, offsets_of
 from streampack.emission import choose_rows
 from streampack.entries import Entries
 from streampack.errors import ConfigError, PlanError, StreampackError
-from streampack.packing.packer import Packer, foreseen, online
+from streampack.packing.packer import BatchPacker, Packer, foreseen, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
 
@@ -126,10 +127,17 @@ class Window:
         packer: plans it.
         batch_tokens: tokens per batch; ``batch_tokens // seq_len`` rows.
         seed: the lane's.
+        schedule_seed: the run's, for packers whose batches follow a schedule common to all lanes.
     """
 
     def __init__(
-        self, config: WindowConfig, packer: Packer, *, batch_tokens: int, seed: int
+        self,
+        config: WindowConfig,
+        packer: Packer,
+        *,
+        batch_tokens: int,
+        seed: int,
+        schedule_seed: int = 0,
     ) -> None:
         assert config.window_tokens is not None
         self._config = config
@@ -139,6 +147,7 @@ class Window:
         self._longest = packer.seq_lens[-1]
         self._batch_tokens = batch_tokens
         self._seed = seed
+        self._schedule_seed = schedule_seed
         self.round = 0
         self.entries = Entries.empty()
         self._arena = Arena(config.window_tokens)
@@ -290,8 +299,12 @@ class Window:
 
     # ------------------------------------------------------------------ planning
 
-    def plan(self, *, final: bool) -> PlannedWindow:
+    def plan(self, *, final: bool, step: int = 0) -> PlannedWindow:
         """Plan everything the window holds and choose the rows that go.
+
+        Args:
+            final: nothing comes after what the window holds.
+            step: batches the lane has given before.
 
         Raises:
             PlanError: a document is too long and the packer's overflow is "error".
@@ -300,6 +313,8 @@ class Window:
         entries = self.entries
         self._refuse_overlong(entries)
         remaining = self.needed(entries.length) - entries.start
+        if isinstance(self._packer, BatchPacker):
+            return self._plan_batches(self._packer, remaining, final, step)
         lengths = remaining
         if self._continued and remaining[-1] > entries.held[-1]:
             whole = foreseen(self._packer, int(remaining[-1]), int(entries.held[-1]))
@@ -350,6 +365,24 @@ class Window:
             seed=derive_seed(seed, 1),
             online=self._online,
         )
+
+    def _plan_batches(
+        self, packer: BatchPacker, remaining: NDArray[np.int64], final: bool, step: int
+    ) -> PlannedWindow:
+        """The next batches of a packer that follows a schedule."""
+        held = self.entries.held
+        must_go = self.round - self.entries.arrived >= self._config.max_carries
+        plan, batches = packer.plan_batches(
+            np.minimum(held, remaining),
+            must_go=must_go | final,
+            batch_tokens=self._batch_tokens,
+            least_tokens=math.ceil((1 - self._config.carry) * self.num_tokens),
+            rotation=step,
+            schedule_seed=self._schedule_seed,
+            seed=derive_seed(self._seed, self.round),
+        )
+        rows = np.arange(plan.num_rows, dtype=np.int64)
+        return PlannedWindow(plan, rows, batches, offsets_of(held), remaining)
 
     def _refuse_overlong(self, entries: Entries) -> None:
         if self._packer.overflow != "error" or not len(entries):
