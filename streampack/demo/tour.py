@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -266,6 +267,7 @@ def _loss(story: Story, step: int) -> float:
 def _composition(lengths: NDArray[np.int64]) -> Table:
     """What three packers make of the corpus, for short rows and for long ones."""
     table = Table(
+        box=SIMPLE,
         title=f"What rows are made of ({len(lengths):,} documents)",
         title_justify="left",
         caption="cut: documents in more than one piece; dropped: tokens; context: mean number of\n"
