@@ -268,6 +268,7 @@ def _composition(lengths: NDArray[np.int64]) -> Table:
     """What three packers make of the corpus, for short rows and for long ones."""
     table = Table(
         box=SIMPLE,
+        padding=(0, 0, 0, 1),
         title=f"What rows are made of ({len(lengths):,} documents)",
         title_justify="left",
         caption="cut: documents in more than one piece; dropped: tokens; context: mean number of\n"
@@ -278,7 +279,10 @@ def _composition(lengths: NDArray[np.int64]) -> Table:
         "packer", "row", "rows", "used", "padding", "cut", "dropped", "context",
     )  # fmt: skip
     for heading in columns:
-        table.add_column(heading, justify="left" if heading == "packer" else "right")
+        name = heading == "packer"
+        table.add_column(
+            heading, justify="left" if name else "right", min_width=17 if name else None
+        )
     for seq_len in (_SEQ_LEN, 8 * _SEQ_LEN):
         packers = (
             BestFitDecreasing(seq_len=seq_len), Concat(seq_len=seq_len), Pad(seq_len=seq_len),
