@@ -158,21 +158,10 @@ class Buckets:
         schedule_seed: int,
         seed: int,
     ) -> tuple[Plan, NDArray[np.int64]]:
-        """Rows for the next batches of a lane, each batch of the bucket of its rotation.
+        """Rows for the next batches, each of the bucket of its rotation; see `BatchPacker`.
 
-        Args:
-            lengths: (N,) int64, tokens per document in the window, in order of arrival.
-            must_go: (N,) bool, documents that may not stay.
-            batch_tokens: tokens per batch; a batch has ``batch_tokens // seq_len`` rows.
-            least_tokens: as many batches are made as have room for this many tokens (at least one,
-                and not more than the documents fill), and more only for documents that must go.
-            rotation: of the first batch; the schedule of `schedule_seed` says its bucket.
-            seed: of the order in which documents open rows.
-
-        Returns:
-            A plan of these rows alone (what it does not place stays in the window), and (B + 1,)
-            int64, where each batch begins in its rows. A batch has fewer rows than it has room for
-            only where no documents are left.
+        Raises:
+            ConfigError: the shares are neither given nor measured.
         """
         lengths = checked_lengths(lengths)
         total = int(lengths.sum())

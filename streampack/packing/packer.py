@@ -12,6 +12,7 @@ from streampack.errors import ConfigError, PlanError
 from streampack.packing.plan import Plan
 
 __all__ = [
+    "BatchPacker",
     "Online",
     "Overflow",
     "Packer",
@@ -116,6 +117,42 @@ class Packer(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """JSON-able identity for the fingerprint: class, parameters, algorithm revision."""
+        ...
+
+
+@runtime_checkable
+class BatchPacker(Packer, Protocol):
+    """A packer of several row lengths, which plans the batches of a lane rather than its rows."""
+
+    def plan_batches(
+        self,
+        lengths: NDArray[np.int64],
+        *,
+        must_go: NDArray[np.bool_],
+        batch_tokens: int,
+        least_tokens: int,
+        rotation: int,
+        schedule_seed: int,
+        seed: int,
+    ) -> tuple[Plan, NDArray[np.int64]]:
+        """Rows for the next batches of a lane, each batch of one row length.
+
+        Args:
+            lengths: (N,) int64, tokens per document in the window, in order of arrival.
+            must_go: (N,) bool, documents that may not stay; all of them at the end of a run.
+            batch_tokens: tokens per batch; a batch has ``batch_tokens // seq_len`` rows.
+            least_tokens: as many batches are made as have room for this many tokens (at least one,
+                and not more than the documents fill), and more only for documents that must go.
+            rotation: of the first batch: how many batches the lane has given before.
+            schedule_seed: with the rotation it fixes the row length, the same in all lanes.
+            seed: of every other random decision.
+
+        Returns:
+            A plan of these rows alone (what it does not place stays in the window; what it places
+            of a document is its head), and (B + 1,) int64, where each batch begins in its rows. A
+            batch is never empty, and has fewer rows than it has room for only where no documents
+            are left.
+        """
         ...
 
 

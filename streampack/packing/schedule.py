@@ -25,7 +25,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ from streampack.packing.rng import derive_seed
 
 __all__ = ["BucketSchedule", "Curriculum", "bucket_schedule"]
 
-WHOLE = 1 << 32  # one rotation, in the units in which shares are counted
+FINEST = 1 << 32  # one rotation is at most so many of the units in which shares are counted
 HORIZON = 4096  # deadlines further ahead than this are all alike
 FREEDOM = 64  # a turn is drawn by chance only this close to its deadline
 
@@ -119,19 +121,22 @@ class Curriculum:
         """What `describe` described."""
         return cls(tuple((at, tuple(shares)) for at, shares in value["knots"]), value["repeat"])
 
-    def units(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Knots as integers: (K,) rotations, and (K, B + 1) sums of shares, from 0 to `WHOLE`."""
+    def units(self) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """Knots as integers: rotations (K,), sums of shares (K, B + 1), and what they end with.
+
+        The unit is such that shares of a few decimals are exact, so that 0.4 of five rotations
+        is two of them.
+        """
         at = np.array([at for at, _ in self.knots], dtype=np.int64)
-        sums = np.zeros((len(at), self.num_buckets + 1), dtype=np.int64)
-        for k, (_, shares) in enumerate(self.knots):
-            whole, running = math.fsum(shares), 0.0
-            for b, share in enumerate(shares):
-                running += share
-                sums[k, b + 1] = round(min(running / whole, 1.0) * WHOLE)
-            # A bucket without a share must not get what rounding leaves.
-            last = max(b for b, share in enumerate(shares) if share > 0)
-            sums[k, last + 1 :] = WHOLE
-        return at, sums
+        exact = []
+        for _, shares in self.knots:
+            running = list(accumulate(Fraction(repr(share)) for share in shares))
+            exact.append([value / running[-1] for value in running])
+        whole = math.lcm(*(value.denominator for values in exact for value in values))
+        # A multiple of it, as fine as possible: shares between knots are rounded down to units.
+        whole = FINEST // whole * whole if whole <= FINEST else FINEST
+        sums = np.array([[0, *(round(value * whole) for value in values)] for values in exact])
+        return at, sums.astype(np.int64), whole
 
 
 class BucketSchedule:
@@ -150,10 +155,10 @@ class BucketSchedule:
     def buckets(self, first: int, count: int) -> NDArray[np.int8]:
         """(count,) int8: the bucket of each rotation from `first` on."""
         if first + count > len(self._turns):
-            at, sums = self.curriculum.units()
+            at, sums, whole = self.curriculum.units()
             longer = max(1024, 1 << (first + count).bit_length())
             self._turns = _take_turns(
-                longer, at, sums, self.curriculum.repeat or 0, np.uint64(self._seed)
+                longer, at, sums, whole, self.curriculum.repeat or 0, np.uint64(self._seed)
             )
         return self._turns[first : first + count]
 
@@ -166,7 +171,7 @@ def bucket_schedule(curriculum: Curriculum, seed: int) -> BucketSchedule:
 
 @kernel
 def _share(r: int, b: int, at: NDArray[np.int64], sums: NDArray[np.int64], repeat: int) -> int:
-    """Share of bucket b in rotation r, in units of `WHOLE`; over b they add up to it exactly."""
+    """Share of bucket b in rotation r, in units; over b they add up to a whole one."""
     if repeat > 0:
         r %= repeat
     k = len(at) - 1
@@ -187,6 +192,7 @@ def _take_turns(
     rotations: int,
     at: NDArray[np.int64],
     sums: NDArray[np.int64],
+    whole: int,
     repeat: int,
     seed: np.uint64,
 ) -> NDArray[np.int8]:
@@ -203,10 +209,10 @@ def _take_turns(
         earliest = -1
         for b in range(buckets):
             due[b] += _share(r, b, at, sums, repeat)
-            if given[b] * WHOLE >= due[b]:
+            if given[b] * whole >= due[b]:
                 deadline[b] = -1  # its turn may not be given yet
                 continue
-            need = (given[b] + 1) * WHOLE
+            need = (given[b] + 1) * whole
             while seen[b] < need and next_seen[b] <= r + HORIZON:
                 seen[b] += _share(next_seen[b], b, at, sums, repeat)
                 next_seen[b] += 1
@@ -222,7 +228,7 @@ def _take_turns(
             if deadline[b] < 0 or deadline[b] > r + FREEDOM or b == chosen:
                 continue
             better = key[b] < key[chosen]
-            if better and _leaves_room(r, deadline[b], due, given, at, sums, repeat):
+            if better and _leaves_room(r, deadline[b], due, given, at, sums, whole, repeat):
                 chosen = b
         turns[r] = chosen
         given[chosen] += 1
@@ -237,6 +243,7 @@ def _leaves_room(
     given: NDArray[np.int64],
     at: NDArray[np.int64],
     sums: NDArray[np.int64],
+    whole: int,
     repeat: int,
 ) -> bool:
     """True if a turn with this deadline may go now: until then, all others still find a place."""
@@ -247,7 +254,7 @@ def _leaves_room(
         for b in range(buckets):
             if t > r:
                 ahead[b] += _share(t, b, at, sums, repeat)
-            needed += max(ahead[b] // WHOLE - given[b], 0)
+            needed += max(ahead[b] // whole - given[b], 0)
         if needed > t - r:
             return False
     return True
