@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streampack import packing, sources
+    from streampack import ordering, packing, sources
     from streampack.batch import PackedBatch
     from streampack.dataset import PackedDataset
     from streampack.documents import Documents, Texts
     from streampack.errors import StreampackError
     from streampack.hooks import Hook
     from streampack.loader import PackedLoader
+    from streampack.ordering import SimilarityOrder
     from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Pad
     from streampack.tokenization import Tokenizer
     from streampack.topology import Topology
@@ -28,11 +29,13 @@ __all__ = [
     "PackedDataset",
     "PackedLoader",
     "Pad",
+    "SimilarityOrder",
     "StreampackError",
     "Texts",
     "Tokenizer",
     "Topology",
     "WindowConfig",
+    "ordering",
     "packing",
     "sources",
 ]
@@ -51,6 +54,7 @@ _HOME = {
     "PackedDataset": "dataset",
     "PackedLoader": "loader",
     "Pad": "packing",
+    "SimilarityOrder": "ordering",
     "StreampackError": "errors",
     "Texts": "documents",
     "Tokenizer": "tokenization",
@@ -60,7 +64,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("packing", "sources"):
+    if name in ("ordering", "packing", "sources"):
         return import_module(f"streampack.{name}")
     if name in _HOME:
         return getattr(import_module(f"streampack.{_HOME[name]}"), name)

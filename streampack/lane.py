@@ -21,6 +21,8 @@ from streampack.documents import Documents, make_origin
 from streampack.entries import Entries
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes, Metrics
+from streampack.ordered_stream import OrderedStream
+from streampack.ordering import DocumentOrder
 from streampack.packing.composition import Composition
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
@@ -39,6 +41,7 @@ class LaneConfig:
     Attributes:
         source: prepared; lanes: how many it is split into.
         preparation: tokenizer, EOS rule and hooks.
+        order: orders documents before they come into the window; None leaves them as they come.
         packer, window (resolved), batch_tokens: how rows are made and grouped.
         row_format: how they are written.
         seed, shuffle, epochs: of the stream.
@@ -57,6 +60,7 @@ class LaneConfig:
     epochs: int | None = 1
     on_error: Any = "raise"
     skip_limit: int = 1000
+    order: DocumentOrder | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +143,7 @@ class Lane:
     config: LaneConfig
     lane: int
     state: dict[str, Any] | None = None
-    _stream: DocumentStream = field(init=False)
+    _stream: DocumentStream | OrderedStream = field(init=False)
     _window: Window = field(init=False)
     _round: Round | None = field(init=False, default=None)
     _planned: PlannedWindow | None = field(init=False, default=None)
@@ -165,7 +169,7 @@ class Lane:
         if state is not None:
             mark = Mark(state["serial"], state["cursor"], 0)
             skips.expect(state["skipped"], state["skipped_count"])
-        self._stream = DocumentStream(
+        stream = DocumentStream(
             config.source,
             lanes=config.lanes,
             lane=self.lane,
@@ -175,8 +179,18 @@ class Lane:
             preparation=config.preparation,
             skips=skips,
             times=self._times,
-            mark=mark,
+            mark=mark if config.order is None else OrderedStream.inner_mark(mark),
         )
+        self._stream = stream
+        if config.order is not None:
+            self._stream = OrderedStream(
+                stream,
+                config.order,
+                source=config.source,
+                seed=derive_seed(config.seed, 3, self.lane),
+                times=self._times,
+                mark=mark,
+            )
         self._reported.skipped = skips.count
         if state is not None:
             self._restore(state)
@@ -205,6 +219,7 @@ class Lane:
         self._reported = Metrics(
             empty_documents=stream.empty_documents,
             skipped=stream.skips.count,
+            duplicates=stream.duplicates,
             times=replace(self._times),
         )
         lost, self._lost = self._lost, Composition()
@@ -212,6 +227,7 @@ class Lane:
             composition=lost,
             empty_documents=self._reported.empty_documents - before.empty_documents,
             skipped=self._reported.skipped - before.skipped,
+            duplicates=self._reported.duplicates - before.duplicates,
             times=self._reported.times - before.times,
         )
 

@@ -21,12 +21,14 @@ class LaneTimes:
     Attributes:
         read_s: waiting for the source (storage, decompression, parsing).
         prepare_s: tokenizing, checks and hooks.
+        order_s: ordering windows of documents by similarity.
         pack_s: filling and planning the window.
         gather_s: copying rows out of the window.
     """
 
     read_s: float = 0.0
     prepare_s: float = 0.0
+    order_s: float = 0.0
     pack_s: float = 0.0
     gather_s: float = 0.0
 
@@ -53,7 +55,7 @@ class Metrics:
     Attributes:
         batches: batches consumed; composition: what their rows hold.
         empty_documents: documents without a token, left out; skipped: broken documents or shards
-            that `on_error="skip"` stepped over.
+            that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped.
         wait_s: seconds the loop waited in `next()` for a batch, all stages together.
         times: seconds the lanes spent by stage, in this process or in workers; the longest of
             them names what to speed up when `wait_s` is large.
@@ -63,6 +65,7 @@ class Metrics:
     composition: Composition = field(default_factory=Composition)
     empty_documents: int = 0
     skipped: int = 0
+    duplicates: int = 0
     wait_s: float = 0.0
     times: LaneTimes = field(default_factory=LaneTimes)
 
@@ -83,6 +86,7 @@ class Metrics:
             "mean_context": composition.mean_context,
             "empty_documents": self.empty_documents,
             "skipped": self.skipped,
+            "duplicates": self.duplicates,
             "wait_s": self.wait_s,
             **{f.name: getattr(self.times, f.name) for f in fields(LaneTimes)},
         }

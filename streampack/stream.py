@@ -101,6 +101,8 @@ class DocumentStream:
         self.skips = skips
         self._times = times
         self.empty_documents = 0
+        self.duplicates = 0  # an `OrderedStream` may drop some
+        self.epoch = 0  # of the documents that come next
         self._epoch = mark.cursor["epoch"] if mark else 0
         self._start = mark.cursor["at"] if mark else None
         self.serial = mark.serial if mark else 0
@@ -155,6 +157,7 @@ class DocumentStream:
                         documents = self._prepare(chunk, epoch)
                     if len(documents):
                         found = True
+                        self.epoch = epoch
                         yield documents
                 start = cursor
                 skipped = len(self.skips.records)

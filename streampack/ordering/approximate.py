@@ -1,0 +1,121 @@
+"""Nearest neighbours for large windows through faiss (the extra `[ordering]`).
+
+Steps:
+  1. An inverted file over the normalised vectors gives each document more candidates than the k
+     it needs.
+  2. The candidates' cosines are computed again, exactly as `neighbours` does.
+  3. Near-duplicates are removed in order of arrival among the candidates, and the k nearest kept
+     candidates remain, ties by arrival.
+
+Cost: about N * sqrt(N) * D. Lost: neighbours and near-duplicates that are in no list searched.
+What faiss finds may differ between machines, so a state stores the order.
+
+Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries" searches with an
+inverted file of faiss, with product quantization besides, which a window in memory does not need.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.errors import ConfigError
+from streampack.ordering.neighbours import (
+    NONE,
+    Neighbours,
+    compact,
+    cosine,
+    offer,
+    on_grid,
+    squared_norms,
+)
+
+__all__ = ["find_neighbours_approximately", "require_faiss"]
+
+LISTS_SEARCHED = 32
+MARGIN = 3  # candidates per neighbour wanted, so that k kept ones remain where many are dropped
+
+
+def require_faiss() -> Any:
+    """The faiss module.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError:
+        raise ConfigError(
+            "faiss is not installed.",
+            "An ordering window this large cannot be searched exactly in reasonable time.",
+            "Install streampack[ordering], or use a smaller order_window_documents or "
+            'search="exact".',
+        ) from None
+    return faiss
+
+
+def find_neighbours_approximately(
+    vectors: NDArray[np.float32], k: int = 10, duplicate_threshold: float = 1.0
+) -> Neighbours:
+    """As `find_neighbours`, among candidates found by faiss."""
+    faiss = require_faiss()
+    norms = squared_norms(vectors)
+    lengths = np.sqrt(np.where(norms > 0, norms, 1.0))[:, None].astype(np.float32)
+    unit = np.ascontiguousarray(vectors / lengths)
+    count, dimension = unit.shape
+    lists = max(int(np.sqrt(count)), 1)
+    index = faiss.IndexIVFFlat(
+        faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT
+    )
+    index.cp.min_points_per_centroid = 1  # small windows are no reason to warn
+    index.train(unit)
+    index.add(unit)
+    index.nprobe = min(LISTS_SEARCHED, lists)
+    _, candidates = index.search(unit, min(MARGIN * k + 1, count))
+    candidates = np.sort(candidates.astype(np.int64), axis=1)  # offers come in order of arrival
+    duplicate_of = np.full(count, -1, dtype=np.int64)
+    ids = np.full((count, k), -1, dtype=np.int64)
+    similarity = np.full((count, k), NONE, dtype=np.float64)
+    cosines = np.full(candidates.shape, NONE, dtype=np.float64)
+    threshold = on_grid(duplicate_threshold)
+    _choose(vectors, norms, candidates, threshold, cosines, duplicate_of, ids, similarity)
+    return compact(duplicate_of, ids, similarity)
+
+
+@kernel
+def _choose(
+    vectors: NDArray[np.float32],
+    norms: NDArray[np.float64],
+    candidates: NDArray[np.int64],
+    threshold: float,
+    cosines: NDArray[np.float64],
+    duplicate_of: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    similarity: NDArray[np.float64],
+) -> None:
+    """Cosines of all candidates, then duplicates, then the k nearest kept."""
+    count, width = candidates.shape
+    for i in range(count):
+        mine = vectors[i]
+        for c in range(width):
+            j = candidates[i, c]
+            if j < 0 or j == i:
+                continue
+            other = vectors[j]
+            product = np.float64(0.0)
+            for d in range(len(mine)):
+                product += np.float64(mine[d]) * np.float64(other[d])
+            cosines[i, c] = cosine(product, norms[i], norms[j])
+        for c in range(width):
+            j = candidates[i, c]
+            if 0 <= j < i and cosines[i, c] > threshold and duplicate_of[j] < 0:
+                duplicate_of[i] = j
+                break
+    for i in range(count):
+        for c in range(width):
+            j = candidates[i, c]
+            if j >= 0 and j != i and duplicate_of[j] < 0:
+                offer(ids[i], similarity[i], j, cosines[i, c])

@@ -1,0 +1,114 @@
+"""What an embedder is, and the check of what it returns.
+
+An embedder is a callable that takes `Documents` (their first tokens only) and returns one vector
+per document, (N, D) float32. Two attributes may come with it:
+
+- `name`, a string that stands for it in the fingerprint of a saved state (else its qualified name
+  does);
+- `exact`, True if it gives the same bits on any machine. Then a restored run orders the documents
+  anew; otherwise the state holds the order itself, two to four bytes per document.
+
+`HashedNgrams` is the default. `TokenEmbedder` names a function of token blocks, `TextEmbedder`
+feeds decoded texts to a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Documents, gather_ragged, offsets_of
+from streampack.errors import ConfigError
+
+__all__ = ["Embedder", "TextEmbedder", "TokenEmbedder", "embed", "embedder_name", "heads"]
+
+#: `Documents` of N documents -> (N, D) float32.
+Embedder = Callable[[Documents], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class TokenEmbedder:
+    """A function of token blocks.
+
+    Attributes:
+        name: stands for the function in the fingerprint; change it when the function changes.
+        function: `Documents` of N documents -> (N, D) numbers.
+        exact: True if it gives the same bits on any machine.
+    """
+
+    name: str
+    function: Callable[[Documents], Any]
+    exact: bool = False
+
+    def __call__(self, documents: Documents) -> NDArray[np.float32]:
+        """(N, D) float32."""
+        return np.asarray(self.function(documents), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class TextEmbedder:
+    """A function of texts, such as the `encode` of a sentence-embedding model.
+
+    Attributes:
+        name: stands for the model in the fingerprint; change it when the model changes.
+        function: N texts -> (N, D) numbers.
+        decode: lists of ids -> texts, such as the tokenizer's `decode_batch`.
+    """
+
+    name: str
+    function: Callable[[list[str]], Any]
+    decode: Callable[[Sequence[list[int]]], Sequence[str]]
+    exact: bool = False
+
+    def __call__(self, documents: Documents) -> NDArray[np.float32]:
+        """(N, D) float32."""
+        ids = [documents.document(i).tolist() for i in range(len(documents))]
+        return np.asarray(self.function(list(self.decode(ids))), dtype=np.float32)
+
+
+def embedder_name(embedder: Embedder) -> str:
+    """What stands for it in the fingerprint: its `name`, or the qualified name of the callable."""
+    name = getattr(embedder, "name", None)
+    if isinstance(name, str) and name:
+        return name
+    named = embedder if hasattr(embedder, "__qualname__") else type(embedder)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def heads(documents: Documents, first_tokens: int) -> Documents:
+    """The same documents cut to their first tokens, compact and without masks."""
+    lengths = np.minimum(documents.lengths, first_tokens)
+    offsets = offsets_of(lengths)
+    tokens = np.empty(offsets[-1], dtype=documents.tokens.dtype)
+    gather_ragged(documents.tokens, documents.offsets[:-1], offsets, tokens)
+    return Documents(tokens, offsets, documents.origin)
+
+
+def embed(embedder: Embedder, documents: Documents, first_tokens: int) -> NDArray[np.float32]:
+    """(N, D) float32 vectors of N documents, from the first tokens of each.
+
+    Raises:
+        ConfigError: the embedder returned something else than N finite vectors.
+    """
+    vectors = np.asarray(embedder(heads(documents, first_tokens)), dtype=np.float32)
+    name = embedder_name(embedder)
+    if vectors.ndim != 2 or len(vectors) != len(documents) or vectors.shape[1] == 0:
+        raise ConfigError(
+            f'The embedder "{name}" was given {len(documents)} documents and returned an array of '
+            f"shape {vectors.shape}.",
+            "Documents cannot be compared.",
+            "Return one vector per document, shape (N, D).",
+        )
+    if not np.isfinite(vectors).all():
+        wrong = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+        raise ConfigError(
+            f'The embedder "{name}" returned a vector that is not finite, for document {wrong} of '
+            f"{len(documents)}.",
+            "It cannot be compared with others.",
+            "Return zeros for what cannot be embedded.",
+        )
+    return vectors

@@ -1,0 +1,167 @@
+"""Nearest neighbours by cosine and near-duplicates, exactly, by blocked matrix products.
+
+Steps, for documents in order of arrival, a block at a time:
+  1. One matrix product compares the block with itself and all documents before it.
+  2. A document whose cosine to an earlier kept one exceeds the threshold is a near-duplicate of it
+     and takes no further part.
+  3. A kept document and each kept one before it are offered to each other's k nearest. An offer
+     must exceed the least of the k, and offers come in order of arrival, so ties go to the
+     earlier document.
+
+Cost: N * N * D multiplications and additions, half of the full matrix, for duplicates and
+neighbours together; memory for one block of it. Nothing is approximate.
+
+The same on any machine: whole-number vectors with a squared length up to 2**24 have exact float32
+products, because by the inequality of Cauchy and Schwarz every partial sum is a whole number up
+to 2**24; others are multiplied in float64 (exact up to 2**53). Cosines then take one IEEE product,
+square root and division, which round the same everywhere, and are rounded to multiples of 2**-40:
+of vectors that are not whole numbers, the last bits depend on the order of summation, and equal
+cosines should compare as equal.
+
+Source: the graph and the removal are those of "In-Context Pretraining: Language Modeling Beyond
+Document Boundaries"; the paper searches approximately, which `approximate` does for large windows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+
+__all__ = ["Neighbours", "find_neighbours", "squared_norms"]
+
+BLOCK = 256  # documents per matrix product: BLOCK x N products are held at a time
+EXACT_FLOAT32 = 1 << 24
+ONE = 1099511627776.0  # 2**40: cosines are multiples of its inverse
+NONE = -2.0  # below every cosine: no neighbour here
+
+
+class Neighbours(NamedTuple):
+    """The M kept documents of N, and the nearest neighbours of each.
+
+    Attributes:
+        kept: (M,) int64, ascending, which documents are no near-duplicates.
+        duplicate_of: (N,) int64, for a dropped document a kept earlier one like it; -1 if kept.
+        ids: (M, k) int64, positions in `kept`, nearest first, ties by arrival; -1 behind the
+            last where there are fewer than k others.
+        similarity: (M, k) float64, their cosines, multiples of 2**-40.
+    """
+
+    kept: NDArray[np.int64]
+    duplicate_of: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    similarity: NDArray[np.float64]
+
+
+def squared_norms(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(N,) float64 squared lengths of (N, D) vectors, a block at a time."""
+    norms = np.empty(len(vectors), dtype=np.float64)
+    for first in range(0, len(vectors), BLOCK):
+        block = vectors[first : first + BLOCK].astype(np.float64)
+        norms[first : first + BLOCK] = (block * block).sum(axis=1)
+    return norms
+
+
+def find_neighbours(
+    vectors: NDArray[np.float32], k: int = 10, duplicate_threshold: float = 1.0
+) -> Neighbours:
+    """The k nearest neighbours among documents that are not near-duplicates.
+
+    Args:
+        vectors: (N, D), in order of arrival; a zero vector has cosine 0 to all.
+        k: neighbours of each, at least 1.
+        duplicate_threshold: cosine above which the later document is dropped; 1 drops none.
+    """
+    count = len(vectors)
+    norms = squared_norms(vectors)
+    exact = norms.max(initial=0) <= EXACT_FLOAT32 and _all_whole(vectors)
+    factors: NDArray[Any] = vectors.astype(np.float32 if exact else np.float64, copy=False)
+    threshold = on_grid(duplicate_threshold)
+    duplicate_of = np.full(count, -1, dtype=np.int64)
+    ids = np.full((count, k), -1, dtype=np.int64)
+    similarity = np.full((count, k), NONE, dtype=np.float64)
+    for first in range(0, count, BLOCK):
+        stop = min(first + BLOCK, count)
+        products = factors[first:stop] @ factors[:stop].T
+        _compare(products, first, norms, threshold, duplicate_of, ids, similarity)
+    return compact(duplicate_of, ids, similarity)
+
+
+def on_grid(threshold: float) -> float:
+    """A threshold as cosines are rounded, so that one equal to it does not exceed it."""
+    return float(np.rint(threshold * ONE) / ONE)
+
+
+def compact(
+    duplicate_of: NDArray[np.int64], ids: NDArray[np.int64], similarity: NDArray[np.float64]
+) -> Neighbours:
+    """From neighbours of all N documents (N, k), numbered as they came, to those of the kept."""
+    kept = np.flatnonzero(duplicate_of < 0)
+    position = np.full(len(duplicate_of) + 1, -1, dtype=np.int64)  # the last stands for "none"
+    position[kept] = np.arange(len(kept))
+    return Neighbours(kept, duplicate_of, position[ids[kept]], similarity[kept])
+
+
+def _all_whole(vectors: NDArray[np.float32]) -> bool:
+    return all(
+        bool((block == np.rint(block)).all())
+        for block in (vectors[i : i + BLOCK] for i in range(0, len(vectors), BLOCK))
+    )
+
+
+@kernel
+def _compare(
+    products: NDArray[np.generic],
+    first: int,
+    norms: NDArray[np.float64],
+    threshold: float,
+    duplicate_of: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    similarity: NDArray[np.float64],
+) -> None:
+    """Compare documents `first` on, a row of `products` each, with all before them."""
+    cosines = np.empty(first + len(products), dtype=np.float64)
+    for r in range(len(products)):
+        i = first + r
+        row = products[r, :i]
+        before = norms[:i]
+        found = cosines[:i]
+        mine = norms[i]
+        for j in range(i):
+            found[j] = cosine(row[j], mine, before[j])
+        for j in range(i):
+            if found[j] > threshold and duplicate_of[j] < 0:
+                duplicate_of[i] = j
+                break
+        if duplicate_of[i] >= 0:
+            continue
+        for j in range(i):
+            if duplicate_of[j] < 0:
+                offer(ids[i], similarity[i], j, found[j])
+                offer(ids[j], similarity[j], i, found[j])
+
+
+@kernel
+def cosine(product: float | np.floating[Any], mine: float, other: float) -> float:
+    """The cosine from a product and two squared lengths, to a multiple of 2**-40; 0 of nothing."""
+    length = np.sqrt(mine * other)
+    if length == 0.0:
+        return 0.0
+    return float(np.rint(np.float64(product) / length * ONE) / ONE)
+
+
+@kernel
+def offer(ids: NDArray[np.int64], similarity: NDArray[np.float64], j: int, value: float) -> None:
+    """Insert j into one document's (k,) neighbours if it is nearer than the last of them."""
+    at = len(ids) - 1
+    if value <= similarity[at]:
+        return
+    while at > 0 and similarity[at - 1] < value:
+        ids[at] = ids[at - 1]
+        similarity[at] = similarity[at - 1]
+        at -= 1
+    ids[at] = j
+    similarity[at] = value

@@ -1,0 +1,171 @@
+"""One ordering step: a window of documents in, the order they go on in out.
+
+`SimilarityOrder` is the paper's; `baselines` holds what it is compared with. An order sees one
+ordering window at a time and keeps nothing between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Documents
+from streampack.errors import ConfigError
+from streampack.ordering.approximate import find_neighbours_approximately, require_faiss
+from streampack.ordering.embedding import Embedder, embed, embedder_name
+from streampack.ordering.hashing import HashedNgrams
+from streampack.ordering.neighbours import Neighbours, find_neighbours
+from streampack.ordering.traversal import walk
+
+__all__ = ["DocumentOrder", "SimilarityOrder"]
+
+Search = Literal["auto", "exact", "faiss"]
+
+#: Above so many documents "auto" searches with faiss: an exact search compares every pair.
+EXACT_DOCUMENTS = 65_536
+
+
+@runtime_checkable
+class DocumentOrder(Protocol):
+    """How the documents of an ordering window are ordered.
+
+    Attributes:
+        order_window_documents: documents it is given at a time; fewer at the end of an epoch.
+        exact: True if it gives the same order on any machine; otherwise a state stores the order.
+    """
+
+    @property
+    def order_window_documents(self) -> int:
+        """Documents per ordering window."""
+
+    @property
+    def exact(self) -> bool:
+        """True if a replay on another machine gives the same order."""
+
+    def order(
+        self, documents: Documents, *, seed: int = 0
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The order (M,) int64 in which documents go on, and the dropped ones, ascending.
+
+        Args:
+            documents: N documents, in order of arrival.
+            seed: of this window.
+        """
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able identity for the fingerprint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityOrder:
+    """Related documents one behind the other, near-duplicates dropped (In-Context Pretraining).
+
+    Use it with a packer that keeps the order (`Concat`) and ``attention="row"``: the point is to
+    attend across documents.
+
+    Args:
+        order_window_documents: documents ordered together. More of them find closer neighbours;
+            the whole window is held in memory (its tokens twice) and read before its first batch.
+        embedder: `Documents` -> (N, D) float32, see `embedding`; None hashes token n-grams.
+        k: neighbours of each document in the graph.
+        duplicate_threshold: a document whose cosine to an earlier kept one of its window exceeds
+            it is dropped; 1 drops none.
+        first_tokens: how much of a document the embedder sees.
+        search: "exact" compares every pair, "faiss" searches approximately (extra `[ordering]`),
+            "auto" is exact up to 65,536 documents.
+
+    Raises:
+        ConfigError: a value out of its range, or faiss is needed and not installed.
+    """
+
+    order_window_documents: int = 8192
+    embedder: Embedder | None = None
+    k: int = 10
+    duplicate_threshold: float = 0.95
+    first_tokens: int = 512
+    search: Search = "auto"
+
+    revision: ClassVar[int] = 1
+    _embed: Embedder = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        require_counts(self, "order_window_documents", "k", "first_tokens")
+        if not 0 < self.duplicate_threshold <= 1:
+            raise ConfigError(
+                f"duplicate_threshold is {self.duplicate_threshold}.",
+                "It is the cosine above which a document counts as a near-duplicate.",
+                "Use a value in (0, 1]; 1 drops none.",
+            )
+        if self.search not in ("auto", "exact", "faiss"):
+            raise ConfigError(
+                f"search is {self.search!r}.",
+                "It decides how neighbours are found.",
+                'Use "auto", "exact" or "faiss".',
+            )
+        if self.embedder is not None and not callable(self.embedder):
+            raise ConfigError(
+                f"embedder is a {type(self.embedder).__name__}.",
+                "It must be called with documents.",
+                "Pass a function of Documents, a TextEmbedder or a TokenEmbedder.",
+            )
+        object.__setattr__(self, "_embed", self.embedder or HashedNgrams())
+        if self._approximate:
+            require_faiss()
+
+    @property
+    def _approximate(self) -> bool:
+        large = self.order_window_documents > EXACT_DOCUMENTS
+        return self.search == "faiss" or (self.search == "auto" and large)
+
+    @property
+    def exact(self) -> bool:
+        """True if embedder and search give the same on any machine."""
+        return bool(getattr(self._embed, "exact", False)) and not self._approximate
+
+    def embed(self, documents: Documents) -> NDArray[np.float32]:
+        """(N, D) float32 vectors of N documents."""
+        return embed(self._embed, documents, self.first_tokens)
+
+    def neighbours(self, vectors: NDArray[np.float32]) -> Neighbours:
+        """The neighbours among (N, D) vectors in order of arrival, near-duplicates left out."""
+        find = find_neighbours_approximately if self._approximate else find_neighbours
+        return find(vectors, self.k, self.duplicate_threshold)
+
+    def order(
+        self, documents: Documents, *, seed: int = 0
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The walk through the kept documents (M,), and the near-duplicates (N - M,) int64.
+
+        Nothing is random: the seed changes nothing.
+        """
+        found = self.neighbours(self.embed(documents))
+        path = walk(found.ids, found.similarity)
+        return found.kept[path], np.flatnonzero(found.duplicate_of >= 0)
+
+    def describe(self) -> dict[str, Any]:
+        """Kind, parameters and algorithm revision."""
+        return {
+            "kind": type(self).__name__,
+            "revision": self.revision,
+            "order_window_documents": self.order_window_documents,
+            "embedder": embedder_name(self._embed),
+            "k": self.k,
+            "duplicate_threshold": self.duplicate_threshold,
+            "first_tokens": self.first_tokens,
+            "search": "faiss" if self._approximate else "exact",
+        }
+
+
+def require_counts(order: Any, *names: str) -> None:
+    """Raise `ConfigError` unless these attributes are positive whole numbers."""
+    for name in names:
+        value = getattr(order, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"{name} is {value!r}.",
+                "Documents cannot be ordered with that.",
+                "Use a positive whole number.",
+            )

@@ -1,0 +1,105 @@
+"""The walk through the neighbour graph: related documents one behind the other, each once.
+
+Steps:
+  1. Undirected edges join documents of which one is among the other's neighbours.
+  2. Start at the unvisited document with the fewest edges, ties by arrival. The numbers of edges
+     are those of the whole graph and do not change as documents are visited.
+  3. Go to the unvisited neighbour of highest similarity, ties by arrival, until there is none;
+     then start again (2).
+
+Cost: O(N * k): every edge is looked at twice. Keeps every document.
+
+Source: Algorithm 1 of "In-Context Pretraining: Language Modeling Beyond Document Boundaries", a
+greedy path for the maximum travelling-salesman problem. Its pseudo-code takes the least similar
+neighbour, its text the most similar: the text is followed. It starts again at a random document
+of least degree, here at the first of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+
+__all__ = ["walk"]
+
+
+def walk(ids: NDArray[np.int64], similarity: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The order (M,) int64 in which M documents are visited: a permutation of range(M).
+
+    Args:
+        ids: (M, k) neighbours of each, -1 where there are fewer than k.
+        similarity: (M, k) of each edge; must be the same from both of its ends.
+    """
+    offsets, neighbour, weight = _build_graph(ids, similarity)
+    starts = np.argsort(np.diff(offsets), kind="stable")
+    return _follow(offsets, neighbour, weight, starts)
+
+
+@kernel
+def _build_graph(
+    ids: NDArray[np.int64], similarity: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Undirected edges by document: offsets (M + 1,), neighbours and their similarities."""
+    count, k = ids.shape
+    mutual = np.zeros((count, k), dtype=np.bool_)
+    offsets = np.zeros(count + 1, dtype=np.int64)
+    for i in range(count):
+        for n in range(k):
+            j = ids[i, n]
+            if j < 0:
+                continue
+            for m in range(k):
+                if ids[j, m] == i:
+                    mutual[i, n] = True
+                    break
+            offsets[i + 1] += 1
+            if not mutual[i, n]:
+                offsets[j + 1] += 1
+    for i in range(count):
+        offsets[i + 1] += offsets[i]
+    neighbour = np.empty(offsets[count], dtype=np.int64)
+    weight = np.empty(offsets[count], dtype=np.float64)
+    end = offsets[:-1].copy()
+    for i in range(count):
+        for n in range(k):
+            j = ids[i, n]
+            if j < 0:
+                continue
+            neighbour[end[i]] = j
+            weight[end[i]] = similarity[i, n]
+            end[i] += 1
+            if not mutual[i, n]:
+                neighbour[end[j]] = i
+                weight[end[j]] = similarity[i, n]
+                end[j] += 1
+    return offsets, neighbour, weight
+
+
+@kernel
+def _follow(
+    offsets: NDArray[np.int64],
+    neighbour: NDArray[np.int64],
+    weight: NDArray[np.float64],
+    starts: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Visit every document; `starts` holds them all by number of edges, ties by arrival."""
+    visited = np.zeros(len(starts), dtype=np.bool_)
+    path = np.empty(len(starts), dtype=np.int64)
+    length = 0
+    for start in starts:
+        i = start
+        while i >= 0 and not visited[i]:
+            visited[i] = True
+            path[length] = i
+            length += 1
+            best = -1
+            highest = -np.inf
+            for e in range(offsets[i], offsets[i + 1]):
+                j = neighbour[e]
+                if not visited[j] and (weight[e] > highest or (weight[e] == highest and j < best)):
+                    best = j
+                    highest = weight[e]
+            i = best
+    return path

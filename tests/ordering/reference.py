@@ -1,0 +1,77 @@
+"""The ordering algorithms again, as plainly as they can be said; slow."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+MASK = (1 << 64) - 1
+
+
+def mix(z: int) -> int:
+    z = (z + 0x9E3779B97F4A7C15) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def hashed(tokens: list[int], dimension: int, ngrams: int) -> list[int]:
+    counts: dict[int, int] = {}
+    for n in range(1, ngrams + 1):
+        for first in range(len(tokens) - n + 1):
+            h = n
+            for token in tokens[first : first + n]:
+                h = mix((h + token) & MASK)
+            counts[h] = counts.get(h, 0) + 1
+    vector = [0] * dimension
+    for h, count in counts.items():
+        vector[h % dimension] += -count.bit_length() if h >> 63 else count.bit_length()
+    return vector
+
+
+def squared_cosine(a: list[int], b: list[int]) -> Fraction:
+    """The sign of the cosine times its square: exact, and in the same order as cosines."""
+    dot = sum(x * y for x, y in zip(a, b, strict=True))
+    length = sum(x * x for x in a) * sum(y * y for y in b)
+    return Fraction(dot * abs(dot), length) if length else Fraction(0)
+
+
+def neighbours(
+    similarity: Any, k: int, threshold: Any
+) -> tuple[list[int], list[int], list[list[int]]]:
+    """Kept documents, what each dropped one repeats (-1 if kept), neighbours of the kept ones."""
+    count = len(similarity)
+    kept: list[int] = []
+    duplicate_of = []
+    for i in range(count):
+        twins = [j for j in kept if similarity[i][j] > threshold]
+        duplicate_of.append(twins[0] if twins else -1)
+        if not twins:
+            kept.append(i)
+    nearest = []
+    for a in range(len(kept)):
+        others = [b for b in range(len(kept)) if b != a]
+        others.sort(key=lambda b: (-similarity[kept[a]][kept[b]], b))
+        nearest.append(others[:k])
+    return kept, duplicate_of, nearest
+
+
+def path(nearest: list[list[int]], similarity: Any) -> list[int]:
+    edges: list[set[int]] = [set() for _ in nearest]
+    for i, near in enumerate(nearest):
+        for j in near:
+            edges[i].add(j)
+            edges[j].add(i)
+    degree = [len(some) for some in edges]
+    unvisited = set(range(len(nearest)))
+    order: list[int] = []
+    while unvisited:
+        i = min(unvisited, key=lambda a: (degree[a], a))
+        while True:
+            order.append(i)
+            unvisited.remove(i)
+            open_edges = edges[i] & unvisited
+            if not open_edges:
+                break
+            i = min(open_edges, key=lambda j: (-similarity[order[-1]][j], j))
+    return order

@@ -1,0 +1,190 @@
+"""Orders: every kept document once, related ones together, near-duplicates found and counted."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack.documents import Documents
+from streampack.errors import ConfigError
+from streampack.ordering import (
+    ClusterOrder,
+    HashedNgrams,
+    NeighbourOrder,
+    RandomOrder,
+    SimilarityOrder,
+    TextEmbedder,
+    TokenEmbedder,
+)
+from streampack.ordering.embedding import heads
+from tests.ordering import reference
+
+TOPICS = 12
+
+
+def topical(count: int = 360, seed: int = 0) -> tuple[Documents, np.ndarray]:
+    """Documents that draw most of their tokens from their topic's part of the vocabulary."""
+    rng = np.random.default_rng(seed)
+    topic = rng.integers(0, TOPICS, count)
+    arrays = []
+    for t in topic:
+        ids = rng.integers(0, 3000, rng.integers(20, 300))
+        own = rng.random(len(ids)) < 0.8
+        arrays.append(np.where(own, 5000 + 200 * t + ids % 200, ids).astype(np.uint32))
+    return Documents.from_arrays(arrays), topic
+
+
+def together(topic: np.ndarray, order: np.ndarray) -> float:
+    """Share of neighbours in the order that have the same topic."""
+    return float((topic[order[1:]] == topic[order[:-1]]).mean())
+
+
+def test_the_order_is_that_of_the_reference() -> None:
+    documents, _ = topical(80)
+    vectors = [reference.hashed(documents.document(i).tolist(), 1024, 2) for i in range(80)]
+    similarity = [[reference.squared_cosine(a, b) for b in vectors] for a in vectors]
+    limit = reference.Fraction(1, 10) ** 2
+    kept, _, nearest = reference.neighbours(similarity, 4, limit)
+    assert 10 < len(kept) < 80
+    among = [[similarity[a][b] for b in kept] for a in kept]
+    order, dropped = SimilarityOrder(k=4, duplicate_threshold=0.1).order(documents)
+    assert order.tolist() == [kept[i] for i in reference.path(nearest, among)]
+    assert dropped.tolist() == sorted(set(range(80)) - set(kept))
+
+
+def test_related_documents_follow_one_another() -> None:
+    documents, topic = topical()
+    for order, least in ((SimilarityOrder(), 0.8), (NeighbourOrder(), 0.8), (ClusterOrder(), 0.3)):
+        assert together(topic, order.order(documents)[0]) > least
+    assert together(topic, RandomOrder().order(documents)[0]) < 0.2
+
+
+@pytest.mark.parametrize("order", [SimilarityOrder(), ClusterOrder(), RandomOrder()])
+def test_every_document_comes_once_or_is_dropped(order: Any) -> None:
+    documents, _ = topical(100)
+    again = documents.take(np.concatenate([np.arange(100), np.arange(0, 100, 9)]))
+    found, dropped = order.order(again, seed=3)
+    assert sorted([*found.tolist(), *dropped.tolist()]) == list(range(len(again)))
+    assert len(dropped) == (0 if isinstance(order, RandomOrder) else 12)
+
+
+def test_each_document_is_followed_by_its_neighbours_in_the_paper_s_first_baseline() -> None:
+    documents, _ = topical(50)
+    order = NeighbourOrder(k=3)
+    found, _ = order.order(documents, seed=1)
+    neighbours = order.neighbours(order.embed(documents))
+    groups = found.reshape(50, 4)
+    assert sorted(groups[:, 0].tolist()) == list(range(50))
+    np.testing.assert_array_equal(groups[:, 1:], neighbours.ids[groups[:, 0]])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01])
+def test_planted_near_duplicates_are_found_and_nothing_else(share: float) -> None:
+    documents, _ = topical(300)
+    rng = np.random.default_rng(5)
+    planted = rng.choice(300, 40, replace=False)
+    copies = []
+    for i in planted:
+        copy = documents.document(i).copy()
+        change = rng.choice(len(copy), int(share * len(copy)), replace=False)
+        copy[change] = rng.integers(0, 3000, len(change))
+        copies.append(copy)
+    both = Documents.from_arrays([documents.document(i) for i in range(300)] + copies)
+    _, dropped = SimilarityOrder().order(both)
+    assert dropped.tolist() == list(range(300, 340))
+    _, none = SimilarityOrder(duplicate_threshold=1.0).order(both)
+    assert len(none) == 0
+
+
+def test_only_the_first_tokens_are_embedded() -> None:
+    documents, _ = topical(30)
+    cut = heads(documents[5:], 50)
+    assert cut.lengths.tolist() == np.minimum(documents[5:].lengths, 50).tolist()
+    for i in range(25):
+        np.testing.assert_array_equal(cut.document(i), documents.document(i + 5)[:50])
+    order = SimilarityOrder(first_tokens=50)
+    np.testing.assert_array_equal(order.embed(documents[5:]), HashedNgrams()(cut))
+
+
+def test_embedders_of_texts_and_of_tokens() -> None:
+    documents, _ = topical(120)
+
+    def model(texts: list[str]) -> list[list[float]]:
+        words = [np.array([int(word) for word in text.split()]) for text in texts]
+        return [np.bincount(w[w >= 5000] // 200, minlength=50).tolist() for w in words]
+
+    def decode(ids: Any) -> list[str]:
+        return [" ".join(map(str, some)) for some in ids]
+
+    by_text = SimilarityOrder(embedder=TextEmbedder("topics", model, decode))
+    by_token = SimilarityOrder(embedder=TokenEmbedder("topics", lambda d: model(decode(
+        [d.document(i).tolist() for i in range(len(d))]
+    ))))  # fmt: skip
+    assert by_text.describe() == by_token.describe()
+    assert not by_text.exact
+    one, other = by_text.order(documents), by_token.order(documents)
+    np.testing.assert_array_equal(one[0], other[0])
+    np.testing.assert_array_equal(one[1], other[1])
+    plain = SimilarityOrder(embedder=lambda d: np.eye(len(d), dtype=np.float32))
+    assert sorted(plain.order(documents)[0].tolist()) == list(range(120))
+
+
+@pytest.mark.parametrize(
+    ("returned", "match"),
+    [
+        (np.zeros((3, 4)), "shape"),
+        (np.zeros(5), "shape"),
+        (np.full((5, 2), np.nan), "not finite"),
+    ],
+)
+def test_what_an_embedder_must_not_return(returned: np.ndarray, match: str) -> None:
+    order = SimilarityOrder(embedder=TokenEmbedder("bad", lambda documents: returned))
+    with pytest.raises(ConfigError, match=match):
+        order.order(topical(5)[0])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"order_window_documents": 0},
+        {"k": 0},
+        {"k": 2.5},
+        {"duplicate_threshold": 0.0},
+        {"duplicate_threshold": 1.01},
+        {"duplicate_threshold": float("nan")},
+        {"first_tokens": -1},
+        {"search": "quick"},
+        {"embedder": "minilm"},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        SimilarityOrder(**bad)
+
+
+def test_a_window_too_large_for_an_exact_search_needs_faiss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(ConfigError, match=r"streampack\[ordering\]"):
+        SimilarityOrder(order_window_documents=100_000)
+    assert SimilarityOrder(order_window_documents=100_000, search="exact").exact
+
+
+def test_orders_are_values_that_travel_between_processes() -> None:
+    for order in (SimilarityOrder(k=3), ClusterOrder(), RandomOrder()):
+        again = pickle.loads(pickle.dumps(order))
+        assert again == order
+        assert again.describe() == order.describe()
+    assert SimilarityOrder().describe() != SimilarityOrder(k=9).describe()
+    assert (SimilarityOrder().exact, ClusterOrder().exact) == (True, False)
+
+
+def test_no_documents_and_one() -> None:
+    documents, _ = topical(1)
+    for order in (SimilarityOrder(), NeighbourOrder(), ClusterOrder(), RandomOrder()):
+        assert order.order(documents)[0].tolist() == [0]
+        assert order.order(documents[:0])[0].tolist() == []

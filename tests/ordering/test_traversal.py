@@ -1,0 +1,49 @@
+"""The walk is the one that the description gives, and visits every document once."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.ordering import find_neighbours, walk
+from tests.ordering import reference
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 6), st.integers(0, 1 << 32))
+@settings(deadline=None, max_examples=150)
+def test_the_walk_is_that_of_the_reference(count: int, k: int, levels: int, seed: int) -> None:
+    # Few levels of similarity, so that ties decide often.
+    similarity = np.random.default_rng(seed).integers(0, levels, (count, count)) / levels
+    similarity = np.maximum(similarity, similarity.T)
+    _, _, nearest = reference.neighbours(similarity, k, 2.0)
+    ids = np.full((count, k), -1, dtype=np.int64)
+    for i, row in enumerate(nearest):
+        ids[i, : len(row)] = row
+    weights = np.take_along_axis(similarity, np.maximum(ids, 0), axis=1)
+    assert walk(ids, weights).tolist() == reference.path(nearest, similarity)
+
+
+@given(st.integers(0, 1 << 32), st.integers(2, 120), st.integers(1, 10))
+@settings(deadline=None, max_examples=60)
+def test_neighbours_and_walk_together(seed: int, count: int, k: int) -> None:
+    vectors = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
+    unit = vectors.astype(np.float64)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    cosines = unit @ unit.T
+    _, _, nearest = reference.neighbours(cosines, k, 2.0)
+    found = find_neighbours(vectors, k)
+    assert walk(found.ids, found.similarity).tolist() == reference.path(nearest, cosines)
+
+
+def test_a_walk_by_hand() -> None:
+    # 0 - 1 - 2 - 3 in a line, 4 beside 1; neighbours: the nearest one only.
+    ids = np.array([[1], [2], [3], [2], [1]])
+    similarity = np.array([[0.5], [0.7], [0.9], [0.9], [0.6]])
+    # Edges: 0-1, 1-2, 2-3, 1-4; degrees 1, 3, 2, 1, 1. From 0 to 1, then 2 (0.7 before 0.6), 3.
+    assert walk(ids, similarity).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_no_documents_and_one() -> None:
+    assert walk(np.zeros((0, 10), np.int64), np.zeros((0, 10))).tolist() == []
+    assert walk(np.full((1, 10), -1), np.full((1, 10), -2.0)).tolist() == [0]
