@@ -63,7 +63,7 @@ def find_neighbours_approximately(
     """As `find_neighbours`, among candidates found by faiss."""
     faiss = require_faiss()
     norms = squared_norms(vectors)
-    lengths = np.sqrt(np.where(norms > 0, norms, 1.0))[:, None].astype(np.float32)
+    lengths = np.sqrt(norms)[:, None].astype(np.float32)
     unit = np.ascontiguousarray(vectors / lengths)
     count, dimension = unit.shape
     lists = max(int(np.sqrt(count)), 1)

@@ -57,11 +57,12 @@ class Neighbours(NamedTuple):
 
 
 def squared_norms(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(N,) float64 squared lengths of (N, D) vectors, a block at a time."""
+    """(N,) float64 squared lengths of (N, D) vectors; 1 for a zero vector, whose products are 0."""
     norms = np.empty(len(vectors), dtype=np.float64)
     for first in range(0, len(vectors), BLOCK):
         block = vectors[first : first + BLOCK].astype(np.float64)
         norms[first : first + BLOCK] = (block * block).sum(axis=1)
+    norms[norms == 0] = 1.0
     return norms
 
 
@@ -83,10 +84,11 @@ def find_neighbours(
     duplicate_of = np.full(count, -1, dtype=np.int64)
     ids = np.full((count, k), -1, dtype=np.int64)
     similarity = np.full((count, k), NONE, dtype=np.float64)
+    least = np.full(count, NONE, dtype=np.float64)
     for first in range(0, count, BLOCK):
         stop = min(first + BLOCK, count)
         products = factors[first:stop] @ factors[:stop].T
-        _compare(products, first, norms, threshold, duplicate_of, ids, similarity)
+        _compare(products, first, norms, threshold, duplicate_of, ids, similarity, least)
     return compact(duplicate_of, ids, similarity)
 
 
@@ -121,47 +123,52 @@ def _compare(
     duplicate_of: NDArray[np.int64],
     ids: NDArray[np.int64],
     similarity: NDArray[np.float64],
+    least: NDArray[np.float64],
 ) -> None:
-    """Compare documents `first` on, a row of `products` each, with all before them."""
+    """Compare documents `first` on, a row of `products` each, with all before them.
+
+    `least` (N,) is what an offer must exceed: a document's last similarity, infinity if dropped.
+    """
     cosines = np.empty(first + len(products), dtype=np.float64)
     for r in range(len(products)):
         i = first + r
         row = products[r, :i]
         before = norms[:i]
         found = cosines[:i]
+        wanted = least[:i]
         mine = norms[i]
         for j in range(i):
             found[j] = cosine(row[j], mine, before[j])
         for j in range(i):
             if found[j] > threshold and duplicate_of[j] < 0:
                 duplicate_of[i] = j
+                least[i] = np.inf
                 break
         if duplicate_of[i] >= 0:
             continue
         for j in range(i):
-            if duplicate_of[j] < 0:
-                offer(ids[i], similarity[i], j, found[j])
-                offer(ids[j], similarity[j], i, found[j])
+            if found[j] > wanted[j]:
+                wanted[j] = offer(ids[j], similarity[j], i, found[j])
+            if found[j] > least[i] and duplicate_of[j] < 0:
+                least[i] = offer(ids[i], similarity[i], j, found[j])
 
 
 @kernel
 def cosine(product: float | np.floating[Any], mine: float, other: float) -> float:
-    """The cosine from a product and two squared lengths, to a multiple of 2**-40; 0 of nothing."""
-    length = np.sqrt(mine * other)
-    if length == 0.0:
-        return 0.0
-    return float(np.rint(np.float64(product) / length * ONE) / ONE)
+    """The cosine to a multiple of 2**-40, from a product and two squared lengths, neither 0."""
+    return float(np.rint(np.float64(product) / np.sqrt(mine * other) * ONE) / ONE)
 
 
 @kernel
-def offer(ids: NDArray[np.int64], similarity: NDArray[np.float64], j: int, value: float) -> None:
-    """Insert j into one document's (k,) neighbours if it is nearer than the last of them."""
+def offer(ids: NDArray[np.int64], similarity: NDArray[np.float64], j: int, value: float) -> float:
+    """Insert j into one document's (k,) neighbours, nearest first; the least similarity then."""
     at = len(ids) - 1
     if value <= similarity[at]:
-        return
+        return float(similarity[at])
     while at > 0 and similarity[at - 1] < value:
         ids[at] = ids[at - 1]
         similarity[at] = similarity[at - 1]
         at -= 1
     ids[at] = j
     similarity[at] = value
+    return float(similarity[-1])
