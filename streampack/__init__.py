@@ -14,14 +14,23 @@ if TYPE_CHECKING:
     from streampack.hooks import Hook
     from streampack.loader import PackedLoader
     from streampack.ordering import SimilarityOrder
-    from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Pad
+    from streampack.packing import (
+        BestFitDecreasing,
+        Buckets,
+        Concat,
+        Curriculum,
+        FirstFitDecreasing,
+        Pad,
+    )
     from streampack.tokenization import Tokenizer
     from streampack.topology import Topology
     from streampack.window import WindowConfig
 
 __all__ = [
     "BestFitDecreasing",
+    "Buckets",
     "Concat",
+    "Curriculum",
     "Documents",
     "FirstFitDecreasing",
     "Hook",
@@ -46,7 +55,9 @@ __version__ = "0.1.0"
 # processes load only what a lane needs.
 _HOME = {
     "BestFitDecreasing": "packing",
+    "Buckets": "packing",
     "Concat": "packing",
+    "Curriculum": "packing",
     "Documents": "documents",
     "FirstFitDecreasing": "packing",
     "Hook": "hooks",

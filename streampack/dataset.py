@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -14,9 +14,10 @@ from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.hooks import Hook
 from streampack.lane import LaneConfig
-from streampack.packing import BestFitDecreasing, Packer
+from streampack.ordering import DocumentOrder
+from streampack.packing import BestFitDecreasing, Buckets, Concat, Packer
 from streampack.rotation import rotate
-from streampack.sizing import choose_lanes
+from streampack.sizing import choose_lanes, sample_lengths
 from streampack.sources.infer import as_source
 from streampack.state import RunState, check_version
 from streampack.stream import Preparation
@@ -25,6 +26,8 @@ from streampack.topology import Topology
 from streampack.window import WindowConfig
 
 __all__ = ["PackedDataset"]
+
+TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window's size; web text has 700 to 1,000
 
 
 class PackedDataset(IterableDataset[PackedBatch]):
@@ -36,7 +39,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
     Args:
         source: a `streampack.sources` source, a path or URL of Parquet or JSON-lines files, or an
             iterable of texts or token ids.
-        seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``.
+        seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
+            an order for ``packer=Concat(seq_len=seq_len)``.
         packer: how documents are packed.
         batch_tokens: tokens per batch, a multiple of the row length; None is one row.
         tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or
@@ -48,6 +52,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         vocab_size: ids must be below it; None takes it from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.
         filter, map: hooks, see `Hook`; the filter sees documents first.
+        order: puts related documents one behind the other, for example `SimilarityOrder`; goes
+            with ``attention="row"`` and a packer that keeps the order.
         window: how far a lane looks ahead.
         seed: of every random decision.
         shuffle: shuffle shards, and documents inside blocks.
@@ -78,6 +84,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         attention: Literal["document", "row"] = "document",
         filter: Hook | None = None,
         map: Hook | None = None,
+        order: DocumentOrder | None = None,
         window: WindowConfig | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -89,12 +96,14 @@ class PackedDataset(IterableDataset[PackedBatch]):
         memory_limit: int = 2 << 30,
     ) -> None:
         super().__init__()
-        packer = _choose_packer(seq_len, packer)
+        _check_order(order)
+        packer = _choose_packer(seq_len, packer, order)
         batch_tokens = _check_batch_tokens(batch_tokens, packer)
         _check_choices(attention, epochs, lanes)
         self.topology = Topology.detect() if topology is None else topology
         self._memory_limit = memory_limit
         self._lanes_chosen = lanes is None
+        self._shares_measured = isinstance(packer, Buckets) and packer.shares is None
         self._loaded: Mapping[str, Any] | None = None
         source = as_source(source)
         preparation, row_format = _prepare(
@@ -125,6 +134,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             shuffle=shuffle,
             epochs=epochs,
             on_error=on_error,
+            order=order,
         )
         if lanes:
             self.topology.require(lanes)
@@ -137,6 +147,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
             StateError: the state is of another run; see `RunState.load`.
         """
         check_version(state)
+        shares = state["fingerprint"].get("packer", {}).get("shares")
+        if self._shares_measured and isinstance(shares, list):  # here; the run has its own
+            packer = replace(cast(Buckets, self._config.packer), shares=tuple(shares))
+            self._config = replace(self._config, packer=packer)
         if self._lanes_chosen:  # here; the run has its own number
             self._config = replace(self._config, lanes=state["fingerprint"].get("lanes", 0))
         self.topology.require(self._config.lanes)
@@ -144,7 +158,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._loaded = state
 
     def lane_config(self, workers: int = 1) -> LaneConfig:
-        """The lanes' configuration, with the number of lanes chosen for so many workers."""
+        """The lanes' configuration, with what is chosen or measured for so many workers."""
         if not self._config.lanes:
             config = self._config
             assert config.window.window_tokens is not None
@@ -152,10 +166,14 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 config.source,
                 self.topology,
                 workers,
-                window_tokens=config.window.window_tokens,
+                window_tokens=config.window.window_tokens + _ordering_tokens(config.order),
                 memory_limit=self._memory_limit,
             )
             self._config = replace(config, lanes=lanes)
+        packer = self._config.packer
+        if isinstance(packer, Buckets) and packer.shares is None:
+            packer = packer.with_shares_of(sample_lengths(self._config))
+            self._config = replace(self._config, packer=packer)
         return self._config
 
     def fingerprint(self) -> dict[str, Any]:
@@ -169,6 +187,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             "eos": None if tokenizer else [preparation.eos, preparation.eos_id],
             "filter": preparation.filter.name if preparation.filter else None,
             "map": preparation.map.name if preparation.map else None,
+            "order": config.order.describe() if config.order else None,
             "packer": config.packer.describe(),
             "window": config.window.describe(),
             "batch_tokens": config.batch_tokens,
@@ -208,14 +227,51 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 )
 
 
-def _choose_packer(seq_len: int | None, packer: Packer | None) -> Packer:
+def _choose_packer(
+    seq_len: int | None, packer: Packer | None, order: DocumentOrder | None
+) -> Packer:
     if (seq_len is None) == (packer is None):
         raise ConfigError(
             f"seq_len is {seq_len!r} and packer is {packer!r}.",
             "The row length must come from one of them.",
             "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
         )
-    return packer if packer is not None else BestFitDecreasing(seq_len=seq_len or 0)
+    if packer is None and order is None:
+        return BestFitDecreasing(seq_len=seq_len or 0)
+    if packer is None:
+        return Concat(seq_len=seq_len or 0)
+    if order is not None and not _keeps_order(packer):
+        raise ConfigError(
+            f"{type(packer).__name__} puts documents into rows by their lengths.",
+            f"What {type(order).__name__} puts side by side would be torn apart again.",
+            f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
+        )
+    return packer
+
+
+def _keeps_order(packer: Packer) -> bool:
+    """True if documents that arrive one behind the other mostly share a row.
+
+    A packer may say so by its attribute `keeps_order`; of ours, `Concat` does unless it shuffles
+    atoms smaller than a row.
+    """
+    atom = getattr(packer, "atom", None) or packer.seq_lens[-1]
+    concat = isinstance(packer, Concat) and atom >= packer.seq_lens[-1]
+    return bool(getattr(packer, "keeps_order", concat))
+
+
+def _check_order(order: DocumentOrder | None) -> None:
+    if order is not None and not isinstance(order, DocumentOrder):
+        raise ConfigError(
+            f"order is a {type(order).__name__}.",
+            "Documents cannot be ordered with it.",
+            "Use SimilarityOrder(), or an object with the attributes of `DocumentOrder`.",
+        )
+
+
+def _ordering_tokens(order: DocumentOrder | None) -> int:
+    """Tokens that a lane holds for ordering, about: their number is not known before reading."""
+    return 0 if order is None else order.order_window_documents * TOKENS_PER_DOCUMENT
 
 
 def _check_batch_tokens(batch_tokens: int | None, packer: Packer) -> int:

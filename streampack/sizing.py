@@ -1,15 +1,25 @@
-"""How many lanes a run has, where the caller does not say."""
+"""What a run finds out before it starts, where the caller does not say: lanes, and lengths."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streampack.errors import ConfigError
+from streampack.lane import LaneConfig
+from streampack.metrics import LaneTimes
 from streampack.sources.base import Source
+from streampack.sources.skips import Skips
+from streampack.stream import DocumentStream
 from streampack.topology import Topology
 
-__all__ = ["choose_lanes"]
+__all__ = ["choose_lanes", "sample_lengths"]
 
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
+SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
+SAMPLE_DOCUMENTS = 1024  # of each place
+SAMPLE_TOKENS = 4 << 20  # of each place, in case documents are very long
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
 
 
@@ -49,3 +59,45 @@ def choose_lanes(
     if workers > 1 and per_rank > workers:
         per_rank -= per_rank % workers
     return per_rank * ranks
+
+
+def sample_lengths(config: LaneConfig) -> NDArray[np.int64]:
+    """(N,) int64: tokens of some thousand documents, the same on every rank and at every start.
+
+    They are read from up to four places of the first epoch, as the run itself would prepare them;
+    neither the number of lanes nor the topology plays a part.
+
+    Raises:
+        ConfigError: the source can be read only once, so a sample would be lost to the run.
+    """
+    source = config.source
+    if source.once:
+        raise ConfigError(
+            "The source can be read only once, and the packer wants shares measured on a sample.",
+            "The sample's documents would be missing from the run.",
+            "Pass the packer shares=, or a source that can be read again.",
+        )
+    lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
+    lengths = []
+    for lane in range(lanes):
+        stream = DocumentStream(
+            source,
+            lanes=lanes,
+            lane=lane,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            epochs=1,
+            preparation=config.preparation,
+            skips=Skips(config.on_error, config.skip_limit),
+            times=LaneTimes(),
+        )
+        tokens = 0
+        while stream.serial < SAMPLE_DOCUMENTS and tokens < SAMPLE_TOKENS:
+            documents = stream.peek()
+            if documents is None:
+                break
+            documents = documents[: SAMPLE_DOCUMENTS - stream.serial]
+            lengths.append(documents.lengths)
+            tokens += documents.num_tokens
+            stream.consume(len(documents))
+    return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)

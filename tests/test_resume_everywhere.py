@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
-from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Packer, Pad
+from streampack.packing import BestFitDecreasing, Buckets, Concat, FirstFitDecreasing, Packer, Pad
 from tests.corpora import byte_tokenizer, write_mds, write_tar
 
 SEQ_LEN = 32
@@ -22,6 +22,7 @@ PACKERS: list[Packer] = [
     FirstFitDecreasing(seq_len=SEQ_LEN),
     Concat(seq_len=SEQ_LEN),
     Pad(seq_len=SEQ_LEN),
+    Buckets(seq_lens=(8, 16, SEQ_LEN)),
 ]
 
 

@@ -51,6 +51,8 @@ class Source(ABC):
     splittable: bool
     #: True if blocks are `Documents` (token ids), False if they are `Texts`.
     tokenized: bool
+    #: True if its documents can be read only once, in this process.
+    once: bool = False
 
     @abstractmethod
     def prepare(self) -> None:
