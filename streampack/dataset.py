@@ -13,7 +13,7 @@ from streampack.assembly import RowFormat
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.hooks import Hook
-from streampack.lane import LaneConfig
+from streampack.lane import LaneBatch, LaneConfig
 from streampack.ordering import DocumentOrder
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Packer
 from streampack.rotation import rotate
@@ -218,7 +218,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             )
         own = own[number::workers]
         for lane, batch in rotate(config, own, {lane: run.lane(lane) for lane in own}):
-            if batch is not None:
+            if isinstance(batch, LaneBatch):
                 yield PackedBatch(
                     batch.rows,
                     lane=lane,

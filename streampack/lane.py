@@ -8,18 +8,16 @@ round's batches are emitted. Restoring reads them again, plans again and skips t
 
 from __future__ import annotations
 
-import base64
-import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streampack.assembly import PackedRows, RowFormat, derive_fields, gather_rows
 from streampack.documents import Documents, make_origin
 from streampack.entries import Entries
 from streampack.errors import StateError
+from streampack.lane_state import Round, SavedEntries, check_lane_state
 from streampack.metrics import LaneTimes, Metrics
 from streampack.ordered_stream import OrderedStream
 from streampack.ordering import DocumentOrder
@@ -31,7 +29,7 @@ from streampack.sources.skips import Skips
 from streampack.stream import DocumentStream, Mark, Preparation
 from streampack.window import PlannedWindow, Window, WindowConfig
 
-__all__ = ["Lane", "LaneBatch", "LaneConfig", "Round", "warm_up"]
+__all__ = ["Lane", "LaneBatch", "LaneConfig", "LaneEnd", "warm_up"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,57 +61,6 @@ class LaneConfig:
     order: DocumentOrder | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Round:
-    """The lane as it was at the start of a round: what its state describes.
-
-    Attributes:
-        number: of the round; step: batches the lane had given before it.
-        final: nothing comes after what the window holds.
-        mark: from where the window's documents are read again.
-        admitted: documents read from there on that the window has taken, wholly or in part.
-        continued: True if the last of them is held in part.
-        entries: what the window holds.
-        skips: records since `mark`, and the count since the beginning.
-    """
-
-    number: int
-    step: int
-    final: bool
-    mark: Mark
-    admitted: int
-    continued: bool
-    entries: Entries
-    skips: tuple[list[list[Any]], int]
-
-    def state(self, emitted: int) -> dict[str, Any]:
-        """JSON-able state after `emitted` batches of this round."""
-        entries = self.entries
-        present = np.zeros(self.admitted, dtype=np.bool_)
-        present[entries.serial - self.mark.serial] = True
-        moved = np.flatnonzero(entries.start)
-        again = np.flatnonzero(entries.repeated)
-        changes = np.flatnonzero(np.diff(entries.arrived, prepend=-1))
-        counts = np.diff(changes, append=len(entries))
-        return {
-            "round": self.number,
-            "step": self.step,
-            "emitted": emitted,
-            "final": self.final,
-            "cursor": self.mark.cursor,
-            "serial": self.mark.serial,
-            "admitted": self.admitted,
-            "present": base64.b64encode(zlib.compress(np.packbits(present).tobytes())).decode(),
-            "tails": np.stack([moved, entries.start[moved]], axis=1).ravel().tolist(),
-            "arrived": np.stack([entries.arrived[changes], counts], axis=1).ravel().tolist(),
-            "repeated": np.stack([again, entries.repeated[again]], axis=1).ravel().tolist(),
-            "held": int(entries.held[-1]) if self.continued else None,
-            "digest": entries.digest(),
-            "skipped": self.skips[0],
-            "skipped_count": self.skips[1],
-        }
-
-
 class LaneBatch(NamedTuple):
     """One batch of a lane.
 
@@ -129,6 +76,19 @@ class LaneBatch(NamedTuple):
     round: Round
     emitted: int
     metrics: Metrics | None
+
+
+class LaneEnd(NamedTuple):
+    """What is to be known of a lane that has nothing more.
+
+    Attributes:
+        round, emitted: the lane's state is ``round.state(emitted)``.
+        metrics: what was lost or spent since the last batch.
+    """
+
+    round: Round
+    emitted: int
+    metrics: Metrics
 
 
 @dataclass(slots=True, eq=False)
@@ -167,6 +127,7 @@ class Lane:
         state, mark = self.state, None
         skips = Skips(config.on_error, config.skip_limit)
         if state is not None:
+            check_lane_state(self.lane, state)
             mark = Mark(state["serial"], state["cursor"], 0)
             skips.expect(state["skipped"], state["skipped_count"])
         stream = DocumentStream(
@@ -191,12 +152,11 @@ class Lane:
                 times=self._times,
                 mark=mark,
             )
-        self._reported.skipped = skips.count
         if state is not None:
             self._restore(state)
 
-    def next(self) -> LaneBatch | None:
-        """The next batch, or None when the last epoch is packed to its end."""
+    def next(self) -> LaneBatch | LaneEnd:
+        """The next batch, or the lane's end when the last epoch is packed to its end."""
         while True:
             if self._round is None:
                 self._start_round()
@@ -209,7 +169,7 @@ class Lane:
                 metrics = self._report() if self._unreported else None
                 return LaneBatch(rows, self._step - 1, started, self._emitted, metrics)
             if started.final:
-                return None
+                return LaneEnd(started, self._emitted, self._report())
             self._round = None
 
     def _report(self) -> Metrics:
@@ -283,7 +243,7 @@ class Lane:
                 window.loss_mask,
                 config.row_format,
             )
-        self._lost += _lost_whole(planned, entries)
+        self._lost += _lost_whole(planned, entries, config.packer.seq_lens[-1])
         self._unreported = True
 
     # ------------------------------------------------------------------ restoring
@@ -291,7 +251,7 @@ class Lane:
     def _restore(self, state: dict[str, Any]) -> None:
         """Refill the window the state describes, plan it again and skip what was emitted."""
         window, stream = self._window, self._stream
-        saved = _SavedEntries(state, window)
+        saved = SavedEntries(state, window)
         while (remaining := saved.admitted - saved.read) > 0:
             documents = stream.peek()
             if documents is None:
@@ -307,90 +267,45 @@ class Lane:
             )
         window.round = state["round"]
         self._step = state["step"]
-        self._begin(state["final"])
+        # The round had read on until its window was full, and what it had read was reported.
+        ended = window.wants and stream.peek() is None
+        if ended != state["final"]:
+            raise self._changed(
+                "there is more to read than when the end of the run was packed"
+                if state["final"]
+                else "the source ends where it went on"
+            )
+        self._begin(ended)
         self._emitted = state["emitted"]
+        if self._emitted > len(self._batches):
+            raise self._changed(
+                f"the round has {len(self._batches)} batches, of which {self._emitted} were given"
+            )
         self._step += self._emitted
-        if self._emitted:
-            self._lost = Composition()  # reported with the first batch of the round
+        self._lost = Composition()
+        self._report()
 
     def _changed(self, what: str) -> StateError:
         return StateError(
             f"Lane {self.lane} was read again from its saved place, and {what}.",
-            "The documents, the tokenizer or a hook are not what they were when the state was "
-            "saved, so batches would repeat or lose tokens.",
+            "The documents, the tokenizer, a hook or the number of epochs are not what they were "
+            "when the state was saved, so batches would repeat or lose tokens.",
             "Resume with the same data and code, or start a new run.",
         )
 
 
-@dataclass(slots=True)
-class _SavedEntries:
-    """The window's documents as a state describes them, taken over as they are read again."""
+def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Composition:
+    """Counts of the documents of which the plan places nothing; rows have at most seq_len tokens.
 
-    state: dict[str, Any]
-    window: Window
-    read: int = 0
-    _present: NDArray[np.bool_] = field(init=False)
-    _start: NDArray[np.int64] = field(init=False)
-    _repeated: NDArray[np.int64] = field(init=False)
-    _arrived: NDArray[np.int64] = field(init=False)
-    _restored: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        state = self.state
-        bits = zlib.decompressobj().decompress(
-            base64.b64decode(state["present"]), state["admitted"] // 8 + 1
-        )
-        self._present = np.unpackbits(
-            np.frombuffer(bits, dtype=np.uint8), count=state["admitted"]
-        ).astype(np.bool_)
-        self._start = np.zeros(int(self._present.sum()), dtype=np.int64)
-        self._start[state["tails"][::2]] = state["tails"][1::2]
-        self._repeated = np.zeros(len(self._start), dtype=np.int64)
-        self._repeated[state["repeated"][::2]] = state["repeated"][1::2]
-        self._arrived = np.repeat(
-            np.array(state["arrived"][::2], dtype=np.int64), state["arrived"][1::2]
-        )
-
-    @property
-    def admitted(self) -> int:
-        return len(self._present)
-
-    @property
-    def continued(self) -> bool:
-        return self.state["held"] is not None
-
-    def take(self, documents: Any, serial: int) -> None:
-        """The next documents of the stream, as many as are still to be read or fewer."""
-        here = np.flatnonzero(self._present[self.read : self.read + len(documents)])
-        self.read += len(documents)
-        kept = documents.take(here)
-        part = slice(self._restored, self._restored + len(here))
-        self._restored += len(here)
-        start = self._start[part]
-        last = self.continued and self.read == self.admitted
-        held = self.window.needed(kept.lengths) - start
-        if last:
-            held[-1] = self.state["held"]
-        entries = Entries(
-            serial=serial + here,
-            start=start,
-            held=held,
-            length=kept.lengths,
-            arrived=self._arrived[part],
-            repeated=self._repeated[part],
-            origin=kept.origin,
-        )
-        self.window.restore(kept, entries, continued=last)
-
-
-def _lost_whole(planned: PlannedWindow, entries: Entries) -> Composition:
-    """Counts of the documents of which the plan places nothing."""
+    Of some of them earlier rows hold a part; where that is more than one row, they are cut too.
+    """
     lost = planned.plan.dropped >= planned.lengths  # overflow tells the packer a length of 0
     if not lost.any():
         return Composition()
     rest = entries.length - entries.start
     return Composition(
         dropped=int(rest[lost].sum()),
+        documents_cut=int((lost & (entries.start > seq_len)).sum()),
         documents_cropped=int(lost.sum()),
         documents_lost=int((lost & (entries.start == 0)).sum()),
     )

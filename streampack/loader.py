@@ -20,7 +20,7 @@ from typing import Any
 from streampack.batch import PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StreampackError, WorkerError
-from streampack.lane import warm_up
+from streampack.lane import LaneEnd, warm_up
 from streampack.metrics import Metrics
 from streampack.rotation import rotate
 from streampack.state import RunState
@@ -128,10 +128,12 @@ class PackedLoader:
     def _in_process(self) -> Generator[Any, None, None]:
         own = self._own_lanes()
         for lane, batch in rotate(self._config, own, {n: self._run.lane(n) for n in own}):
-            if batch is not None:
-                state = partial(batch.round.state, batch.emitted)
-                packed = PackedBatch(batch.rows, lane=lane, step=batch.step, state=state)
-                yield packed, batch.metrics, state
+            if isinstance(batch, LaneEnd):
+                self._end(lane, batch.round.state(batch.emitted), batch.metrics)
+                continue
+            state = partial(batch.round.state, batch.emitted)
+            packed = PackedBatch(batch.rows, lane=lane, step=batch.step, state=state)
+            yield packed, batch.metrics, state
 
     def _in_workers(self) -> Generator[Any, None, None]:
         own = self._own_lanes()
@@ -146,6 +148,7 @@ class PackedLoader:
                     assert message.lane == lane, "a worker's lanes rotate as the loader's do"
                     if isinstance(message, Dry):
                         del running[lane]
+                        self._end(lane, message.state, message.metrics)
                         continue
                     if message.round is not None:
                         rounds[lane] = message.round
@@ -155,6 +158,11 @@ class PackedLoader:
         finally:
             for worker in workers:
                 worker.stop()
+
+    def _end(self, lane: int, state: dict[str, Any], metrics: Metrics) -> None:
+        """A lane is dry; its last losses count, and they count once."""
+        self._metrics += metrics
+        self._run.end(lane, state)
 
     def _start_workers(self, own: list[int]) -> list[_Worker]:
         count = min(self.num_workers, len(own))

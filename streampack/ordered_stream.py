@@ -26,6 +26,7 @@ from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.packing.rng import derive_seed
+from streampack.sources._cursor import cursor_field, damaged_cursor
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
 from streampack.stream import DocumentStream, Mark
@@ -85,16 +86,17 @@ class OrderedStream:
         self.duplicates = 0
         self.serial = mark.serial if mark else 0
         saved: dict[str, Any] = mark.cursor if mark else {"behind": 0, "windows": 0, "orders": []}
-        self._known = int(saved["windows"])  # counted and named before the state was saved
-        self._orders: deque[list[Any]] = deque(saved["orders"])
-        self._behind = int(saved["behind"])
+        # Counted and named before the state was saved:
+        self._known: int = cursor_field(saved, "windows", int)
+        self._orders: deque[list[Any]] = deque(cursor_field(saved, "orders", list))
+        self._behind: int = cursor_field(saved, "behind", int)
         self._pending: Documents | None = None
         self._places = deque([_Place(self.serial, stream.mark_before(0), self._behind)])
 
     @staticmethod
     def inner_mark(mark: Mark | None) -> Mark | None:
         """Where the stream below has to start."""
-        return None if mark is None else Mark(0, mark.cursor["at"], 0)
+        return None if mark is None else Mark(0, cursor_field(mark.cursor, "at", dict), 0)
 
     @property
     def empty_documents(self) -> int:
@@ -181,8 +183,11 @@ class OrderedStream:
         return documents.take(order)
 
     def _saved_order(self, documents: Documents) -> NDArray[np.int64]:
-        count, encoded = self._orders.popleft()
-        raw = zlib.decompress(base64.b64decode(encoded))
+        try:
+            count, encoded = self._orders.popleft()
+            raw = zlib.decompress(base64.b64decode(encoded))
+        except (TypeError, ValueError, zlib.error) as error:
+            raise damaged_cursor("of an ordering window") from error
         order = np.frombuffer(raw, dtype="<u4").astype(np.int64)
         if count != len(documents) or order.max(initial=0) >= count:
             raise StateError(

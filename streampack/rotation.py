@@ -1,19 +1,19 @@
-"""Several lanes of one process in turn: one batch from each, until all are dry."""
+"""Several lanes of one process in turn: one batch from each, until all have ended."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from streampack.lane import Lane, LaneBatch, LaneConfig
+from streampack.lane import Lane, LaneBatch, LaneConfig, LaneEnd
 
 __all__ = ["rotate"]
 
 
 def rotate(
     config: LaneConfig, lanes: Sequence[int], states: Mapping[int, dict[str, Any] | None]
-) -> Iterator[tuple[int, LaneBatch | None]]:
-    """Yield (lane, batch) in turn over `lanes`; (lane, None) once, where a lane has run dry.
+) -> Iterator[tuple[int, LaneBatch | LaneEnd]]:
+    """Yield (lane, batch) in turn over `lanes`; (lane, its end) once, where a lane has run dry.
 
     A lane starts when its turn comes first, so that the first batch waits for one lane only.
     """
@@ -23,7 +23,7 @@ def rotate(
             started = running[lane]
             if started is None:
                 started = running[lane] = Lane(config, lane, states.get(lane))
-            batch = started.next()
-            if batch is None:
+            item = started.next()
+            if isinstance(item, LaneEnd):
                 del running[lane]
-            yield lane, batch
+            yield lane, item

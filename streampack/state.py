@@ -79,6 +79,10 @@ class RunState:
         self.next_batch = batch - self.topology.rank + self.topology.world_size
         self._lanes[lane] = state
 
+    def end(self, lane: int, state: LaneState) -> None:
+        """Take note that `lane` has nothing more."""
+        self._lanes[lane] = state
+
     def lane(self, lane: int) -> LaneState:
         """The state of one lane."""
         state = self._lanes[lane]

@@ -19,6 +19,7 @@ from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.metrics import LaneTimes
+from streampack.sources._cursor import cursor_field
 from streampack.sources.base import Block, Source
 from streampack.sources.skips import Skips
 from streampack.tokenization import EosRule, Tokenizer, apply_eos
@@ -103,8 +104,8 @@ class DocumentStream:
         self.empty_documents = 0
         self.duplicates = 0  # an `OrderedStream` may drop some
         self.epoch = 0  # of the documents that come next
-        self._epoch = mark.cursor["epoch"] if mark else 0
-        self._start = mark.cursor["at"] if mark else None
+        self._epoch = cursor_field(mark.cursor, "epoch", int) if mark else 0
+        self._start = cursor_field(mark.cursor, "at", dict, type(None)) if mark else None
         self.serial = mark.serial if mark else 0
         self._marks: deque[Mark] = deque()
         self._mark(self._epoch, self._start, len(skips.records))

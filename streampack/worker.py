@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from streampack.assembly import PackedRows
-from streampack.lane import LaneConfig
+from streampack.lane import LaneConfig, LaneEnd
 from streampack.metrics import Metrics
 from streampack.rotation import rotate
 
@@ -46,9 +46,11 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Dry:
-    """A lane has nothing more."""
+    """A lane has nothing more; its state and what it lost or spent since its last batch."""
 
     lane: int
+    state: dict[str, Any]
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,8 @@ def run_worker(
     try:
         sent_round: dict[int, int] = {}
         for lane, batch in rotate(config, lanes, states):
-            if batch is None:
-                waiting.put(Dry(lane))
+            if isinstance(batch, LaneEnd):
+                waiting.put(Dry(lane, batch.round.state(batch.emitted), batch.metrics))
                 continue
             number = batch.round.number
             fresh = sent_round.get(lane) != number

@@ -65,7 +65,7 @@ def lane_config(
 
 def run(lane: Lane) -> list[LaneBatch]:
     batches = []
-    while (batch := lane.next()) is not None:
+    while isinstance(batch := lane.next(), LaneBatch):
         batches.append(batch)
     return batches
 
@@ -260,6 +260,32 @@ def test_the_state_is_small_and_holds_no_tokens() -> None:
     assert max(len(batch.round.entries) for batch in batches) >= 9_000
     sizes = [len(json.dumps(batch.round.state(batch.emitted))) for batch in batches]
     assert max(sizes) < 16 * 1024
+
+
+def test_the_state_is_small_where_thousands_of_documents_are_cut_and_wait() -> None:
+    config = lane_config(
+        [97] * 25_000,
+        BestFitDecreasing(seq_len=64),
+        rows=64 // SEQ_LEN,
+        window=WindowConfig(
+            window_tokens=700_000, window_documents=10_000, carry=0.95, max_carries=1000
+        ),
+        block_documents=256,
+    )
+    rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
+    assert max(np.count_nonzero(r.entries.start) for r in rounds.values()) >= 8_000
+    assert max(len(json.dumps(r.state(1))) for r in rounds.values()) < 16 * 1024
+
+
+def test_another_number_of_epochs_is_refused_only_where_the_end_was_packed_already() -> None:
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    lengths = heavy_tailed(200, seed=8)
+    batches = run(Lane(lane_config(lengths, packer), 0))
+    longer = lane_config(lengths, packer, epochs=2)
+    early = batches[10]
+    check_equal(run(Lane(longer, 0, early.round.state(early.emitted))), run(Lane(longer, 0))[11:])
+    with pytest.raises(StateError, match="more to read than when the end of the run was packed"):
+        Lane(longer, 0, batches[-1].round.state(batches[-1].emitted))
 
 
 def test_changed_documents_are_refused_on_resume() -> None:

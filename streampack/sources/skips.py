@@ -34,7 +34,7 @@ class Skips:
     limit: int = 1000
     records: list[list[Any]] = field(default_factory=list)
     count: int = 0
-    _known: dict[int, dict[int, list[Any]]] = field(default_factory=dict)
+    _known: dict[int, list[list[Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -48,10 +48,11 @@ class Skips:
         """Raise `error`, or record it and return."""
         if self.on_error == "raise":
             raise error
-        known = self._known.get(error.shard, {}).pop(error.index, None)
-        if known is not None:  # skipped before the state was saved: counted and named then
-            self.records.append(known)
-            return
+        for known in self._known.get(error.shard, []):
+            if known[1] == error.index:  # skipped before the state was saved, counted and named
+                self._known[error.shard].remove(known)
+                self.records.append(known)
+                return
         if self.count >= self.limit:
             raise ContentError(
                 f"{self.count} broken documents or shards were skipped in one lane, and now: "
@@ -69,7 +70,7 @@ class Skips:
         self.count = count
         self._known = {}
         for record in records:
-            self._known.setdefault(record[0], {})[record[1]] = list(record)
+            self._known.setdefault(record[0], []).append(list(record))
 
     def replay(self, block: AnyBlock, shard: int) -> tuple[AnyBlock, bool]:
         """Drop from a block what a saved state skipped; True if the rest of the shard is to go.
@@ -83,12 +84,13 @@ class Skips:
         index = block.origin["index"]
         dropped = np.zeros(len(block), dtype=np.bool_)
         ended = False
-        for i, record in list(known.items()):
-            here = index >= i if record[2] else index == i
+        for record in list(known):
+            here = ~dropped & (index >= record[1] if record[2] else index == record[1])
             if here.any():
                 dropped |= here
                 ended = ended or bool(record[2])
-                self.records.append(known.pop(i))
+                known.remove(record)
+                self.records.append(record)
         if not dropped.any():
             return block, False
         return block.take(np.flatnonzero(~dropped)), ended

@@ -1,0 +1,30 @@
+"""Reading the cursors of saved states, which may be damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from streampack.errors import StateError
+
+__all__ = ["cursor_field", "damaged_cursor"]
+
+
+def cursor_field(cursor: Mapping[str, Any], name: str, *kinds: type) -> Any:
+    """The value of a field; raises `StateError` unless it is there and of one of these types."""
+    value = cursor.get(name, _ABSENT)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise damaged_cursor(cursor)
+    return value
+
+
+def damaged_cursor(cursor: Any) -> StateError:
+    """What is wrong with a cursor that cannot be read."""
+    return StateError(
+        f"The saved place {cursor!r:.200} cannot be read.",
+        "Nobody can tell where to go on from.",
+        "Pass what `state_dict()` returned, unchanged.",
+    )
+
+
+_ABSENT = object()

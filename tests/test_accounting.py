@@ -1,0 +1,118 @@
+"""What is lost is counted once: behind the last batch, after a break, in every epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack.errors import ContentError
+from streampack.lane import Lane, LaneEnd
+from streampack.metrics import Metrics
+from streampack.packing import BestFitDecreasing, Composition
+from tests.memory_source import MemorySource
+from tests.test_lane import SEQ_LEN, composition_of, lane_config, run
+
+
+def corpus(lengths: list[int]) -> MemorySource:
+    documents = [np.full(n, 7, dtype=np.uint16) for n in lengths]
+    return MemorySource([documents], block_documents=2)
+
+
+def loader_over(lengths: list[int], workers: int = 0, **options: Any) -> PackedLoader:
+    values: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop"),
+        "window": WindowConfig(window_tokens=4 * SEQ_LEN),
+        "lanes": 2,
+        "topology": Topology(),
+        "shuffle": False,
+    }
+    dataset = PackedDataset(corpus(lengths), **{**values, **options})
+    return PackedLoader(dataset, num_workers=workers)
+
+
+def counts(metrics: Metrics) -> tuple[Any, ...]:
+    return metrics.batches, metrics.composition, metrics.empty_documents, metrics.skipped
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_documents_lost_without_any_batch_are_counted(workers: int) -> None:
+    loader = loader_over([100, 0, 200, 0, 300, 0], workers)
+    assert list(loader) == []
+    metrics = loader.metrics()
+    assert metrics.empty_documents == 3
+    assert metrics.composition == Composition(dropped=600, documents_cropped=3, documents_lost=3)
+
+
+def test_what_is_lost_behind_the_last_batch_is_counted() -> None:
+    loader = loader_over([SEQ_LEN] * 8 + [100, 0, 100, 0, 0], lanes=1)
+    list(loader)
+    metrics = loader.metrics()
+    assert (metrics.composition.placed, metrics.composition.dropped) == (8 * SEQ_LEN, 200)
+    assert metrics.empty_documents == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_breaks_after_every_batch_counts_everything_once(workers: int) -> None:
+    lengths = [5, 0, 30, 100, 0, 0, 31, 32, 9, 0, 40, 3, 0, 8, 100, 100, 0] * (2 if workers else 5)
+    whole = loader_over(lengths, epochs=2)
+    list(whole)
+    broken = loader_over(lengths, workers, epochs=2)
+    for _ in range(whole.metrics().batches):
+        next(iter(broken))
+    assert list(broken) == []
+    assert counts(broken.metrics()) == counts(whole.metrics())
+
+
+def test_broken_documents_are_counted_once_an_epoch_wherever_the_run_was_resumed() -> None:
+    broken = Broken([np.full(n, 7, dtype=np.uint16) for n in (5, 9, 5, 9, 5)])
+    broken.prepare()
+    config = lane_config(
+        [5],
+        BestFitDecreasing(seq_len=SEQ_LEN),
+        source=broken,
+        epochs=40,
+        on_error="skip",
+        window=WindowConfig(window_tokens=20 * SEQ_LEN),
+    )
+    batches = run(Lane(config, 0))
+    end = Lane(config, 0, batches[-1].round.state(batches[-1].emitted)).next()
+    assert isinstance(end, LaneEnd)
+    assert end.round.skips[1] == 2 * 40
+    for batch in batches:
+        lane = Lane(config, 0, batch.round.state(batch.emitted))
+        rest = run(lane)
+        last = (rest or [batch])[-1]
+        assert last.round.state(last.emitted) == batches[-1].round.state(batches[-1].emitted)
+
+
+class Broken(MemorySource):
+    """Documents 1 and 3 are broken, every time they are read."""
+
+    def __init__(self, documents: Any) -> None:
+        super().__init__([documents], block_documents=2)
+
+    def read_shard(self, shard: int, start: int, stop: int, skips: Any) -> Any:
+        for block, end in super().read_shard(shard, start, stop, skips):
+            bad = block.origin["index"] % 2 == 1
+            for i in block.origin["index"][bad].tolist():
+                skips.handle(ContentError(f"Document {i} is broken.", shard=shard, index=i))
+            yield block.take(np.flatnonzero(~bad)), end
+
+
+def test_a_document_whose_last_piece_is_dropped_in_a_later_round_still_counts_as_cut() -> None:
+    packer = BestFitDecreasing(seq_len=SEQ_LEN, extra_capacity=SEQ_LEN - 1)
+    lengths = [2 * SEQ_LEN + 5, 3, 3 * SEQ_LEN + 1, 9, SEQ_LEN] * 40
+    config = lane_config(
+        lengths, packer, rows=1, window=WindowConfig(window_tokens=4 * SEQ_LEN, carry=0.95)
+    )
+    batches = run(Lane(config, 0))
+    pieces: dict[tuple[int, int], int] = {}
+    for batch in batches:
+        assert batch.rows.provenance is not None
+        for shard, index in batch.rows.provenance[["shard", "index"]].tolist():
+            pieces[shard, index] = pieces.get((shard, index), 0) + 1
+    cut = sum(count > 1 for count in pieces.values())
+    assert composition_of(batches).documents_cut == cut
