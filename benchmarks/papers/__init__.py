@@ -1,0 +1,1 @@
+"""Figures of the papers whose strategies are implemented, beside ours."""
