@@ -57,7 +57,7 @@ def fit() -> tuple[float, float]:
 def draw(documents: int, mu: float, sigma: float, seed: int) -> NDArray[np.int64]:
     """(N,) int64 lengths."""
     lengths = np.exp(np.random.default_rng(seed).normal(mu, sigma, documents))
-    return np.maximum(np.round(lengths), 1).astype(np.int64)
+    return np.asarray(np.maximum(np.round(lengths), 1).astype(np.int64))
 
 
 def strategies(lengths: NDArray[np.int64]) -> dict[str, Plan]:
