@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 Row = list[tuple[int, int, int]]  # (document, start, stop)
 
 
@@ -110,4 +112,106 @@ def buckets(
             if start + taken < stop:
                 left.append((document, start + taken, stop))
         rows.append((capacity, row))
+    return rows
+
+
+def atoms(lengths: list[int], seq_len: int, atom: int, order: list[int]) -> list[Row]:
+    """Concat with its whole atoms in this order."""
+    stream = [(d, t) for d, length in enumerate(lengths) for t in range(length)]
+    cut = [stream[low : low + atom] for low in range(0, len(stream), atom)]
+    shuffled = [cut[i] for i in order] + cut[len(order) :]
+    return _rows([token for part in shuffled for token in part], seq_len)
+
+
+def pad_pieces(lengths: list[int], atom: int) -> list[tuple[int, int, int]]:
+    return [row[0] for row in pad(lengths, atom)]
+
+
+def seamless(
+    lengths: list[int], seq_len: int, share: Fraction, extra_capacity: int
+) -> tuple[list[Row], int]:
+    """Rows of both stages, and how many tokens are dropped."""
+    rows: list[Row] = []
+    short: list[tuple[int, int, int]] = []
+    for document, length in enumerate(lengths):
+        n = length // seq_len
+        allowed = n * share * seq_len
+        if n >= 1 and length % seq_len and length + int(allowed) >= (n + 1) * seq_len:
+            repeated = (n + 1) * seq_len - length
+            start = 0
+            rows.append([(document, 0, seq_len)])
+            for junction in range(n):
+                start += seq_len - (repeated // n + (junction < repeated % n))
+                rows.append([(document, start, start + seq_len)])
+            assert start + seq_len == length
+        else:
+            rows += [[(document, k * seq_len, (k + 1) * seq_len)] for k in range(n)]
+            if length % seq_len:
+                short.append((document, n * seq_len, length))
+    short.sort(key=lambda piece: piece[1] - piece[2])
+    bins: list[Row] = []
+    for piece in short:
+        size = piece[2] - piece[1]
+        for row in bins:
+            if _tokens(row) + size <= seq_len + extra_capacity:
+                row.append(piece)
+                break
+        else:
+            bins.append([piece])
+    dropped = 0
+    left: list[tuple[int, int]] = []
+    for row in bins:
+        stream = [(d, t) for d, start, stop in row for t in range(start, stop)]
+        if len(stream) >= seq_len:
+            rows += _rows(stream[:seq_len], seq_len)
+            dropped += len(stream) - seq_len
+        else:
+            left += stream
+    return rows + _rows(sorted(left), seq_len), dropped
+
+
+def crop(lengths: list[int], seq_len: int, *, keep_cropped: bool) -> tuple[list[Row], int]:
+    """Rows, and how many tokens are dropped. Whole rows of long documents come first."""
+    rows: list[Row] = []
+    waiting: list[tuple[int, int, int]] = []
+    for document, length in enumerate(lengths):
+        n = length // seq_len
+        rows += [[(document, k * seq_len, (k + 1) * seq_len)] for k in range(n)]
+        if length % seq_len:
+            waiting.append((document, n * seq_len, length))
+    row: Row = []
+    dropped = 0
+    while waiting:
+        room = seq_len - _tokens(row)
+        sizes = [stop - start for _, start, stop in waiting]
+        fitting = [size for size in sizes if size <= room]
+        chosen = sizes.index(max(fitting) if fitting else min(sizes))
+        document, start, stop = waiting.pop(chosen)
+        end = min(stop, start + room)
+        row.append((document, start, end))
+        if end < stop and keep_cropped:
+            waiting.append((document, end, stop))
+        elif end < stop:
+            dropped += stop - end
+        if _tokens(row) == seq_len:
+            rows.append(row)
+            row = []
+    return rows + ([row] if row else []), dropped
+
+
+def _tokens(row: Row) -> int:
+    return sum(stop - start for _, start, stop in row)
+
+
+def _rows(stream: list[tuple[int, int]], seq_len: int) -> list[Row]:
+    """(document, position) tokens cut every seq_len, neighbours in one segment."""
+    rows = []
+    for low in range(0, len(stream), seq_len):
+        row: Row = []
+        for document, position in stream[low : low + seq_len]:
+            if row and row[-1][0] == document and row[-1][2] == position:
+                row[-1] = (document, row[-1][1], position + 1)
+            else:
+                row.append((document, position, position + 1))
+        rows.append(row)
     return rows

@@ -1,0 +1,168 @@
+"""Concat and Pad with atoms, and best fit with cropping, against the obvious implementations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.errors import ConfigError
+from streampack.packing import BestFitCrop, Concat, Pad, Seamless, check_plan
+from streampack.packing.rng import permutation
+from tests.packing import reference
+from tests.packing.test_packers import LENGTHS, planned, rows_of
+
+FACTORS = st.sampled_from([0.25, 0.5, 1, 2, 4])
+SEQ_LENS = st.sampled_from([8, 16, 24, 32])
+
+
+@given(LENGTHS, SEQ_LENS, FACTORS, st.integers(0, 3))
+@settings(max_examples=200, deadline=None)
+def test_concat_merges_and_splits_shuffled_atoms(
+    lengths: list[int], seq_len: int, factor: float, seed: int
+) -> None:
+    atom = int(seq_len * factor)
+    order = permutation(sum(lengths) // atom, seed).tolist()
+    expected = reference.atoms(lengths, seq_len, atom, order)
+    assert rows_of(planned(Concat(seq_len=seq_len, atom=atom), lengths, seed)) == expected
+
+
+@given(LENGTHS, SEQ_LENS, FACTORS, st.integers(0, 3), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_pad_gives_every_piece_an_atom_of_its_own(
+    lengths: list[int], seq_len: int, factor: float, seed: int, final: bool
+) -> None:
+    atom = int(seq_len * factor)
+    array = np.array(lengths, dtype=np.int64)
+    plan = Pad(seq_len=seq_len, atom=atom).plan(array, final=final, seed=seed)
+    check_plan(plan, array)
+    width = min(atom, seq_len)
+    taken = plan.stop - plan.start + plan.insert_eos + plan.pad_after
+    assert (taken == width).all()
+    assert (plan.row_fill()[:-1] == seq_len).all()
+    segments = [segment for row in rows_of(plan) for segment in row]
+    pieces = reference.pad_pieces(lengths, atom)
+    parts = [
+        [(d, low, min(low + width, stop)) for low in range(start, stop, width)]
+        for d, start, stop in pieces
+    ]
+    assert sorted(segments) == sorted(part for piece in parts for part in piece)
+    for piece in parts:  # the rows of one piece lie one behind the other
+        at = segments.index(piece[0])
+        assert segments[at : at + len(piece)] == piece
+    ends = {(d, stop) for d, start, stop in pieces if stop < lengths[d]}
+    marked = {(d, stop) for (d, _, stop), eos in zip(segments, plan.insert_eos, strict=True) if eos}
+    assert marked == ends
+
+
+def test_pad_shuffles_pieces_and_keeps_each_documents_in_order() -> None:
+    lengths = [30, 3, 40, 5, 60, 7]
+    rows = rows_of(planned(Pad(seq_len=16, atom=8), lengths, seed=3))
+    order = [segment for row in rows for segment in row]
+    assert [d for d, _, _ in order] != sorted(d for d, _, _ in order)
+    for document in range(len(lengths)):
+        starts = [start for d, start, _ in order if d == document]
+        assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("kind", [Concat, Pad])
+@pytest.mark.parametrize("atom", [0, 1, 3, 12, 24, -16, 8.0])
+def test_atoms_that_do_not_divide_are_refused(kind: Any, atom: Any) -> None:
+    with pytest.raises(ConfigError, match="atom"):
+        kind(seq_len=16, atom=atom)
+
+
+@given(LENGTHS, st.integers(2, 64), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_crop_equals_the_quadratic_one(lengths: list[int], seq_len: int, keep: bool) -> None:
+    plan = planned(BestFitCrop(seq_len=seq_len, keep_cropped=keep), lengths)
+    rows, dropped = reference.crop(lengths, seq_len, keep_cropped=keep)
+    assert rows_of(plan) == rows
+    assert plan.dropped.sum() == dropped
+    assert (plan.row_fill()[:-1] == seq_len).all()
+
+
+@given(st.lists(st.integers(1, 30_000), max_size=60), st.integers(9000, 20_000), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_crop_is_right_for_rows_beyond_one_bitmap_group(
+    lengths: list[int], seq_len: int, keep: bool
+) -> None:
+    plan = planned(BestFitCrop(seq_len=seq_len, keep_cropped=keep), lengths)
+    assert rows_of(plan) == reference.crop(lengths, seq_len, keep_cropped=keep)[0]
+
+
+def test_golden_plans_do_not_change_between_versions() -> None:
+    lengths = [5, 20, 3, 8, 8, 1, 40, 7]
+    for packer, golden in GOLDEN:
+        assert rows_of(planned(packer, lengths, seed=1)) == golden
+
+
+GOLDEN: list[tuple[Any, list[reference.Row]]] = [
+    (Concat(seq_len=16, atom=8), [
+        [(6, 11, 19), (6, 3, 11)],
+        [(3, 4, 8), (4, 0, 4), (1, 3, 11)],
+        [(0, 0, 5), (1, 0, 3), (1, 11, 19)],
+        [(4, 4, 8), (5, 0, 1), (6, 0, 3), (6, 19, 27)],
+        [(1, 19, 20), (2, 0, 3), (3, 0, 4), (6, 35, 40), (7, 0, 3)],
+        [(6, 27, 35), (7, 3, 7)],
+    ]),
+    (Concat(seq_len=16, atom=32), [
+        [(0, 0, 5), (1, 0, 11)],
+        [(1, 11, 20), (2, 0, 3), (3, 0, 4)],
+        [(3, 4, 8), (4, 0, 8), (5, 0, 1), (6, 0, 3)],
+        [(6, 3, 19)],
+        [(6, 19, 35)],
+        [(6, 35, 40), (7, 0, 7)],
+    ]),
+    (Pad(seq_len=16, atom=8), [
+        [(4, 0, 8), (6, 0, 7)],
+        [(1, 0, 7), (6, 7, 14)],
+        [(1, 7, 14), (2, 0, 3)],
+        [(6, 14, 21), (7, 0, 7)],
+        [(0, 0, 5), (6, 21, 28)],
+        [(6, 28, 35), (6, 35, 40)],
+        [(1, 14, 20), (5, 0, 1)],
+        [(3, 0, 8)],
+    ]),
+    (Pad(seq_len=16, atom=32), [
+        [(2, 0, 3)],
+        [(4, 0, 8)],
+        [(3, 0, 8)],
+        [(0, 0, 5)],
+        [(6, 0, 16)],
+        [(6, 16, 31)],
+        [(7, 0, 7)],
+        [(1, 0, 16)],
+        [(1, 16, 20)],
+        [(6, 31, 40)],
+        [(5, 0, 1)],
+    ]),
+    (BestFitCrop(seq_len=16), [
+        [(1, 0, 16)],
+        [(6, 0, 16)],
+        [(6, 16, 32)],
+        [(3, 0, 8), (4, 0, 8)],
+        [(6, 32, 40), (7, 0, 7), (5, 0, 1)],
+        [(0, 0, 5), (1, 16, 20), (2, 0, 3)],
+    ]),
+    (BestFitCrop(seq_len=16, keep_cropped=True), [
+        [(1, 0, 16)],
+        [(6, 0, 16)],
+        [(6, 16, 32)],
+        [(3, 0, 8), (4, 0, 8)],
+        [(6, 32, 40), (7, 0, 7), (5, 0, 1)],
+        [(0, 0, 5), (1, 16, 20), (2, 0, 3)],
+    ]),
+    (Seamless(seq_len=16, extra_capacity=2), [
+        [(1, 0, 16)],
+        [(6, 0, 16)],
+        [(6, 12, 28)],
+        [(6, 24, 40)],
+        [(3, 0, 8), (4, 0, 8)],
+        [(7, 0, 7), (0, 0, 5), (1, 16, 20)],
+        [(2, 0, 3)],
+    ]),
+]  # fmt: skip

@@ -1,0 +1,120 @@
+"""Seamless: both stages against the obvious implementation, and exact arithmetic."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.errors import ConfigError, PlanError
+from streampack.packing import Seamless, check_plan
+from tests.packing import reference
+from tests.packing.test_packers import LENGTHS, planned, rows_of
+
+SHARES = st.sampled_from([0, 0.1, 0.3, 0.5, 0.99, Fraction(1, 3)])
+
+
+@given(LENGTHS, st.integers(2, 64), SHARES, st.data())
+@settings(max_examples=300, deadline=None)
+def test_both_stages_equal_the_quadratic_ones(
+    lengths: list[int], seq_len: int, share: Any, data: st.DataObject
+) -> None:
+    extra = data.draw(st.integers(0, min(seq_len - 1, 8)))
+    packer = Seamless(seq_len=seq_len, max_repetition=share, extra_capacity=extra)
+    plan = planned(packer, lengths)
+    rows, dropped = reference.seamless(lengths, seq_len, Fraction(str(share)), extra)
+    assert rows_of(plan) == rows
+    assert plan.dropped.sum() == dropped
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[1, 15, 16, 17], [31, 32, 33], [16] * 9, [2**k for k in range(12)], [100_003], [1] * 3000],
+)
+def test_awkward_lengths_equal_the_quadratic_ones(lengths: list[int]) -> None:
+    rows, _ = reference.seamless(lengths, 16, Fraction(3, 10), 1)
+    assert rows_of(planned(Seamless(seq_len=16, extra_capacity=1), lengths)) == rows
+
+
+@given(st.integers(1, 12), st.integers(1, 31), st.integers(0, 11))
+@settings(max_examples=200, deadline=None)
+def test_a_tail_from_any_row_on_is_cut_as_the_whole_document_is(
+    whole: int, rest: int, row: int
+) -> None:
+    packer = Seamless(seq_len=32, extra_capacity=0)
+    length = 32 * whole + rest
+    plan = planned(packer, [length])
+    if plan.num_rows == whole or row >= plan.num_rows:
+        return
+    tail = planned(packer, [length - int(plan.start[row])])
+    np.testing.assert_array_equal(tail.start + plan.start[row], plan.start[row:])
+    np.testing.assert_array_equal(tail.overlap[1:], plan.overlap[row + 1 :])
+
+
+def test_overlaps_sum_to_what_is_missing_and_differ_by_one_the_larger_first() -> None:
+    plan = planned(Seamless(seq_len=100), [4 * 100 + 30])
+    assert plan.overlap.tolist() == [0, 18, 18, 17, 17]
+    assert plan.stop[-1] == 430
+
+
+def test_whole_rows_are_never_stretched() -> None:
+    plan = planned(Seamless(seq_len=100, max_repetition=0.5), [1000])
+    assert (plan.num_rows, plan.overlap.sum()) == (10, 0)
+
+
+def test_the_limit_is_exact_where_floats_are_not() -> None:
+    # 0.29 * 100 is 28.999999999999996 in floats; 171 tokens lack exactly 29 of two rows.
+    packer = Seamless(seq_len=100, max_repetition=0.29, extra_capacity=0)
+    assert planned(packer, [171]).overlap.tolist() == [0, 29]
+    assert planned(packer, [170]).overlap.tolist() == [0, 0]
+
+
+def test_a_document_of_ten_million_tokens_repeats_less_than_a_row() -> None:
+    lengths = np.array([10_000_019, 10_000_000], dtype=np.int64)
+    plan = Seamless(seq_len=2048).plan(lengths, final=True, seed=0)
+    check_plan(plan, lengths)
+    assert plan.num_rows == 2 * 4883
+    assert plan.overlap.max() == 1
+
+
+def test_bins_that_are_not_full_stay_rows_for_the_window_until_the_end() -> None:
+    lengths = np.array([10, 9, 8, 7], dtype=np.int64)
+    packer = Seamless(seq_len=16, extra_capacity=1)
+    open_rows = packer.plan(lengths, final=False, seed=0)
+    check_plan(open_rows, lengths)
+    assert rows_of(open_rows) == [[(0, 0, 10), (3, 0, 6)], [(1, 0, 9), (2, 0, 7)]]
+    lengths = np.array([10, 9, 8], dtype=np.int64)
+    assert packer.plan(lengths, final=False, seed=0).row_fill().tolist() == [16, 10]
+    lengths = np.array([12, 12, 12], dtype=np.int64)
+    assert packer.plan(lengths, final=False, seed=0).row_fill().tolist() == [12, 12, 12]
+    assert packer.plan(lengths, final=True, seed=0).row_fill().tolist() == [16, 16, 4]
+
+
+def test_the_default_extra_capacity_is_the_papers() -> None:
+    assert Seamless(seq_len=2048).describe()["extra_capacity"] == 50
+    assert Seamless(seq_len=512).describe()["extra_capacity"] in (10, 12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"seq_len": 1},
+        {"seq_len": 16, "max_repetition": 1.0},
+        {"seq_len": 16, "max_repetition": -0.1},
+        {"seq_len": 16, "max_repetition": float("nan")},
+        {"seq_len": 16, "extra_capacity": 16},
+        {"seq_len": 16, "extra_capacity": -1},
+    ],
+)
+def test_senseless_settings_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Seamless(**settings)
+
+
+def test_negative_lengths_are_refused() -> None:
+    with pytest.raises(PlanError):
+        Seamless(seq_len=16).plan(np.array([3, -1]), final=True, seed=0)
