@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,7 +20,7 @@ from streampack.packing import BestFitDecreasing, Buckets, Concat, Packer
 from streampack.rotation import rotate
 from streampack.sizing import choose_lanes, sample_lengths
 from streampack.sources.infer import as_source
-from streampack.state import RunState, check_version
+from streampack.state import RunState, check_structure
 from streampack.stream import Preparation
 from streampack.tokenization import EosRule, Tokenizer, load_tokenizer
 from streampack.topology import Topology
@@ -146,16 +147,25 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Raises:
             StateError: the state is of another run; see `RunState.load`.
         """
-        check_version(state)
+        self._config, _ = self.resume(state)
+        self._loaded = copy.deepcopy(state)
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[LaneConfig, RunState]:
+        """What a saved state asks for: the lanes' configuration, and where they go on.
+
+        Raises:
+            StateError: the state is of another run; see `RunState.load`.
+        """
+        check_structure(state)
+        config = self._config
         shares = state["fingerprint"].get("packer", {}).get("shares")
         if self._shares_measured and isinstance(shares, list):  # here; the run has its own
-            packer = replace(cast(Buckets, self._config.packer), shares=tuple(shares))
-            self._config = replace(self._config, packer=packer)
+            packer = replace(cast(Buckets, config.packer), shares=tuple(shares))
+            config = replace(config, packer=packer)
         if self._lanes_chosen:  # here; the run has its own number
-            self._config = replace(self._config, lanes=state["fingerprint"].get("lanes", 0))
-        self.topology.require(self._config.lanes)
-        RunState.load(state, self.fingerprint(), self.topology)
-        self._loaded = state
+            config = replace(config, lanes=state["fingerprint"]["lanes"])
+        self.topology.require(config.lanes)
+        return config, RunState.load(state, _fingerprint(config), self.topology)
 
     def lane_config(self, workers: int = 1) -> LaneConfig:
         """The lanes' configuration, with what is chosen or measured for so many workers."""
@@ -178,29 +188,13 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON-able identity of the run: whatever changes which tokens come in which batch."""
-        config = self.lane_config()
-        preparation = config.preparation
-        tokenizer = preparation.tokenizer
-        return {
-            "source": config.source.describe(),
-            "tokenizer": tokenizer.fingerprint if tokenizer else None,
-            "eos": None if tokenizer else [preparation.eos, preparation.eos_id],
-            "filter": preparation.filter.name if preparation.filter else None,
-            "map": preparation.map.name if preparation.map else None,
-            "order": config.order.describe() if config.order else None,
-            "packer": config.packer.describe(),
-            "window": config.window.describe(),
-            "batch_tokens": config.batch_tokens,
-            "seed": config.seed,
-            "shuffle": config.shuffle,
-            "lanes": config.lanes,
-        }
+        return _fingerprint(self.lane_config())
 
     def start(self) -> RunState:
         """The state iteration starts from."""
         if self._loaded is None:
             return RunState.begin(self.fingerprint(), self.topology)
-        return RunState.load(self._loaded, self.fingerprint(), self.topology)
+        return self.resume(self._loaded)[1]
 
     def __iter__(self) -> Iterator[PackedBatch]:
         worker = get_worker_info()
@@ -225,6 +219,25 @@ class PackedDataset(IterableDataset[PackedBatch]):
                     step=batch.step,
                     state=partial(batch.round.state, batch.emitted),
                 )
+
+
+def _fingerprint(config: LaneConfig) -> dict[str, Any]:
+    preparation = config.preparation
+    tokenizer = preparation.tokenizer
+    return {
+        "source": config.source.describe(),
+        "tokenizer": tokenizer.fingerprint if tokenizer else None,
+        "eos": None if tokenizer else [preparation.eos, preparation.eos_id],
+        "filter": preparation.filter.name if preparation.filter else None,
+        "map": preparation.map.name if preparation.map else None,
+        "order": config.order.describe() if config.order else None,
+        "packer": config.packer.describe(),
+        "window": config.window.describe(),
+        "batch_tokens": config.batch_tokens,
+        "seed": config.seed,
+        "shuffle": config.shuffle,
+        "lanes": config.lanes,
+    }
 
 
 def _choose_packer(

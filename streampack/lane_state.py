@@ -157,22 +157,26 @@ def check_lane_state(lane: int, state: Any) -> None:
     if not isinstance(state, Mapping):
         raise _malformed(what, f"it is a {type(state).__name__}")
     for name in _NUMBERS:
-        value = state.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise _malformed(what, f"`{name}` is {value!r}")
+        if not _is_count(state.get(name)):
+            raise _malformed(what, f"`{name}` is {state.get(name)!r:.80}")
     kinds: dict[str, Any] = {
         **dict.fromkeys(("present", "start", "repeated", "age", "digest"), str),
         "final": bool,
         "cursor": Mapping,
-        "held": int | None,
         "skipped": list,
     }
     for name, kind in kinds.items():
         if name not in state or not isinstance(state[name], kind):
             raise _malformed(what, f"`{name}` is {state.get(name)!r:.80}")
+    if "held" not in state or not (state["held"] is None or _is_count(state["held"])):
+        raise _malformed(what, f"`held` is {state.get('held')!r:.80}")
     for record in state["skipped"]:
         if not isinstance(record, list) or [type(part) for part in record] != [int, int, bool, str]:
             raise _malformed(what, f"`skipped` holds {record!r:.80}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
 def _malformed(where: str, what: str) -> StateError:

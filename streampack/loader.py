@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
+import pickle
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack.batch import PackedBatch
 from streampack.dataset import PackedDataset
-from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.errors import ConfigError, StateError, StreampackError, WorkerError
 from streampack.lane import LaneEnd, warm_up
 from streampack.metrics import Metrics
 from streampack.rotation import rotate
@@ -36,7 +36,9 @@ class PackedLoader:
     """Iterate a `PackedDataset` with worker processes.
 
     Iterating goes on where the loop stopped: after a ``break``, behind the last batch it got;
-    after `load_state_dict`, behind the state; after the last epoch, at the beginning again.
+    after `load_state_dict`, behind the state; after the last epoch, at the beginning again. One
+    iterator is live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
+    share a dataset; each starts from the dataset's state and keeps its own.
 
     Args:
         dataset: what to load.
@@ -77,6 +79,7 @@ class PackedLoader:
         self._config = dataset.lane_config(max(num_workers, 1))
         self._run = dataset.start()
         self._finished = False
+        self._batches: Generator[Any, None, None] | None = None
         self._metrics = Metrics()
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,10 +92,9 @@ class PackedLoader:
         Raises:
             StateError: the state is of another run; the message names the field.
         """
-        self.dataset.load_state_dict(state)
-        self._config = self.dataset.lane_config(max(self.num_workers, 1))
-        self._run = self.dataset.start()
+        self._config, self._run = self.dataset.resume(state)
         self._finished = False
+        self._stop()
 
     def metrics(self) -> Metrics:
         """Totals over the batches the loop has taken from this loader."""
@@ -102,10 +104,19 @@ class PackedLoader:
         if self._finished:
             self._run = RunState.begin(self._run.fingerprint, self._run.topology)
             self._finished = False
+        self._stop()
         batches = self._in_workers() if self.num_workers else self._in_process()
+        self._batches = batches
         with closing(batches):
             while True:
                 began = time.perf_counter()
+                if self._batches is not batches:
+                    raise StateError(
+                        "The loader was iterated anew, or given a state, while this iterator was "
+                        "in use.",
+                        "Two iterators would share one place in the stream.",
+                        "Use one iterator at a time, or one loader for each.",
+                    )
                 item = next(batches, None)
                 if item is None:
                     self._finished = True
@@ -121,6 +132,12 @@ class PackedLoader:
                 totals.wait_s += time.perf_counter() - began
                 self._run.commit(batch.lane, batch.step, state)
                 yield batch
+
+    def _stop(self) -> None:
+        """End the live iterator's workers, if there is one."""
+        batches, self._batches = self._batches, None
+        if batches is not None:
+            batches.close()
 
     def _own_lanes(self) -> list[int]:
         return self._run.topology.lanes(self._run.next_batch, self._config.lanes)
@@ -138,10 +155,12 @@ class PackedLoader:
     def _in_workers(self) -> Generator[Any, None, None]:
         own = self._own_lanes()
         warm_up(self._config)
-        workers = self._start_workers(own)
+        workers: list[_Worker] = []
         rounds: dict[int, dict[str, Any]] = {}
-        running = dict(zip(own, (workers[i % len(workers)] for i in range(len(own))), strict=True))
         try:
+            for _ in range(min(self.num_workers, len(own))):
+                workers.append(self._start_worker(own, workers))
+            running = {lane: workers[i % len(workers)] for i, lane in enumerate(own)}
             while running:
                 for lane in list(running):
                     message = running[lane].receive(self._timeout_s)
@@ -164,20 +183,18 @@ class PackedLoader:
         self._metrics += metrics
         self._run.end(lane, state)
 
-    def _start_workers(self, own: list[int]) -> list[_Worker]:
-        count = min(self.num_workers, len(own))
-        workers: list[_Worker] = []
-        for number in range(count):
-            lanes = own[number::count]
-            states = {lane: self._run.lane(lane) for lane in lanes}
-            config = replace(self._config)
-            inherited = [worker.receiver for worker in workers]
-            workers.append(
-                _Worker(
-                    self._context, number, config, lanes, states, self._prefetch_batches, inherited
-                )
-            )
-        return workers
+    def _start_worker(self, own: list[int], started: list[_Worker]) -> _Worker:
+        """The next worker after those that are started."""
+        lanes = own[len(started) :: min(self.num_workers, len(own))]
+        return _Worker(
+            self._context,
+            len(started),
+            self._config,
+            lanes,
+            {lane: self._run.lane(lane) for lane in lanes},
+            self._prefetch_batches,
+            [worker.receiver for worker in started],
+        )
 
 
 class _Worker:
@@ -207,8 +224,17 @@ class _Worker:
             name=f"streampack-worker-{number}",
             daemon=True,
         )
-        self.process.start()
-        sender.close()  # the worker's death then ends the pipe
+        try:
+            self.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.receiver.close()
+            raise ConfigError(
+                f"The dataset cannot be sent to a worker process: {error}.",
+                f"Processes started by {context.get_start_method()} get it pickled.",
+                'Define hooks and factories at the top level of a module, or use "fork".',
+            ) from error
+        finally:
+            sender.close()  # the worker's death then ends the pipe
 
     def receive(self, timeout_s: float | None) -> Made | Dry:
         """The next message; raises what the worker raised."""
@@ -220,6 +246,8 @@ class _Worker:
                 "The loop would wait for ever.",
                 "Look at storage and tokenizer, or raise timeout_s.",
             )
+        if self.receiver not in ready and not self.receiver.poll():
+            raise self._died()  # even if a process of the worker's own still holds the pipe
         try:
             message: Made | Dry | Failed = self.receiver.recv()
         except (EOFError, OSError):  # at the end of a message, or inside one

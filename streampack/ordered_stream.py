@@ -187,7 +187,7 @@ class OrderedStream:
             count, encoded = self._orders.popleft()
             raw = zlib.decompress(base64.b64decode(encoded))
         except (TypeError, ValueError, zlib.error) as error:
-            raise damaged_cursor("of an ordering window") from error
+            raise damaged_cursor(self._orders) from error
         order = np.frombuffer(raw, dtype="<u4").astype(np.int64)
         if count != len(documents) or order.max(initial=0) >= count:
             raise StateError(

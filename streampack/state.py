@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streampack.errors import StateError
+from streampack.lane_state import check_lane_state
 from streampack.topology import Topology
 
 __all__ = ["VERSION", "RunState"]
@@ -57,7 +58,7 @@ class RunState:
             StateError: it is of a newer version, malformed, of another run (naming the field and
                 both values), or does not hold the lanes this rank owns.
         """
-        check_version(state)
+        check_structure(state)
         check_fingerprint(state["fingerprint"], fingerprint)
         start = state["next_batch"]
         owned = topology.lanes(start, fingerprint["lanes"])
@@ -71,6 +72,9 @@ class RunState:
                 "Load the state that this rank saved.",
             )
         lanes = {lane: state["lanes"][str(lane)] for lane in owned}
+        for lane, lane_state in lanes.items():
+            if lane_state is not None:
+                check_lane_state(lane, lane_state)
         return cls(fingerprint, topology, start, lanes)
 
     def commit(self, lane: int, step: int, state: LaneState | Callable[[], LaneState]) -> None:
@@ -100,8 +104,10 @@ class RunState:
         }
 
 
-def check_version(state: Mapping[str, Any]) -> None:
+def check_structure(state: Mapping[str, Any]) -> None:
     """Raise `StateError` unless this is a state this version can read."""
+    if not isinstance(state, Mapping):
+        raise _damaged(f"The state is a {type(state).__name__}.")
     missing = {"version", "fingerprint", "next_batch", "lanes"} - set(state)
     if missing:
         raise StateError(
@@ -115,6 +121,29 @@ def check_version(state: Mapping[str, Any]) -> None:
             "Its meaning may have changed.",
             "Resume with the streampack that saved it, or a newer one.",
         )
+    fingerprint, lanes = state["fingerprint"], state["lanes"]
+    if not isinstance(fingerprint, Mapping) or not _is_count(fingerprint.get("lanes"), 1):
+        raise _damaged("The state's fingerprint names no number of lanes.")
+    if not isinstance(fingerprint.get("packer"), Mapping):
+        raise _damaged("The state's fingerprint names no packer.")
+    if not _is_count(state["next_batch"], 0):
+        raise _damaged(f"The state's next_batch is {state['next_batch']!r}.")
+    if not isinstance(lanes, Mapping) or not all(
+        isinstance(lane, str) and lane.isdecimal() for lane in lanes
+    ):
+        raise _damaged("The state's lanes are not a mapping from their numbers, as text.")
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _damaged(fact: str) -> StateError:
+    return StateError(
+        fact,
+        "It is not what streampack saved.",
+        "Pass what `state_dict()` returned, unchanged.",
+    )
 
 
 def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -135,6 +135,10 @@ class DocumentStream:
 
     def _mark(self, epoch: int, at: Any, skipped: int) -> None:
         # Called only when everything read so far is consumed, so `serial` is what comes next.
+        # Where nothing came since the last mark (a filter may refuse a whole corpus), that one is
+        # of no more use.
+        if self._marks and self._marks[-1].serial == self.serial:
+            self._marks.pop()
         self._marks.append(Mark(self.serial, {"epoch": epoch, "at": at}, skipped))
 
     def _read(self) -> Iterator[Documents]:

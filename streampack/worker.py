@@ -7,15 +7,16 @@ fields are made by the loop's process.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import queue
+import signal
 import threading
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack.assembly import PackedRows
@@ -79,6 +80,10 @@ def run_worker(
     """
     for connection in inherited:
         connection.close()
+    # Ctrl-C goes to every process of the terminal; whether it ends the run is for the loop to
+    # say. And a handler that the loop has for SIGTERM (to save a checkpoint) is not the worker's.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
     waiting: queue.Queue[Any] = queue.Queue(maxsize=prefetch_batches)
     sending = threading.Thread(target=_send_all, args=(waiting, sender), daemon=True)
@@ -106,13 +111,22 @@ def _send_all(waiting: queue.Queue[Any], sender: Connection) -> None:
             sender.send(message)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the loop is gone or has had enough
+    except BaseException:  # nobody would take what is made, and the loop would wait for ever
+        traceback.print_exc()
+        os._exit(1)
     sender.close()
 
 
 def _die_with_parent(parent: int) -> None:
-    """A parent that is killed outright cannot end its workers; they end themselves."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+    """A loop's process that is killed outright cannot end its workers; they end themselves.
+
+    The parent may be a fork server, which outlives the loop; the sentinel tells of the loop, but
+    not where another process has inherited its other end. So both are watched.
+    """
+    loop = multiprocessing.parent_process()
+    watched = [loop.sentinel] if loop is not None else []
+    while os.getppid() == parent and not wait(watched, 0.5):
+        pass
     os._exit(0)
 
 

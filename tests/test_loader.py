@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, Topology, WindowConfig
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
+from streampack.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
 from tests.memory_source import MemorySource, numbered_documents
 from tests.test_lane import heavy_tailed
@@ -262,3 +263,109 @@ def test_endless_epochs_reshuffle_and_go_on() -> None:
     counts = np.bincount([token for token in seen if token < PAD], minlength=sum(LENGTHS))
     assert counts.min() >= 2
     assert counts.max() <= 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_has_one_live_iterator(workers: int) -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    loader = PackedLoader(make_dataset(), num_workers=workers)
+    first = iter(loader)
+    found = [identity(next(first))]
+    second = iter(loader)
+    found.append(identity(next(second)))
+    with pytest.raises(StateError, match="iterated anew"):
+        next(first)
+    found += [identity(batch) for batch in second]
+    assert found == expected
+    state = PackedLoader(make_dataset()).state_dict()
+    third = iter(loader)
+    next(third)
+    loader.load_state_dict(state)
+    assert child_processes("streampack-worker") == []
+    with pytest.raises(StateError, match="given a state"):
+        next(third)
+    assert [identity(batch) for batch in loader] == expected
+
+
+def test_loaders_over_one_dataset_do_not_meet() -> None:
+    dataset = make_dataset()
+    expected = [identity(batch) for batch in PackedLoader(dataset)]
+    loaders = [PackedLoader(dataset, num_workers=workers) for workers in (0, 2, 1)]
+    for batches in zip(*loaders, strict=True):
+        assert len({str(identity(batch)) for batch in batches}) == 1
+    first = PackedLoader(dataset)
+    next(iter(first))
+    second = PackedLoader(dataset)
+    second.load_state_dict(first.state_dict())
+    assert [identity(batch) for batch in second] == expected[1:]
+    assert [identity(batch) for batch in PackedLoader(dataset)] == expected
+
+
+def test_lane_states_of_some_ranks_go_on_on_others() -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    for before, steps, after in ((2, 7, 3), (3, 5, 2), (6, 9, 1), (1, 13, 6)):
+        states, found = [], []
+        for rank in range(before):
+            loader = PackedLoader(make_dataset(topology=Topology(rank, before)))
+            found += [identity(batch) for _, batch in zip(range(steps), loader, strict=False)]
+            states.append(json.loads(json.dumps(loader.state_dict())))
+        assert len({state["next_batch"] for state in states}) == 1
+        merged = {**states[0], "lanes": {k: v for s in states for k, v in s["lanes"].items()}}
+        for rank in range(after):
+            again = PackedLoader(make_dataset(topology=Topology(rank, after)), num_workers=rank % 2)
+            again.load_state_dict(merged)
+            found += [identity(batch) for batch in again]
+        assert sorted(found, key=lambda item: item[1] * 6 + item[0]) == expected
+
+
+def damaged(state: Any) -> Any:
+    """Every copy of a state in which one value, at any depth, is missing or something else."""
+    items = state.items() if isinstance(state, dict) else enumerate(state)
+    for key, value in list(items):
+        for other in (None, -1, 10**30, 2.5, "x", [], {}, [None], True):
+            if other != value:
+                copy = state.copy()
+                copy[key] = other
+                yield copy
+        if isinstance(state, dict):
+            yield {name: kept for name, kept in state.items() if name != key}
+        if isinstance(value, (dict, list)):
+            for inner in damaged(value):
+                copy = state.copy()
+                copy[key] = inner
+                yield copy
+
+
+def test_a_damaged_state_is_refused_in_words() -> None:
+    loader = PackedLoader(make_dataset(lanes=2))
+    list(zip(range(30), loader, strict=False))
+    state = json.loads(json.dumps(loader.state_dict()))
+    state["lanes"]["1"] = None
+    refused = []
+    for broken in damaged(state):
+        again = PackedLoader(make_dataset(lanes=2))
+        try:
+            again.load_state_dict(broken)
+            next(iter(again), None)
+        except StateError as error:
+            refused.append(error)
+    assert len(refused) > 500
+    assert all(error.fact and error.consequence and error.remedy for error in refused)
+    for other in (None, [], "state"):
+        with pytest.raises(StateError):
+            loader.load_state_dict(other)  # type: ignore[arg-type]
+
+
+def test_a_filter_that_refuses_nearly_everything_leaves_few_marks() -> None:
+    documents = [np.full(5, i % 7, dtype=np.uint16) for i in range(2000)]
+    dataset = PackedDataset(
+        MemorySource([documents], block_documents=1),
+        seq_len=8,
+        lanes=1,
+        topology=Topology(),
+        shuffle=False,
+        filter=Hook("last", lambda documents, seeds: documents.origin["index"] >= 1990),
+    )
+    stream = Lane(dataset.lane_config(), 0)._stream
+    assert stream.peek() is not None
+    assert len(stream._marks) <= 2

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.packing.rng import derive_seed, permutation
+from streampack.sources._cursor import cursor_field, damaged_cursor
 from streampack.sources.skips import Skips
 
 __all__ = ["Block", "Cursor", "LaneReader", "Manifest", "ShardedSource", "Source"]
@@ -285,8 +286,8 @@ class _ShardedReader(LaneReader):
             opened = [[span, self.spans[span][1]] for span in range(width)]
             following, turn = width, 0
         else:
-            opened = [list(pair) for pair in cursor["open"]]
-            following, turn = cursor["next"], cursor["turn"]
+            opened = self._opened(cursor)
+            following, turn = cursor_field(cursor, "next", int), cursor_field(cursor, "turn", int)
         self._announce([span for span, _ in opened] + [following])
         readers = [self._blocks(span, position, skips) for span, position in opened]
         while readers:
@@ -308,6 +309,15 @@ class _ShardedReader(LaneReader):
                     block,
                     {"open": [list(pair) for pair in opened], "next": following, "turn": turn},
                 )
+
+    def _opened(self, cursor: Cursor) -> list[list[int]]:
+        opened = cursor_field(cursor, "open", list)
+        for pair in opened:
+            if not isinstance(pair, list) or [type(part) for part in pair] != [int, int]:
+                raise damaged_cursor(cursor)
+            if not 0 <= pair[0] < len(self.spans) or pair[1] < 0:
+                raise damaged_cursor(cursor)
+        return [list(pair) for pair in opened]
 
     def _announce(self, spans: list[int]) -> None:
         shards = [self.spans[span][0] for span in spans if span < len(self.spans)]

@@ -19,6 +19,7 @@ import numpy as np
 from streampack.documents import make_origin
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.packing.rng import derive_seed, permutation
+from streampack.sources._cursor import cursor_field
 from streampack.sources._items import BrokenItemError, Fields, item_block, outside_worker
 from streampack.sources.base import Block, Cursor, LaneReader, Source
 from streampack.sources.skips import Skips
@@ -100,8 +101,8 @@ class _ItemLane(LaneReader):
 
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
         source = self.source
-        count = cursor["count"] if cursor is not None else 0
-        state = cursor["state"] if cursor is not None else None
+        count = cursor_field(cursor, "count", int) if cursor is not None else 0
+        state = cursor.get("state") if cursor is not None else None
         with outside_worker():
             items = source.open_lane(
                 self.lane, self.lanes, self.epoch, self.shuffle, cursor is not None
