@@ -318,6 +318,8 @@ def warm_up(config: LaneConfig) -> None:
         origin = make_origin(0, np.arange(2, dtype=np.int64))
         documents = Documents(tokens, np.array([0, 3, 5], dtype=np.int64), origin)
         documents.take(np.array([1, 0], dtype=np.int64))
+        if config.order is not None and config.order.exact:  # others may load a model
+            config.order.order(documents)
         window = Window(config.window, config.packer, batch_tokens=config.batch_tokens, seed=0)
         window.admit(documents, 0, 0)
         planned = window.plan(final=True)
