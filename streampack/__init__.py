@@ -15,18 +15,21 @@ if TYPE_CHECKING:
     from streampack.loader import PackedLoader
     from streampack.ordering import SimilarityOrder
     from streampack.packing import (
+        BestFitCrop,
         BestFitDecreasing,
         Buckets,
         Concat,
         Curriculum,
         FirstFitDecreasing,
         Pad,
+        Seamless,
     )
     from streampack.tokenization import Tokenizer
     from streampack.topology import Topology
     from streampack.window import WindowConfig
 
 __all__ = [
+    "BestFitCrop",
     "BestFitDecreasing",
     "Buckets",
     "Concat",
@@ -38,6 +41,7 @@ __all__ = [
     "PackedDataset",
     "PackedLoader",
     "Pad",
+    "Seamless",
     "SimilarityOrder",
     "StreampackError",
     "Texts",
@@ -54,6 +58,7 @@ __version__ = "0.1.0"
 # Names are imported on first use, so that `streampack.packing` loads no torch and worker
 # processes load only what a lane needs.
 _HOME = {
+    "BestFitCrop": "packing",
     "BestFitDecreasing": "packing",
     "Buckets": "packing",
     "Concat": "packing",
@@ -65,6 +70,7 @@ _HOME = {
     "PackedDataset": "dataset",
     "PackedLoader": "loader",
     "Pad": "packing",
+    "Seamless": "packing",
     "SimilarityOrder": "ordering",
     "StreampackError": "errors",
     "Texts": "documents",

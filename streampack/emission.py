@@ -66,7 +66,10 @@ def choose_rows(
     shuffled = permutation(num_rows, derive_seed(seed, 0))
     in_order = np.arange(num_rows, dtype=np.int64)
     if final:
-        return in_order if online.keep_order else shuffled
+        order = in_order if online.keep_order else shuffled
+        if online.join_short:  # the one row that is not full ends the run
+            order = order[np.argsort((plan.row_fill() < plan.seq_len)[order], kind="stable")]
+        return order
     row_of = np.repeat(np.arange(num_rows, dtype=np.int64), np.diff(plan.row_offsets))
     fill = plan.row_fill()
     forced = np.zeros(num_rows, dtype=np.bool_)

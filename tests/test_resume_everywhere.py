@@ -13,7 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
-from streampack.packing import BestFitDecreasing, Buckets, Concat, FirstFitDecreasing, Packer, Pad
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    FirstFitDecreasing,
+    Packer,
+    Pad,
+    Seamless,
+)
 from tests.corpora import byte_tokenizer, write_mds, write_tar
 
 SEQ_LEN = 32
@@ -23,6 +32,10 @@ PACKERS: list[Packer] = [
     Concat(seq_len=SEQ_LEN),
     Pad(seq_len=SEQ_LEN),
     Buckets(seq_lens=(8, 16, SEQ_LEN)),
+    Concat(seq_len=SEQ_LEN, atom=SEQ_LEN // 4),
+    Pad(seq_len=SEQ_LEN, atom=2 * SEQ_LEN),
+    BestFitCrop(seq_len=SEQ_LEN),
+    Seamless(seq_len=SEQ_LEN, mask_repeated=True),
 ]
 
 

@@ -55,7 +55,7 @@ class Concat:
     revision: ClassVar[int] = 2
     # Neighbouring atoms share a document, so rows of shuffled atoms wait for one another in
     # circles; all of a plan's rows must go.
-    online: ClassVar[Online] = Online(whole_batches=True)
+    online: ClassVar[Online] = Online(whole_batches=True, keep_order=True)
 
     def __post_init__(self) -> None:
         require_seq_len(self.seq_len, self.overflow)

@@ -88,9 +88,8 @@ class Pad:
         order = np.append(order, np.arange(len(order), len(document)))
         if self._atom < self.seq_len:
             order = _in_document_order(order, document)
-        document, start, stop, insert_eos = (
-            values[order] for values in (document, start, stop, insert_eos)
-        )
+        document, start, stop = document[order], start[order], stop[order]
+        insert_eos = insert_eos[order]
         if self._atom > self.seq_len:
             document, start, stop, insert_eos = _split(
                 document, start, stop, insert_eos, self.seq_len

@@ -209,7 +209,7 @@ def _whole_rows(
 ) -> tuple[NDArray[np.int64], ...]:
     """Step 1: row sizes (all 1), document, start, stop and overlap of every row, each int64."""
     whole, rest = np.divmod(lengths, seq_len)
-    rows = whole + slides
+    rows = whole + slides.astype(np.int64)
     repeated = np.where(slides, seq_len - rest, 0)
     each, larger = np.divmod(repeated, np.maximum(whole, 1))
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), rows)
