@@ -64,7 +64,9 @@ class SimilarityOrder:
     """Related documents one behind the other, near-duplicates dropped (In-Context Pretraining).
 
     Use it with a packer that keeps the order (`Concat`) and ``attention="row"``: the point is to
-    attend across documents.
+    attend across documents. Rows are shuffled over the packing window, so a batch that is a small
+    part of `window_tokens` seldom holds rows that follow one another; a large batch wants a larger
+    packing window.
 
     Args:
         order_window_documents: documents ordered together. More of them find closer neighbours;

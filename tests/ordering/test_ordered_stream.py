@@ -135,6 +135,24 @@ def test_rows_hold_related_documents() -> None:
     assert share(None) < 0.2
 
 
+def test_a_batch_seldom_holds_rows_that_follow_one_another() -> None:
+    documents, _ = topical(2000, seed=2)
+    source = MemorySource([[documents.document(i) for i in range(2000)]], block_documents=50)
+    dataset = PackedDataset(
+        source, seq_len=512, batch_tokens=2 * 512, order=SimilarityOrder(), attention="row",
+        window=WindowConfig(window_tokens=64 * 512), lanes=1, provenance=True, eos_id=9000,
+        topology=Topology(),
+    )  # fmt: skip
+    rows = beside = 0
+    for batch in PackedLoader(dataset):
+        pieces = batch.provenance
+        _, counts = np.unique(pieces["index"], return_counts=True)
+        rows += 2
+        beside += int((counts > 1).sum())  # the document cut between two rows is in both
+    assert rows > 500
+    assert beside / rows < 0.03  # of two rows drawn from 64, one follows the other in 1 of 32
+
+
 def test_masks_and_hooks_come_before_the_order() -> None:
     seen = []
 
