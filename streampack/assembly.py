@@ -145,7 +145,7 @@ def gather_rows(
     counts = np.zeros((batches, 10), dtype=np.int64)
     _count(
         ends, segment, plan.document, plan.start, plan.stop, plan.overlap, plan.insert_eos,
-        plan.dropped, entries.start, entries.length, planned.lengths, counts,
+        planned.dropped, entries.start, entries.length, planned.lengths, counts,
     )  # fmt: skip
     sizes = np.zeros((batches, 3), dtype=np.int64)
     _measure(ends, boundaries, piece, cu_seqlens, mask_out, masked, places, sizes)

@@ -291,10 +291,10 @@ def _check_batch_tokens(batch_tokens: int | None, packer: Packer) -> int:
     longest = packer.seq_lens[-1]
     if batch_tokens is None:
         return longest
-    if batch_tokens < longest or batch_tokens % longest:
+    if not longest <= batch_tokens < 1 << 31 or batch_tokens % longest:
         raise ConfigError(
             f"batch_tokens is {batch_tokens}, a row has {longest} tokens.",
-            "A batch is a whole number of rows.",
+            "A batch is a whole number of rows, and its boundaries are numbers of 31 bits.",
             f"Use a multiple of {longest}.",
         )
     return batch_tokens

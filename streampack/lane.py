@@ -32,6 +32,9 @@ from streampack.window import PlannedWindow, Window, WindowConfig
 __all__ = ["Lane", "LaneBatch", "LaneConfig", "LaneEnd", "warm_up"]
 
 
+ADMIT_DOCUMENTS = 4096  # that the window is shown at once
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneConfig:
     """Everything that determines the batches of a run, shared by all of its lanes.
@@ -208,6 +211,8 @@ class Lane:
             documents = stream.peek()
             if documents is None:
                 return True
+            # Not more at a time than a round may use, for it looks at all of them again.
+            documents = documents[:ADMIT_DOCUMENTS]
             with self._times.measure("pack_s"):
                 taken, full = window.admit(documents, 0, stream.serial)
             stream.consume(taken)
@@ -299,7 +304,7 @@ def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Compo
 
     Of some of them earlier rows hold a part; where that is more than one row, they are cut too.
     """
-    lost = planned.plan.dropped >= planned.lengths  # overflow tells the packer a length of 0
+    lost = planned.dropped >= planned.lengths  # overflow tells the packer a length of 0
     if not lost.any():
         return Composition()
     rest = entries.length - entries.start

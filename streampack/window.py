@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from streampack.documents import Documents, offsets_of
 from streampack.emission import choose_rows
 from streampack.entries import Entries
 from streampack.errors import ConfigError, PlanError, StreampackError
-from streampack.packing.packer import BatchPacker, Packer, foreseen, online
+from streampack.packing.packer import BatchPacker, Packer, foreseen, most_per_row, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
 
@@ -78,12 +79,13 @@ class WindowConfig:
         tokens = self.window_tokens
         if tokens is None:
             tokens = max(128 * longest, 4 * batch_tokens)
-        least = batch_tokens + 2 * longest
+        least = _enough(packer, batch_tokens)
         if tokens < least:
             raise ConfigError(
                 f"window_tokens is {tokens}, a batch is {batch_tokens} tokens in rows of {longest}"
                 ".",
-                "The window must hold a batch and two rows more to be sure to give one.",
+                "The window must hold a batch and two rows more (and what rows may drop) to be "
+                "sure to give one.",
                 f"Use window_tokens={least} or more; 128 rows pack well.",
             )
         return WindowConfig(
@@ -99,7 +101,7 @@ class WindowConfig:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PlannedWindow:
     """One round's plan and the rows of it that go.
 
@@ -117,6 +119,11 @@ class PlannedWindow:
     batches: NDArray[np.int64]
     position: NDArray[np.int64]
     lengths: NDArray[np.int64]
+
+    @cached_property
+    def dropped(self) -> NDArray[np.int64]:
+        """(N,) int64: tokens of each document that are lost if these rows go."""
+        return self.plan.dropped_by(self.rows)
 
 
 class Window:
@@ -146,6 +153,7 @@ class Window:
         self._online = online(packer)
         self._longest = packer.seq_lens[-1]
         self._batch_tokens = batch_tokens
+        self._enough = _enough(packer, batch_tokens)
         self._seed = seed
         self._schedule_seed = schedule_seed
         self.round = 0
@@ -192,8 +200,7 @@ class Window:
         """True while this round's target is not reached."""
         if self._arena.used >= self.target_tokens:
             return False
-        enough = self._batch_tokens + 2 * self._longest
-        return self.num_documents < self._config.window_documents or self._arena.used < enough
+        return self.num_documents < self._config.window_documents or self._arena.used < self._enough
 
     def admit(self, documents: Documents, first: int, serial: int) -> tuple[int, bool]:
         """Take documents from `first` on, in order, until the target is reached.
@@ -206,7 +213,11 @@ class Window:
         Returns:
             The first document not taken entirely, and True if the window takes no more this
             round.
+
+        Raises:
+            PlanError: a document is too long and the packer's overflow is "error".
         """
+        self._refuse_overlong(documents)
         if self._continued:
             if not self._continue(documents, first):
                 return first, True
@@ -221,8 +232,8 @@ class Window:
         count = min(count, int(np.searchsorted(ends, room, side="right")))
         limit = self._config.window_documents - self.num_documents
         if count > limit:
-            enough = self._batch_tokens + 2 * self._longest
-            count = max(limit, 0, min(count, int(np.searchsorted(before, enough, side="left"))))
+            enough = int(np.searchsorted(before, self._enough, side="left"))
+            count = max(limit, 0, min(count, enough))
         self._append(documents, first, needed[:count], serial)
         following = first + count
         if following < len(documents) and self.wants:
@@ -305,13 +316,9 @@ class Window:
         Args:
             final: nothing comes after what the window holds.
             step: batches the lane has given before.
-
-        Raises:
-            PlanError: a document is too long and the packer's overflow is "error".
         """
         self._settle()
         entries = self.entries
-        self._refuse_overlong(entries)
         remaining = self.needed(entries.length) - entries.start
         if isinstance(self._packer, BatchPacker):
             return self._plan_batches(self._packer, remaining, final, step)
@@ -384,24 +391,26 @@ class Window:
         rows = np.arange(plan.num_rows, dtype=np.int64)
         return PlannedWindow(plan, rows, batches, offsets_of(held), remaining)
 
-    def _refuse_overlong(self, entries: Entries) -> None:
-        if self._packer.overflow != "error" or not len(entries):
+    def _refuse_overlong(self, documents: Documents) -> None:
+        # Not left to the packer: it sees a document only once the window can hold it.
+        if self._packer.overflow != "error" or not len(documents):
             return
-        i = int(np.argmax(entries.length))
-        if entries.length[i] > self._longest:
-            origin = entries.origin[i]
+        lengths = documents.lengths
+        i = int(np.argmax(lengths))
+        if lengths[i] > self._longest:
+            origin = documents.origin[i]
             raise PlanError(
                 f"Document {int(origin['index'])} of shard {int(origin['shard'])} has "
-                f"{int(entries.length[i])} tokens, a row has {self._longest}.",
+                f"{int(lengths[i])} tokens, a row has {self._longest}.",
                 'overflow="error" forbids that.',
                 'Filter such documents out, or use overflow="split", "truncate" or "drop".',
             )
 
     def advance(self, planned: PlannedWindow) -> None:
         """Remove what went; the rest stays for the next round."""
-        plan, entries = planned.plan, self.entries
+        entries = self.entries
         delivered, repeated = self._delivered(planned)
-        gone = delivered + plan.dropped >= planned.lengths
+        gone = delivered + planned.dropped >= planned.lengths
         if self._continued:
             gone[-1] = False
         kept = np.flatnonzero(~gone)
@@ -464,6 +473,12 @@ class Window:
             self._arena.append(documents, documents.offsets[:-1] + entries.start, entries.held)
             self.entries = Entries.join([self.entries, entries])
         self._continued = continued
+
+
+def _enough(packer: Packer, batch_tokens: int) -> int:
+    """Tokens that are sure to make a batch: its rows, and two more that may hold later tokens."""
+    longest = packer.seq_lens[-1]
+    return batch_tokens // longest * most_per_row(packer) + 2 * longest
 
 
 @kernel

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
-from streampack.errors import ContentError
+from streampack.errors import ConfigError, ContentError
 from streampack.lane import Lane, LaneEnd
 from streampack.metrics import Metrics
 from streampack.packing import BestFitDecreasing, Composition
@@ -116,3 +116,31 @@ def test_a_document_whose_last_piece_is_dropped_in_a_later_round_still_counts_as
             pieces[shard, index] = pieces.get((shard, index), 0) + 1
     cut = sum(count > 1 for count in pieces.values())
     assert composition_of(batches).documents_cut == cut
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("short", [False, True], ids=["", "protect_short"])
+def test_the_smallest_window_gives_batches_where_rows_drop_nearly_a_row(
+    rows: int, short: bool
+) -> None:
+    packer = BestFitDecreasing(seq_len=4, extra_capacity=3, protect_short=short)
+    lengths = [1, 1, 2, 1, 3] * 200
+    refused = 4 * rows + 2 * 4 - 1
+    with pytest.raises(ConfigError, match="what rows may drop"):
+        WindowConfig(window_tokens=refused).resolve(packer, 4 * rows)
+    least = 7 * rows + 2 * 4
+    for documents in (1, 65_536):
+        window = WindowConfig(window_tokens=least, window_documents=documents)
+        dataset = PackedDataset(
+            corpus(lengths),
+            packer=packer,
+            batch_tokens=4 * rows,
+            window=window,
+            lanes=1,
+            topology=Topology(),
+        )
+        loader = PackedLoader(dataset)
+        list(loader)
+        composition = loader.metrics().composition
+        assert composition.placed + composition.dropped == sum(lengths)
+        assert composition.dropped <= composition.rows * 3

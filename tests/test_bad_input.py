@@ -147,6 +147,8 @@ def test_overlong_documents_can_be_an_error_that_names_them() -> None:
     packer = BestFitDecreasing(seq_len=16, overflow="error")
     with pytest.raises(PlanError, match="Document 1 of shard 0 has 40 tokens"):
         load(MemorySource([ids(5, 40)]), packer=packer, shuffle=False)
+    with pytest.raises(PlanError, match="Document 0 of shard 0 has 9999 tokens"):
+        load(MemorySource([ids(9999)]), packer=packer)  # more than the window could hold
 
 
 def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:
@@ -160,6 +162,7 @@ def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:
     [
         {"seq_len": 1},
         {"batch_tokens": 17},
+        {"batch_tokens": 1 << 31},
         {"attention": "diagonal"},
         {"epochs": 0},
         {"lanes": -1},

@@ -60,6 +60,11 @@ class BestFitCrop:
         """``(seq_len,)``."""
         return (self.seq_len,)
 
+    @property
+    def most_per_row(self) -> int:
+        """A row that lacks one token may crop a document of a whole row."""
+        return self.seq_len if self.keep_cropped else 2 * self.seq_len - 1
+
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)

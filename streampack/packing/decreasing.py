@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents import offsets_of
 from streampack.errors import ConfigError
 from streampack.packing.fit import greedy_fit
 from streampack.packing.packer import Overflow, limit_lengths, require_seq_len
@@ -68,12 +69,20 @@ class _Decreasing:
         """``(seq_len,)``."""
         return (self.seq_len,)
 
+    @property
+    def most_per_row(self) -> int:
+        """A bin's capacity."""
+        return self.seq_len + self.extra_capacity
+
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         document, start, size = decreasing_pieces(kept, self.seq_len)
         least_room = self.extra_capacity + 1 if self.protect_short else 0
         bins, count = greedy_fit(size, self.seq_len + self.extra_capacity, least_room, self._best)
+        dropped_with = None
+        if self.extra_capacity:
+            dropped_with = _dropped_with(bins, document, size, self.seq_len, len(kept))
         row_offsets, document, start, stop = lay_out(
             bins, count, document, start, size, self.seq_len, dropped
         )
@@ -88,6 +97,7 @@ class _Decreasing:
             insert_eos=np.zeros(segments, dtype=np.bool_),
             pad_after=np.zeros(segments, dtype=np.int64),
             dropped=dropped,
+            dropped_with=dropped_with,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -112,6 +122,27 @@ class BestFitDecreasing(_Decreasing):
     """Longest first, each into the row it leaves least room in. The default packer."""
 
     _best = True
+
+
+def _dropped_with(
+    bins: NDArray[np.int64],
+    document: NDArray[np.int64],
+    size: NDArray[np.int64],
+    seq_len: int,
+    num_documents: int,
+) -> NDArray[np.int64]:
+    """(num_documents,) int64: the bin in which a piece of the document lies wholly beyond seq_len.
+
+    There is one such piece of a document at most, its remainder: a whole one fills a bin first.
+    """
+    order = np.argsort(bins, kind="stable")
+    in_bins = bins[order]
+    before = offsets_of(size[order])[:-1]
+    first = np.searchsorted(in_bins, in_bins, side="left")
+    beyond = before - before[first] >= seq_len
+    rows = np.full(num_documents, -1, dtype=np.int64)
+    rows[document[order][beyond]] = in_bins[beyond]
+    return rows
 
 
 @kernel

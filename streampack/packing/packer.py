@@ -19,6 +19,7 @@ __all__ = [
     "checked_lengths",
     "foreseen",
     "limit_lengths",
+    "most_per_row",
     "online",
     "require_atom",
     "require_seq_len",
@@ -74,12 +75,21 @@ def foreseen(packer: Packer, remaining: int, held: int) -> int:
     return int(foresee(remaining, held)) if foresee else held + 2 * packer.seq_lens[-1]
 
 
+def most_per_row(packer: Packer) -> int:
+    """Tokens that one row may use up at most, dropped ones included.
+
+    The packer's attribute `most_per_row`, if it has one; by default no row drops anything.
+    """
+    return int(getattr(packer, "most_per_row", packer.seq_lens[-1]))
+
+
 @runtime_checkable
 class Packer(Protocol):
     """A pure function from document lengths to a plan.
 
-    Beyond what is listed, a packer may have `online` (see `Online`), ``foresee`` (see `foreseen`)
-    and `mask_repeated`, True if tokens repeated from an earlier row do not count in the loss.
+    Beyond what is listed, a packer may have `online` (see `Online`), ``foresee`` (see `foreseen`),
+    `most_per_row` (see the function) and `mask_repeated`, True if tokens repeated from an earlier
+    row do not count in the loss.
     """
 
     @property

@@ -30,6 +30,8 @@ class Plan:
         insert_eos: (S,) bool, an EOS the packer adds behind the segment.
         pad_after: (S,) int64, padding inside the row behind the segment (alignment, atoms).
         dropped: (N,) int64, tokens of each document that no row holds.
+        dropped_with: (N,) int64, the row for whose sake a document lost a piece whole, so that it
+            loses it only if that row goes; -1 for none. None is -1 for all.
     """
 
     row_offsets: NDArray[np.int64]
@@ -41,6 +43,7 @@ class Plan:
     insert_eos: NDArray[np.bool_]
     pad_after: NDArray[np.int64]
     dropped: NDArray[np.int64]
+    dropped_with: NDArray[np.int64] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -51,6 +54,14 @@ class Plan:
     def num_segments(self) -> int:
         """S."""
         return len(self.document)
+
+    def dropped_by(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(N,) int64: `dropped`, of the documents whose loss is not for the sake of other rows."""
+        if self.dropped_with is None:
+            return self.dropped
+        goes = np.zeros(self.num_rows + 1, dtype=np.bool_)
+        goes[rows] = goes[-1] = True
+        return np.where(goes[self.dropped_with], self.dropped, 0)
 
     def row_fill(self) -> NDArray[np.int64]:
         """(R,) int64: slots of each row that are taken: tokens, inserted EOS and `pad_after`."""

@@ -101,6 +101,11 @@ class Seamless:
     def _extra(self) -> int:
         return round(self.seq_len / 41) if self.extra_capacity is None else self.extra_capacity
 
+    @property
+    def most_per_row(self) -> int:
+        """A bin's capacity."""
+        return self.seq_len + self._extra
+
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Pack; `final` joins bins that are not full; `seed` changes nothing."""
         lengths = checked_lengths(lengths)
