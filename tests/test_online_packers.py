@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from streampack.assembly import RowFormat, derive_fields
+from streampack.errors import ConfigError
 from streampack.lane import Lane, LaneBatch
 from streampack.packing import BestFitCrop, Concat, FirstFitDecreasing, Packer, Pad, Seamless
 from streampack.window import WindowConfig
@@ -155,3 +156,16 @@ def test_a_window_of_crops_loses_little_more_than_the_whole_stream() -> None:
     total = composition_of(run(Lane(config, 0)))
     assert total.dropped_ratio < whole.dropped_ratio + 0.02
     assert total.padding_ratio < 0.001
+
+
+@pytest.mark.parametrize(
+    "packer",
+    [FirstFitDecreasing(seq_len=SEQ_LEN, extra_capacity=31), BestFitCrop(seq_len=SEQ_LEN)],
+    ids=lambda packer: type(packer).__name__,
+)
+def test_the_smallest_window_gives_batches_whatever_rows_drop(packer: Packer) -> None:
+    smallest = WindowConfig(window_tokens=SEQ_LEN * 44)
+    config = lane_config([SEQ_LEN - 1] * 300, packer, rows=20, window=smallest)
+    assert len(run(Lane(config, 0))) > 5
+    with pytest.raises(ConfigError, match="window_tokens"):
+        WindowConfig(window_tokens=SEQ_LEN * 25).resolve(packer, 20 * SEQ_LEN)
