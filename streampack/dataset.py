@@ -97,6 +97,21 @@ class PackedDataset(IterableDataset[PackedBatch]):
         memory_limit: int = 2 << 30,
     ) -> None:
         super().__init__()
+        for name, value, kind in (
+            ("packer", packer, Packer),
+            ("seq_len", seq_len, int),
+            ("batch_tokens", batch_tokens, int),
+            ("window", window, WindowConfig),
+            ("seed", seed, int),
+            ("epochs", epochs, int),
+            ("lanes", lanes, int),
+            ("topology", topology, Topology),
+            ("memory_limit", memory_limit, int),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(
+                    f"{name} is {value!r}.", "It is of another kind.", f"Pass a {kind.__name__}."
+                )
         _check_order(order)
         packer = _choose_packer(seq_len, packer, order)
         batch_tokens = _check_batch_tokens(batch_tokens, packer)

@@ -17,6 +17,8 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+
 from streampack.batch import PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError, StreampackError, WorkerError
@@ -45,7 +47,7 @@ class PackedLoader:
         num_workers: worker processes; 0 makes batches in the loop's own process.
         prefetch_batches: batches each worker makes ahead.
         multiprocessing_context: "fork", "spawn" or "forkserver"; None is Python's default.
-        pin_memory: give batches in page-locked memory.
+        pin_memory: give batches in page-locked memory, where there is a device to copy them to.
         timeout_s: raise if a worker gives nothing for so long; None waits as long as it lives.
 
     Raises (while iterating):
@@ -74,7 +76,7 @@ class PackedLoader:
         self.num_workers = num_workers
         self._prefetch_batches = prefetch_batches
         self._context: Any = multiprocessing.get_context(multiprocessing_context)
-        self._pin_memory = pin_memory
+        self._pin_memory = pin_memory and torch.cuda.is_available()
         self._timeout_s = timeout_s
         self._config = dataset.lane_config(max(num_workers, 1))
         self._run = dataset.start()

@@ -369,3 +369,9 @@ def test_a_filter_that_refuses_nearly_everything_leaves_few_marks() -> None:
     stream = Lane(dataset.lane_config(), 0)._stream
     assert stream.peek() is not None
     assert len(stream._marks) <= 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="batches are pinned")
+def test_pinning_without_a_device_is_left_out() -> None:
+    loader = PackedLoader(make_dataset(), pin_memory=True)
+    assert next(iter(loader)).input_ids.shape == (2, SEQ_LEN)
