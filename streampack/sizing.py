@@ -18,8 +18,8 @@ __all__ = ["choose_lanes", "sample_lengths"]
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
 SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
-SAMPLE_DOCUMENTS = 1024  # of each place
-SAMPLE_TOKENS = 4 << 20  # of each place, in case documents are very long
+SAMPLE_DOCUMENTS = 1024  # of each place, where no number is asked for
+SAMPLE_TOKENS = 4 << 20  # of each place, in case documents are very long; more where more is asked
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
 
 
@@ -61,11 +61,17 @@ def choose_lanes(
     return per_rank * ranks
 
 
-def sample_lengths(config: LaneConfig) -> NDArray[np.int64]:
+def sample_lengths(
+    config: LaneConfig, *, documents: int = SAMPLE_LANES * SAMPLE_DOCUMENTS
+) -> NDArray[np.int64]:
     """(N,) int64: tokens of some thousand documents, the same on every rank and at every start.
 
     They are read from up to four places of the first epoch, as the run itself would prepare them;
     neither the number of lanes nor the topology plays a part.
+
+    Args:
+        config: source and preparation; the packer is not asked.
+        documents: how many to read; fewer if the source has fewer, or if they are very long.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
@@ -78,6 +84,8 @@ def sample_lengths(config: LaneConfig) -> NDArray[np.int64]:
             "Pass the packer shares=, or a source that can be read again.",
         )
     lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
+    share = -(-documents // lanes)
+    most_tokens = max(SAMPLE_TOKENS, SAMPLE_TOKENS * share // (2 * SAMPLE_DOCUMENTS))
     lengths = []
     for lane in range(lanes):
         stream = DocumentStream(
@@ -92,12 +100,12 @@ def sample_lengths(config: LaneConfig) -> NDArray[np.int64]:
             times=LaneTimes(),
         )
         tokens = 0
-        while stream.serial < SAMPLE_DOCUMENTS and tokens < SAMPLE_TOKENS:
-            documents = stream.peek()
-            if documents is None:
+        while stream.serial < share and tokens < most_tokens:
+            block = stream.peek()
+            if block is None:
                 break
-            documents = documents[: SAMPLE_DOCUMENTS - stream.serial]
-            lengths.append(documents.lengths)
-            tokens += documents.num_tokens
-            stream.consume(len(documents))
+            block = block[: share - stream.serial]
+            lengths.append(block.lengths)
+            tokens += block.num_tokens
+            stream.consume(len(block))
     return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)

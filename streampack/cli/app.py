@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from streampack.cli.compare import compare
 from streampack.cli.convert import convert
 from streampack.cli.demo import demo
 
@@ -16,5 +17,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("compare")(compare)
 app.command("convert")(convert)
 app.command("demo")(demo)

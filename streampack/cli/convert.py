@@ -20,7 +20,7 @@ from streampack.sources.jsonl import JSONL
 from streampack.sources.storage import Storage
 from streampack.tokenization import load_tokenizer
 
-__all__ = ["convert", "open_source", "parse_bytes"]
+__all__ = ["convert", "file_kind", "open_source", "parse_bytes"]
 
 _JSON = re.compile(r"\.(jsonl|ndjson|json)(\.[a-z0-9]+)?$")
 
@@ -149,7 +149,7 @@ def open_source(path: str, *, text: str | None = None, tokens: str | None = None
             "Name the one field to convert.",
         )
     storage = Storage()
-    kinds = {_kind(file.path): file.path for file in storage.list(path)}
+    kinds = {file_kind(file.path): file.path for file in storage.list(path)}
     known = {kind: example for kind, example in kinds.items() if kind}
     if len(known) != 1:
         raise ConfigError(
@@ -176,7 +176,8 @@ def open_source(path: str, *, text: str | None = None, tokens: str | None = None
     return Parquet(path, text=text, tokens=tokens, storage=storage, open_shards=1)
 
 
-def _kind(path: str) -> str:
+def file_kind(path: str) -> str:
+    """ "text", "parquet" or "json" by how a file's name ends; "" for any other."""
     name = path.rsplit("/", 1)[-1].lower()
     if name.endswith(".txt"):
         return "text"

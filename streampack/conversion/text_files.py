@@ -58,6 +58,10 @@ class TextFiles(Source):
         """List the files."""
         _ = self.files
 
+    def max_lanes(self) -> int:
+        """One."""
+        return 1
+
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
         """The only lane; `ConfigError` for another number."""
         if n != 1 or shuffle:

@@ -1,0 +1,224 @@
+"""`streampack compare`: every strategy on a sample of a corpus, and which one to take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from streampack.cli.corpus import open_corpus
+from streampack.cli.picture import Curve, check_target, draw
+from streampack.comparison import (
+    CLOSE_POINTS,
+    Figures,
+    Recommendation,
+    bucket_shares,
+    measure,
+    recommend,
+    smallest_window,
+    window_curve,
+    window_rows,
+)
+from streampack.conversion.text_files import TextFiles
+from streampack.errors import ConfigError
+from streampack.packing import Packer
+
+__all__ = ["compare"]
+
+WIDTH = 80  # columns of the table
+
+
+def compare(
+    source: Annotated[
+        str,
+        typer.Argument(help="MDS, tar, Parquet, JSON lines or .txt: a file, folder, glob or URL."),
+    ],
+    seq_len: Annotated[
+        list[int], typer.Option(metavar="N", help="Row length to try; may be repeated.")
+    ] = [2048, 4096, 8192],  # noqa: B006
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="PATH", help="tokenizer.json, for text.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field or column that holds text.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Field or column that holds token ids.")
+    ] = None,
+    column: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of MDS shards.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="EXT", help="Extension of the files in tar shards.")
+    ] = None,
+    documents: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of the sample and of packers that shuffle.")] = 0,
+    out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path(
+        "compare.png"
+    ),
+) -> None:
+    """Pack a sample of your corpus with every strategy, and say which one to take and why."""
+    check_target(out)
+    corpus = open_corpus(source, text=text, tokens=tokens, column=column, key=key)
+    console = Console()
+    with console.status("reading"):
+        lengths = _lengths(corpus, tokenizer, documents, seed, seq_len)
+    with console.status("planning"):
+        figures = measure(lengths, seq_len, seed=seed)
+        found = recommend(lengths, figures)
+        row_tokens = found.figures.seq_lens[-1]
+        windows = window_rows(lengths, row_tokens)
+        curves = [
+            Curve(
+                chosen.name,
+                window_curve(lengths, packer, windows, seed=seed),
+                chosen.composition.utilisation,
+            )
+            for chosen, packer in _drawn(figures, found)
+        ]
+    window = smallest_window(windows, curves[0].utilisation, curves[0].whole)
+    console.print(_summary(lengths), soft_wrap=True)
+    Console(width=min(console.width, WIDTH) if console.is_terminal else WIDTH).print(
+        _table(figures, found)
+    )
+    console.print(
+        _words(found, windows, window, curves[0], lengths), soft_wrap=True, highlight=False
+    )
+    buckets = next((f for f in figures if f.name == "Buckets"), None)
+    shares = bucket_shares(buckets, lengths, seed=seed) if buckets else []
+    draw(
+        out,
+        lengths,
+        seq_lens=sorted(set(seq_len)),
+        shares=dict(zip(buckets.seq_lens if buckets else (), shares, strict=True)),
+        windows=windows,
+        row_tokens=row_tokens,
+        curves=curves,
+        window=window,
+        title=f"{len(lengths):,} documents, {int(lengths.sum()):,} tokens: {found.code}",
+    )
+    console.print(f"The picture is in {out}.", soft_wrap=True, highlight=False)
+
+
+def _lengths(
+    corpus: object, tokenizer: str | None, documents: int, seed: int, seq_len: list[int]
+) -> NDArray[np.int64]:
+    from streampack.dataset import PackedDataset  # imports torch: other commands need not wait
+    from streampack.sizing import sample_lengths
+    from streampack.topology import Topology
+
+    dataset = PackedDataset(
+        corpus,
+        seq_len=max(seq_len),
+        tokenizer=tokenizer,
+        seed=seed,
+        shuffle=not isinstance(corpus, TextFiles),
+        lanes=1,
+        topology=Topology(0, 1),
+    )
+    lengths = sample_lengths(dataset.lane_config(), documents=documents)
+    if not len(lengths):
+        raise ConfigError(
+            "The source has no document with a token in it.",
+            "There is nothing to compare.",
+            "Check the path, and the field or column that is read.",
+        )
+    return lengths
+
+
+def _drawn(figures: list[Figures], found: Recommendation) -> list[tuple[Figures, Packer]]:
+    """Strategies whose curves are drawn, the recommended one first, all of its row length."""
+    others = [
+        (other, other.packer)
+        for other in figures
+        if other.name in ("BestFitDecreasing", "FirstFitDecreasing", "Seamless")
+        and other.seq_lens[-1] == found.figures.seq_lens[-1]
+        and other is not found.figures
+        and isinstance(other.packer, Packer)
+    ]
+    return [(found.figures, found.packer), *others]
+
+
+def _summary(lengths: NDArray[np.int64]) -> str:
+    middle, many = np.percentile(lengths, (50, 99)).astype(int).tolist()
+    return (
+        f"{len(lengths):,} documents of {lengths.mean():,.0f} tokens on average "
+        f"(half have up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,})"
+    )
+
+
+def _table(figures: list[Figures], found: Recommendation) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("all planned\nat once", no_wrap=True)
+    for name in (
+        "used\n%", "padded\n%", "docs\ncut %", "lost\n%", "repeat\n%",
+        "docs/\nrow", "mean\ncontext", "M docs\nper s",
+    ):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    before: tuple[int, ...] = ()
+    for row in figures:
+        if row.seq_lens != before:
+            if before:
+                table.add_section()
+            rows = ", ".join(f"{size:,}" for size in row.seq_lens)
+            head = f"rows of {rows}" if len(row.seq_lens) == 1 else "buckets"
+            table.add_row(f"[bold]{head}[/bold]")
+            before = row.seq_lens
+        figure = row.composition
+        table.add_row(
+            row.name,
+            f"{100 * figure.utilisation:.2f}",
+            f"{100 * figure.padding_ratio:.2f}",
+            f"{100 * figure.truncation_ratio:.2f}",
+            f"{100 * figure.dropped_ratio:.2f}",
+            f"{100 * figure.repetition_ratio:.2f}",
+            f"{figure.concatenation_ratio:.1f}",
+            f"{figure.mean_context:,.0f}",
+            f"{row.documents_per_second / 1e6:.1f}",
+            style="green" if row is found.figures else None,
+        )
+    return table
+
+
+def _words(
+    found: Recommendation,
+    windows: list[int],
+    window: int | None,
+    curve: Curve,
+    lengths: NDArray[np.int64],
+) -> str:
+    """The recommendation, a line per sentence."""
+    row_tokens = found.figures.seq_lens[-1]
+    lines = [f"[bold]Take {found.code}.[/bold]", *found.reasons]
+    whole = f"{100 * curve.whole:.2f} %"
+    if window is None:
+        best = max(curve.utilisation)
+        lines.append(
+            f"No window up to {windows[-1]:,} rows comes within {CLOSE_POINTS} points of planning "
+            f"everything at once ({whole}); the best gives {100 * best:.2f} %."
+        )
+    else:
+        reached = curve.utilisation[windows.index(window)]
+        lines.append(
+            f"A window of {window:,} rows is enough, window=WindowConfig(window_tokens="
+            f"{window * row_tokens}): it uses {100 * reached:.2f} %, planning everything at once "
+            f"{whole}."
+        )
+        at = windows.index(window)
+        if at:
+            lines.append(
+                f"One of {windows[at - 1]} rows uses {100 * curve.utilisation[at - 1]:.2f} %."
+            )
+    rows = found.figures.composition.rows
+    if 100 / rows > CLOSE_POINTS:
+        lines.append(
+            f"The sample fills {rows:,} rows only, so one row more or less is {100 / rows:.2f} "
+            "points; more --documents say more about windows."
+        )
+    return "\n".join(lines)

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from streampack.cli import main
+from streampack.cli.app import app
+from streampack.cli.corpus import open_corpus
+from streampack.errors import ConfigError
+from streampack.sources.mds import MDS
+from streampack.sources.webdataset import WebDataset
+from tests.corpora import byte_tokenizer, write_mds, write_tar
+
+pytest.importorskip("matplotlib")
+
+
+def run(*arguments: object) -> str:
+    """The output; the picture is `picture.png` in the working directory."""
+    result = CliRunner().invoke(app, ["compare", *map(str, arguments), "--out", "picture.png"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
+    return result.output
+
+
+def ids(mu: float, sigma: float, n: int) -> list[Any]:
+    lengths = np.exp(np.random.default_rng(1).normal(mu, sigma, n)).astype(int) + 1
+    return [np.full(length, 7, dtype=np.uint16) for length in lengths]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "in").mkdir()
+    return tmp_path / "in"
+
+
+def sizes(*values: int) -> list[object]:
+    return [part for value in values for part in ("--seq-len", value)]
+
+
+def test_chats_and_books_get_different_advice(folder: Path) -> None:
+    for name, documents in (("chats", ids(4.0, 0.6, 3000)), ("books", ids(8.6, 0.5, 200))):
+        table = pa.table({"ids": pa.array(documents)})
+        pq.write_table(table, folder / f"{name}.parquet")
+    chats = run(folder / "chats.parquet", "--tokens", "ids", *sizes(512, 2048))
+    books = run(folder / "books.parquet", "--tokens", "ids", *sizes(512, 2048))
+    assert "Take BestFitDecreasing(seq_len=512)." in chats
+    assert "fit a row of 512 tokens" in chats
+    assert "Take Seamless(seq_len=2048)." in books
+    assert "longer than the longest row tried" in books
+    assert "3,000 documents of" in chats
+
+
+def test_the_table_has_every_strategy_and_fits_80_columns(folder: Path) -> None:
+    write_tar(folder / "a.tar", ids(5.0, 1.0, 800))
+    output = run(folder, *sizes(512, 1024))
+    lines = output.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("all planned"))
+    end = next(i for i, line in enumerate(lines) if line.startswith("Take "))
+    assert max(map(len, lines[begin:end])) <= 80
+    assert "…" not in output
+    for name in ("BestFitDecreasing", "FirstFitDecreasing", "Seamless", "BestFitCrop", "Concat"):
+        assert sum(line.startswith(f"{name} ") for line in lines[begin:end]) == 2
+    for name in ("Buckets", "MultiBucket"):
+        assert sum(line.startswith(f"{name} ") for line in lines[begin:end]) == 1
+
+
+def test_the_same_sample_gets_the_same_words(folder: Path) -> None:
+    write_mds(folder, ids(5.0, 1.0, 1500), column="tokens")
+    first, second = (run(folder / "mds", "--documents", 700, *sizes(512)) for _ in range(2))
+    words = [output[output.index("Take ") :] for output in (first, second)]
+    assert words[0] == words[1]
+    assert first.startswith("700 documents")
+    assert re.search(r"A window of \d+ rows is enough", first)
+    assert "The sample fills" in first
+
+
+def test_texts_are_counted_in_tokens(folder: Path) -> None:
+    texts = ["x" * n for n in range(1, 200)]
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    (folder / "txt").mkdir()
+    for number, text in enumerate(texts[:20]):
+        (folder / "txt" / f"{number:02}.txt").write_text(text)
+    tokenizer = ("--tokenizer", folder / "tokenizer.json")
+    assert "199 documents of 101 tokens" in run(folder / "a.jsonl", *tokenizer, *sizes(512))
+    assert "20 documents of 12 tokens" in run(folder / "txt", *tokenizer, *sizes(512))
+
+
+def test_formats_are_told_by_their_files(folder: Path) -> None:
+    write_mds(folder, ids(3.0, 1.0, 5), column="input_ids")
+    for path in (folder / "mds", folder / "mds" / "index.json"):
+        source = open_corpus(str(path))
+        assert isinstance(source, MDS)
+        assert source.column == "input_ids"
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for name in ("0.cls", "0.ids.npy", "0.json"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    for options, key in (
+        ({}, "ids.npy"),
+        ({"key": "txt"}, "txt"),
+        ({"tokens": "t"}, "json"),
+    ):
+        source = open_corpus(str(folder / "a.tar"), **options)
+        assert isinstance(source, WebDataset)
+        assert source.key == key
+
+
+def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    (folder / "b.txt").write_text("b")
+    (folder / "c.csv").write_text("c")
+    with tarfile.open(folder / "d.tar", "w") as archive:
+        archive.addfile(tarfile.TarInfo("0.pkl"), io.BytesIO())
+    (folder / "e.tar").write_text("not an archive")
+    for path, options, words in (
+        ("*.[jt]*", {}, "3 kinds"),
+        ("c.csv", {}, "no kinds"),
+        ("missing", {}, "missing"),
+        ("d.tar", {}, "--key"),
+        ("e.tar", {}, "--key"),
+        ("d.tar", {"text": "a", "tokens": "b"}, "both given"),
+        ("a.jsonl", {"key": "npy"}, "--key was given"),
+        ("a.jsonl", {"column": "x", "key": "npy"}, "--key was given"),
+        ("b.txt", {"text": "x"}, "files have none"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            open_corpus(str(folder / path), **options)
+
+
+def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
+    from streampack.sources._streaming import streaming_module
+
+    with streaming_module("base.format.mds") as mds:
+        columns = {"a": "str", "b": "str"}
+        with mds.MDSWriter(out=str(folder / "mds"), columns=columns) as writer:
+            writer.write({"a": "x", "b": "y"})
+    with pytest.raises(ConfigError, match="--column"):
+        open_corpus(str(folder / "mds"))
+    assert isinstance(open_corpus(str(folder / "mds"), column="b"), MDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.jsonl"], "nowhere.jsonl"),
+        (["in/a.jsonl"], "there is no tokenizer"),
+        (["in/a.jsonl", "--seq-len", "1"], "seq_len is 1"),
+        (["in/a.jsonl", "--out", "a.bmp"], "a.bmp"),
+        (["in/a.jsonl", "--out", "none/a.png"], "none/a.png"),
+        (["in/empty.parquet", "--tokens", "ids"], "no document"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_exit_code_1(
+    folder: Path,
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (folder / "a.jsonl").write_text('{"text": "a"}\n')
+    pq.write_table(
+        pa.table({"ids": pa.array([[]], pa.list_(pa.int32()))}), folder / "empty.parquet"
+    )
+    monkeypatch.setattr(sys, "argv", ["streampack", "compare", *arguments])
+    with pytest.raises(SystemExit) as error:
+        main()
+    said = str(error.value.code)  # Python prints it on standard error and exits with 1
+    assert said.startswith("streampack: ")
+    assert words in said
+    assert len(said.splitlines()) == 1
+    assert not Path("compare.png").exists()
+
+
+def test_the_program_exits_with_1(folder: Path) -> None:
+    command = [sys.executable, "-m", "streampack.cli", "compare", "nowhere.jsonl"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("streampack: No file matches")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def missing(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "matplotlib":
+            raise ImportError("No module named 'matplotlib'", name="matplotlib")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    with pytest.raises(ConfigError, match=r"needs matplotlib.*streampack\[cli\]"):
+        run("anything.jsonl")
