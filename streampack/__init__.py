@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from streampack.tokenization import Tokenizer
     from streampack.topology import Topology
-    from streampack.window import WindowConfig
+    from streampack.window_config import WindowConfig
 
 __all__ = [
     "BestFitCrop",
@@ -76,7 +76,7 @@ _HOME = {
     "Texts": "documents",
     "Tokenizer": "tokenization",
     "Topology": "topology",
-    "WindowConfig": "window",
+    "WindowConfig": "window_config",
 }
 
 

@@ -24,7 +24,7 @@ from streampack.state import RunState, check_structure
 from streampack.stream import Preparation
 from streampack.tokenization import EosRule, Tokenizer, load_tokenizer
 from streampack.topology import Topology
-from streampack.window import WindowConfig
+from streampack.window_config import WindowConfig
 
 __all__ = ["PackedDataset"]
 

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from streampack.documents import Documents, make_origin, offsets_of
 from streampack.entries import Entries
 from streampack.packing import Packer, Plan
-from streampack.window import PlannedWindow, Window, WindowConfig
+from streampack.window import PlannedWindow, Window
+from streampack.window_config import WindowConfig
 
 __all__ = ["stream_plan"]
 

@@ -1,8 +1,8 @@
 """Emission: which rows of a plan over the window go out now, in which order.
 
 Steps:
-  1. Rows that must go (they hold a document of the age limit) come first, then rows filled to at
-     least `min_fill`, then the rest, fullest first; ties in seeded random order.
+  1. Rows that must go (they hold a document of the age limit) come first, the oldest ahead, then
+     rows filled to at least `min_fill`, then the rest, fullest first; ties in seeded random order.
   2. From the rest, as many go as it takes to leave at most the share `carry` of the tokens.
   3. A row goes only behind the rows that hold earlier tokens of its documents, so that what
      stays of a document is always its tail.
@@ -34,7 +34,7 @@ _DEFAULT = Online()
 def choose_rows(
     plan: Plan,
     *,
-    must_go: NDArray[np.bool_],
+    overdue: NDArray[np.int64],
     held: NDArray[np.int64],
     rows_per_batch: int,
     min_fill: float,
@@ -48,7 +48,7 @@ def choose_rows(
 
     Args:
         plan: over N documents.
-        must_go: (N,) bool, documents that may not stay.
+        overdue: (N,) int64, above 0 for documents that may not stay; the larger, the sooner.
         held: (N,) int64, tokens of each document that the window holds; a row that needs more
             cannot go yet.
         rows_per_batch: the result's length is a multiple of it unless `final`.
@@ -72,13 +72,14 @@ def choose_rows(
         return order
     row_of = np.repeat(np.arange(num_rows, dtype=np.int64), np.diff(plan.row_offsets))
     fill = plan.row_fill()
-    forced = np.zeros(num_rows, dtype=np.bool_)
-    forced[row_of[must_go[plan.document]]] = True
+    urgency = np.zeros(num_rows, dtype=np.int64)
+    np.maximum.at(urgency, row_of, overdue[plan.document])
+    forced = urgency > 0
     if online.best_first:
-        rank = np.where(forced, -2, 0)
+        rank = np.where(forced, -1 - urgency, 0)
     else:
         full = (fill >= min_fill * plan.seq_len) | (not carries)
-        rank = np.where(forced, -2, np.where(full, -1, plan.seq_len - fill))
+        rank = np.where(forced, -1 - urgency, np.where(full, -1, plan.seq_len - fill))
     ties = in_order if online.keep_order or online.best_first else shuffled
     priority = ties[np.argsort(rank[ties], kind="stable")]
     before_offsets, before = _rows_before(plan, row_of)

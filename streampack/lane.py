@@ -27,7 +27,8 @@ from streampack.packing.rng import derive_seed
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
 from streampack.stream import DocumentStream, Mark, Preparation
-from streampack.window import PlannedWindow, Window, WindowConfig
+from streampack.window import PlannedWindow, Window
+from streampack.window_config import WindowConfig
 
 __all__ = ["Lane", "LaneBatch", "LaneConfig", "LaneEnd", "warm_up"]
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,78 +26,13 @@ from streampack.arena import Arena
 from streampack.documents import Documents, offsets_of
 from streampack.emission import choose_rows
 from streampack.entries import Entries
-from streampack.errors import ConfigError, PlanError, StreampackError
-from streampack.packing.packer import BatchPacker, Packer, foreseen, most_per_row, online
+from streampack.errors import PlanError, StreampackError
+from streampack.packing.packer import BatchPacker, Packer, foreseen, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
+from streampack.window_config import WindowConfig, sure_tokens
 
-__all__ = ["PlannedWindow", "Window", "WindowConfig"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WindowConfig:
-    """How far a lane looks ahead, and what may wait.
-
-    Args:
-        window_tokens: tokens the window holds at most; None is 128 rows of the packer's longest
-            (or four batches, if that is more).
-        window_documents: documents it holds at most (it may hold more only where that many do not
-            fill one batch).
-        min_fill: share of a row's slots above which it counts as full and goes.
-        carry: share of the window's tokens that may stay for the next round.
-        max_carries: rounds a document may stay before it must go.
-    """
-
-    window_tokens: int | None = None
-    window_documents: int = 65_536
-    min_fill: float = 0.999
-    carry: float = 0.5
-    max_carries: int = 16
-
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("window_documents", self.window_documents, 1, 1 << 31),
-            ("min_fill", self.min_fill, 0, 1),
-            ("carry", self.carry, 0, 0.95),
-            ("max_carries", self.max_carries, 0, 1000),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(
-                    f"{name} is {value}.",
-                    f"It must lie in [{low}, {high}].",
-                    "Leave it out for the default.",
-                )
-
-    def resolve(self, packer: Packer, batch_tokens: int) -> WindowConfig:
-        """The same with `window_tokens` as a number.
-
-        Raises:
-            ConfigError: the window could not be sure to hold one batch.
-        """
-        longest = packer.seq_lens[-1]
-        tokens = self.window_tokens
-        if tokens is None:
-            tokens = max(128 * longest, 4 * batch_tokens)
-        least = _enough(packer, batch_tokens)
-        if tokens < least:
-            raise ConfigError(
-                f"window_tokens is {tokens}, a batch is {batch_tokens} tokens in rows of {longest}"
-                ".",
-                "The window must hold a batch and two rows more (and what rows may drop) to be "
-                "sure to give one.",
-                f"Use window_tokens={least} or more; 128 rows pack well.",
-            )
-        return WindowConfig(
-            window_tokens=tokens,
-            window_documents=self.window_documents,
-            min_fill=self.min_fill,
-            carry=self.carry,
-            max_carries=self.max_carries,
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-able identity for the fingerprint."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+__all__ = ["PlannedWindow", "Window"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +87,7 @@ class Window:
         self._online = online(packer)
         self._longest = packer.seq_lens[-1]
         self._batch_tokens = batch_tokens
-        self._enough = _enough(packer, batch_tokens)
+        self._enough = sure_tokens(packer, batch_tokens)
         self._seed = seed
         self._schedule_seed = schedule_seed
         self.round = 0
@@ -362,7 +296,7 @@ class Window:
     def _choose(self, plan: Plan, final: bool, seed: int) -> NDArray[np.int64]:
         return choose_rows(
             plan,
-            must_go=self.round - self.entries.arrived >= self._config.max_carries,
+            overdue=np.maximum(self.round - self.entries.arrived - self._config.max_carries + 1, 0),
             held=self.entries.held,
             rows_per_batch=self._batch_tokens // self._longest,
             min_fill=1.0 if self._online.join_short else self._config.min_fill,
@@ -473,12 +407,6 @@ class Window:
             self._arena.append(documents, documents.offsets[:-1] + entries.start, entries.held)
             self.entries = Entries.join([self.entries, entries])
         self._continued = continued
-
-
-def _enough(packer: Packer, batch_tokens: int) -> int:
-    """Tokens that are sure to make a batch: its rows, and two more that may hold later tokens."""
-    longest = packer.seq_lens[-1]
-    return batch_tokens // longest * most_per_row(packer) + 2 * longest
 
 
 @kernel

@@ -25,7 +25,7 @@ from streampack.packing import (
     Seamless,
 )
 from streampack.stream import Preparation
-from streampack.window import WindowConfig
+from streampack.window_config import WindowConfig
 from tests.memory_source import MemorySource, numbered_documents
 
 SEQ_LEN = 32
@@ -217,6 +217,15 @@ def test_the_window_stays_within_its_bounds_and_nobody_waits_too_long() -> None:
     assert max(r.entries.held.sum() for r in rounds.values()) <= 20 * SEQ_LEN
     assert max(len(r.entries) for r in rounds.values()) <= 40 + 1
     assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
+
+
+def test_with_many_rows_a_batch_nobody_waits_more_than_a_round_beyond_the_limit() -> None:
+    for packer in (BestFitDecreasing(seq_len=SEQ_LEN), FirstFitDecreasing(seq_len=SEQ_LEN)):
+        for carry in (0.5, 0.95):
+            window = WindowConfig(window_tokens=12 * SEQ_LEN, carry=carry, max_carries=2)
+            config = lane_config(heavy_tailed(3000, seed=12), packer, window=window, rows=8)
+            rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
+            assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
 
 
 def test_the_first_batch_needs_only_a_small_window() -> None:

@@ -12,7 +12,7 @@ from streampack.assembly import RowFormat, derive_fields
 from streampack.errors import ConfigError
 from streampack.lane import Lane, LaneBatch
 from streampack.packing import BestFitCrop, Concat, FirstFitDecreasing, Packer, Pad, Seamless
-from streampack.window import WindowConfig
+from streampack.window_config import WindowConfig
 from tests.packing import reference
 from tests.test_lane import (
     EOS,
