@@ -35,7 +35,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from streampack.window import WindowConfig
+from streampack.window_config import WindowConfig
 
 __all__ = [
     "CLOSE_POINTS",
@@ -54,6 +54,7 @@ CLOSE_POINTS = 0.05  # percentage points of utilisation that count as equal to p
 CUT_LIMIT = 0.01  # share of documents that a good row length may cut
 PADDING_LIMIT = 0.005  # share of the slots a good strategy may pad
 REPETITION_LIMIT = 0.15  # share of the placed tokens that context may cost
+STRANGERS = 0.6  # share of the documents per row below which buckets are worth naming
 SMALLEST_WINDOW, LARGEST_WINDOW = 4, 1024  # rows
 
 
@@ -173,13 +174,16 @@ def _timed(
     return Figures(packer, seq_lens, plan.metrics(lengths), len(lengths) / max(min(seconds), 1e-9))
 
 
-def bucket_shares(figures: Figures, lengths: NDArray[np.int64], *, seed: int = 0) -> list[float]:
-    """Share of the slots that rows of each length have, in the order of `figures.seq_lens`."""
+def bucket_shares(
+    figures: Figures, lengths: NDArray[np.int64], *, seed: int = 0
+) -> dict[int, float]:
+    """Of each row length of a strategy, in tokens: the share of the slots in such rows."""
     plan = figures.packer.plan(lengths, final=True, seed=seed)
-    slots = [
-        int(plan.seq_len[plan.seq_len == size].sum(dtype=np.int64)) for size in figures.seq_lens
-    ]
-    return [size / max(sum(slots), 1) for size in slots]
+    total = max(int(plan.seq_len.sum(dtype=np.int64)), 1)
+    return {
+        size: float(plan.seq_len[plan.seq_len == size].sum(dtype=np.int64) / total)
+        for size in figures.seq_lens
+    }
 
 
 # ---------------------------------------------------------------------- recommending
@@ -222,6 +226,18 @@ def _why_best_fit(best: Figures, shortest: int, figures: Sequence[Figures]) -> l
         f"slots; Concat would cut {_percent(concat.truncation_ratio)} % of the documents and Pad "
         f"would use {_percent(_of(figures, 'Pad', size).composition.utilisation)} %."
     )
+    buckets = next((f for f in figures if f.name == "Buckets"), best)
+    kept = (
+        buckets.composition.truncation_ratio <= best.composition.truncation_ratio + CUT_LIMIT / 10
+    )
+    apart = buckets.composition.concatenation_ratio / best.composition.concatenation_ratio
+    if kept and apart <= STRANGERS:
+        reasons.append(
+            f"Where attention goes across a row, Buckets(seq_lens={buckets.seq_lens}) puts "
+            f"{buckets.composition.concatenation_ratio:.1f} documents into one instead of "
+            f"{best.composition.concatenation_ratio:.1f} and cuts "
+            f"{_percent(buckets.composition.truncation_ratio)} %."
+        )
     return reasons
 
 

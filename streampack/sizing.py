@@ -61,9 +61,7 @@ def choose_lanes(
     return per_rank * ranks
 
 
-def sample_lengths(
-    config: LaneConfig, *, documents: int = SAMPLE_LANES * SAMPLE_DOCUMENTS
-) -> NDArray[np.int64]:
+def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArray[np.int64]:
     """(N,) int64: tokens of some thousand documents, the same on every rank and at every start.
 
     They are read from up to four places of the first epoch, as the run itself would prepare them;
@@ -71,7 +69,8 @@ def sample_lengths(
 
     Args:
         config: source and preparation; the packer is not asked.
-        documents: how many to read; fewer if the source has fewer, or if they are very long.
+        documents: how many to read (fewer if the source has fewer, or if they are very long);
+            None is 1024 of each place.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
@@ -84,8 +83,8 @@ def sample_lengths(
             "Pass the packer shares=, or a source that can be read again.",
         )
     lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
-    share = -(-documents // lanes)
-    most_tokens = max(SAMPLE_TOKENS, SAMPLE_TOKENS * share // (2 * SAMPLE_DOCUMENTS))
+    share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
+    most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
     lengths = []
     for lane in range(lanes):
         stream = DocumentStream(

@@ -32,7 +32,7 @@ from streampack.packing import (
 )
 from streampack.packing.rng import derive_seed
 from streampack.topology import Topology
-from streampack.window import WindowConfig
+from streampack.window_config import WindowConfig
 from tests.memory_source import MemorySource, numbered_documents
 
 SIZES = (512, 1024, 2048)
@@ -141,6 +141,14 @@ def test_a_wider_corpus_gets_the_row_that_keeps_all_but_a_hundredth_whole() -> N
     assert f"rows of {shorter:,} would cut" in found.reasons[0]
 
 
+def test_buckets_are_named_where_a_few_long_documents_ask_for_long_rows() -> None:
+    few = np.concatenate([CHATS, np.full(180, 1900)])
+    found = told(few)
+    assert found.code == "BestFitDecreasing(seq_len=2048)"
+    assert "Buckets(seq_lens=(512, 1024, 2048)) puts" in found.reasons[-1]
+    assert not any("Buckets" in reason for reason in told(CHATS).reasons)
+
+
 def test_documents_longer_than_every_row_get_seamless_where_it_keeps_context() -> None:
     found = told(LONG)
     assert found.code == "Seamless(seq_len=2048)"
@@ -165,9 +173,10 @@ def test_every_strategy_is_measured_at_every_row_length() -> None:
     assert {f.documents_per_second for f in figures} == {len(WEB)}
     buckets = next(f for f in figures if f.name == "Buckets")
     shares = bucket_shares(buckets, WEB)
-    assert len(shares) == 2
-    assert sum(shares) == pytest.approx(1)
-    assert shares == pytest.approx(buckets.packer.shares, abs=1e-6)  # type: ignore[union-attr]
+    assert list(shares) == [512, 1024]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert isinstance(buckets.packer, Buckets)
+    assert tuple(shares.values()) == pytest.approx(buckets.packer.shares, abs=1e-6)
 
 
 def test_one_row_length_still_gives_buckets() -> None:

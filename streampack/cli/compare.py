@@ -72,8 +72,7 @@ def compare(
     with console.status("planning"):
         figures = measure(lengths, seq_len, seed=seed)
         found = recommend(lengths, figures)
-        row_tokens = found.figures.seq_lens[-1]
-        windows = window_rows(lengths, row_tokens)
+        windows = window_rows(lengths, found.figures.seq_lens[-1])
         curves = [
             Curve(
                 chosen.name,
@@ -84,21 +83,17 @@ def compare(
         ]
     window = smallest_window(windows, curves[0].utilisation, curves[0].whole)
     console.print(_summary(lengths), soft_wrap=True)
-    Console(width=min(console.width, WIDTH) if console.is_terminal else WIDTH).print(
-        _table(figures, found)
-    )
-    console.print(
-        _words(found, windows, window, curves[0], lengths), soft_wrap=True, highlight=False
-    )
+    narrow = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    Console(width=narrow).print(_table(figures, found))
+    console.print(_words(found, windows, window, curves[0]), soft_wrap=True, highlight=False)
     buckets = next((f for f in figures if f.name == "Buckets"), None)
-    shares = bucket_shares(buckets, lengths, seed=seed) if buckets else []
     draw(
         out,
         lengths,
         seq_lens=sorted(set(seq_len)),
-        shares=dict(zip(buckets.seq_lens if buckets else (), shares, strict=True)),
+        shares=bucket_shares(buckets, lengths, seed=seed) if buckets else {},
         windows=windows,
-        row_tokens=row_tokens,
+        row_tokens=found.figures.seq_lens[-1],
         curves=curves,
         window=window,
         title=f"{len(lengths):,} documents, {int(lengths.sum()):,} tokens: {found.code}",
@@ -186,13 +181,7 @@ def _table(figures: list[Figures], found: Recommendation) -> Table:
     return table
 
 
-def _words(
-    found: Recommendation,
-    windows: list[int],
-    window: int | None,
-    curve: Curve,
-    lengths: NDArray[np.int64],
-) -> str:
+def _words(found: Recommendation, windows: list[int], window: int | None, curve: Curve) -> str:
     """The recommendation, a line per sentence."""
     row_tokens = found.figures.seq_lens[-1]
     lines = [f"[bold]Take {found.code}.[/bold]", *found.reasons]
@@ -219,6 +208,6 @@ def _words(
     if 100 / rows > CLOSE_POINTS:
         lines.append(
             f"The sample fills {rows:,} rows only, so one row more or less is {100 / rows:.2f} "
-            "points; more --documents say more about windows."
+            "points; a larger sample says more about windows."
         )
     return "\n".join(lines)

@@ -85,49 +85,59 @@ def draw(
     figure = Figure(figsize=(12, 8), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=14)
-    grid = figure.add_gridspec(2, 3, height_ratios=(1, 1.1))
-    _histogram(figure.add_subplot(grid[0, :2]), lengths, seq_lens)
-    _buckets(figure.add_subplot(grid[0, 2]), shares)
-    _windows(figure.add_subplot(grid[1, :]), windows, row_tokens, curves, window)
-    for axes in figure.axes:
+    # Two parts, so that the legend beside the lower one takes no room from the upper.
+    parts: Any = figure.subfigures(2, 1, height_ratios=(1, 1.1))
+    upper, lower = parts
+    left, right = upper.subplots(1, 2, width_ratios=(2, 1))
+    below = lower.subplots()
+    _histogram(left, lengths, seq_lens)
+    _buckets(right, shares)
+    _windows(below, windows, row_tokens, curves, window)
+    for axes in (left, right, below):
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_axisbelow(True)
     figure.savefig(out, dpi=120)
 
 
 def _histogram(axes: Any, lengths: NDArray[np.int64], seq_lens: Sequence[int]) -> None:
-    low, high = max(int(lengths.min()), 1), int(max(lengths.max(), max(seq_lens))) * 1.1
-    edges = np.geomspace(low * 0.95, high, 61)
+    high = 1.1 * max(int(lengths.max()), *seq_lens)
+    low = min(0.95 * max(int(lengths.min()), 1), high / 100)  # two powers of ten have labels
+    edges = np.geomspace(low, high, 61)
     documents = np.histogram(lengths, edges)[0] / len(lengths) * 100
     tokens = np.histogram(lengths, edges, weights=lengths)[0] / lengths.sum() * 100
     axes.stairs(documents, edges, fill=True, color=_BLUE, alpha=0.55, label="of the documents")
     axes.stairs(tokens, edges, color=_ORANGE, linewidth=1.8, label="of the tokens")
     axes.set_xscale("log")
-    top = 1.35 * max(documents.max(), tokens.max())
+    top = 1.3 * max(documents.max(), tokens.max())
     axes.set_ylim(0, top)
-    for size in seq_lens:
-        axes.axvline(size, color=_GREY, linewidth=1, linestyle=(0, (4, 3)))
+    for i, size in enumerate(seq_lens):
+        label = "" if i else "rows compared"
+        axes.axvline(size, color=_GREY, linewidth=1, linestyle=(0, (4, 3)), label=label)
         axes.annotate(
             f"{size:,}", (size, top), xytext=(-3, -3), textcoords="offset points", rotation=90,
             ha="right", va="top", color=_GREY, fontsize=9,
         )  # fmt: skip
     axes.set(
-        title="Document lengths (dashed: rows compared)",
         xlabel="tokens per document (log scale)",
         ylabel="share in each bin, %",
     )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.legend(loc="upper left", frameon=False)
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    axes.set_title("Document lengths", loc="left")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.99), ncols=3, frameon=False, borderpad=0)
 
 
 def _buckets(axes: Any, shares: dict[int, float]) -> None:
+    axes.set_title("Rows of each bucket", loc="left")
+    if not shares:  # rows too short to have buckets
+        axes.set_axis_off()
+        return
     names = [f"{size:,}" for size in shares]
     values = [100 * share for share in shares.values()]
     bars = axes.bar(names, values, color=_BLUE, alpha=0.75, width=0.65)
     axes.bar_label(bars, fmt="%.1f %%", padding=3)
     axes.set_ylim(0, max(values) * 1.15)
     axes.set(
-        title="Rows of each bucket",
         xlabel="row length, tokens",
         ylabel="share of all slots, %",
     )
@@ -147,14 +157,14 @@ def _windows(
     best = curves[0]
     axes.axhline(
         100 * best.whole, color=_BLUE, linestyle="--", linewidth=1.2,
-        label=f"{best.name}, all documents planned at once",
+        label=f"{best.name},\nall planned at once",
     )  # fmt: skip
     if window is not None:
         at = 100 * best.utilisation[list(windows).index(window)]
         axes.axvline(window, color=_GREY, linewidth=1, linestyle=":", zorder=1)
         axes.plot(
             [window], [at], marker="o", markersize=15, fillstyle="none", color="black",
-            linestyle="none", label=f"smallest window within 0.05 points: {window} rows",
+            linestyle="none", label=f"smallest window within\n0.05 points of that: {window} rows",
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(windows), [f"{rows:,}" for rows in windows])
@@ -163,8 +173,8 @@ def _windows(
     axes.ticklabel_format(axis="y", useOffset=False, style="plain")
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.set(
-        title="Utilisation behind a look-ahead window",
         xlabel=f"window, rows of {row_tokens:,} tokens",
         ylabel="slots that hold tokens, %",
     )
-    axes.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none")
+    axes.set_title("Utilisation behind a look-ahead window", loc="left")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.9)

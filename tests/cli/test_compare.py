@@ -91,6 +91,13 @@ def test_the_same_sample_gets_the_same_words(folder: Path) -> None:
     assert "The sample fills" in first
 
 
+def test_a_tiny_corpus_and_the_shortest_rows_still_give_a_picture(folder: Path) -> None:
+    pq.write_table(pa.table({"ids": pa.array([[1, 2, 3]])}), folder / "a.parquet")
+    for size in (2, 2048):
+        output = run(folder / "a.parquet", "--tokens", "ids", *sizes(size))
+        assert "The sample fills" in output
+
+
 def test_texts_are_counted_in_tokens(folder: Path) -> None:
     texts = ["x" * n for n in range(1, 200)]
     byte_tokenizer().save(str(folder / "tokenizer.json"))
