@@ -271,8 +271,8 @@ def _composition(lengths: NDArray[np.int64]) -> Table:
         padding=(0, 0, 0, 1),
         title=f"What rows are made of ({len(lengths):,} documents)",
         title_justify="left",
-        caption="cut: documents in more than one piece; dropped: tokens; context: mean number of\n"
-        "tokens of the same document before a token",
+        caption="cut: documents in more than one piece; dropped: tokens;\n"
+        "context: tokens of the same document before a token, on average",
         caption_justify="left",
     )
     columns = (
