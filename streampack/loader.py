@@ -26,7 +26,7 @@ from streampack.lane import LaneEnd, warm_up
 from streampack.metrics import Metrics
 from streampack.rotation import rotate
 from streampack.state import RunState
-from streampack.worker import Dry, Failed, Made, run_worker
+from streampack.worker import LOOP_SIGNALS, Dry, Failed, Made, held_back, run_worker
 
 __all__ = ["PackedLoader"]
 
@@ -227,7 +227,8 @@ class _Worker:
             daemon=True,
         )
         try:
-            self.process.start()
+            with held_back(LOOP_SIGNALS if forked else ()):
+                self.process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.receiver.close()
             raise ConfigError(

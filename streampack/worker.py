@@ -14,7 +14,8 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -24,7 +25,7 @@ from streampack.lane import LaneConfig, LaneEnd
 from streampack.metrics import Metrics
 from streampack.rotation import rotate
 
-__all__ = ["Dry", "Failed", "Made", "run_worker"]
+__all__ = ["LOOP_SIGNALS", "Dry", "Failed", "Made", "held_back", "run_worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,24 @@ class Failed:
     traceback: str
 
 
+#: Signals that are for the loop to answer, by its own handlers.
+LOOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def held_back(signals: Sequence[signal.Signals]) -> Iterator[None]:
+    """Keep signals waiting inside the block, in this thread and in what is forked in it.
+
+    A fork carries the loop's whole stack: a Ctrl-C that reached the child before `run_worker`
+    would unwind it there, and the child would go on as a second copy of the loop.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run_worker(
     config: LaneConfig,
     lanes: Sequence[int],
@@ -84,6 +103,7 @@ def run_worker(
     # say. And a handler that the loop has for SIGTERM (to save a checkpoint) is not the worker's.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LOOP_SIGNALS)  # `held_back` while it was forked
     threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
     waiting: queue.Queue[Any] = queue.Queue(maxsize=prefetch_batches)
     sending = threading.Thread(target=_send_all, args=(waiting, sender), daemon=True)
