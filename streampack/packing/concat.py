@@ -72,18 +72,7 @@ class Concat:
         atom = self.seq_len if self.atom is None else self.atom
         order = permutation(int(kept.sum()) // atom, seed)
         row_offsets, document, start, stop = cut_joined(kept, self.seq_len, atom, order)
-        segments = len(document)
-        return Plan(
-            row_offsets=row_offsets,
-            seq_len=np.full(len(row_offsets) - 1, self.seq_len, dtype=np.int32),
-            document=document,
-            start=start,
-            stop=stop,
-            overlap=np.zeros(segments, dtype=np.int64),
-            insert_eos=np.zeros(segments, dtype=np.bool_),
-            pad_after=np.zeros(segments, dtype=np.int64),
-            dropped=dropped,
-        )
+        return Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""

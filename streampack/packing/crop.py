@@ -69,18 +69,7 @@ class BestFitCrop:
         """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         row_offsets, document, start, stop = _crop(kept, self.seq_len, self.keep_cropped, dropped)
-        segments = len(document)
-        return Plan(
-            row_offsets=row_offsets,
-            seq_len=np.full(len(row_offsets) - 1, self.seq_len, dtype=np.int32),
-            document=document,
-            start=start,
-            stop=stop,
-            overlap=np.zeros(segments, dtype=np.int64),
-            insert_eos=np.zeros(segments, dtype=np.bool_),
-            pad_after=np.zeros(segments, dtype=np.int64),
-            dropped=dropped,
-        )
+        return Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""

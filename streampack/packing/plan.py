@@ -45,6 +45,30 @@ class Plan:
     dropped: NDArray[np.int64]
     dropped_with: NDArray[np.int64] | None = None
 
+    @classmethod
+    def plain(
+        cls,
+        row_offsets: NDArray[np.int64],
+        seq_len: int,
+        document: NDArray[np.int64],
+        start: NDArray[np.int64],
+        stop: NDArray[np.int64],
+        dropped: NDArray[np.int64],
+    ) -> Plan:
+        """Rows of one length that repeat nothing, insert nothing and pad only at their ends."""
+        segments = len(document)
+        return cls(
+            row_offsets=row_offsets,
+            seq_len=np.full(len(row_offsets) - 1, seq_len, dtype=np.int32),
+            document=document,
+            start=start,
+            stop=stop,
+            overlap=np.zeros(segments, dtype=np.int64),
+            insert_eos=np.zeros(segments, dtype=np.bool_),
+            pad_after=np.zeros(segments, dtype=np.int64),
+            dropped=dropped,
+        )
+
     @property
     def num_rows(self) -> int:
         """R."""
