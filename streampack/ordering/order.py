@@ -19,6 +19,7 @@ from streampack.ordering.embedding import Embedder, embed, embedder_name
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
 from streampack.ordering.traversal import walk
+from streampack.packing.packer import is_number
 
 __all__ = ["DocumentOrder", "SimilarityOrder"]
 
@@ -95,9 +96,9 @@ class SimilarityOrder:
 
     def __post_init__(self) -> None:
         require_counts(self, "order_window_documents", "k", "first_tokens")
-        if not 0 < self.duplicate_threshold <= 1:
+        if not is_number(self.duplicate_threshold) or not 0 < self.duplicate_threshold <= 1:
             raise ConfigError(
-                f"duplicate_threshold is {self.duplicate_threshold}.",
+                f"duplicate_threshold is {self.duplicate_threshold!r}.",
                 "It is the cosine above which a document counts as a near-duplicate.",
                 "Use a value in (0, 1]; 1 drops none.",
             )

@@ -32,10 +32,10 @@ from streampack._jit import kernel
 from streampack.errors import ConfigError
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.concat import cut_joined
-from streampack.packing.packer import Overflow, checked_lengths, require_seq_len
+from streampack.packing.packer import Overflow, checked_lengths, is_number, require_buckets
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed, permutation
-from streampack.packing.schedule import Curriculum, bucket_schedule
+from streampack.packing.schedule import Curriculum, bucket_schedule, plain_shares
 from streampack.packing.serving import serve
 
 __all__ = ["Buckets", "MultiBucket"]
@@ -67,22 +67,23 @@ class Buckets:
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seq_lens", _checked_buckets(self.seq_lens))
-        if not 0 <= self.padding_threshold <= 1:
+        object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
+        if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
             raise ConfigError(
-                f"padding_threshold is {self.padding_threshold}.",
+                f"padding_threshold is {self.padding_threshold!r}.",
                 "It is a share of a row.",
                 "Use a number from 0 (cut rather than pad) to 1 (pad rather than cut).",
             )
-        if self.warm_up < 0 or (self.warm_up and isinstance(self.shares, Curriculum)):
+        whole = isinstance(self.warm_up, int) and self.warm_up >= 0
+        if not whole or (self.warm_up and isinstance(self.shares, Curriculum)):
             raise ConfigError(
-                f"warm_up is {self.warm_up} and shares is {self.shares!r}.",
+                f"warm_up is {self.warm_up!r} and shares is {self.shares!r}.",
                 "A warm-up is a number of rotations, and a curriculum has its own.",
                 "Pass warm_up >= 0 with plain shares, or put the warm-up into the curriculum.",
             )
         if self.shares is not None:
             if not isinstance(self.shares, Curriculum):
-                object.__setattr__(self, "shares", tuple(map(float, self.shares)))
+                object.__setattr__(self, "shares", plain_shares(self.shares))
             count = self.curriculum.num_buckets
             if count != len(self.seq_lens):
                 raise ConfigError(
@@ -223,7 +224,7 @@ class MultiBucket:
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seq_lens", _checked_buckets(self.seq_lens))
+        object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Rows of the shortest bucket first; the seed orders the full rows of each."""
@@ -245,19 +246,6 @@ class MultiBucket:
             stop=np.concatenate([part[3] for part in parts]),
             num_documents=len(lengths),
         )
-
-
-def _checked_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
-    sizes = tuple(seq_lens)
-    for size in sizes:
-        require_seq_len(size, "split")
-    if not sizes or list(sizes) != sorted(set(sizes)):
-        raise ConfigError(
-            f"seq_lens is {sizes}.",
-            "Buckets must be given, each once, shortest first.",
-            f"Use for example seq_lens={DEFAULT_SEQ_LENS}.",
-        )
-    return tuple(map(int, sizes))
 
 
 def _plan_of(

@@ -26,9 +26,13 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents import offsets_of
-from streampack.errors import ConfigError
 from streampack.packing.fit import greedy_fit
-from streampack.packing.packer import Overflow, limit_lengths, require_seq_len
+from streampack.packing.packer import (
+    Overflow,
+    limit_lengths,
+    require_extra_capacity,
+    require_seq_len,
+)
 from streampack.packing.plan import Plan
 
 __all__ = ["BestFitDecreasing", "FirstFitDecreasing", "decreasing_pieces", "lay_out"]
@@ -57,12 +61,7 @@ class _Decreasing:
 
     def __post_init__(self) -> None:
         require_seq_len(self.seq_len, self.overflow)
-        if not 0 <= self.extra_capacity < self.seq_len:
-            raise ConfigError(
-                f"extra_capacity is {self.extra_capacity} for seq_len {self.seq_len}.",
-                "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
-                "The paper uses about seq_len / 41; 0 drops nothing.",
-            )
+        require_extra_capacity(self.extra_capacity, self.seq_len)
 
     @property
     def seq_lens(self) -> tuple[int, ...]:

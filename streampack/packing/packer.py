@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,10 +20,13 @@ __all__ = [
     "Packer",
     "checked_lengths",
     "foreseen",
+    "is_number",
     "limit_lengths",
     "most_per_row",
     "online",
     "require_atom",
+    "require_buckets",
+    "require_extra_capacity",
     "require_seq_len",
 ]
 
@@ -182,6 +187,20 @@ def require_seq_len(seq_len: int, overflow: str) -> None:
         )
 
 
+def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
+    """`seq_lens` as a tuple; raises `ConfigError` unless they ascend."""
+    sizes = tuple(seq_lens) if isinstance(seq_lens, Sequence) else ()
+    for size in sizes:
+        require_seq_len(size, "split")
+    if not sizes or list(sizes) != sorted(set(sizes)):
+        raise ConfigError(
+            f"seq_lens is {seq_lens!r}.",
+            "Buckets must be given, each once, shortest first.",
+            "Use for example seq_lens=(2048, 4096, 8192, 16384).",
+        )
+    return sizes
+
+
 def require_atom(atom: int | None, seq_len: int) -> int:
     """`atom`, by default `seq_len`; raises `ConfigError` unless one divides the other."""
     if atom is None:
@@ -194,6 +213,23 @@ def require_atom(atom: int | None, seq_len: int) -> int:
             "Leave it out for one row, or use a quarter, a half, two or four times seq_len.",
         )
     return atom
+
+
+def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:
+    """`extra_capacity`; raises `ConfigError` unless it is a number of tokens below a row's."""
+    whole = isinstance(extra_capacity, int) and not isinstance(extra_capacity, bool)
+    if not whole or not 0 <= extra_capacity < seq_len:
+        raise ConfigError(
+            f"extra_capacity is {extra_capacity!r} for seq_len {seq_len}.",
+            "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
+            "The paper uses about seq_len / 41; 0 drops nothing.",
+        )
+    return extra_capacity
+
+
+def is_number(value: object) -> bool:
+    """True for integers, floats and fractions, not for True and False."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def checked_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

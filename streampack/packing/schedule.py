@@ -23,7 +23,7 @@ et al., "The Stability-Efficiency Dilemma" (2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -35,9 +35,10 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.errors import ConfigError
+from streampack.packing.packer import is_number
 from streampack.packing.rng import derive_seed
 
-__all__ = ["BucketSchedule", "Curriculum", "bucket_schedule"]
+__all__ = ["BucketSchedule", "Curriculum", "bucket_schedule", "plain_shares"]
 
 FINEST = 1 << 32  # one rotation is at most so many of the units in which shares are counted
 HORIZON = 4096  # deadlines further ahead than this are all alike
@@ -77,10 +78,11 @@ class Curriculum:
                     "Every bucket needs one, none negative, and not all of them zero.",
                     f"Pass {width} shares, one for each bucket.",
                 )
-        if self.repeat is not None and self.repeat <= places[-1]:
+        whole = self.repeat is None or isinstance(self.repeat, int)
+        if not whole or (self.repeat is not None and self.repeat <= places[-1]):
             raise ConfigError(
-                f"repeat is {self.repeat} and the last knot is at rotation {places[-1]}.",
-                "That knot would never be reached.",
+                f"repeat is {self.repeat!r} and the last knot is at rotation {places[-1]}.",
+                "It is a whole number of rotations, and the last knot must be reached.",
                 f"Use repeat={places[-1] + 1} or more.",
             )
 
@@ -137,6 +139,18 @@ class Curriculum:
         whole = FINEST // whole * whole if whole <= FINEST else FINEST
         sums = np.array([[0, *(round(value * whole) for value in values)] for values in exact])
         return at, sums.astype(np.int64), whole
+
+
+def plain_shares(shares: object) -> tuple[float, ...]:
+    """Shares that do not change, as floats; raises `ConfigError` unless they are numbers."""
+    values = tuple(shares) if isinstance(shares, Iterable) else (None,)
+    if not all(map(is_number, values)):
+        raise ConfigError(
+            f"shares is {shares!r}.",
+            "Shares are one number per bucket, or a Curriculum.",
+            "Pass for example shares=(0.5, 0.25, 0.25), or leave it out to have them measured.",
+        )
+    return tuple(map(float, values))
 
 
 class BucketSchedule:

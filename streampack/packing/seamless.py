@@ -44,7 +44,14 @@ from streampack.errors import ConfigError
 from streampack.packing.concat import cut_joined
 from streampack.packing.decreasing import decreasing_pieces, lay_out
 from streampack.packing.fit import greedy_fit
-from streampack.packing.packer import Online, Overflow, checked_lengths, require_seq_len
+from streampack.packing.packer import (
+    Online,
+    Overflow,
+    checked_lengths,
+    is_number,
+    require_extra_capacity,
+    require_seq_len,
+)
 from streampack.packing.plan import Plan
 
 __all__ = ["Seamless"]
@@ -79,18 +86,13 @@ class Seamless:
 
     def __post_init__(self) -> None:
         require_seq_len(self.seq_len, self.overflow)
-        if not 0 <= self.max_repetition < 1:
+        if not is_number(self.max_repetition) or not 0 <= self.max_repetition < 1:
             raise ConfigError(
-                f"max_repetition is {self.max_repetition}.",
+                f"max_repetition is {self.max_repetition!r}.",
                 "It is the share of a document's rows that may be repeated, so it lies in [0, 1).",
                 "The paper finds 0.3 best; 0 repeats nothing.",
             )
-        if not 0 <= self._extra < self.seq_len:
-            raise ConfigError(
-                f"extra_capacity is {self._extra} for seq_len {self.seq_len}.",
-                "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
-                "Leave it out for about seq_len / 41; 0 drops nothing.",
-            )
+        require_extra_capacity(self._extra, self.seq_len)
 
     @property
     def seq_lens(self) -> tuple[int, ...]:

@@ -155,6 +155,7 @@ def test_what_an_embedder_must_not_return(returned: np.ndarray, match: str) -> N
         {"duplicate_threshold": 0.0},
         {"duplicate_threshold": 1.01},
         {"duplicate_threshold": float("nan")},
+        {"duplicate_threshold": "0.9"},
         {"first_tokens": -1},
         {"search": "quick"},
         {"embedder": "minilm"},

@@ -166,6 +166,13 @@ def test_senseless_settings_are_refused(kind: Any) -> None:
         kind(seq_len=16, overflow="explode")
 
 
+@pytest.mark.parametrize("kind", [BestFitDecreasing, FirstFitDecreasing])
+@pytest.mark.parametrize("extra_capacity", [-1, 16, 17, 2.5, None, True, "2"])
+def test_extra_capacity_that_is_no_part_of_a_row_is_refused(kind: Any, extra_capacity: Any) -> None:
+    with pytest.raises(ConfigError, match="extra_capacity"):
+        kind(seq_len=16, extra_capacity=extra_capacity)
+
+
 def test_negative_lengths_are_refused() -> None:
     with pytest.raises(PlanError):
         BestFitDecreasing(seq_len=16).plan(np.array([3, -1]), final=True, seed=0)

@@ -146,6 +146,7 @@ def test_a_curriculum_by_stages_can_step_and_repeat() -> None:
         (((0, (0, 0)),),),
         (((0, (1, float("nan"))),),),
         (((0, (1,)), (7, (1,))), 7),
+        (((0, (1,)),), 2.5),
     ],
     ids=str,
 )

@@ -107,7 +107,11 @@ def test_the_default_extra_capacity_is_one_in_forty_one() -> None:
         {"seq_len": 16, "max_repetition": -0.1},
         {"seq_len": 16, "max_repetition": float("nan")},
         {"seq_len": 16, "extra_capacity": 16},
+        {"seq_len": 16, "max_repetition": "0.3"},
+        {"seq_len": 16, "max_repetition": None},
         {"seq_len": 16, "extra_capacity": -1},
+        {"seq_len": 16, "extra_capacity": 2.5},
+        {"seq_len": 16, "extra_capacity": True},
     ],
 )
 def test_senseless_settings_are_refused(settings: dict[str, Any]) -> None:
