@@ -148,6 +148,20 @@ def test_every_arm_runs_and_is_read_where_it_should_be(
     assert "nan" not in printed
 
 
+def test_an_arm_that_learns_slowly_goes_on_to_equal_tokens(
+    corpus: Corpus, held_out: HeldOut
+) -> None:
+    arm = Arm(packer="Pad", attention="document", factor=1.0)
+    sizes = replace(TINY, tokens=300)
+    points = train(arm, 0, sizes, corpus, held_out, "cpu")["points"]
+    assert (
+        points["equal steps"]
+        == train(arm, 0, TINY, corpus, held_out, "cpu")["points"]["equal steps"]
+    )
+    assert points["equal tokens"]["step"] > TINY.steps
+    assert points["equal tokens"]["tokens"] >= 300
+
+
 def test_a_run_repeats_to_the_bit(corpus: Corpus, held_out: HeldOut) -> None:
     arm = Arm(packer="Concat", attention="row", factor=0.5)
     once, again = (train(arm, 3, TINY, corpus, held_out, "cpu")["points"] for _ in range(2))

@@ -167,8 +167,9 @@ def train(
                     "training": float(torch.stack(sums[last]).sum()) / sum(counts[last]),
                     "alone": mean_loss(training.model, held_out.alone),
                 }
+                if name == "equal steps":
+                    points[name]["joined"] = mean_loss(training.model, held_out.joined)
         if len(points) == 2:
-            points["equal steps"]["joined"] = mean_loss(training.model, held_out.joined)
             break
     return {
         "arm": arm.name,
