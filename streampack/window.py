@@ -27,7 +27,7 @@ from streampack.documents import Documents, offsets_of
 from streampack.emission import choose_rows
 from streampack.entries import Entries
 from streampack.errors import PlanError, StreampackError
-from streampack.packing.packer import BatchPacker, Packer, foreseen, online
+from streampack.packing.packer import BatchPacker, Packer, TailPacker, foreseen, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
 from streampack.window_config import WindowConfig, sure_tokens
@@ -278,7 +278,11 @@ class Window:
         self, lengths: NDArray[np.int64], final: bool, seed: int
     ) -> tuple[Plan, NDArray[np.int64]]:
         """Plan, and choose rows; if the packer joins short rows that would go, plan once more."""
-        plan = self._packer.plan(lengths, final=final, seed=seed)
+        if isinstance(self._packer, TailPacker):
+            delivered = self.entries.start
+            plan = self._packer.plan_tails(lengths, delivered, final=final, seed=seed)
+        else:
+            plan = self._packer.plan(lengths, final=final, seed=seed)
         rows = self._choose(plan, final, seed)
         if not self._online.join_short or final or not _short(plan, rows).any():
             return plan, rows

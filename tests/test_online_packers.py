@@ -9,9 +9,19 @@ import numpy as np
 import pytest
 
 from streampack.assembly import RowFormat, derive_fields
+from streampack.dry_run import stream_plan
 from streampack.errors import ConfigError
 from streampack.lane import Lane, LaneBatch
-from streampack.packing import BestFitCrop, Concat, FirstFitDecreasing, Packer, Pad, Seamless
+from streampack.packing import (
+    BestFitCrop,
+    Concat,
+    FirstFitDecreasing,
+    Packer,
+    Pad,
+    Plan,
+    Seamless,
+    check_plan,
+)
 from streampack.window_config import WindowConfig
 from tests.packing import reference
 from tests.test_lane import (
@@ -115,6 +125,38 @@ def test_concat_gives_the_stream_in_order_but_for_the_shuffling_of_atoms() -> No
             assert (starts % atom == 0).all(), number
             done += len(tokens)
         assert done == sum(lengths)
+
+
+@pytest.mark.parametrize("atom_rows", [1, 2, 4])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("window_rows", [6, 50])
+def test_pad_cuts_documents_online_where_it_cuts_them_offline(
+    atom_rows: int, rows: int, window_rows: int
+) -> None:
+    """Also where a batch ends inside an atom, or only a part of the document is held."""
+    atom = atom_rows * SEQ_LEN
+    edges = [atom - 1, atom, atom + 1, 2 * atom - 1, 2 * atom, 9 * atom - 8, 9 * atom - 7]
+    lengths = np.array([*heavy_tailed(60, seed=9), *edges, 40 * SEQ_LEN + 5, 3, 61 * (atom - 1)])
+    packer = Pad(seq_len=SEQ_LEN, atom=atom)
+    whole = packer.plan(lengths, final=True, seed=0)
+    config = WindowConfig(window_tokens=window_rows * SEQ_LEN)
+    plan = stream_plan(lengths, packer, config, batch_tokens=rows * SEQ_LEN, seed=3)
+    check_plan(plan, lengths)
+
+    def cuts(plan: Plan) -> set[tuple[int, ...]]:
+        columns = (plan.document, plan.start, plan.stop, plan.insert_eos)
+        return set(zip(*(column.tolist() for column in columns), strict=True))
+
+    assert cuts(plan) == cuts(whole)
+
+
+def test_an_atom_goes_on_at_once_behind_the_batch_that_ended_inside_it() -> None:
+    lengths = np.array([4 * SEQ_LEN] * 40)
+    packer = Pad(seq_len=SEQ_LEN, atom=4 * SEQ_LEN)
+    config = WindowConfig(window_tokens=16 * SEQ_LEN)
+    plan = stream_plan(lengths, packer, config, batch_tokens=3 * SEQ_LEN, seed=3)
+    follows = (np.diff(plan.document) == 0) & (np.diff(plan.start) == SEQ_LEN)
+    assert follows.sum() == 40 * 3
 
 
 def test_long_atoms_stay_together_in_consecutive_rows() -> None:

@@ -18,6 +18,7 @@ __all__ = [
     "Online",
     "Overflow",
     "Packer",
+    "TailPacker",
     "checked_lengths",
     "foreseen",
     "is_number",
@@ -167,6 +168,28 @@ class BatchPacker(Packer, Protocol):
             of a document is its head), and (B + 1,) int64, where each batch begins in its rows. A
             batch is never empty, and has fewer rows than it has room for only where no documents
             are left.
+        """
+        ...
+
+
+@runtime_checkable
+class TailPacker(Packer, Protocol):
+    """A packer whose cuts in the tail of a document depend on how much of it has gone."""
+
+    def plan_tails(
+        self,
+        lengths: NDArray[np.int64],
+        delivered: NDArray[np.int64],
+        *,
+        final: bool,
+        seed: int,
+    ) -> Plan:
+        """As `plan`, of what is left of each document.
+
+        Args:
+            lengths: (N,) int64, tokens that are left, in order of arrival.
+            delivered: (N,) int64, tokens of each document that went in earlier plans.
+            final, seed: as in `plan`.
         """
         ...
 

@@ -10,6 +10,9 @@ Steps:
      get, so that rows do not wait for one another in circles when they go out one by one.
   4. Merge pieces, or split them, into rows of seq_len.
 
+Online a batch may end inside a piece longer than a row. The rest of that piece goes on first, and
+ends where it would have ended, because the window says how much of the document has gone.
+
 Cost: O(pieces log pieces). Keeps every token and, with atoms of a row or more, mixes no two
 documents; pays with padding, which is most of the row where documents are short.
 
@@ -54,7 +57,7 @@ class Pad:
     atom: int | None = None
 
     carries: ClassVar[bool] = True  # only a row that lacks atoms is not full
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     online: ClassVar[Online] = Online(keep_order=True)
 
     def __post_init__(self) -> None:
@@ -76,16 +79,32 @@ class Pad:
         return self.seq_len if self.atom is None else self.atom
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Cut, pad and shuffle; the seed orders the pieces.
+        """Cut, pad and shuffle; the seed orders the pieces."""
+        delivered = np.zeros(len(lengths), dtype=np.int64)
+        return self.plan_tails(lengths, delivered, final=final, seed=seed)
+
+    def plan_tails(
+        self,
+        lengths: NDArray[np.int64],
+        delivered: NDArray[np.int64],
+        *,
+        final: bool,
+        seed: int,
+    ) -> Plan:
+        """Plan what is left of documents (N,) of which `delivered` tokens (N,) have gone.
 
         With ``final=False`` the last piece of the last document goes last, in the row that may
         lack atoms: it may be one that the window does not hold to its end, and would hold back
         the rest of its row.
         """
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        document, start, stop, insert_eos = _pieces(kept, self._atom)
+        gone = delivered % (self._atom - 1)  # of the piece that is under way
+        document, start, stop, insert_eos = _pieces(kept, gone, self._atom)
         order = permutation(len(document) - (not final and len(document) > 0), seed)
         order = np.append(order, np.arange(len(order), len(document)))
+        if gone.any():
+            begun = (start == 0) & (gone[document] > 0)
+            order = order[np.argsort(~begun[order], kind="stable")]
         if self._atom < self.seq_len:
             order = _in_document_order(order, document)
         document, start, stop = document[order], start[order], stop[order]
@@ -112,10 +131,10 @@ class Pad:
         )
 
     def foresee(self, remaining: int, held: int) -> int:
-        """One piece beyond what is held, which is the last one; with long atoms, two rows."""
+        """One piece beyond what is held, which is the last one; with long atoms, the next two."""
         body = self._atom - 1
         if self._atom > self.seq_len:
-            return held + 2 * self.seq_len
+            return min(remaining, held + 2 * self._atom)
         return held // body * body + self._atom
 
     def describe(self) -> dict[str, Any]:
@@ -132,16 +151,21 @@ class Pad:
 _Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
 
 
-def _pieces(lengths: NDArray[np.int64], atom: int) -> _Pieces:
-    """Document, start, stop and inserted EOS of every piece, in order of arrival."""
+def _pieces(lengths: NDArray[np.int64], gone: NDArray[np.int64], atom: int) -> _Pieces:
+    """Document, start, stop and inserted EOS of every piece, in order of arrival.
+
+    Of a document's first piece `gone` tokens, fewer than it has, are not among its `lengths`.
+    """
     body = atom - 1
-    cuts = np.maximum(-(-(lengths - atom) // body), 0)  # pieces ended by an inserted EOS
+    whole = lengths + gone
+    cuts = np.maximum(-(-(whole - atom) // body), 0)  # pieces ended by an inserted EOS
     pieces = np.where(lengths > 0, cuts + 1, 0)
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)
     number = np.arange(len(document), dtype=np.int64) - offsets_of(pieces)[document]
     insert_eos = number < cuts[document]
-    start = number * body
-    return document, start, np.where(insert_eos, start + body, lengths[document]), insert_eos
+    start = number * body - gone[document]
+    stop = np.where(insert_eos, start + body, lengths[document])
+    return document, np.maximum(start, 0), stop, insert_eos
 
 
 def _in_document_order(order: NDArray[np.int64], document: NDArray[np.int64]) -> NDArray[np.int64]:
