@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import Documents, make_origin
-from streampack.sources.base import Manifest, ShardedSource
+from streampack.sources.manifest import Manifest
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 
 

@@ -15,8 +15,9 @@ from streampack.conversion.convert import Progress as Figures
 from streampack.conversion.destination import Destination
 from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError
-from streampack.sources.base import ShardedSource, Source
+from streampack.sources.base import Source
 from streampack.sources.jsonl import JSONL
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.storage import Storage
 from streampack.tokenization import load_tokenizer
 

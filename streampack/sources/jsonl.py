@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin, offsets_of
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.base import Block, Manifest, ShardedSource
+from streampack.sources.base import Block
 from streampack.sources.lines import (
     COMPRESSIONS,
     LineBlock,
@@ -31,8 +31,10 @@ from streampack.sources.lines import (
     open_lines,
     stream_blocks,
 )
+from streampack.sources.manifest import Manifest
 from streampack.sources.opening import open_shard
 from streampack.sources.remote import shown
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.sources.storage import Storage
 

@@ -31,8 +31,10 @@ from streampack.sources._mds_format import (
     token_column,
 )
 from streampack.sources._spool import DamagedError, decompress, map_file
-from streampack.sources.base import Block, Manifest, ShardedSource
+from streampack.sources.base import Block
+from streampack.sources.manifest import Manifest
 from streampack.sources.remote import is_missing, shown
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.sources.storage import Storage
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from streampack.errors import StateError
-from streampack.sources.base import Manifest
+from streampack.sources.manifest import Manifest
 from streampack.sources.remote import shown
 from streampack.sources.storage import Storage
 

@@ -23,9 +23,11 @@ import pyarrow.parquet as pq
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError, ContentError
 from streampack.sources.arrow import BlockMaker, TokenBlocks, is_text, is_token_list, text_blocks
-from streampack.sources.base import Block, Manifest, ShardedSource
+from streampack.sources.base import Block
+from streampack.sources.manifest import Manifest
 from streampack.sources.opening import open_shard
 from streampack.sources.remote import shown
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.sources.storage import FileInfo, Storage, in_threads
 

@@ -25,9 +25,11 @@ from streampack.sources._spool import (
     sniff_codec,
 )
 from streampack.sources._tar import DUPLICATE, ENDED, FAULTS, MORE, scan_tar
-from streampack.sources.base import Block, Manifest, ShardedSource
+from streampack.sources.base import Block
+from streampack.sources.manifest import Manifest
 from streampack.sources.patterns import expand_braces
 from streampack.sources.remote import shown
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.sources.storage import Storage
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from streampack.documents import Documents
-from streampack.sources.base import Block, Cursor, LaneReader, ShardedSource
+from streampack.sources.base import Block, Cursor, LaneReader
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 
 __all__ = ["check_source_contract", "contents", "read_all", "read_lane"]

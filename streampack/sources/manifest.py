@@ -1,0 +1,115 @@
+"""The shards of a source, as columns: what one process lists and every other is handed.
+
+A million shards are a million names, so names are kept as one run of bytes behind the prefix that
+all of them share, and become strings when they are asked for. Per shard that is its own part of
+the name and 24 bytes of numbers; pickled and compressed, a few bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Manifest", "Names"]
+
+
+class Names(Sequence[str]):
+    """A long sequence of short strings that begin alike; an element is decoded when asked for."""
+
+    __slots__ = ("_bytes", "_ends", "_prefix")
+
+    def __init__(self, names: Sequence[str]) -> None:
+        # What the first and the last in order have in common, all between them have too.
+        low, high = (min(names), max(names)) if len(names) else ("", "")
+        pairs = enumerate(zip(low, high, strict=False))
+        cut = next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
+        self._prefix = low[:cut]
+        rest = [_encoded(name[cut:]) for name in names]
+        self._bytes = b"".join(rest)
+        lengths = np.fromiter(map(len, rest), dtype=np.int64, count=len(rest))
+        self._ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        start, stop = int(self._ends[index]), int(self._ends[index + 1])
+        return self._prefix + self._bytes[start:stop].decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for stop in self._ends[1:].tolist():
+            yield self._prefix + self._bytes[start:stop].decode("utf-8", "surrogateescape")
+            start = stop
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Names) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash((self._prefix, self._bytes))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self[:3]))
+        return f"Names({len(self)}: {shown}{', ...' if len(self) > 3 else ''})"
+
+
+def _encoded(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")  # a local file may have any bytes in its name
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """The shards of a source, as columns.
+
+    Attributes:
+        paths: S paths or URLs, in listing order; kept as `Names`.
+        units: (S,) int64, how much there is to split in each shard.
+        num_bytes: (S,) int64, size of each shard as stored.
+        unit: what `units` counts: "document" and "byte" can be split anywhere, a "shard" is read
+            whole (units are all 1).
+        details: what the format remembers per source, for example column encodings.
+    """
+
+    paths: Sequence[str]
+    units: NDArray[np.int64]
+    num_bytes: NDArray[np.int64]
+    unit: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.paths, Names):
+            object.__setattr__(self, "paths", Names(self.paths))
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    @cached_property
+    def digest(self) -> str:
+        """64 bits, in hexadecimal, over names (without their folder), units and sizes.
+
+        The folder is left out so that a corpus may move between buckets and disks. Worked out
+        once, by whoever lists; a pickled manifest takes it along.
+        """
+        digest = hashlib.blake2b(digest_size=8)
+        for path in self.paths:
+            digest.update(_encoded(path.rsplit("/", 1)[-1]) + b"\0")
+        digest.update(np.ascontiguousarray(self.units).tobytes())
+        digest.update(np.ascontiguousarray(self.num_bytes).tobytes())
+        return digest.hexdigest()
