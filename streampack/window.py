@@ -15,13 +15,11 @@ document that does not fit is admitted in part (whole rows' worth), and continue
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
 from streampack.arena import Arena
 from streampack.documents import Documents, offsets_of
 from streampack.emission import choose_rows
@@ -30,34 +28,10 @@ from streampack.errors import PlanError, StreampackError
 from streampack.packing.packer import BatchPacker, Packer, TailPacker, foreseen, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
+from streampack.planned_window import PlannedWindow, delivered_by, not_full, oldest_tokens
 from streampack.window_config import WindowConfig, sure_tokens
 
 __all__ = ["PlannedWindow", "Window"]
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedWindow:
-    """One round's plan and the rows of it that go.
-
-    Attributes:
-        plan: over the window's entries; segment coordinates count from an entry's `start`.
-        rows: (E,) int64, rows that go, in order; whole batches, but for the last batch of a run.
-        batches: (B + 1,) int64, where each batch begins in `rows`.
-        position: (N + 1,) int64, where each entry's held tokens lie in the window's array.
-        lengths: (N,) int64, what is planned now or later: 0 for a document that overflow drops,
-            and not all of one that is held in part.
-    """
-
-    plan: Plan
-    rows: NDArray[np.int64]
-    batches: NDArray[np.int64]
-    position: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-
-    @cached_property
-    def dropped(self) -> NDArray[np.int64]:
-        """(N,) int64: tokens of each document that are lost if these rows go."""
-        return self.plan.dropped_by(self.rows)
 
 
 class Window:
@@ -262,7 +236,7 @@ class Window:
             lengths = np.append(remaining[:-1], whole)
         seed = derive_seed(self._seed, self.round)
         if self._online.whole_batches and not final:
-            told = _oldest(np.minimum(lengths, entries.held), self._batch_tokens)
+            told = oldest_tokens(np.minimum(lengths, entries.held), self._batch_tokens)
             plan = self._packer.plan(told, final=final, seed=seed)
             rows = np.arange(plan.num_rows, dtype=np.int64)
         else:
@@ -284,7 +258,7 @@ class Window:
         else:
             plan = self._packer.plan(lengths, final=final, seed=seed)
         rows = self._choose(plan, final, seed)
-        if not self._online.join_short or final or not _short(plan, rows).any():
+        if not self._online.join_short or final or not not_full(plan, rows).any():
             return plan, rows
         plan = self._packer.plan(lengths, final=True, seed=seed)
         rows = self._choose(plan, final, seed)
@@ -294,7 +268,7 @@ class Window:
             return plan, rows
         # A small first window: if a batch would need a row that is not full, look further first.
         waiting = self.round - self.entries.arrived < self._config.max_carries
-        patient = _short(plan, rows) & waiting[plan.document[plan.row_offsets[rows]]]
+        patient = not_full(plan, rows) & waiting[plan.document[plan.row_offsets[rows]]]
         return plan, rows[:0] if patient.any() else rows
 
     def _choose(self, plan: Plan, final: bool, seed: int) -> NDArray[np.int64]:
@@ -385,7 +359,7 @@ class Window:
         Checks that what stays is a tail.
         """
         plan, entries = planned.plan, self.entries
-        delivered, placed, repeated = _delivered(
+        delivered, placed, repeated = delivered_by(
             planned.rows, plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap,
             len(entries),
         )  # fmt: skip
@@ -411,40 +385,3 @@ class Window:
             self._arena.append(documents, documents.offsets[:-1] + entries.start, entries.held)
             self.entries = Entries.join([self.entries, entries])
         self._continued = continued
-
-
-@kernel
-def _delivered(
-    rows: NDArray[np.int64],
-    row_offsets: NDArray[np.int64],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    overlap: NDArray[np.int64],
-    num_documents: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Per document: its end in these rows, its new tokens there, and how many others repeat."""
-    furthest = np.zeros(num_documents, dtype=np.int64)
-    placed = np.zeros(num_documents, dtype=np.int64)
-    for row in rows:
-        for s in range(row_offsets[row], row_offsets[row + 1]):
-            furthest[document[s]] = max(furthest[document[s]], stop[s])
-            placed[document[s]] += stop[s] - start[s] - overlap[s]
-    repeated = np.zeros(num_documents, dtype=np.int64)
-    for s in range(len(document)):
-        d = document[s]
-        if stop[s] > furthest[d]:
-            repeated[d] = max(repeated[d], furthest[d] - start[s])
-    return furthest, placed, repeated
-
-
-def _short(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(E,) bool: which of these rows are not full."""
-    return plan.row_fill()[rows] < plan.seq_len[rows]
-
-
-def _oldest(lengths: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
-    """(N,) int64: of documents of these lengths (N,), the oldest tokens that make whole batches."""
-    total = int(lengths.sum()) // batch_tokens * batch_tokens
-    before = offsets_of(lengths)[:-1]
-    return np.asarray(np.clip(total - before, 0, lengths))

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack.dry_run import stream_plan
 from streampack.errors import ConfigError, ContentError
 from streampack.lane import Lane, LaneEnd
 from streampack.metrics import Metrics
-from streampack.packing import BestFitDecreasing, Composition
+from streampack.packing import BestFitDecreasing, Composition, Seamless, check_plan
 from tests.memory_source import MemorySource
 from tests.test_lane import SEQ_LEN, composition_of, lane_config, run
 
@@ -144,3 +145,32 @@ def test_the_smallest_window_gives_batches_where_rows_drop_nearly_a_row(
         composition = loader.metrics().composition
         assert composition.placed + composition.dropped == sum(lengths)
         assert composition.dropped <= composition.rows * 3
+
+
+@pytest.mark.parametrize("rows", [1, 4, 9])
+@pytest.mark.parametrize("lengths", [[1, 1, 2, 1, 3], [1, 5, 2, 9, 3, 1, 1]], ids=["short", "long"])
+def test_a_row_of_seamless_drops_no_more_than_its_extra_capacity_however_often_it_stays(
+    rows: int, lengths: list[int]
+) -> None:
+    """A piece wholly beyond seq_len is lost with the row that loses it, and not before."""
+    packer = Seamless(seq_len=4, extra_capacity=3, max_repetition=0)
+    lengths = lengths * 200
+    config = WindowConfig(window_tokens=7 * rows + 8 * 4, min_fill=1, carry=0.9)
+    plan = stream_plan(np.array(lengths), packer, config, batch_tokens=4 * rows, seed=1)
+    check_plan(plan, np.array(lengths))
+    short = len(plan.seq_len) - sum(length // 4 for length in lengths)
+    assert plan.dropped.sum() <= short * 3
+    dataset = PackedDataset(
+        corpus(lengths),
+        packer=packer,
+        batch_tokens=4 * rows,
+        window=config,
+        lanes=1,
+        topology=Topology(),
+    )
+    loader = PackedLoader(dataset)
+    list(loader)
+    composition = loader.metrics().composition
+    assert composition.placed + composition.dropped == sum(lengths)
+    short = composition.rows - sum(length // 4 for length in lengths)
+    assert composition.dropped <= short * 3

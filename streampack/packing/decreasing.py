@@ -35,7 +35,7 @@ from streampack.packing.packer import (
 )
 from streampack.packing.plan import Plan
 
-__all__ = ["BestFitDecreasing", "FirstFitDecreasing", "decreasing_pieces", "lay_out"]
+__all__ = ["BestFitDecreasing", "FirstFitDecreasing", "decreasing_pieces", "lay_out", "lost_with"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class _Decreasing:
         bins, count = greedy_fit(size, self.seq_len + self.extra_capacity, least_room, self._best)
         dropped_with = None
         if self.extra_capacity:
-            dropped_with = _dropped_with(bins, document, size, self.seq_len, len(kept))
+            dropped_with = lost_with(bins, document, size, self.seq_len, len(kept))
         row_offsets, document, start, stop = lay_out(
             bins, count, document, start, size, self.seq_len, dropped
         )
@@ -123,7 +123,7 @@ class BestFitDecreasing(_Decreasing):
     _best = True
 
 
-def _dropped_with(
+def lost_with(
     bins: NDArray[np.int64],
     document: NDArray[np.int64],
     size: NDArray[np.int64],

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from streampack.documents import offsets_of
 from streampack.errors import ConfigError
 from streampack.packing.concat import cut_joined
-from streampack.packing.decreasing import decreasing_pieces, lay_out
+from streampack.packing.decreasing import decreasing_pieces, lay_out, lost_with
 from streampack.packing.fit import greedy_fit
 from streampack.packing.packer import (
     Online,
@@ -81,7 +81,7 @@ class Seamless:
     overflow: ClassVar[Overflow] = "split"  # of its own kind, see step 1
     carries: ClassVar[bool] = True
     inserts_eos: ClassVar[bool] = False
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     online: ClassVar[Online] = Online(join_short=True)
 
     def __post_init__(self) -> None:
@@ -115,8 +115,10 @@ class Seamless:
         slides = self.slides(lengths)
         sizes, document, start, stop, overlap = _whole_rows(lengths, slides, self.seq_len)
         parts = [(sizes, document, start, stop)]
-        parts += self._short(lengths, slides, dropped, final)
+        short, lost = self._short(lengths, slides, dropped, final)
+        parts += short
         segments = sum(len(part[1]) for part in parts)
+        first = len(sizes)  # row of the first bin
         sizes, document, start, stop = map(np.concatenate, zip(*parts, strict=True))
         return Plan(
             row_offsets=offsets_of(sizes),
@@ -128,6 +130,7 @@ class Seamless:
             insert_eos=np.zeros(segments, dtype=np.bool_),
             pad_after=np.zeros(segments, dtype=np.int64),
             dropped=dropped,
+            dropped_with=np.where(lost >= 0, first + lost, -1),
         )
 
     def slides(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -158,8 +161,12 @@ class Seamless:
         slides: NDArray[np.bool_],
         dropped: NDArray[np.int64],
         final: bool,
-    ) -> list[_Rows]:
-        """Steps 2 and 3; counts what they drop in `dropped`."""
+    ) -> tuple[list[_Rows], NDArray[np.int64]]:
+        """Steps 2 and 3; counts what they drop in `dropped`.
+
+        Returns:
+            Their rows, and (N,) int64 the one in which a document's piece is lost whole, or -1.
+        """
         rest = np.where(slides, 0, lengths % self.seq_len)
         document, start, size = decreasing_pieces(rest, self.seq_len)
         start = lengths[document] - size
@@ -168,10 +175,12 @@ class Seamless:
         np.add.at(totals, bins, size)
         full = totals >= self.seq_len
         inside = full[bins]
+        lost = lost_with(bins, document, size, self.seq_len, len(lengths))
+        lost = np.where(lost >= 0, np.cumsum(full)[lost] - 1 if count else -1, -1)
         parts = [self._bins(bins, full, inside, document, start, size, dropped)]
         if not final:
             parts.append(self._bins(bins, ~full, ~inside, document, start, size, dropped))
-            return parts
+            return parts, lost
         left = np.sort(document[~inside])
         joined = rest[left]
         rows = -(-int(joined.sum()) // self.seq_len)
@@ -179,7 +188,7 @@ class Seamless:
         offsets, index, low, high = cut_joined(joined, self.seq_len, self.seq_len, order)
         begin = lengths[left] - joined
         parts.append((np.diff(offsets), left[index], begin[index] + low, begin[index] + high))
-        return parts
+        return parts, lost
 
     def _bins(
         self,

@@ -1,0 +1,77 @@
+"""PlannedWindow: a plan over the window and the rows of it that go; and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.documents import offsets_of
+from streampack.packing.plan import Plan
+
+__all__ = ["PlannedWindow", "delivered_by", "not_full", "oldest_tokens"]
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedWindow:
+    """One round's plan and the rows of it that go.
+
+    Attributes:
+        plan: over the window's entries; segment coordinates count from an entry's `start`.
+        rows: (E,) int64, rows that go, in order; whole batches, but for the last batch of a run.
+        batches: (B + 1,) int64, where each batch begins in `rows`.
+        position: (N + 1,) int64, where each entry's held tokens lie in the window's array.
+        lengths: (N,) int64, what is planned now or later: 0 for a document that overflow drops,
+            and not all of one that is held in part.
+    """
+
+    plan: Plan
+    rows: NDArray[np.int64]
+    batches: NDArray[np.int64]
+    position: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @cached_property
+    def dropped(self) -> NDArray[np.int64]:
+        """(N,) int64: tokens of each document that are lost if these rows go."""
+        return self.plan.dropped_by(self.rows)
+
+
+@kernel
+def delivered_by(
+    rows: NDArray[np.int64],
+    row_offsets: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    num_documents: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Per document: its end in these rows, its new tokens there, and how many others repeat."""
+    furthest = np.zeros(num_documents, dtype=np.int64)
+    placed = np.zeros(num_documents, dtype=np.int64)
+    for row in rows:
+        for s in range(row_offsets[row], row_offsets[row + 1]):
+            furthest[document[s]] = max(furthest[document[s]], stop[s])
+            placed[document[s]] += stop[s] - start[s] - overlap[s]
+    repeated = np.zeros(num_documents, dtype=np.int64)
+    for s in range(len(document)):
+        d = document[s]
+        if stop[s] > furthest[d]:
+            repeated[d] = max(repeated[d], furthest[d] - start[s])
+    return furthest, placed, repeated
+
+
+def not_full(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(E,) bool: which of these rows are not full."""
+    return plan.row_fill()[rows] < plan.seq_len[rows]
+
+
+def oldest_tokens(lengths: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
+    """(N,) int64: of documents of these lengths (N,), the oldest tokens that make whole batches."""
+    total = int(lengths.sum()) // batch_tokens * batch_tokens
+    before = offsets_of(lengths)[:-1]
+    return np.asarray(np.clip(total - before, 0, lengths))
