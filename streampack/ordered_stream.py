@@ -2,7 +2,8 @@
 
 It takes the documents of the stream a window at a time, orders them and gives them on, with the
 same interface as `DocumentStream`. An ordering window ends with its epoch, because the documents
-of the next are the same ones and would all be near-duplicates.
+of the next are the same ones and would all be near-duplicates. The first windows of a lane may be
+smaller than the later ones, so that its first batch comes early.
 
 A place in it is where the stream is read again from: the stream's own mark at or before the start
 of an ordering window, and how many documents lie between. Reading again orders again; an order
@@ -33,6 +34,8 @@ from streampack.stream import DocumentStream, Mark
 
 __all__ = ["OrderedStream"]
 
+_BEGINNING: dict[str, Any] = {"behind": 0, "number": 0, "windows": 0, "orders": []}
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,10 +43,11 @@ logger = logging.getLogger(__name__)
 class _Place:
     """The start of an ordering window.
 
-    `mark` of the stream and `behind` it the documents before the window; `order` (M,) of its
-    `count` documents once they are read, None before.
+    `number` counts the lane's windows from 0. `mark` of the stream and `behind` it the documents
+    before the window; `order` (M,) of its `count` documents once they are read, None before.
     """
 
+    number: int
     serial: int
     mark: Mark
     behind: int
@@ -85,13 +89,14 @@ class OrderedStream:
         self.skips: Skips = stream.skips
         self.duplicates = 0
         self.serial = mark.serial if mark else 0
-        saved: dict[str, Any] = mark.cursor if mark else {"behind": 0, "windows": 0, "orders": []}
+        saved: dict[str, Any] = mark.cursor if mark else _BEGINNING
         # Counted and named before the state was saved:
         self._known: int = cursor_field(saved, "windows", int)
         self._orders: deque[list[Any]] = deque(cursor_field(saved, "orders", list))
         self._behind: int = cursor_field(saved, "behind", int)
         self._pending: Documents | None = None
-        self._places = deque([_Place(self.serial, stream.mark_before(0), self._behind)])
+        number = cursor_field(saved, "number", int)
+        self._places = deque([_Place(number, self.serial, stream.mark_before(0), self._behind)])
 
     @staticmethod
     def inner_mark(mark: Mark | None) -> Mark | None:
@@ -129,6 +134,7 @@ class OrderedStream:
             {
                 "at": first.mark.cursor,
                 "behind": first.behind,
+                "number": first.number,
                 "windows": len(read),
                 "orders": orders,
             },
@@ -144,9 +150,10 @@ class OrderedStream:
             self._behind -= step
         if self._places[-1].order is not None:
             mark = stream.mark_before(stream.serial)
-            self._places.append(_Place(self.serial, mark, stream.serial - mark.serial))
+            number = self._places[-1].number + 1
+            self._places.append(_Place(number, self.serial, mark, stream.serial - mark.serial))
         parts: list[Documents] = []
-        wanted = self._order.order_window_documents
+        wanted = self._window_documents(self._places[-1].number)
         epoch: int | None = None
         while wanted and (documents := stream.peek()) is not None:
             if epoch is not None and stream.epoch != epoch:
@@ -160,6 +167,12 @@ class OrderedStream:
         with self._times.measure("order_s"):
             self._pending = self._arrange(_join(parts), self._places[-1])
         return True
+
+    def _window_documents(self, number: int) -> int:
+        """Documents of the lane's window `number`, counted from 0."""
+        full = self._order.order_window_documents
+        first = int(getattr(self._order, "first_window_documents", full))
+        return min(full, first << min(number, 40))
 
     def _arrange(self, documents: Documents, place: _Place) -> Documents:
         """The documents of a window in their order, which `place` takes note of."""

@@ -156,11 +156,14 @@ def similarity_table(
     largest = min(WINDOWS[-1], len(ids))
     sizes = [size for size in WINDOWS if size < largest] + [largest]
     orders: list[Any] = [RandomOrder(order_window_documents=largest)]
-    orders += [SimilarityOrder(order_window_documents=size) for size in sizes]
+    # Every window full from the first on: the figures are of a size, not of a run's beginning.
+    full = {"first_window_documents": largest}
+    orders += [SimilarityOrder(order_window_documents=size, **full) for size in sizes]
     orders += [
-        ClusterOrder(order_window_documents=size) for size in (sizes[len(sizes) // 2], largest)
+        ClusterOrder(order_window_documents=size, **full)
+        for size in (sizes[len(sizes) // 2], largest)
     ]
-    orders += [NeighbourOrder(order_window_documents=largest)]
+    orders += [NeighbourOrder(order_window_documents=largest, **full)]
     for order in orders:
         run = packed(ids, order, seed)
         figures = [f"{mean_similarity(vectors[name], run['pairs']):.3f}" for name in names]
@@ -174,7 +177,7 @@ def similarity_table(
 def planted_table(ids: list[NDArray[np.uint32]], seed: int) -> None:
     """Plant edited copies in a corpus without near-duplicates and print how many are found."""
     window = Documents.from_arrays(ids[: 8192 - PLANTED])
-    order = SimilarityOrder(order_window_documents=8192)
+    order = SimilarityOrder(order_window_documents=8192, first_window_documents=8192)
     kept, _ = order.order(window)
     originals = window.take(np.sort(kept))
     long = np.flatnonzero(originals.lengths >= 100)

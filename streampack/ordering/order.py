@@ -36,6 +36,9 @@ class DocumentOrder(Protocol):
     Attributes:
         order_window_documents: documents it is given at a time; fewer at the end of an epoch.
         exact: True if it gives the same order on any machine; otherwise a state stores the order.
+
+    An order may also have `first_window_documents`: a lane's first window then holds so many, and
+    each later one twice as many as the one before, until they are full.
     """
 
     @property
@@ -72,6 +75,9 @@ class SimilarityOrder:
     Args:
         order_window_documents: documents ordered together. More of them find closer neighbours;
             the whole window is held in memory (its tokens twice) and read before its first batch.
+        first_window_documents: size of a lane's first window, so that its first batch comes early;
+            later ones double until they are full. A number not below `order_window_documents`
+            makes all of them full.
         embedder: `Documents` -> (N, D) float32, see `embedding`; None hashes token n-grams.
         k: neighbours of each document in the graph.
         duplicate_threshold: a document whose cosine to an earlier kept one of its window exceeds
@@ -85,17 +91,20 @@ class SimilarityOrder:
     """
 
     order_window_documents: int = 8192
+    first_window_documents: int = 2048
     embedder: Embedder | None = None
     k: int = 10
     duplicate_threshold: float = 0.95
     first_tokens: int = 512
     search: Search = "auto"
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     _embed: Embedder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_counts(self, "order_window_documents", "k", "first_tokens")
+        require_counts(
+            self, "order_window_documents", "first_window_documents", "k", "first_tokens"
+        )
         if not is_number(self.duplicate_threshold) or not 0 < self.duplicate_threshold <= 1:
             raise ConfigError(
                 f"duplicate_threshold is {self.duplicate_threshold!r}.",
@@ -154,6 +163,7 @@ class SimilarityOrder:
             "kind": type(self).__name__,
             "revision": self.revision,
             "order_window_documents": self.order_window_documents,
+            "first_window_documents": min(self.first_window_documents, self.order_window_documents),
             "embedder": embedder_name(self._embed),
             "k": self.k,
             "duplicate_threshold": self.duplicate_threshold,

@@ -150,6 +150,7 @@ def test_what_an_embedder_must_not_return(returned: np.ndarray, match: str) -> N
     "bad",
     [
         {"order_window_documents": 0},
+        {"first_window_documents": 0},
         {"k": 0},
         {"k": 2.5},
         {"duplicate_threshold": 0.0},

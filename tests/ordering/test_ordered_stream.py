@@ -26,6 +26,12 @@ def float_vectors(documents: Any) -> np.ndarray:
 
 ORDERS: dict[str, Any] = {
     "similarity": SimilarityOrder(order_window_documents=16),
+    "growing": SimilarityOrder(order_window_documents=16, first_window_documents=2),
+    "growing-float": SimilarityOrder(
+        order_window_documents=16,
+        first_window_documents=3,
+        embedder=TokenEmbedder("random", float_vectors),
+    ),
     "one-window": SimilarityOrder(order_window_documents=1000),
     "tiny": SimilarityOrder(order_window_documents=1),
     "float": SimilarityOrder(
@@ -110,6 +116,27 @@ def test_the_next_epoch_is_no_duplicate_of_this_one() -> None:
     once = placed(PackedLoader(make_dataset(order, copies=0, provenance=True)))
     twice = placed(PackedLoader(make_dataset(order, copies=0, provenance=True, epochs=2)))
     assert twice == sorted(once * 2)
+
+
+def test_windows_double_from_the_first_until_they_are_full() -> None:
+    class Counting(SimilarityOrder):
+        def order(self, documents: Any, *, seed: int = 0) -> Any:
+            sizes.append(len(documents))
+            return super().order(documents, seed=seed)
+
+    for first, expected in (
+        (4, [4, 8, 16, 16, 16]),
+        (16, [16, 16, 16, 12]),
+        (99, [16, 16, 16, 12]),
+    ):
+        sizes: list[int] = []
+        order = Counting(order_window_documents=16, first_window_documents=first)
+        batches = iter(PackedLoader(make_dataset(order, copies=0, lanes=1)))
+        next(batches)
+        early = len(sizes)
+        assert len(list(batches)) > 0
+        assert sizes == expected
+        assert early < len(expected)
 
 
 def test_workers_change_nothing() -> None:
