@@ -11,7 +11,6 @@ from streampack.comparison import (
     bucket_lengths,
     bucket_shares,
     measure,
-    recommend,
     smallest_window,
     window_curve,
     window_rows,
@@ -31,6 +30,7 @@ from streampack.packing import (
     check_plan,
 )
 from streampack.packing.rng import derive_seed
+from streampack.recommendation import recommend
 from streampack.topology import Topology
 from streampack.window_config import WindowConfig
 from tests.memory_source import MemorySource, numbered_documents
@@ -158,12 +158,29 @@ def test_documents_longer_than_every_row_get_seamless_where_it_keeps_context() -
     assert found.figures.composition.mean_context > 1.01 * best.composition.mean_context
 
 
-def test_documents_that_leave_gaps_get_a_strategy_that_fills_them() -> None:
+def test_gaps_are_filled_by_cutting_where_that_costs_less_than_padding() -> None:
     found = told(AWKWARD, (2048,))
-    assert not isinstance(found.packer, (BestFitDecreasing, Pad))
-    assert "leave gaps" in found.reasons[1]
+    assert isinstance(found.packer, Buckets)
+    assert "best fit pads 26" in found.reasons[1]
+    assert "costs less than the padding" in found.reasons[2]
     assert found.figures.composition.utilisation > 0.99
+
+
+def test_a_longer_row_with_few_gaps_comes_before_cutting_documents() -> None:
+    found = told(AWKWARD, (2048, 4096, 8192))
+    assert found.code == "BestFitDecreasing(seq_len=8192)"
+    assert found.figures.composition.truncation_ratio == 0
+    assert "costs less than filling the gaps: Concat would cut 18" in found.reasons[2]
     assert told(AWKWARD, (2048, 32768)).code == "BestFitDecreasing(seq_len=32768)"
+
+
+def test_longer_rows_than_those_tried_are_named_where_they_halve_a_high_price() -> None:
+    (*_, last) = told(AWKWARD, (2048,)).reasons
+    assert "compare with seq_len 8192 too" in last
+    for sizes in ((2048, 32768), (2048, 4096, 8192, 16384)):
+        assert not any("compare with" in reason for reason in told(AWKWARD, sizes).reasons)
+    few = AWKWARD[:20]  # not enough to fill ten such rows
+    assert not any("compare with" in reason for reason in told(few, (2048,)).reasons)
 
 
 def test_every_strategy_is_measured_at_every_row_length() -> None:

@@ -17,10 +17,8 @@ from streampack.cli.picture import Curve, check_target, draw
 from streampack.comparison import (
     CLOSE_POINTS,
     Figures,
-    Recommendation,
     bucket_shares,
     measure,
-    recommend,
     smallest_window,
     window_curve,
     window_rows,
@@ -28,6 +26,7 @@ from streampack.comparison import (
 from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError
 from streampack.packing import Packer
+from streampack.recommendation import Recommendation, recommend
 
 __all__ = ["compare"]
 
