@@ -104,8 +104,8 @@ def _refuse_others(what: str, goes_with: str, **flags: str | None) -> None:
 def _mds_column(folder: str, storage: Storage) -> str:
     where = f"{folder}/index.json"
     size = storage.list(where)[0].num_bytes
-    shards = parse_index(storage.read_range(where, 0, size), where)
-    names = shards[0].layout.names if shards else ()
+    first = next(parse_index(storage.read_range(where, 0, size), where), None)
+    names = first.layout.names if first else ()
     usual = [name for name in _COLUMNS if name in names] or list(names)[: len(names) == 1]
     if not usual:
         raise ConfigError(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,15 +94,15 @@ class Column:
     has_shape: bool
 
 
-def parse_index(text: bytes, where: str) -> list[IndexedShard]:
-    """The shards of an index; `where` is its path, for messages.
+def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
+    """The shards of an index, one at a time; `where` is its path, for messages.
 
     Raises:
         ConfigError: not an MDS index of version 2, or one that names files outside its directory.
     """
     try:
-        shards = json.loads(text)["shards"]
-        return [_indexed_shard(shard, where) for shard in shards]
+        for shard in json.loads(text)["shards"]:
+            yield _indexed_shard(shard, where)
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

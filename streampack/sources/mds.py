@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +31,7 @@ from streampack.sources._mds_format import (
 )
 from streampack.sources._spool import DamagedError, decompress, map_file
 from streampack.sources.base import Block
-from streampack.sources.manifest import Manifest
+from streampack.sources.manifest import Manifest, Names
 from streampack.sources.remote import is_missing, shown
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -104,44 +103,49 @@ class MDS(ShardedSource):
 
     def list_shards(self) -> Manifest:
         paths: list[str] = []
-        shards: list[dict[str, Any]] = []
-        kinds: set[bool] = set()
+        sizes: list[tuple[int, int, int, int]] = []  # samples, bytes stored, bytes raw, form
+        forms: dict[tuple[Layout, str], int] = {}
+        digests: list[str] = []
         for root in self.roots:
             where = f"{root}/index.json"
             for shard in parse_index(self._read_index(where), shown(where)):
-                self._columns(shard.layout, where)
-                kinds.add(self._is_text(shard.layout))
-                details = asdict(shard)
-                name = shard.zip_name or shard.name
-                if shard.zip_name and only_raw(root, shard):
-                    name, details["zip_name"] = shard.name, ""
-                elif shard.zip_name and shard.codec not in _CODECS:
-                    raise ConfigError(
-                        f"{where} lists shards compressed with {shard.codec!r}.",
-                        "Such shards cannot be read.",
-                        f"Write them with one of {', '.join(_CODECS)}.",
-                    )
-                self._check_hash(details, where)
+                name, size, hashes = shard.name, shard.num_bytes, shard.hashes
+                zipped = bool(shard.zip_name) and not only_raw(root, shard)
+                if zipped:
+                    name, size, hashes = shard.zip_name, shard.zip_bytes, shard.zip_hashes or {}
+                form = (shard.layout, (shard.codec or "nothing") if zipped else "")
+                if form not in forms:
+                    self._check_form(*form, where)
+                digests.append(self._digest(shard.name, hashes, where))
                 refuse_links(root, name)
                 paths.append(f"{root}/{name}")
-                shards.append(details)
-        if len(kinds) > 1:
+                number = forms.setdefault(form, len(forms))
+                sizes.append((shard.samples, size, shard.num_bytes, number))
+        if len({self._is_text(layout) for layout, _ in forms}) > 1:
             raise ConfigError(
                 f"Column {self.column!r} is text in some shards of {self.roots} and token ids in "
                 "others.",
                 "A source gives one or the other.",
                 "Read them as two sources, or rewrite one with `streampack convert`.",
             )
-        return Manifest(
-            paths=tuple(paths),
-            units=np.array([shard["samples"] for shard in shards], dtype=np.int64),
-            num_bytes=np.array(
-                [shard["zip_bytes" if shard["zip_name"] else "num_bytes"] for shard in shards],
-                dtype=np.int64,
-            ),
-            unit="document",
-            details={"shards": shards},
-        )
+        samples, stored, raw, number_of_form = np.array(sizes, dtype=np.int64).reshape(-1, 4).T
+        details = {
+            "forms": tuple(forms),
+            "form": number_of_form.astype(np.int32),
+            "raw_bytes": raw.copy(),
+            "digests": None if self.validate_hash is None else Names(digests),
+        }
+        return Manifest(paths, samples.copy(), stored.copy(), "document", details)
+
+    def _check_form(self, layout: Layout, codec: str, where: str) -> None:
+        """Refuse shards that lack the wanted columns, or are compressed in an unknown way."""
+        self._columns(layout, where)
+        if codec and codec not in _CODECS:
+            raise ConfigError(
+                f"{where} lists shards compressed with {codec!r}.",
+                "Such shards cannot be read.",
+                f"Write them with one of {', '.join(_CODECS)}.",
+            )
 
     def _read_index(self, where: str) -> bytes:
         try:
@@ -164,10 +168,10 @@ class MDS(ShardedSource):
         }
 
     def estimate_tokens(self) -> int | None:
-        raw = sum(shard["num_bytes"] for shard in self.manifest.details["shards"])
+        raw = int(self.manifest.details["raw_bytes"].sum())
         layout = self._layout(0)
         column = self._columns(layout, "")[0]
-        return int(raw) // (INTEGER_DTYPES[column.kind].itemsize if column.kind else 4)
+        return raw // (INTEGER_DTYPES[column.kind].itemsize if column.kind else 4)
 
     def will_read(self, shards: Sequence[int]) -> None:
         self.storage.prefetch([self.manifest.paths[shard] for shard in shards])
@@ -186,8 +190,13 @@ class MDS(ShardedSource):
                 start = end
 
     def _layout(self, shard: int) -> Layout:
-        layout = self.manifest.details["shards"][shard]["layout"]
-        return Layout(**{key: tuple(value) for key, value in layout.items()})
+        return self._form(shard)[0]
+
+    def _form(self, shard: int) -> tuple[Layout, str]:
+        """A shard's columns, and what it is compressed with."""
+        details = self.manifest.details
+        form: tuple[Layout, str] = details["forms"][details["form"][shard]]
+        return form
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
@@ -212,22 +221,24 @@ class MDS(ShardedSource):
             columns.append(mask_column(layout, self.loss_mask, where))
         return columns
 
-    def _check_hash(self, shard: dict[str, Any], where: str) -> None:
+    def _digest(self, name: str, hashes: dict[str, str], where: str) -> str:
+        """The digest to check a shard with; "" if none is."""
         algorithm = self.validate_hash
         if algorithm is None:
-            return
+            return ""
         new_hash(algorithm)
-        hashes = shard["zip_hashes"] if shard["zip_name"] else shard["hashes"]
         if algorithm not in hashes:
             raise ConfigError(
-                f"{where} has no {algorithm} digest of {shard['name']}.",
+                f"{where} has no {algorithm} digest of {name}.",
                 f"validate_hash={algorithm!r} has nothing to compare with.",
                 f"The digests are: {', '.join(hashes) or 'none'}.",
             )
+        return str(hashes[algorithm])
 
     def _open(self, shard: int, local: Path) -> NDArray[np.uint8]:
         """The bytes of a shard, uncompressed, of the size the index says."""
-        details = self.manifest.details["shards"][shard]
+        details = self.manifest.details
+        codec = self._form(shard)[1]
         expected = int(self.manifest.num_bytes[shard])
         try:
             found = local.stat().st_size
@@ -244,19 +255,18 @@ class MDS(ShardedSource):
             with open(local, "rb") as file:
                 while chunk := file.read(1 << 20):
                     digest.update(chunk)
-            hashes = details["zip_hashes"] if details["zip_name"] else details["hashes"]
-            if digest.hexdigest() != hashes[self.validate_hash]:
+            if digest.hexdigest() != details["digests"][shard]:
                 raise self._broken(
                     shard, f"its {self.validate_hash} digest is not the one in its index"
                 )
-        if not details["zip_name"]:
+        if not codec:
             return map_file(local)
         try:
             data, complete = decompress(
                 local,
-                details["codec"],
+                codec,
                 folder=getattr(self.storage, "cache_dir", None),
-                exact_bytes=details["num_bytes"],
+                exact_bytes=int(details["raw_bytes"][shard]),
             )
         except DamagedError as error:
             raise self._broken(shard, str(error)) from error

@@ -39,13 +39,25 @@ _LARGEST_FOOTER = 1 << 30
 _PAGE_BYTES = 16 << 20
 
 
+#: Files whose footers are read when they are listed. Of more, so many are looked at and the rest
+#: when they are opened: a million footers would take one process the better part of an hour.
+MOST_FOOTERS = 8192
+_FOOTER_THREADS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class _Footer:
-    """What the listing keeps of a file; `problem` says why there is nothing to keep."""
+    """What the listing keeps of a file; `problem` says why there is nothing to keep.
+
+    Attributes:
+        rows: of the file; values, size: of the wanted column, `size` in bytes before compression.
+        narrow: whether uint16 holds its ids.
+    """
 
     rows: int = 0
-    schema: pa.Schema | None = None
-    columns: dict[str, tuple[int, int]] | None = None  # name -> (values, bytes)
+    values: int = 0
+    size: int = 0
+    narrow: bool = True
     problem: str = ""
 
 
@@ -105,37 +117,33 @@ class Parquet(ShardedSource):
         """The files with their rows, from their footers, which are read in parallel.
 
         A file whose footer is broken counts as one row, so that whoever comes to read it meets
-        the error and the policy for errors decides.
+        the error and the policy for errors decides. More than `MOST_FOOTERS` files are split by
+        their bytes: a share of a file's bytes stands for that share of its rows.
         """
         infos = self.storage.list(self.paths, suffixes=_SUFFIXES)
-        footers = in_threads(self._footer, infos)
-        names = [info.path for info in infos]
-        readable = [(n, f) for n, f in zip(names, footers, strict=True) if f.schema is not None]
+        step = -(-len(infos) // MOST_FOOTERS)
+        seen = infos[::step]
+        footers = in_threads(self._footer, seen, _FOOTER_THREADS)
+        readable = [footer for footer in footers if not footer.problem]
         if not readable:
             raise ConfigError(
-                f"{shown(names[0])} is not a Parquet file: {footers[0].problem}.",
-                f"None of the {len(names)} files that were found can be read.",
+                f"{shown(seen[0].path)} is not a Parquet file: {footers[0].problem}.",
+                f"None of the {len(seen)} files that were looked at can be read.",
                 "Check the path, and that the files are complete.",
             )
-        narrow = True
-        totals = [0, 0]
-        for name, footer in readable:
-            narrow &= self._check_schema(name, footer)
-            values, size = (footer.columns or {}).get(self.column, (0, 0))
-            totals = [totals[0] + values, totals[1] + size]
-        rows = [1 if footer.problem else footer.rows for footer in footers]
+        narrow = all(footer.narrow for footer in readable)
+        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
+        units = np.maximum(sizes, 1)  # an empty file is to be met, not passed over
+        if step == 1:
+            rows = [1 if footer.problem else footer.rows for footer in footers]
+            units = np.array(rows, dtype=np.int64)
         details = {
             "dtype": ("uint16" if narrow else "uint32") if self.tokenized else "text",
-            "values": totals[0],
-            "column_bytes": totals[1],
+            "values": sum(footer.values for footer in readable) * len(infos) // len(seen),
+            "column_bytes": sum(footer.size for footer in readable) * len(infos) // len(seen),
         }
-        return Manifest(
-            tuple(names),
-            np.array(rows, dtype=np.int64),
-            np.array([info.num_bytes for info in infos], dtype=np.int64),
-            "document",
-            details,
-        )
+        names = [info.path for info in infos]
+        return Manifest(names, units, sizes, "document" if step == 1 else "byte", details)
 
     def describe(self) -> dict[str, Any]:
         """Adds what is read; where the files lie is left out, so that they may move."""
@@ -147,9 +155,13 @@ class Parquet(ShardedSource):
         }
 
     def estimate_tokens(self) -> int:
-        """From the footers: exact for ids but for nulls, bytes of text over four otherwise."""
+        """From the footers that were read; exact for ids but for nulls if those are all."""
         details = self.manifest.details
         return int(details["values"] if self.tokenized else details["column_bytes"] // 4)
+
+    def document_name(self, origin: np.void) -> str:
+        """Words that lead a person to the document."""
+        return f"row {int(origin['index'])} of {self.manifest.paths[int(origin['shard'])]}"
 
     def will_read(self, shards: Sequence[int]) -> None:
         """Fetch remote shards ahead."""
@@ -159,30 +171,48 @@ class Parquet(ShardedSource):
         self, shard: int, start: int, stop: int, skips: Skips
     ) -> Iterator[tuple[Block, int]]:
         """Blocks of one file; see `ShardedSource.read_shard`."""
-        position = start
+        position = 0
         with open_shard(self.storage, self.manifest, shard) as path:
             try:
                 with pq.ParquetFile(str(path), memory_map=True) as file:
+                    places = self._places(file, shard)
+                    start, stop = places.row(start), places.row(stop)
+                    position = start
                     make = self._block_maker(shard, file.schema_arrow, skips)
-                    for page, first in self._pages(file, shard, start, stop):
+                    for page, first in self._pages(file, start, stop, shard):
                         begin, end = max(start, first), min(stop, first + page.num_rows)
                         rows = page.slice(begin - first, end - begin)
                         for block, consumed in make(rows, begin):
-                            yield block, begin + consumed
                             position = begin + consumed
+                            yield block, places.unit(position)
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk's failure, not the file's
                 self._unreadable(shard, position, error)
 
+    def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
+        """Where the manifest's units lie in a file, which is held against the listing."""
+        rows, units = file.metadata.num_rows, int(self.manifest.units[shard])
+        if self.manifest.unit == "document":
+            if rows != units:
+                self._unreadable(shard, 0, "the number of rows is not what it was when listed")
+            return _Places(1, 1)
+        if rows > units:
+            self._unreadable(shard, 0, f"its {units} bytes hold {rows} rows, fewer than one each")
+        try:
+            narrow = self._check_schema(shown(self.manifest.paths[shard]), file.schema_arrow)
+        except ConfigError as error:
+            self._unreadable(shard, 0, error)
+        if not narrow and self.manifest.details["dtype"] == "uint16":
+            self._unreadable(shard, 0, "its ids are of a wider type than those of other files")
+        return _Places(rows, units)
+
     def _pages(
-        self, file: pq.ParquetFile, shard: int, start: int, stop: int
+        self, file: pq.ParquetFile, start: int, stop: int, shard: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Pages that overlap rows [start, stop), each with the number of its first row."""
         columns = [name for name in (self.column, self.loss_mask) if name]
         metadata = file.metadata
-        if metadata.num_rows != self.manifest.units[shard]:
-            self._unreadable(shard, start, "the number of rows is not what it was when listed")
         first = 0
         for group in range(metadata.num_row_groups):
             rows = metadata.row_group(group).num_rows
@@ -241,7 +271,8 @@ class Parquet(ShardedSource):
 
     def _unreadable(self, shard: int, position: int, error: object) -> NoReturn:
         raise ContentError(
-            f"{shown(self.manifest.paths[shard])} cannot be read from row {position} on: {error}.",
+            f"{shown(self.manifest.paths[shard])} cannot be read from row {position} on: "
+            f"{str(error).rstrip('.')}.",
             "The rest of the file is lost.",
             'Write the file again, or step over it with on_error="skip".',
             shard=shard,
@@ -249,10 +280,8 @@ class Parquet(ShardedSource):
             rest_of_shard=True,
         ) from (error if isinstance(error, Exception) else None)
 
-    def _check_schema(self, name: str, footer: _Footer) -> bool:
+    def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Refuse a file that lacks a column or has it in another type; True if uint16 holds it."""
-        schema = footer.schema
-        assert schema is not None
         there = ", ".join(f'"{field.name}" ({field.type})' for field in schema)
         for column in (self.column, self.loss_mask):
             if column is not None and schema.get_field_index(column) < 0:
@@ -304,16 +333,36 @@ class Parquet(ShardedSource):
             metadata.num_rows
         ):
             return _Footer(problem="its row groups do not add up to its rows")
-        columns: dict[str, tuple[int, int]] = {}
+        narrow = self._check_schema(info.path, schema)
+        values = column_bytes = 0
         for group in groups:
             for i in range(group.num_columns):
                 chunk = group.column(i)
                 if not 0 <= chunk.total_compressed_size <= size:
                     return _Footer(problem=f"column {chunk.path_in_schema} is larger than the file")
-                name = chunk.path_in_schema.split(".")[0]
-                values, stored = columns.get(name, (0, 0))
-                columns[name] = values + chunk.num_values, stored + chunk.total_uncompressed_size
-        return _Footer(metadata.num_rows, schema, columns)
+                if chunk.path_in_schema.split(".")[0] == self.column:
+                    values += chunk.num_values
+                    column_bytes += chunk.total_uncompressed_size
+        return _Footer(metadata.num_rows, values, column_bytes, narrow)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Rows of a file and the units they are counted in: equal shares, in the same order.
+
+    Every row has a unit of its own, so that the row a unit lies in gives the unit back.
+    """
+
+    rows: int
+    units: int
+
+    def row(self, unit: int) -> int:
+        """The row that a unit lies in."""
+        return unit * self.rows // max(self.units, 1)
+
+    def unit(self, row: int) -> int:
+        """The first unit that lies in a row."""
+        return -(-row * self.units // max(self.rows, 1))
 
 
 def _batches(

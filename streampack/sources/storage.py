@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.sources.cache import Cache, Entry, default_cache_dir
-from streampack.sources.patterns import expand_braces, has_glob, local_files, local_names, wanted
+from streampack.sources.listing import FileInfo, in_threads, list_remote
+from streampack.sources.patterns import expand_braces, local_files, local_names
 from streampack.sources.read_ahead import ReadAhead
 from streampack.sources.remote import (
     RemoteFile,
     SizeGuard,
-    is_missing,
     open_filesystem,
     shown,
     split_url,
@@ -33,7 +31,6 @@ from streampack.sources.remote import (
 
 __all__ = ["FileInfo", "Storage", "in_threads"]
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 _forks = 0
@@ -45,19 +42,6 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_count_fork)
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """A file as listed.
-
-    Attributes:
-        path: absolute local path, or URL.
-        num_bytes: its size.
-    """
-
-    path: str
-    num_bytes: int
 
 
 class _Process:
@@ -73,15 +57,6 @@ class _Process:
             lambda url: storage._look_up(url).num_bytes,
             storage._fetch_ahead,
         )
-
-
-def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
-    """``[function(item) for item in items]`` with up to `threads` waiting at the same time."""
-    items = list(items)
-    if len(items) < 2:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(min(threads, len(items))) as pool:
-        return list(pool.map(function, items))
 
 
 class Storage:
@@ -175,7 +150,9 @@ class Storage:
                 ]
             else:
                 names = builtins.list(expand_braces(pattern))
-                listed = self._list_remote(protocol, names, suffixes)
+                listed = list_remote(
+                    self._filesystem(protocol), names, suffixes, retries=self.retries
+                )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
                     kinds = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
@@ -294,51 +271,6 @@ class Storage:
             info = self._attempt("Looking up", url, lambda: filesystem.info(url))
             found = looked_up.setdefault(url, RemoteFile.of(url, info))
         return found
-
-    def _list_remote(
-        self, protocol: str, names: builtins.list[str], suffixes: Sequence[str]
-    ) -> builtins.list[builtins.list[FileInfo]]:
-        """What each of these URLs without braces names."""
-        over_http = protocol in ("http", "https")
-        for name in names:
-            if over_http and "*" in name.partition("?")[0]:
-                raise ConfigError(
-                    f'"{shown(name)}" has a wildcard.',
-                    "HTTP servers have no listing that it could be matched against.",
-                    "Name the files, or use braces: shard-{000..127}.parquet.",
-                )
-
-        def listed(name: str) -> builtins.list[FileInfo]:
-            if over_http or not has_glob(name):
-                return self._list_named(name, suffixes)
-            filesystem = self._filesystem(protocol)
-            matches = self._attempt("Listing", name, lambda: filesystem.glob(name, detail=True))
-            return [
-                FileInfo(filesystem.unstrip_protocol(match), int(info["size"]))
-                for match, info in matches.items()
-                if info.get("type") == "file"
-            ]
-
-        return in_threads(listed, names)
-
-    def _list_named(self, url: str, suffixes: Sequence[str]) -> builtins.list[FileInfo]:
-        """What a URL without wildcards names: a file, a directory or nothing."""
-        filesystem = self._filesystem(split_url(url)[0] or "")
-        try:
-            info = self._attempt("Looking up", url, lambda: filesystem.info(url))
-        except StorageError as error:
-            if is_missing(error):
-                return []
-            raise
-        if info.get("type") != "directory":
-            return [FileInfo(url, RemoteFile.of(url, info).num_bytes)]
-        below = self._attempt("Listing", url, lambda: filesystem.find(url, detail=True))
-        root = filesystem._strip_protocol(url).rstrip("/") + "/"
-        return [
-            FileInfo(filesystem.unstrip_protocol(name), int(item["size"]))
-            for name, item in below.items()
-            if item.get("type") == "file" and wanted(name.removeprefix(root), suffixes)
-        ]
 
     def _entry(self, url: str) -> Entry:
         remote = self._look_up(url)

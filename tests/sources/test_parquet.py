@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StateError
+from streampack.sources import parquet
 from streampack.sources.parquet import Parquet
 from streampack.sources.skips import Skips
 from streampack.sources.storage import Storage
@@ -48,6 +49,48 @@ def ids_of(rng: np.random.Generator, n: int, high: int, width: int | None) -> li
 def test_every_text_comes_once_and_restarts_are_exact(tmp_path: Path) -> None:
     expected = text_corpus(tmp_path)
     check_source_contract(Parquet(tmp_path, block_documents=16, block_bytes=1000), expected)
+
+
+@pytest.mark.parametrize("rows_per_group", [50, 7])
+def test_files_too_many_for_their_footers_are_split_by_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_group: int
+) -> None:
+    monkeypatch.setattr(parquet, "MOST_FOOTERS", 2)
+    expected: list[Any] = []
+    for shard, count in enumerate((90, 1, 40, 3, 160)):
+        rows = [list(range(i, i + i % 7)) for i in range(count)]
+        write(
+            tmp_path / f"{shard}.parquet",
+            {"ids": pa.array(rows, pa.list_(pa.int64()))},
+            rows_per_group,
+        )
+        expected += rows
+    source = Parquet(tmp_path, tokens="ids", block_documents=9, block_bytes=200)
+    check_source_contract(source, expected, lane_counts=(1, 3, 40), restarts=4)
+    assert source.manifest.unit == "byte"
+
+
+def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "MOST_FOOTERS", 2)
+    good = {"ids": pa.array([[1, 2], [3]], pa.list_(pa.uint16()))}
+    for bad, words in (
+        ({"other": [1]}, "no column"),
+        ({"ids": pa.array([[70000]], pa.list_(pa.uint32()))}, "wider type"),
+        ({"ids": pa.array([[]] * 100_000, pa.list_(pa.uint16()))}, "fewer than one each"),
+        (None, "Parquet"),
+    ):
+        for name in "acd":
+            write(tmp_path / f"{name}.parquet", good)
+        if bad is None:
+            (tmp_path / "b.parquet").write_bytes(b"")
+        else:
+            write(tmp_path / "b.parquet", bad, 100_000)
+        with pytest.raises(ContentError, match=words):
+            read_all(Parquet(tmp_path, tokens="ids"))
+        found = read_all(Parquet(tmp_path, tokens="ids"), Skips("skip"))
+        assert found == [(1, 2), (3,)] * 3
 
 
 @pytest.mark.parametrize("nested", LIST_TYPES)
