@@ -1,0 +1,143 @@
+"""Golden plans: where lengths tie, what is cut and dropped, and what a seed decides.
+
+Whoever changes one of them on purpose bumps the packer's `revision`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack.packing import (
+    BestFitDecreasing,
+    Buckets,
+    FirstFitDecreasing,
+    MultiBucket,
+    Seamless,
+)
+from tests.packing.reference import Row
+from tests.packing.test_packers import planned, rows_of
+
+TIED = [9, 5, 9, 5, 7, 7, 16, 11, 2, 2, 5, 20, 3, 8, 8, 1, 40, 7]
+APART = [6, 12, 1, 9]  # first-fit and best-fit differ
+GOLDEN: list[tuple[Any, list[int], list[Row]]] = [
+    (FirstFitDecreasing(seq_len=16), APART, [
+        [(1, 0, 12), (2, 0, 1)],
+        [(3, 0, 9), (0, 0, 6)],
+    ]),
+    (BestFitDecreasing(seq_len=16), APART, [
+        [(1, 0, 12)],
+        [(3, 0, 9), (0, 0, 6), (2, 0, 1)],
+    ]),
+    (FirstFitDecreasing(seq_len=16, extra_capacity=3), TIED, [
+        [(6, 0, 16)],
+        [(11, 0, 16)],
+        [(16, 0, 16)],
+        [(16, 16, 32)],
+        [(7, 0, 11), (13, 0, 5)],
+        [(0, 0, 9), (2, 0, 7)],
+        [(14, 0, 8), (16, 32, 40)],
+        [(4, 0, 7), (5, 0, 7), (1, 0, 2)],
+        [(17, 0, 7), (3, 0, 5), (10, 0, 4)],
+        [(11, 16, 20)],
+    ]),
+    (BestFitDecreasing(seq_len=16, extra_capacity=3, protect_short=True), TIED, [
+        [(6, 0, 16)],
+        [(11, 0, 16)],
+        [(16, 0, 16)],
+        [(16, 16, 32)],
+        [(7, 0, 11), (13, 0, 5)],
+        [(0, 0, 9), (2, 0, 7)],
+        [(14, 0, 8), (16, 32, 40)],
+        [(4, 0, 7), (5, 0, 7), (1, 0, 2)],
+        [(17, 0, 7), (3, 0, 5), (10, 0, 4)],
+        [(11, 16, 20), (12, 0, 3), (8, 0, 2), (9, 0, 2), (15, 0, 1)],
+    ]),
+    (Seamless(seq_len=16, extra_capacity=2), TIED, [
+        [(6, 0, 16)],
+        [(11, 0, 16)],
+        [(16, 0, 16)],
+        [(16, 12, 28)],
+        [(16, 24, 40)],
+        [(7, 0, 11), (4, 0, 5)],
+        [(0, 0, 9), (2, 0, 7)],
+        [(13, 0, 8), (14, 0, 8)],
+        [(5, 0, 7), (17, 0, 7), (11, 16, 18)],
+        [(1, 0, 5), (3, 0, 5), (10, 0, 5), (12, 0, 1)],
+        [(9, 0, 2), (15, 0, 1)],
+    ]),
+    (MultiBucket(seq_lens=(8, 16)), TIED, [
+        [(13, 4, 8), (14, 0, 4)],
+        [(4, 6, 7), (5, 0, 7)],
+        [(1, 0, 5), (3, 0, 3)],
+        [(14, 4, 8), (15, 0, 1), (17, 0, 3)],
+        [(8, 0, 2), (9, 0, 2), (10, 0, 4)],
+        [(10, 4, 5), (12, 0, 3), (13, 0, 4)],
+        [(3, 3, 5), (4, 0, 6)],
+        [(17, 3, 7)],
+        [(2, 7, 9), (6, 0, 14)],
+        [(16, 15, 31)],
+        [(0, 0, 9), (2, 0, 7)],
+        [(11, 19, 20), (16, 0, 15)],
+        [(6, 14, 16), (7, 0, 11), (11, 0, 3)],
+        [(11, 3, 19)],
+        [(16, 31, 40)],
+    ]),
+    (Buckets(seq_lens=(8, 16), padding_threshold=0), TIED, [
+        [(16, 0, 16)],
+        [(16, 16, 32)],
+        [(11, 0, 16)],
+        [(6, 0, 16)],
+        [(7, 0, 11), (1, 0, 5)],
+        [(0, 0, 9), (4, 0, 7)],
+        [(2, 0, 9), (5, 0, 7)],
+        [(13, 0, 8)],
+        [(14, 0, 8)],
+        [(16, 32, 40)],
+        [(17, 0, 7), (15, 0, 1)],
+        [(3, 0, 5), (12, 0, 3)],
+        [(10, 0, 5), (8, 0, 2), (9, 0, 1)],
+        [(11, 16, 20), (9, 1, 2)],
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("packer", "lengths", "golden"), GOLDEN, ids=lambda value: type(value).__name__
+)
+def test_golden_plans_do_not_change_between_versions(
+    packer: Any, lengths: list[int], golden: list[Row]
+) -> None:
+    assert rows_of(planned(packer, lengths, seed=1)) == golden
+
+
+def test_the_golden_batches_of_a_schedule_do_not_change_between_versions() -> None:
+    packer = Buckets(seq_lens=(8, 16), shares=(0.5, 0.5))
+    plan, batches = packer.plan_batches(
+        np.array(TIED, dtype=np.int64),
+        must_go=np.zeros(len(TIED), dtype=np.bool_),
+        batch_tokens=32,
+        least_tokens=96,
+        rotation=3,
+        schedule_seed=1,
+        seed=2,
+    )
+    assert batches.tolist() == BATCHES
+    assert rows_of(plan) == ROWS
+
+
+BATCHES = [0, 4, 8, 10]
+ROWS = [
+    [(17, 0, 7), (15, 0, 1)],
+    [(13, 0, 8)],
+    [(14, 0, 8)],
+    [(12, 0, 3), (1, 0, 5)],
+    [(5, 0, 7), (8, 0, 1)],
+    [(8, 1, 2), (4, 0, 7)],
+    [(9, 0, 2), (3, 0, 5), (10, 0, 1)],
+    [(10, 1, 5), (0, 0, 4)],
+    [(11, 0, 16)],
+    [(2, 0, 9), (0, 4, 9), (11, 16, 18)],
+]
