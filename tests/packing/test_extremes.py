@@ -1,0 +1,72 @@
+"""Every packer on no document, on a very long one and on very many of one token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    FirstFitDecreasing,
+    MultiBucket,
+    Pad,
+    Seamless,
+)
+from tests.packing.test_packers import planned
+
+SEQ_LEN = 2048
+LONG = 10_000_000
+ONES = 100_000
+KINDS = [FirstFitDecreasing, BestFitDecreasing, Seamless, BestFitCrop, Concat, Pad]
+BUCKETS = [Buckets(), MultiBucket()]
+PACKERS: list[Any] = [*(kind(seq_len=SEQ_LEN) for kind in KINDS), *BUCKETS]
+by_name = {"ids": lambda packer: type(packer).__name__}
+
+
+def tokens_per_row(packer: Any, lengths: list[int]) -> list[int]:
+    plan = planned(packer, lengths)
+    row = np.repeat(np.arange(plan.num_rows), np.diff(plan.row_offsets))
+    sizes = plan.stop - plan.start + plan.insert_eos
+    return sorted(np.bincount(row, sizes, plan.num_rows).astype(int).tolist(), reverse=True)
+
+
+def cut(total: int, size: int) -> list[int]:
+    return [size] * (total // size) + ([total % size] if total % size else [])
+
+
+@pytest.mark.parametrize("packer", PACKERS, **by_name)
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]], ids=str)
+def test_nothing_makes_no_row(packer: Any, lengths: list[int]) -> None:
+    assert tokens_per_row(packer, lengths) == []
+
+
+@pytest.mark.parametrize("packer", PACKERS, **by_name)
+def test_ten_million_tokens_fill_their_rows(packer: Any) -> None:
+    found = tokens_per_row(packer, [LONG])
+    if isinstance(packer, (Buckets, MultiBucket)):
+        assert found == cut(LONG, 16_384)
+    elif isinstance(packer, Pad):  # all rows but the last have an EOS of their own
+        assert found == cut(LONG + (LONG - 2) // (SEQ_LEN - 1), SEQ_LEN)
+    elif isinstance(packer, Seamless):  # stretched to one row more, which is full too
+        assert found == [SEQ_LEN] * (LONG // SEQ_LEN + 1)
+    else:
+        assert found == cut(LONG, SEQ_LEN)
+
+
+@pytest.mark.parametrize("packer", PACKERS, **by_name)
+def test_documents_of_one_token_fill_their_rows(packer: Any) -> None:
+    found = tokens_per_row(packer, [1] * ONES)
+    dropped = planned(packer, [1] * ONES).dropped.sum()
+    if isinstance(packer, Pad):
+        assert found == [1] * ONES
+    elif isinstance(packer, Seamless):  # bins of 2098 lose 50 of their documents each
+        assert found == cut(ONES - 50 * (ONES // 2098), SEQ_LEN)
+        assert dropped == 50 * (ONES // 2098)
+    else:
+        assert found == cut(ONES, SEQ_LEN)
+        assert dropped == 0
