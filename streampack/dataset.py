@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,17 +17,28 @@ from streampack.errors import ConfigError
 from streampack.hooks import Hook
 from streampack.lane import LaneBatch, LaneConfig
 from streampack.ordering import DocumentOrder
-from streampack.packing import BestFitDecreasing, Buckets, Concat, Packer
+from streampack.packing import (
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    FirstFitDecreasing,
+    Packer,
+    Pad,
+)
 from streampack.rotation import rotate
 from streampack.sizing import choose_lanes, sample_lengths
+from streampack.sources.base import Source
+from streampack.sources.chat import Chat
 from streampack.sources.infer import as_source
 from streampack.state import RunState, check_structure
 from streampack.stream import Preparation
-from streampack.tokenization import EosRule, Tokenizer, load_tokenizer
+from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
 from streampack.topology import Topology
 from streampack.window_config import WindowConfig
 
 __all__ = ["PackedDataset"]
+
+logger = logging.getLogger(__name__)
 
 TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window's size; web text has 700 to 1,000
 
@@ -113,7 +125,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
                     f"{name} is {value!r}.", "It is of another kind.", f"Pass a {kind.__name__}."
                 )
         _check_order(order)
-        packer = _choose_packer(seq_len, packer, order)
+        source = as_source(source)
+        packer = _choose_packer(seq_len, packer, order, source)
         batch_tokens = _check_batch_tokens(batch_tokens, packer)
         _check_choices(attention, epochs, lanes)
         self.topology = Topology.detect() if topology is None else topology
@@ -121,10 +134,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._lanes_chosen = lanes is None
         self._shares_measured = isinstance(packer, Buckets) and packer.shares is None
         self._loaded: Mapping[str, Any] | None = None
-        source = as_source(source)
-        preparation, row_format = _prepare(
-            source.tokenized, tokenizer, eos, eos_id, pad_id, vocab_size
-        )
+        preparation, row_format = _prepare(source, tokenizer, eos, eos_id, pad_id, vocab_size)
         if packer.inserts_eos and row_format.eos_id < 0:
             raise ConfigError(
                 f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
@@ -256,7 +266,7 @@ def _fingerprint(config: LaneConfig) -> dict[str, Any]:
 
 
 def _choose_packer(
-    seq_len: int | None, packer: Packer | None, order: DocumentOrder | None
+    seq_len: int | None, packer: Packer | None, order: DocumentOrder | None, source: Source
 ) -> Packer:
     if (seq_len is None) == (packer is None):
         raise ConfigError(
@@ -265,9 +275,22 @@ def _choose_packer(
             "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
         )
     if packer is None and order is None:
-        return BestFitDecreasing(seq_len=seq_len or 0)
+        return BestFitDecreasing(seq_len=seq_len or 0, overflow=source.overflow)
+    if packer is None and source.overflow != "split":
+        raise ConfigError(
+            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
+            f"The documents of {type(source).__name__} are not cut unless you say so.",
+            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
+        )
     if packer is None:
         return Concat(seq_len=seq_len or 0)
+    if source.overflow != "split" and (packer.overflow == "split" or _cuts(packer)):
+        logger.warning(
+            "%s cuts conversations, and what is cut off is learnt without what was said before; "
+            'BestFitDecreasing(seq_len=%d, overflow="drop") keeps them whole.',
+            type(packer).__name__,
+            packer.seq_lens[-1],
+        )
     if order is not None and not _keeps_order(packer):
         raise ConfigError(
             f"{type(packer).__name__} puts documents into rows by their lengths.",
@@ -275,6 +298,11 @@ def _choose_packer(
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
         )
     return packer
+
+
+def _cuts(packer: Packer) -> bool:
+    """True if documents that fit a row may be cut all the same."""
+    return not isinstance(packer, BestFitDecreasing | FirstFitDecreasing | Pad)
 
 
 def _keeps_order(packer: Packer) -> bool:
@@ -332,7 +360,7 @@ def _check_choices(attention: str, epochs: int | None, lanes: int | None) -> Non
 
 
 def _prepare(
-    tokenized: bool,
+    source: Source,
     tokenizer: Any,
     eos: EosRule | None,
     eos_id: int | None,
@@ -340,6 +368,7 @@ def _prepare(
     vocab_size: int | None,
 ) -> tuple[Preparation, RowFormat]:
     """What tokenizer and ids mean for this kind of source; -1 stands for an unknown EOS id."""
+    tokenized = source.tokenized
     if tokenizer is not None:
         given = {"eos": eos, "eos_id": eos_id, "pad_id": pad_id}
         if tokenized:  # the tokenizer only lends its ids
@@ -364,7 +393,7 @@ def _prepare(
             "Pass eos_id=, or a tokenizer that declares it.",
         )
     preparation = Preparation(
-        tokenizer=None if tokenized else tokenizer,
+        tokenizer=None if tokenized else _for_source(tokenizer, source),
         eos=rule,
         eos_id=eos_id,
         vocab_size=vocab_size,
@@ -372,3 +401,9 @@ def _prepare(
     return preparation, RowFormat(
         pad_id=0 if pad_id is None else pad_id, eos_id=-1 if eos_id is None else eos_id
     )
+
+
+def _for_source(tokenizer: Tokenizer, source: Source) -> Tokenizer | ChatTokenizer:
+    if isinstance(source, Chat):
+        return ChatTokenizer(tokenizer, source.template, source.document_name)
+    return tokenizer

@@ -1,13 +1,15 @@
 """Documents: the ragged block of token ids that every part of streampack speaks.
 
 A block holds many documents as columns: one flat token array and the offsets of its documents,
-never an object per document. `Texts` is the same before tokenizing.
+never an object per document. `Texts` is the same before tokenizing, `Conversations` the same before
+they are rendered by a chat template.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,15 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.errors import ConfigError
 
-__all__ = ["ORIGIN", "TOKEN_DTYPES", "Documents", "Texts", "make_origin"]
+__all__ = [
+    "ORIGIN",
+    "TOKEN_DTYPES",
+    "Conversation",
+    "Conversations",
+    "Documents",
+    "Texts",
+    "make_origin",
+]
 
 #: Where a document came from: number of the source (in a mixture), number of the shard in the
 #: source's manifest, and index in the shard (a document number, or a byte offset for formats
@@ -147,12 +157,69 @@ class Texts:
     def __len__(self) -> int:
         return len(self.texts)
 
+    @property
+    def num_characters(self) -> list[int]:
+        """Characters of each document; 0 for what is not text."""
+        return [len(text) if isinstance(text, str) else 0 for text in self.texts]
+
     def __getitem__(self, index: slice) -> Texts:
         return Texts(self.texts[index], self.origin[index])
 
     def take(self, order: NDArray[np.int64]) -> Texts:
         """The documents `order` (M,), in that order."""
         return Texts([self.texts[i] for i in order.tolist()], self.origin[order])
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One conversation as a record told it.
+
+    Attributes:
+        messages: at least one, each with "role" and "content" (text, or None beside tool calls),
+            and whatever else a chat template may read.
+        first_learnt: number of the first message whose turn may carry loss; 0, or the length of
+            a prompt that is itself a list of messages.
+        tools: descriptions of the functions the assistant may call, or None.
+        plain: a prompt and a completion that are text, which need no template.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    first_learnt: int = 0
+    tools: Sequence[Any] | None = None
+    plain: bool = False
+
+    @property
+    def num_characters(self) -> int:
+        """Characters of the messages' contents."""
+        return sum(len(message["content"] or "") for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conversations:
+    """A block of N conversations that are not rendered yet.
+
+    Attributes:
+        conversations: N of them.
+        origin: (N,) of dtype `ORIGIN`.
+    """
+
+    conversations: Sequence[Conversation]
+    origin: NDArray[np.void]
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    @property
+    def num_characters(self) -> list[int]:
+        """Characters of each conversation."""
+        return [conversation.num_characters for conversation in self.conversations]
+
+    def __getitem__(self, index: slice) -> Conversations:
+        return Conversations(self.conversations[index], self.origin[index])
+
+    def take(self, order: NDArray[np.int64]) -> Conversations:
+        """The conversations `order` (M,), in that order."""
+        return Conversations([self.conversations[i] for i in order.tolist()], self.origin[order])
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ round's batches are emitted. Restoring reads them again, plans again and skips t
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -33,7 +34,10 @@ from streampack.window_config import WindowConfig
 __all__ = ["Lane", "LaneBatch", "LaneConfig", "LaneEnd", "warm_up"]
 
 
+logger = logging.getLogger(__name__)
+
 ADMIT_DOCUMENTS = 4096  # that the window is shown at once
+NAMED_DOCUMENTS = 10  # of those dropped for their length, in the log of a lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +122,7 @@ class Lane:
     _times: LaneTimes = field(init=False, default_factory=LaneTimes)
     _unreported: bool = field(init=False, default=False)
     _reported: Metrics = field(init=False, default_factory=Metrics)
+    _dropped: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -204,6 +209,8 @@ class Lane:
         final = self._fill()
         self._emitted = 0
         self._begin(final)
+        if self.config.packer.overflow == "drop":
+            self._name_dropped(self._window.entries)
 
     def _fill(self) -> bool:
         """Admit what this round wants; True if nothing comes behind it."""
@@ -251,6 +258,22 @@ class Lane:
             )
         self._lost += _lost_whole(planned, entries, config.packer.seq_lens[-1])
         self._unreported = True
+
+    def _name_dropped(self, entries: Entries) -> None:
+        """Log which documents are longer than a row, the first few by name."""
+        longest = self.config.packer.seq_lens[-1]
+        for i in np.flatnonzero(entries.length > longest).tolist():
+            self._dropped += 1
+            if self._dropped <= NAMED_DOCUMENTS:
+                logger.warning(
+                    "dropped: %s has %d tokens and a row has %d%s",
+                    self.config.source.document_name(entries.origin[i]),
+                    entries.length[i],
+                    longest,
+                    "; further ones are only counted (metrics: documents_lost)"
+                    if self._dropped == NAMED_DOCUMENTS
+                    else "",
+                )
 
     # ------------------------------------------------------------------ restoring
 

@@ -79,6 +79,7 @@ class Metrics:
             "batches": self.batches,
             "tokens": composition.placed,
             "documents": composition.documents,
+            "documents_lost": composition.documents_lost,
             "utilisation": composition.utilisation,
             "padding_ratio": composition.padding_ratio,
             "truncation_ratio": composition.truncation_ratio,

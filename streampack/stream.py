@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, Texts
+from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.metrics import LaneTimes
 from streampack.sources._cursor import cursor_field
 from streampack.sources.base import Block, Source
 from streampack.sources.skips import Skips
-from streampack.tokenization import EosRule, Tokenizer, apply_eos
+from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
 __all__ = ["DocumentStream", "Mark", "Preparation"]
 
@@ -37,13 +37,13 @@ class Preparation:
     """What happens to a block between the source and the window.
 
     Attributes:
-        tokenizer: for text sources; None for tokenized ones.
+        tokenizer: for sources of text or conversations; None for tokenized ones.
         eos: rule for documents that are tokenized already; eos_id: the id it adds.
         vocab_size: ids must be below it; None checks only that none is negative.
         filter, map: the user's hooks; the filter sees documents first.
     """
 
-    tokenizer: Tokenizer | None = None
+    tokenizer: Tokenizer | ChatTokenizer | None = None
     eos: EosRule = "as-is"
     eos_id: int | None = None
     vocab_size: int | None = None
@@ -179,19 +179,10 @@ class DocumentStream:
     def _prepare(self, block: Block, epoch: int) -> Documents:
         """Tokenize, check, drop empty documents, filter and map."""
         preparation = self._preparation
-        if isinstance(block, Texts):
-            if preparation.tokenizer is None:
-                raise ConfigError(
-                    f"{type(self._source).__name__} gives texts, and there is no tokenizer.",
-                    "Only token ids can be packed.",
-                    "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
-                    "tokenizer).",
-                )
-            documents = preparation.tokenizer.encode(block, self.skips)
-        else:
-            documents = self._checked(block)
+        tokenized = isinstance(block, Documents)
+        documents = self._checked(block) if isinstance(block, Documents) else self._encoded(block)
         documents = self._without_empty(documents)
-        if not isinstance(block, Texts):
+        if tokenized:
             documents = apply_eos(documents, preparation.eos, preparation.eos_id)
         if len(documents) and preparation.filter is not None:
             seeds = document_seeds(self._seed, epoch, documents.origin)
@@ -203,6 +194,19 @@ class DocumentStream:
         if documents.tokens.dtype == np.int32:  # checked: no id is negative
             documents = replace(documents, tokens=documents.tokens.view(np.uint32))
         return documents
+
+    def _encoded(self, block: Texts | Conversations) -> Documents:
+        tokenizer = self._preparation.tokenizer
+        if isinstance(block, Texts) and isinstance(tokenizer, Tokenizer):
+            return tokenizer.encode(block, self.skips)
+        if isinstance(block, Conversations) and isinstance(tokenizer, ChatTokenizer):
+            return tokenizer.encode(block, self.skips)
+        raise ConfigError(
+            f"{type(self._source).__name__} gives texts, and there is no tokenizer.",
+            "Only token ids can be packed.",
+            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
+            "tokenizer).",
+        )
 
     def _without_empty(self, documents: Documents) -> Documents:
         lengths = documents.lengths
@@ -246,14 +250,14 @@ class DocumentStream:
 
 
 def _chunks(block: Block) -> Iterator[Block]:
-    """A token block as it is; texts in slices small enough to tokenize one at a time."""
+    """A token block as it is; others in slices small enough to tokenize one at a time."""
     if isinstance(block, Documents):
         yield block
         return
     start = 0
     characters = 0
-    for i, text in enumerate(block.texts):
-        characters += len(text) if isinstance(text, str) else 0
+    for i, size in enumerate(block.num_characters):
+        characters += size
         if i + 1 - start >= CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
             yield block[start : i + 1]
             start, characters = i + 1, 0

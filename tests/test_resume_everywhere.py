@@ -23,6 +23,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
+from tests.chats import CHATML, messages, with_template, write_lines
 from tests.corpora import byte_tokenizer, write_mds, write_tar
 
 SEQ_LEN = 32
@@ -100,6 +101,20 @@ def hf_stream(folder: Path) -> Any:
     return sources.HFStream(stream, text="text", block_documents=9)
 
 
+def chat_lines(folder: Path) -> str:
+    texts = [text[:20] for text in text_documents()]
+    pairs = [{"prompt": a, "completion": b} for a, b in zip(texts[:20], texts[20:40], strict=True)]
+    talks = [{"messages": messages(a, b)} for a, b in zip(texts[40:46], texts[46:52], strict=True)]
+    return write_lines(folder / "chat.jsonl", pairs + talks)
+
+
+def chat_table(folder: Path) -> str:
+    ids = [d.tolist() for d in token_documents()]
+    labels = [[-100, *d[1:]] if len(d) > 1 else d for d in ids]
+    pq.write_table(pa.table({"input_ids": ids, "labels": labels}), folder / "chat.parquet")
+    return str(folder / "chat.parquet")
+
+
 SMALL = {"block_documents": 9}
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "mds-tokens": lambda f: sources.MDS(write_mds(f, token_documents()), column="t", **SMALL),
@@ -115,6 +130,8 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "parquet-text": lambda f: sources.Parquet(parquet(f, "text", text_documents()), **SMALL),
     "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
+    "chat": lambda f: sources.Chat(chat_lines(f), **SMALL),
+    "chat-parquet": lambda f: sources.Chat(chat_table(f), **SMALL),
     "list": lambda f: sources.Iterable(text_documents(), block_documents=9),
     "lane-factory": lambda f: sources.Iterable(
         lambda lane, lanes: token_documents()[lane::lanes], block_documents=9
@@ -128,7 +145,7 @@ def check_restores_everywhere(make: Callable[[], PackedDataset]) -> None:
     loader = PackedLoader(make())
     batches, states = [], []
     for batch in loader:
-        batches.append((batch.lane, batch.step, batch.input_ids, batch.cu_seqlens))
+        batches.append((batch.lane, batch.step, batch.input_ids, batch.labels, batch.cu_seqlens))
         states.append(json.dumps(loader.state_dict()))
     assert len(batches) > 10
     for i, state in enumerate(states):
@@ -136,9 +153,11 @@ def check_restores_everywhere(make: Callable[[], PackedDataset]) -> None:
         again.load_state_dict(json.loads(state))
         rest = list(again)
         assert len(rest) == len(batches) - i - 1
-        for batch, (lane, step, ids, cu_seqlens) in zip(rest, batches[i + 1 :], strict=True):
+        for batch, expected in zip(rest, batches[i + 1 :], strict=True):
+            lane, step, ids, labels, cu_seqlens = expected
             assert (batch.lane, batch.step) == (lane, step)
             assert batch.input_ids.equal(ids)
+            assert batch.labels.equal(labels)
             assert batch.cu_seqlens.equal(cu_seqlens)
 
 
@@ -149,6 +168,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(
 ) -> None:
     source = SOURCES[kind](tmp_path)
     source.prepare()
+    tokenizer = with_template(byte_tokenizer(), CHATML) if kind == "chat" else byte_tokenizer()
 
     def make() -> PackedDataset:
         return PackedDataset(
@@ -156,7 +176,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(
             packer=packer,
             batch_tokens=2 * SEQ_LEN,
             window=WindowConfig(window_tokens=6 * SEQ_LEN),
-            tokenizer=None if source.tokenized else byte_tokenizer(),
+            tokenizer=None if source.tokenized else tokenizer,
             eos_id=256 if source.tokenized else None,
             lanes=1 if kind == "list" else 2,
             epochs=1,

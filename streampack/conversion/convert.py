@@ -21,7 +21,7 @@ import numpy as np
 
 from streampack.conversion.destination import HIDDEN, Destination
 from streampack.conversion.shard_writers import Payload, ShardWriter, shard_writer
-from streampack.documents import Documents, Texts
+from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError, StateError
 from streampack.sources.base import Block, Cursor, Source
 from streampack.sources.skips import Skips
@@ -267,6 +267,12 @@ def _payloads(
         if tokenizer is None:
             return "str", list(block.texts)
         block = tokenizer.encode(block, skips)
+    if isinstance(block, Conversations):
+        raise ConfigError(
+            "The source gives conversations.",
+            "`streampack convert` writes token ids only and would lose what is learnt of them.",
+            "Read them as they are, with sources.Chat.",
+        )
     if block.loss_mask is not None:
         raise ConfigError(
             "The documents have loss masks.",

@@ -1,6 +1,7 @@
 """Sources: where documents come from."""
 
 from streampack.sources.base import Source
+from streampack.sources.chat import Chat
 from streampack.sources.hf import HFStream
 from streampack.sources.iterable import Iterable
 from streampack.sources.jsonl import JSONL
@@ -12,6 +13,7 @@ from streampack.sources.webdataset import WebDataset
 __all__ = [
     "JSONL",
     "MDS",
+    "Chat",
     "HFStream",
     "Iterable",
     "Parquet",

@@ -20,7 +20,7 @@ from streampack.documents import Documents, make_origin
 if TYPE_CHECKING:
     from streampack.sources.base import Block
 
-__all__ = ["BlockMaker", "TokenBlocks", "is_text", "is_token_list", "text_blocks"]
+__all__ = ["BlockMaker", "Broken", "TokenBlocks", "is_text", "is_token_list", "text_blocks"]
 
 #: Rows of a page and the number of the first -> blocks, each with the rows it consumed so far.
 BlockMaker = Callable[[pa.RecordBatch, int], "Iterator[tuple[Block, int]]"]

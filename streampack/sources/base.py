@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from streampack.documents import Documents, Texts
+from streampack.documents import Conversations, Documents, Texts
+from streampack.packing.packer import Overflow
 from streampack.sources.skips import Skips
 
 __all__ = ["Block", "Cursor", "LaneReader", "Source"]
 
-Block = Documents | Texts
+Block = Documents | Texts | Conversations
 #: A place in a lane's stream: small, JSON-able, meaningful to the source alone.
 Cursor = dict[str, Any]
 
@@ -42,8 +43,10 @@ class Source(ABC):
     seekable: bool
     #: True if any number of lanes can be cut from the data.
     splittable: bool
-    #: True if blocks are `Documents` (token ids), False if they are `Texts`.
+    #: True if blocks are `Documents` (token ids), False if they are `Texts` or `Conversations`.
     tokenized: bool
+    #: What happens to documents longer than a row where no packer is named.
+    overflow: Overflow = "split"
     #: True if its documents can be read only once, in this process.
     once: bool = False
 

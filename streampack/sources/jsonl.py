@@ -12,7 +12,6 @@ Seen on one noisy core: 350 MB/s of text, 18 M ids/s.
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin, offsets_of
 from streampack.errors import ConfigError, ContentError
+from streampack.sources._records import BrokenRecordError, flags_of, ids_of, require_field
 from streampack.sources.base import Block
 from streampack.sources.lines import (
     COMPRESSIONS,
@@ -43,10 +43,6 @@ __all__ = ["JSONL"]
 _ENDINGS = (".jsonl", ".ndjson", ".json")
 _SUFFIXES = tuple(end + last for end in _ENDINGS for last in ("", *COMPRESSIONS))
 _HEAD_BYTES = 1 << 20
-
-
-class _BrokenLineError(Exception):
-    """Why a line is not a document; ends the sentence "the line ..."."""
 
 
 class JSONL(ShardedSource):
@@ -205,6 +201,7 @@ class JSONL(ShardedSource):
         for i, line in enumerate(block.lines):
             try:
                 value = self._load(line)
+                require_field(value, self.column)
                 if self.tokenized:
                     ids, mask = self._ids(value)
                     arrays.append(ids)
@@ -212,7 +209,7 @@ class JSONL(ShardedSource):
                         masks.append(mask)
                 else:
                     texts.append(self._text(value, line or b""))
-            except _BrokenLineError as reason:
+            except BrokenRecordError as reason:
                 skips.handle(self._error(shard, int(block.index[i]), reason))
             else:
                 kept.append(i)
@@ -228,57 +225,35 @@ class JSONL(ShardedSource):
 
     def _load(self, line: bytes | None) -> dict[str, Any]:
         if line is None:
-            raise _BrokenLineError(f"is longer than max_document_bytes={self.max_document_bytes}")
+            raise BrokenRecordError(f"is longer than max_document_bytes={self.max_document_bytes}")
         try:
             value = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
-            raise _BrokenLineError(f"is not JSON in UTF-8 ({error})") from None
+            raise BrokenRecordError(f"is not JSON in UTF-8 ({error})") from None
         if not isinstance(value, dict):
-            raise _BrokenLineError(f"holds a {type(value).__name__} where an object was expected")
-        if self.column not in value:
-            names = ", ".join(f'"{name}"' for name in list(value)[:10]) or "none"
-            raise _BrokenLineError(f'has no field "{self.column}" (it has {names})')
+            raise BrokenRecordError(f"holds a {type(value).__name__} where an object was expected")
         return value
 
     def _text(self, value: dict[str, Any], line: bytes) -> str:
         text = value[self.column]
         if not isinstance(text, str):
-            raise _BrokenLineError(
+            raise BrokenRecordError(
                 f'has a {type(text).__name__} in "{self.column}" where text was expected'
             )
         if b"\\u" in line:  # an escape can name half a character, which no tokenizer takes
             try:
                 text.encode()
             except UnicodeEncodeError:
-                raise _BrokenLineError(f'has half a character in "{self.column}"') from None
+                raise BrokenRecordError(f'has half a character in "{self.column}"') from None
         return text
 
     def _ids(self, value: dict[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.bool_] | None]:
-        ids = value[self.column]
-        if not isinstance(ids, list):
-            kind = type(ids).__name__
-            raise _BrokenLineError(
-                f'has a {kind} in "{self.column}" where a list of ids was expected'
-            )
-        try:
-            # `array` takes whole numbers of its range and nothing else; numpy would round.
-            tokens = np.frombuffer(array("I", ids), dtype=np.uint32)
-        except (TypeError, OverflowError) as error:
-            raise _BrokenLineError(f'has a wrong id in "{self.column}" ({error})') from None
+        tokens = ids_of(value, self.column)
         if self.loss_mask is None:
             return tokens, None
-        flags = value.get(self.loss_mask)
-        try:
-            mask = np.frombuffer(bytes(flags if isinstance(flags, list) else [2]), dtype=np.uint8)
-        except (TypeError, ValueError):
-            mask = np.full(1, 2, dtype=np.uint8)
-        if (mask > 1).any():
-            raise _BrokenLineError(f'has no list of true and false in "{self.loss_mask}"')
-        if len(mask) != len(tokens):
-            raise _BrokenLineError(f"has {len(tokens)} ids and {len(mask)} mask values")
-        return tokens, mask.view(np.bool_)
+        return tokens, flags_of(value, self.loss_mask, len(tokens))
 
-    def _error(self, shard: int, index: int, reason: _BrokenLineError) -> ContentError:
+    def _error(self, shard: int, index: int, reason: BrokenRecordError) -> ContentError:
         where = "byte offset" if self.splittable else "line number"
         return ContentError(
             f"In {shown(self.manifest.paths[shard])}, the line at {where} {index} {reason}.",
@@ -290,6 +265,18 @@ class JSONL(ShardedSource):
 
     def _check_fields(self, path: str, size: int) -> None:
         """Look at the first lines: a wrong name should fail here, not in every worker."""
+        names = self._first_names(path, size)
+        missing = [name for name in (self.column, self.loss_mask) if name and name not in names]
+        if names and missing:
+            there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
+            raise ConfigError(
+                f'No line at the beginning of {shown(path)} has a field "{missing[0]}".',
+                f"The fields that exist are {there}.",
+                "Pass the right one as text= (a string) or tokens= (a list of ids).",
+            )
+
+    def _first_names(self, path: str, size: int) -> set[str]:
+        """Names of the fields of the first lines; none if no line is short enough to be read."""
         head = self.storage.read_range(path, 0, min(size, _HEAD_BYTES))
         lines: list[bytes] = []
         try:
@@ -306,11 +293,4 @@ class JSONL(ShardedSource):
                 continue
             if isinstance(value, dict):
                 names.update(value)
-        missing = [name for name in (self.column, self.loss_mask) if name and name not in names]
-        if names and missing:
-            there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
-            raise ConfigError(
-                f'No line at the beginning of {shown(path)} has a field "{missing[0]}".',
-                f"The fields that exist are {there}.",
-                "Pass the right one as text= (a string) or tokens= (a list of ids).",
-            )
+        return names

@@ -22,7 +22,14 @@ import pyarrow.parquet as pq
 
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.arrow import BlockMaker, TokenBlocks, is_text, is_token_list, text_blocks
+from streampack.sources.arrow import (
+    BlockMaker,
+    Broken,
+    TokenBlocks,
+    is_text,
+    is_token_list,
+    text_blocks,
+)
 from streampack.sources.base import Block
 from streampack.sources.manifest import Manifest
 from streampack.sources.opening import open_shard
@@ -211,7 +218,7 @@ class Parquet(ShardedSource):
         self, file: pq.ParquetFile, start: int, stop: int, shard: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Pages that overlap rows [start, stop), each with the number of its first row."""
-        columns = [name for name in (self.column, self.loss_mask) if name]
+        columns = self._columns(file.schema_arrow)
         metadata = file.metadata
         first = 0
         for group in range(metadata.num_row_groups):
@@ -231,6 +238,10 @@ class Parquet(ShardedSource):
             if first >= stop:
                 return
 
+    def _columns(self, schema: pa.Schema) -> list[str]:
+        """The columns that are read from a file of this schema."""
+        return [name for name in (self.column, self.loss_mask) if name]
+
     def _page_rows(self, metadata: pq.FileMetaData, group: int, columns: list[str]) -> int:
         """Rows per page: about `_PAGE_BYTES`, in whole blocks if they are small enough."""
         row_group = metadata.row_group(group)
@@ -246,17 +257,7 @@ class Parquet(ShardedSource):
     def _block_maker(self, shard: int, schema: pa.Schema, skips: Skips) -> BlockMaker:
         """What turns rows into blocks, for this file's types."""
 
-        def broken(row: int, reason: str) -> None:
-            skips.handle(
-                ContentError(
-                    f"In {shown(self.manifest.paths[shard])}, row {row} {reason}.",
-                    "It is not a document.",
-                    'Repair the file, or step over such rows with on_error="skip".',
-                    shard=shard,
-                    index=row,
-                )
-            )
-
+        broken = self._broken(shard, skips)
         limits = (self.block_documents, self.block_bytes)
         if self.tokenized:
             dtype = np.dtype(self.manifest.details["dtype"])
@@ -268,6 +269,22 @@ class Parquet(ShardedSource):
                 yield Texts(values, make_origin(shard, kept)), consumed
 
         return texts
+
+    def _broken(self, shard: int, skips: Skips) -> Broken:
+        """What is told of rows of this file that are no documents."""
+
+        def broken(row: int, reason: str) -> None:
+            skips.handle(
+                ContentError(
+                    f"In {shown(self.manifest.paths[shard])}, row {row} {reason}.",
+                    "It is not a document.",
+                    'Repair the file, or step over such rows with on_error="skip".',
+                    shard=shard,
+                    index=row,
+                )
+            )
+
+        return broken
 
     def _unreadable(self, shard: int, position: int, error: object) -> NoReturn:
         raise ContentError(

@@ -8,14 +8,14 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from streampack.documents import Documents, Texts
+from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError, ContentError
 
 __all__ = ["Skips"]
 
 logger = logging.getLogger(__name__)
 
-AnyBlock = TypeVar("AnyBlock", Documents, Texts, Documents | Texts)
+AnyBlock = TypeVar("AnyBlock", Documents, Texts, Documents | Texts | Conversations)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from streampack._jit import kernel
 from streampack.documents import Documents, offsets_of
 from streampack.errors import ConfigError
 
-__all__ = ["EosRule", "apply_bos", "apply_eos", "check_rule", "missing_id"]
+__all__ = ["EosRule", "apply_bos", "apply_eos", "check_rule", "extend", "missing_id"]
 
 EosRule = Literal["ensure", "append", "as-is"]
 
@@ -33,7 +33,7 @@ def apply_eos(documents: Documents, rule: EosRule, eos_id: int | None) -> Docume
     add = documents.lengths > 0
     if rule == "ensure" and len(documents.tokens):
         add &= documents.tokens[np.maximum(documents.offsets[1:] - 1, 0)] != eos_id
-    return _extend(documents, add, eos_id, at_head=False)
+    return extend(documents, add, eos_id, at_head=False)
 
 
 def apply_bos(documents: Documents, bos_id: int | None) -> Documents:
@@ -44,11 +44,14 @@ def apply_bos(documents: Documents, bos_id: int | None) -> Documents:
     if len(documents.tokens):
         heads = np.minimum(documents.offsets[:-1], len(documents.tokens) - 1)
         add &= documents.tokens[heads] != bos_id
-    return _extend(documents, add, bos_id, at_head=True)
+    return extend(documents, add, bos_id, at_head=True)
 
 
-def _extend(documents: Documents, add: NDArray[np.bool_], token: int, at_head: bool) -> Documents:
-    """One `token` more, at the head or the end of the documents where `add` (N,) says so."""
+def extend(documents: Documents, add: NDArray[np.bool_], token: int, *, at_head: bool) -> Documents:
+    """One `token` more, at the head or the end of the documents where `add` (N,) says so.
+
+    In the loss mask, if there is one, it counts at the end and does not at the head.
+    """
     if not add.any():
         return documents
     dtype = documents.tokens.dtype
@@ -67,7 +70,7 @@ def _extend(documents: Documents, add: NDArray[np.bool_], token: int, at_head: b
     if documents.loss_mask is not None:
         mask = np.empty(offsets[-1], dtype=np.bool_)
         _copy_with_room(documents.loss_mask, documents.offsets, offsets, add, at_head, mask)
-        mask[rooms] = True
+        mask[rooms] = not at_head
     return Documents(tokens, offsets, documents.origin, mask)
 
 

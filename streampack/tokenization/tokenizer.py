@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding
+from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
 from streampack.documents import Documents, Texts
@@ -74,6 +75,8 @@ class Tokenizer:
         vocab_size: one more than the largest id that can occur in a document.
         dtype: of the ids: uint16 if `vocab_size` is at most 65,536, else uint32.
         fingerprint: 64 bits, in hexadecimal, over the tokenizer and these rules.
+        splits_special_tokens: texts that look like special tokens are taken apart like any other.
+        chat_template: the Jinja template that came with the tokenizer, or None.
 
     Raises:
         ConfigError: see `load_tokenizer`.
@@ -112,8 +115,12 @@ class Tokenizer:
         self.vocab_size = max([vocabulary.largest_id, *ends]) + 1
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         self._engine = vocabulary.engine
-        self._encode_special = vocabulary.engine.encode_special_tokens
+        self.splits_special_tokens = vocabulary.engine.encode_special_tokens
         self.fingerprint = self._digest()
+        self.chat_template = vocabulary.chat_template
+        # Special tokens are never added here; all that a post-processor would do is to leave
+        # white space out of the tokens' places in the text, which `encode_spans` needs whole.
+        self._engine.post_processor = processors.ByteLevel(trim_offsets=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": self._engine.to_str()}
@@ -121,10 +128,10 @@ class Tokenizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._engine = Engine.from_str(state["_engine"])
-        self._engine.encode_special_tokens = self._encode_special
+        self._engine.encode_special_tokens = self.splits_special_tokens
 
     def _digest(self) -> str:
-        rules = (self.eos, self.eos_id, self.bos, self.bos_id, self._encode_special)
+        rules = (self.eos, self.eos_id, self.bos, self.bos_id, self.splits_special_tokens)
         digest = hashlib.blake2b(self._engine.to_str().encode(), digest_size=8)
         digest.update(repr(rules).encode())
         return digest.hexdigest()
@@ -137,39 +144,81 @@ class Tokenizer:
             skips: takes a `ContentError` for each text that is not a string, or holds lone
                 surrogates, or that the tokenizer refuses; the rest of the block is unharmed.
         """
-        configure(self.threads)
-        origin = texts.origin
-        try:
-            encodings = self._encode_batch(texts.texts)
-        except Exception:  # the library raises plain Exception, and says nothing about which text
-            encodings, kept = self._encode_good(texts, skips)
-            origin = origin[kept]
+        encodings, kept = self._encodings(texts, skips)
+        documents = self._documents(encodings, texts.origin[kept])
+        if self.bos:
+            documents = apply_bos(documents, self.bos_id)
+        return apply_eos(documents, self.eos, self.eos_id)
+
+    def encode_spans(
+        self, texts: Texts, spans: Sequence[Sequence[tuple[int, int]]], skips: Skips
+    ) -> tuple[Documents, NDArray[np.int64]]:
+        """The block as token ids with a loss mask, nothing added at either end.
+
+        Args:
+            texts: N texts.
+            spans: for each, (start, stop) characters that carry loss. A token carries loss if any
+                of its characters does.
+            skips: as for `encode`.
+
+        Returns:
+            The documents, and which texts (M,) they are: all but those that were skipped.
+        """
+        encodings, kept = self._encodings(texts, skips, places=True)
+        documents = self._documents(encodings, texts.origin[kept])
+        mask = np.zeros(len(documents.tokens), dtype=np.bool_)
+        for i, encoding, base in zip(kept, encodings, documents.offsets[:-1].tolist(), strict=True):
+            for start, stop in spans[i]:
+                first, last = _tokens_of(encoding, start, stop, len(texts.texts[i]))
+                mask[base + first : base + last] = True
+        return replace(documents, loss_mask=mask), kept
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """The texts that become special tokens."""
+        added = self._engine.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
+
+    def token(self, token_id: int | None) -> str | None:
+        """The text of an id; None if there is none."""
+        return None if token_id is None else self._engine.id_to_token(token_id)
+
+    def _documents(self, encodings: Sequence[Encoding], origin: NDArray[np.void]) -> Documents:
         ids = array("H" if self.dtype == np.uint16 else "I")
         ends = [0]
         for encoding in encodings:
             ids.fromlist(encoding.ids)
             ends.append(len(ids))
         offsets = np.array(ends, dtype=np.int64)
-        documents = Documents(np.frombuffer(ids, dtype=self.dtype), offsets, origin)
-        if self.bos:
-            documents = apply_bos(documents, self.bos_id)
-        return apply_eos(documents, self.eos, self.eos_id)
+        return Documents(np.frombuffer(ids, dtype=self.dtype), offsets, origin)
 
-    def _encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+    def _encodings(
+        self, texts: Texts, skips: Skips, places: bool = False
+    ) -> tuple[list[Encoding], NDArray[np.int64]]:
+        """What can be encoded, and the numbers of those texts; `places` keeps tokens' places."""
+        configure(self.threads)
+        try:
+            encodings = self._encode_batch(texts.texts, places)
+        except Exception:  # the library raises plain Exception, and says nothing about which text
+            return self._encode_good(texts, skips, places)
+        return encodings, np.arange(len(texts), dtype=np.int64)
+
+    def _encode_batch(self, texts: Sequence[str], places: bool) -> list[Encoding]:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError  # the library would take a pair for two texts to be joined
-        encodings: list[Encoding] = self._engine.encode_batch_fast(
-            list(texts), add_special_tokens=False
-        )
+        encode = self._engine.encode_batch if places else self._engine.encode_batch_fast
+        encodings: list[Encoding] = encode(list(texts), add_special_tokens=False)
         return encodings
 
-    def _encode_good(self, texts: Texts, skips: Skips) -> tuple[list[Encoding], NDArray[np.int64]]:
+    def _encode_good(
+        self, texts: Texts, skips: Skips, places: bool
+    ) -> tuple[list[Encoding], NDArray[np.int64]]:
         """The encodings of the good texts and their places in the block, one text at a time."""
         encodings: list[Encoding] = []
         kept = []
         for i, text in enumerate(texts.texts):
             try:
-                encodings += self._encode_batch([text])
+                encodings += self._encode_batch([text], places)
             except Exception as error:
                 origin = texts.origin[i]
                 shard, index = int(origin["shard"]), int(origin["index"])
@@ -186,6 +235,24 @@ class Tokenizer:
             else:
                 kept.append(i)
         return encodings, np.array(kept, dtype=np.int64)
+
+
+def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[int, int]:
+    """(first, one behind the last) token that holds a character of text[start:stop]."""
+    first = None
+    while first is None and start < stop:  # a tokenizer may leave characters out
+        first = encoding.char_to_token(start)
+        start += 1
+    if first is None:
+        return 0, 0
+    last = None
+    while last is None and stop < length:
+        last = encoding.char_to_token(stop)
+        stop += 1
+    if last is None:
+        return first, len(encoding.ids)
+    begin, _ = encoding.token_to_chars(last)
+    return first, last + (begin < stop - 1)
 
 
 def _check_id(name: str, token: int | None) -> int | None:

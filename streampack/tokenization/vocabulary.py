@@ -46,6 +46,7 @@ class Vocabulary:
         eos_id, bos_id, pad_id: ids, or None where the tokenizer does not say.
         wants_bos: the tokenizer puts BOS before a text of its own accord.
         largest_id: the largest id in the vocabulary, added tokens included.
+        chat_template: the Jinja template that came with it, or None.
     """
 
     engine: Engine
@@ -54,6 +55,7 @@ class Vocabulary:
     pad_id: int | None
     wants_bos: bool
     largest_id: int
+    chat_template: str | None = None
 
 
 def open_vocabulary(tokenizer: Any) -> Vocabulary:
@@ -66,6 +68,7 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
         engine = tokenizer.backend_tokenizer
         settings = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _KINDS}
         settings["add_bos_token"] = getattr(tokenizer, "add_bos_token", None)
+        settings["chat_template"] = getattr(tokenizer, "chat_template", None)
     elif isinstance(tokenizer, Engine) or hasattr(tokenizer, "to_str"):
         engine, settings = tokenizer, {}
     elif hasattr(tokenizer, "convert_tokens_to_ids"):
@@ -130,6 +133,9 @@ def _settings_beside(path: Path) -> dict[str, Any]:
             ) from error
         if isinstance(content, dict):
             settings.update({key: value for key, value in content.items() if value is not None})
+    template = path.with_name("chat_template.jinja")
+    if template.is_file():
+        settings["chat_template"] = template.read_text(encoding="utf-8")
     return settings
 
 
@@ -180,4 +186,23 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
     if wants_bos is None and ids["bos"] is not None:
         wants_bos = copy.encode("").ids[:1] == [ids["bos"]]
     largest = max(copy.get_vocab(with_added_tokens=True).values(), default=-1)
-    return Vocabulary(copy, ids["eos"], ids["bos"], ids["pad"], bool(wants_bos), largest)
+    return Vocabulary(
+        copy,
+        ids["eos"],
+        ids["bos"],
+        ids["pad"],
+        bool(wants_bos),
+        largest,
+        _chat_template(settings.get("chat_template")),
+    )
+
+
+def _chat_template(templates: Any) -> str | None:
+    """The template to use where a tokenizer has one, or several by name (or a list of them)."""
+    if isinstance(templates, list):
+        templates = {item["name"]: item["template"] for item in templates}
+    if isinstance(templates, dict):
+        if "default" not in templates:
+            return None
+        templates = templates["default"]
+    return templates if isinstance(templates, str) else None

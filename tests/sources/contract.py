@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack.documents import Documents
+from streampack.documents import Conversations, Documents
 from streampack.sources.base import Block, Cursor, LaneReader
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -27,6 +27,8 @@ def contents(block: Block) -> list[Named]:
         documents: list[Document] = [
             tuple(block.document(i).astype(np.int64).tolist()) for i in range(len(block))
         ]
+    elif isinstance(block, Conversations):
+        documents = [json.dumps(list(chat.messages)) for chat in block.conversations]
     else:
         documents = list(block.texts)
     return list(zip(names, documents, strict=True))
