@@ -47,10 +47,17 @@ def apply_bos(documents: Documents, bos_id: int | None) -> Documents:
     return extend(documents, add, bos_id, at_head=True)
 
 
-def extend(documents: Documents, add: NDArray[np.bool_], token: int, *, at_head: bool) -> Documents:
+def extend(
+    documents: Documents,
+    add: NDArray[np.bool_],
+    token: int,
+    *,
+    at_head: bool,
+    counts: bool = True,
+) -> Documents:
     """One `token` more, at the head or the end of the documents where `add` (N,) says so.
 
-    In the loss mask, if there is one, it counts at the end and does not at the head.
+    `counts` says whether it carries loss, where there is a loss mask.
     """
     if not add.any():
         return documents
@@ -70,7 +77,7 @@ def extend(documents: Documents, add: NDArray[np.bool_], token: int, *, at_head:
     if documents.loss_mask is not None:
         mask = np.empty(offsets[-1], dtype=np.bool_)
         _copy_with_room(documents.loss_mask, documents.offsets, offsets, add, at_head, mask)
-        mask[rooms] = not at_head
+        mask[rooms] = counts
     return Documents(tokens, offsets, documents.origin, mask)
 
 

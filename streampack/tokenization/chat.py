@@ -123,7 +123,7 @@ class ChatTokenizer:
         if tokenizer.bos and tokenizer.bos_id is not None:
             heads = documents.tokens[np.minimum(documents.offsets[:-1], len(documents.tokens) - 1)]
             add = plain & (heads != tokenizer.bos_id)
-            documents = extend(documents, add, tokenizer.bos_id, at_head=True)
+            documents = extend(documents, add, tokenizer.bos_id, at_head=True, counts=False)
         if tokenizer.eos == "as-is" or tokenizer.eos_id is None:
             return documents
         add = np.ones(len(documents), dtype=np.bool_)
