@@ -177,7 +177,7 @@ def similarity_table(
 def planted_table(ids: list[NDArray[np.uint32]], seed: int) -> None:
     """Plant edited copies in a corpus without near-duplicates and print how many are found."""
     window = Documents.from_arrays(ids[: 8192 - PLANTED])
-    order = SimilarityOrder(order_window_documents=8192, first_window_documents=8192)
+    order = SimilarityOrder(order_window_documents=8192)
     kept, _ = order.order(window)
     originals = window.take(np.sort(kept))
     long = np.flatnonzero(originals.lengths >= 100)
