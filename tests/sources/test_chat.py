@@ -1,0 +1,282 @@
+"""The Chat source on files, and what PackedDataset makes of it."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import Concat, PackedDataset, PackedLoader, SimilarityOrder, Topology, sources
+from streampack.errors import ConfigError, ContentError
+from streampack.packing import BestFitDecreasing
+from streampack.tokenization import load_tokenizer
+from tests.chats import CHATML, bpe_tokenizer, messages, with_template, write_lines
+from tests.servers import s3_server
+from tests.sources.contract import check_source_contract
+
+BPE = bpe_tokenizer()
+CHATS = [
+    messages(*(f"what is {i} + {k}?" if k % 2 == 0 else f"it is {i * k}." for k in range(turns)))
+    for i, turns in enumerate(np.random.default_rng(0).choice([2, 4, 6], 60).tolist())
+]
+RECORDS = [{"id": i, "messages": chat} for i, chat in enumerate(CHATS)]
+EXPECTED = [json.dumps(chat) for chat in CHATS]
+SMALL = {"block_documents": 7}
+
+
+def test_contract_of_plain_lines(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", RECORDS)
+    check_source_contract(sources.Chat(path, **SMALL), EXPECTED)
+
+
+def test_contract_of_compressed_lines(tmp_path: Path) -> None:
+    for n in range(7):
+        lines = "".join(json.dumps(record) + "\n" for record in RECORDS[n * 9 : n * 9 + 9])
+        (tmp_path / f"{n}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    check_source_contract(sources.Chat(tmp_path, **SMALL), EXPECTED)
+
+
+def test_contract_of_parquet(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet", row_group_size=25)
+    check_source_contract(sources.Chat(tmp_path / "a.parquet", **SMALL), EXPECTED)
+
+
+def test_fields_that_other_messages_have_do_not_appear_in_tables(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    chat = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "done"},
+        {"role": "assistant", "content": "ok"},
+    ]
+    pq.write_table(pa.Table.from_pylist([{"messages": chat}]), tmp_path / "a.parquet")
+    check_source_contract(
+        sources.Chat(tmp_path / "a.parquet"),
+        [
+            json.dumps(
+                [{**{k: v for k, v in m.items() if v}, "content": m["content"]} for m in chat]
+            )
+        ],
+        lane_counts=(1,),
+    )
+
+
+BROKEN: list[tuple[Any, str]] = [
+    ([], "holds a list where an object"),
+    ({"messages": []}, "no list of messages"),
+    ({"messages": "hi"}, "no list of messages"),
+    ({"messages": ["hi"]}, "has a str as message 0"),
+    ({"messages": [{"role": "user", "content": "a"}]}, "no assistant turn"),
+    ({"messages": messages("a", "")}, "no assistant turn"),
+    ({"messages": [{"role": "asistant", "content": "a"}]}, "role 'asistant' in message 0"),
+    ({"messages": [{"from": "human", "value": "a"}]}, '"from" and "value"'),
+    ({"messages": [{"role": "user", "content": None}]}, "has no content in message 0"),
+    ({"messages": [*messages("a"), {"role": "assistant"}]}, "has no content in message 1"),
+    ({"messages": [{"role": "user", "content": 3}]}, "has a int as content of message 0"),
+    ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type 'image'"),
+    ({"messages": messages("a", "b"), "tools": "{"}, "not JSON"),
+    ({"messages": messages("a", "b"), "tools": {}}, "has a dict in"),
+    ({"prompt": "a"}, "has neither"),
+    ({"prompt": "a", "completion": []}, "has a str in"),
+    ({"prompt": "a", "completion": ""}, "no assistant turn"),
+    ({"prompt": messages("a"), "completion": messages("b")}, "no assistant turn"),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), BROKEN, ids=lambda value: str(value)[:40])
+def test_records_that_make_no_sense_are_named(record: Any, message: str, tmp_path: Path) -> None:
+    good = json.dumps(RECORDS[0])
+    (tmp_path / "a.jsonl").write_text(f"{good}\n{json.dumps(record)}\n{good}\n")
+    source = sources.Chat(tmp_path / "a.jsonl", template=CHATML)
+    with pytest.raises(ContentError, match=message) as caught:
+        list(packed(source))
+    assert f"a.jsonl, the line at byte offset {len(good) + 1}" in str(caught.value)
+    loader = PackedLoader(dataset(source, on_error="skip"))
+    assert sum(batch.num_documents for batch in loader) == 2
+    assert loader.metrics().skipped == 1
+
+
+IDS_BROKEN: list[tuple[Any, str]] = [
+    ({"input_ids": [1, 2]}, 'neither "labels" nor "loss_mask"'),
+    ({"input_ids": [1, 2], "labels": [-100]}, "2 ids and 1 labels"),
+    ({"input_ids": [1, 2], "labels": [2, -100]}, "label 2 at token 0, whose id is 1"),
+    ({"input_ids": [1, 2], "labels": [-100, -100]}, "no token that carries loss"),
+    ({"input_ids": [1, 2], "labels": [1.5, 2]}, 'wrong number in "labels"'),
+    ({"input_ids": [1, -2], "labels": [1, 2]}, "wrong id"),
+    ({"input_ids": [1, 2], "loss_mask": [1]}, "2 ids and 1 mask values"),
+    ({"input_ids": [1, 2], "loss_mask": [1, 7]}, "no list of true and false"),
+    ({"messages": messages("a", "b")}, 'has no field "input_ids"'),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), IDS_BROKEN, ids=lambda value: str(value)[:40])
+def test_labels_that_do_not_fit_are_named(record: Any, message: str, tmp_path: Path) -> None:
+    good = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7], "loss_mask": None}
+    path = write_lines(tmp_path / "a.jsonl", [good] * 300 + [record])
+    with pytest.raises(ContentError, match=message):
+        list(PackedDataset(sources.Chat(path), seq_len=32, topology=Topology()))
+
+
+@pytest.mark.parametrize("form", ["labels", "loss_mask"])
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_ids_with_labels_or_a_mask(form: str, suffix: str, tmp_path: Path) -> None:
+    ids = [[1, 2, 3, 4], [70_000, 6], [7, 8, 9]]
+    labels = [[-100, -100, 3, 4], [-100, 6], [-100, 8, -100]]
+    flags = [[label != -100 for label in row] for row in labels]
+    values = labels if form == "labels" else flags
+    records = [{"input_ids": i, form: v} for i, v in zip(ids, values, strict=True)]
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "jsonl":
+        write_lines(path, records)
+    else:
+        pq.write_table(pa.Table.from_pylist(records), path)
+    source = sources.Chat(path)
+    assert source.tokenized
+    (batch,) = PackedDataset(source, seq_len=16, topology=Topology())
+    found = {
+        tuple(batch.input_ids[0, i:j].tolist()): batch.labels[0, i:j].tolist()
+        for i, j in pieces(batch)
+    }
+    assert found == {tuple(i): label for i, label in zip(ids, labels, strict=True)}
+
+
+def test_files_of_something_else_are_refused_at_once(tmp_path: Path) -> None:
+    texts = write_lines(tmp_path / "a.jsonl", [{"text": "hi"}])
+    with pytest.raises(ConfigError, match=r'a.jsonl has the fields "text"'):
+        sources.Chat(texts).prepare()
+    talks = write_lines(tmp_path / "b.jsonl", [{"conversations": []}])
+    with pytest.raises(ConfigError, match='Rename them: "conversations" to "messages"'):
+        sources.Chat(talks).prepare()
+    pq.write_table(pa.table({"text": ["hi"]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r'a.parquet has the fields "text"'):
+        sources.Chat(tmp_path / "a.parquet").prepare()
+    with pytest.raises(ConfigError, match="neither a Jinja template"):
+        sources.Chat(texts, template="chatml")
+
+
+def dataset(source: Any, **settings: Any) -> PackedDataset:
+    chosen: dict[str, Any] = {"seq_len": 128} if "packer" not in settings else {}
+    chosen |= {"tokenizer": load_tokenizer(BPE), "lanes": 1, "topology": Topology(), **settings}
+    return PackedDataset(source, **chosen)
+
+
+def packed(source: Any, **settings: Any) -> Any:
+    return iter(PackedLoader(dataset(source, **settings)))
+
+
+def pieces(batch: Any) -> list[tuple[int, int]]:
+    """(start, stop) of every piece of a document in a batch of one row."""
+    ids = batch.document_ids[0].tolist()
+    cuts = [0, *(i for i in range(1, len(ids)) if ids[i] != ids[i - 1]), len(ids)]
+    return [(start, stop) for start, stop in itertools.pairwise(cuts) if ids[start] >= 0]
+
+
+def learnt(labels: list[int]) -> str:
+    return BPE.decode([label for label in labels if label != -100], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_conversation_comes_out_once_with_its_mask(workers: int, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", RECORDS)
+    source = sources.Chat(path, template=CHATML, **SMALL)
+    loader = PackedLoader(dataset(source, lanes=2), num_workers=workers)
+    found = []
+    loss_tokens = 0
+    for batch in loader:
+        loss_tokens += batch.num_loss_tokens
+        for start, stop in pieces(batch):
+            text = BPE.decode(batch.input_ids[0, start:stop].tolist(), skip_special_tokens=False)
+            found.append((text, learnt(batch.labels[0, start:stop].tolist())))
+        assert batch.num_loss_tokens == int((batch.labels != -100).sum())
+    ends = "<|im_end|>"
+    expected = [
+        (
+            "".join(f"<|im_start|>{m['role']}\n{m['content']}{ends}\n" for m in chat),
+            "".join(m["content"] + ends for m in chat if m["role"] == "assistant"),
+        )
+        for chat in CHATS
+    ]
+    assert sorted(found) == sorted(expected)
+    assert loss_tokens > 0
+
+
+def test_the_template_of_a_transformers_tokenizer_is_taken(tmp_path: Path) -> None:
+    source = sources.Chat(write_lines(tmp_path / "a.jsonl", RECORDS[:5]))
+    fast = with_template(BPE, CHATML)
+    ours = [b.input_ids.tolist() for b in packed(source, tokenizer=fast)]
+    given = sources.Chat(tmp_path / "a.jsonl", template=CHATML)
+    assert ours == [b.input_ids.tolist() for b in packed(given)]
+    fast.save_pretrained(tmp_path / "saved")
+    assert ours == [b.input_ids.tolist() for b in packed(source, tokenizer=tmp_path / "saved")]
+    (tmp_path / "chatml.jinja").write_text(CHATML)
+    named = sources.Chat(tmp_path / "a.jsonl", template=tmp_path / "chatml.jinja")
+    assert named.describe() == given.describe()
+
+
+def test_a_conversation_too_long_is_dropped_counted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = {"messages": messages("tell me all", "word " * 300)}
+    path = write_lines(tmp_path / "a.jsonl", [*RECORDS[:3], long, *RECORDS[3:6]])
+    loader = PackedLoader(dataset(sources.Chat(path, template=CHATML)))
+    with caplog.at_level(logging.WARNING, "streampack"):
+        assert sum(batch.num_documents for batch in loader) == 6
+    composition = loader.metrics().composition
+    assert (composition.documents, composition.documents_lost) == (6, 1)
+    assert loader.metrics().as_dict()["documents_lost"] == 1
+    place = sum(len(json.dumps(record)) + 1 for record in RECORDS[:3])
+    (line,) = [record.message for record in caplog.records if "dropped" in record.message]
+    assert f"byte {place} of {path}" in line
+
+
+def test_conversations_are_cut_only_by_a_packer_that_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = {"messages": messages("tell me all", "word " * 300)}
+    source = sources.Chat(write_lines(tmp_path / "a.jsonl", [long]), template=CHATML)
+    with caplog.at_level(logging.WARNING, "streampack"):
+        batches = list(packed(source, packer=BestFitDecreasing(seq_len=128)))
+    assert "cuts conversations" in caplog.text
+    labels = [learnt(b.labels[0, i:j].tolist()) for b in batches for i, j in pieces(b)]
+    assert sum(text.count("word") for text in labels) >= 300 - len(batches)
+    assert not any("tell" in text for text in labels)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "streampack"):
+        dataset(source, packer=BestFitDecreasing(seq_len=128, overflow="truncate"))
+    assert "cuts conversations" not in caplog.text
+    with pytest.raises(ConfigError, match="not cut unless you say so"):
+        dataset(source, order=SimilarityOrder(), attention="row")
+    dataset(
+        source, order=SimilarityOrder(), attention="row", seq_len=None, packer=Concat(seq_len=128)
+    )
+
+
+def test_a_state_of_another_template_is_refused(tmp_path: Path) -> None:
+    from streampack.errors import StateError
+
+    path = write_lines(tmp_path / "a.jsonl", RECORDS)
+    loader = PackedLoader(dataset(sources.Chat(path), tokenizer=with_template(BPE, CHATML)))
+    next(iter(loader))
+    other = with_template(BPE, CHATML.replace("assistant", "model"))
+    with pytest.raises(StateError, match="tokenizer"):
+        PackedLoader(dataset(sources.Chat(path), tokenizer=other)).load_state_dict(
+            loader.state_dict()
+        )
+
+
+def test_conversations_from_s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = Path(write_lines(tmp_path / "a.jsonl", RECORDS))
+    here = [b.input_ids.tolist() for b in packed(sources.Chat(path, template=CHATML))]
+    with s3_server() as server:
+        server.client.put_object(Bucket="bucket", Key="chats/a.jsonl", Body=path.read_bytes())
+        source = sources.Chat("s3://bucket/chats/*.jsonl", template=CHATML)
+        assert [b.input_ids.tolist() for b in packed(source)] == here
