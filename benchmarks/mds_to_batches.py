@@ -25,7 +25,7 @@ from streampack import PackedDataset, PackedLoader, Topology, sources
 BYTES_PER_SLOT = 28
 
 
-def write_shards(folder: Path, documents: int, seed: int = 0) -> int:
+def write_shards(folder: Path, documents: int, seed: int = 0, *, shard_bytes: int = 1 << 25) -> int:
     """Write the corpus; returns its tokens."""
     from streampack.sources._streaming import streaming_module
 
@@ -34,7 +34,7 @@ def write_shards(folder: Path, documents: int, seed: int = 0) -> int:
     with (
         streaming_module("base.format.mds") as mds,
         mds.MDSWriter(
-            out=str(folder), columns={"tokens": "ndarray:uint16"}, size_limit=1 << 25
+            out=str(folder), columns={"tokens": "ndarray:uint16"}, size_limit=shard_bytes
         ) as out,
     ):
         for length in lengths:

@@ -76,7 +76,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         topology: which data-parallel rank this is; None detects it.
         on_error: "raise" or "skip" broken documents and shards.
         provenance: record where every piece of a batch came from.
-        memory_limit: bytes for the windows of one rank, if lanes is None.
+        memory_limit: bytes for the windows and readers of one rank, if lanes is None.
 
     Raises:
         ConfigError: settings that cannot work, or a source that has nothing.

@@ -34,7 +34,7 @@ def choose_lanes(
         workers: worker processes per rank; each gets at least one lane where the source allows,
             and all get equally many where that costs no more than half of the lanes.
         window_tokens: of one lane.
-        memory_limit: bytes for the windows of one rank.
+        memory_limit: bytes for the windows and readers of one rank.
 
     Raises:
         ConfigError: the source cannot be split into as many lanes as there are ranks.
@@ -49,10 +49,11 @@ def choose_lanes(
             "format with `streampack convert`.",
         )
     per_rank = LANES_PER_RANK
+    lane_bytes = BYTES_PER_TOKEN * window_tokens + source.reader_bytes()
     tokens = source.estimate_tokens()
     if tokens is not None:
         per_rank = min(per_rank, tokens // (WINDOWS_PER_LANE * window_tokens * ranks))
-    per_rank = min(per_rank, memory_limit // (BYTES_PER_TOKEN * window_tokens))
+    per_rank = min(per_rank, memory_limit // lane_bytes)
     per_rank = max(per_rank, workers, 1)
     if most is not None:
         per_rank = min(per_rank, most // ranks)

@@ -69,6 +69,10 @@ class Source(ABC):
         """The largest number of lanes it can be split into, or None if any number will do."""
         return None
 
+    def reader_bytes(self) -> int:
+        """About the memory that a lane's reader holds, beside what it has handed out."""
+        return 0
+
     def estimate_tokens(self) -> int | None:
         """A rough number of tokens in one epoch, or None if nothing is known."""
         return None

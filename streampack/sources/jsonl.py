@@ -62,7 +62,7 @@ class JSONL(ShardedSource):
         max_document_bytes: a longer line is a broken document; it bounds the memory that a
             compressed file can claim.
         open_shards: see `ShardedSource`, as for the rest.
-        block_documents: documents per block at most.
+        block_documents: documents per block at most; see `ShardedSource`.
         block_bytes: a block ends as soon as it holds this many bytes of lines, as stored.
     """
 
@@ -76,7 +76,7 @@ class JSONL(ShardedSource):
         storage: Storage | None = None,
         max_document_bytes: int = 256 << 20,
         open_shards: int = 2,
-        block_documents: int = 256,
+        block_documents: int | None = None,
         block_bytes: int = 4 << 20,
     ) -> None:
         super().__init__(

@@ -85,7 +85,7 @@ class MDS(ShardedSource):
         validate_hash: str | None = None,
         storage: Storage | None = None,
         open_shards: int = 2,
-        block_documents: int = 256,
+        block_documents: int | None = None,
         block_bytes: int = 4 << 20,
     ) -> None:
         super().__init__(

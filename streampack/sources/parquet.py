@@ -80,7 +80,7 @@ class Parquet(ShardedSource):
         loss_mask: with `tokens`, a column with lists of as many booleans.
         storage: how files are reached and cached.
         open_shards: see `ShardedSource`, as for the rest.
-        block_documents: documents per block at most.
+        block_documents: documents per block at most; see `ShardedSource`.
         block_bytes: a block ends as soon as it holds this many bytes of ids or text.
     """
 
@@ -96,7 +96,7 @@ class Parquet(ShardedSource):
         loss_mask: str | None = None,
         storage: Storage | None = None,
         open_shards: int = 2,
-        block_documents: int = 256,
+        block_documents: int | None = None,
         block_bytes: int = 4 << 20,
     ) -> None:
         super().__init__(
@@ -160,6 +160,11 @@ class Parquet(ShardedSource):
             "dtype": self.manifest.details["dtype"],
             "loss_mask": self.loss_mask,
         }
+
+    def reader_bytes(self) -> int:
+        """Adds a page per open shard; Arrow decodes as much beside it."""
+        page = max(_PAGE_BYTES, 2 * self.block_bytes)
+        return super().reader_bytes() + 2 * self.open_shards * page
 
     def estimate_tokens(self) -> int:
         """From the footers that were read; exact for ids but for nulls if those are all."""

@@ -24,6 +24,10 @@ from streampack.sources.skips import Skips
 
 __all__ = ["ShardedSource"]
 
+TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
+USUAL_BYTES = 4096  # of a document
+LEAST_DOCUMENTS = 16  # of a block: each costs about as much as reading 50 documents
+
 
 class ShardedSource(Source):
     """A source whose documents lie in shards.
@@ -33,7 +37,9 @@ class ShardedSource(Source):
 
     Args:
         open_shards: shards a lane interleaves, a block at a time, for diversity inside a batch.
-        block_documents: documents per block at most; documents are shuffled inside a block.
+        block_documents: documents per block at most; documents are shuffled inside a block. None
+            is 512 divided by `open_shards`, but at least 16, so that a window of that many
+            documents holds some of every open shard.
         block_bytes: a block ends as soon as it holds this many bytes of tokens or text.
     """
 
@@ -41,9 +47,11 @@ class ShardedSource(Source):
         self,
         *,
         open_shards: int = 2,
-        block_documents: int = 256,
+        block_documents: int | None = None,
         block_bytes: int = 4 << 20,
     ) -> None:
+        if block_documents is None:
+            block_documents = max(LEAST_DOCUMENTS, TURN_DOCUMENTS // max(open_shards, 1))
         for name, value in (
             ("open_shards", open_shards),
             ("block_documents", block_documents),
@@ -113,6 +121,11 @@ class ShardedSource(Source):
 
     def max_lanes(self) -> int | None:
         return None if self.splittable else len(self.manifest)
+
+    def reader_bytes(self) -> int:
+        """A block per open shard, as usual documents make it, and its shuffled copy."""
+        usual = min(self.block_bytes, self.block_documents * USUAL_BYTES)
+        return 2 * self.open_shards * usual
 
     def estimate_tokens(self) -> int | None:
         return int(self.manifest.num_bytes.sum()) // (2 if self.tokenized else 4)

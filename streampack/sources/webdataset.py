@@ -87,7 +87,7 @@ class WebDataset(ShardedSource):
         allow_pipe: bool = False,
         storage: Storage | None = None,
         open_shards: int = 2,
-        block_documents: int = 256,
+        block_documents: int | None = None,
         block_bytes: int = 4 << 20,
     ) -> None:
         super().__init__(

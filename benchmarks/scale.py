@@ -1,0 +1,222 @@
+"""What a run of 15 T tokens in a million shards on 32,768 workers costs before and beside reading.
+
+    python -m benchmarks.scale [--shards 1000000] [--lanes 65536]
+
+Everything that can be run without the corpus is run: the manifest (made, named, pickled as it is
+handed to the other ranks, held in memory), the order of an epoch, the lanes of one worker and all
+lanes of the run, and the states of all lanes, gathered, merged and restored by one rank. Then a
+process with 16 lanes over real shards: its memory beside what it should hold, its open files, and
+how many shards the documents of a window and of a batch come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.mds_to_batches import write_shards
+from benchmarks.memory import resident_bytes
+from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.sources.manifest import Manifest
+from streampack.sources.sharded import ShardedSource
+
+T = TypeVar("T")
+TOKENS = 15_000_000_000_000
+SEQ_LEN = 2048
+CASES = [  # format, lanes, open shards, rows of a batch
+    *(("MDS", 1, open_shards, 8) for open_shards in (1, 2, 4, 8)),
+    *(("MDS", 16, open_shards, 1) for open_shards in (1, 2, 8)),
+    *(("Parquet", 16, open_shards, 1) for open_shards in (1, 2)),
+]
+SHOWN = "{:52s} {:>12s}"
+
+
+def show(what: str, figure: str) -> None:
+    """One line of the table."""
+    print(SHOWN.format(what, figure), flush=True)
+
+
+def timed(what: str, action: Callable[[], T]) -> T:
+    """The result of `action`, whose time is shown."""
+    began = time.perf_counter()
+    result = action()
+    show(what, f"{1e3 * (time.perf_counter() - began):.1f} ms")
+    return result
+
+
+def mib(num_bytes: float) -> str:
+    """A size for people."""
+    return f"{num_bytes / 2**20:.2f} MiB"
+
+
+def manifest_of(shards: int) -> Manifest:
+    """Parquet shards of 15 T tokens in all, 743 a document."""
+    names = [
+        f"s3://bucket/corpus/train/part-{i:06d}-of-{shards:06d}.parquet" for i in range(shards)
+    ]
+    rng = np.random.default_rng(0)
+    rows = rng.poisson(TOKENS / 743 / shards, shards).astype(np.int64)
+    details = {"dtype": "text", "values": int(rows.sum()), "column_bytes": 4 * TOKENS}
+    return Manifest(names, rows, rows * 1_400 + rng.integers(0, 999, shards), "document", details)
+
+
+def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
+    """The manifest, and which lane reads what."""
+    before = resident_bytes()
+    manifest = timed(f"manifest of {shards} shards from their names", lambda: manifest_of(shards))
+    timed("its digest, once per run", lambda: manifest.digest)
+    data = timed("pickled", lambda: pickle.dumps(manifest))
+    packed = timed("compressed", lambda: zlib.compress(data, 1))
+    show("as handed to a rank (pickled, compressed)", f"{mib(len(data))}, {mib(len(packed))}")
+    timed("unpacked by a rank", lambda: pickle.loads(zlib.decompress(packed)))  # noqa: S301
+    source = sources.Parquet("s3://bucket/corpus/train")
+    source._manifest = manifest
+    warm = sources.Parquet("s3://bucket/corpus/train")
+    warm._manifest = manifest_of(8)
+    warm.lanes(1, seed=0, epoch=0, shuffle=True)
+    epoch = timed(
+        "order of an epoch, once per process",
+        lambda: source.lanes(lanes, seed=1, epoch=0, shuffle=True),
+    )
+    timed(
+        "asked for again by another lane",
+        lambda: source.lanes(lanes, seed=1, epoch=0, shuffle=True),
+    )
+    held = [epoch[0].spans.order.shards.nbytes, epoch[0].spans.order.bounds.nbytes]
+    show("order held by a process, two epochs at most", mib(sum(held)))
+    own = timed(f"{per_worker} lanes of a worker", lambda: [epoch[i] for i in range(per_worker)])
+    show("shards that one of them reads", str(len(own[0].spans)))
+    timed(f"all {lanes} lanes", lambda: [epoch[i] for i in range(lanes)])
+    show("memory of all this in one process", mib(resident_bytes() - before))
+
+
+def states(folder: Path, lanes: int, ranks: int) -> None:
+    """A lane's state as a run has it, for all lanes; merged, and restored by one rank."""
+    dataset = PackedDataset(
+        sources.MDS(str(folder), column="tokens"), seq_len=SEQ_LEN, lanes=1, topology=Topology()
+    )
+    loader = PackedLoader(dataset)
+    batches = iter(loader)
+    for _ in range(200):
+        next(batches)
+    saved = loader.state_dict()
+    lane = saved["lanes"]["0"]
+    show("state of a lane, window of 128 rows", f"{len(json.dumps(lane))} bytes")
+    text = json.dumps(lane)
+    parts = []
+    for rank in range(ranks):
+        own = {str(n): json.loads(text) for n in Topology(rank, ranks).lanes(0, lanes)}
+        parts.append({**saved, "next_batch": 200 * lanes, "lanes": own})
+    show(f"state of a rank, {lanes // ranks} lanes", mib(len(json.dumps(parts[0]))))
+    try:
+        from streampack.state import merge_states  # type: ignore[attr-defined]
+    except ImportError:
+        return
+    merged = timed(f"merge_states of {ranks} ranks", lambda: merge_states(parts))
+    whole = timed("merged state as JSON", lambda: json.dumps(merged))
+    show("its size", mib(len(whole)))
+    timed("read again", lambda: json.loads(whole))
+
+
+def write_parquet(folder: Path, documents: int) -> None:
+    """Eight files of one row group each, of uint16 ids."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for shard in range(8):
+        lengths = np.exp(rng.normal(6.0, 1.1, documents // 8)).astype(np.int64) + 1
+        ids = pa.array(rng.integers(0, 50_000, lengths.sum(), dtype=np.uint16))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        table = pa.table({"tokens": pa.ListArray.from_arrays(offsets, ids)})
+        pq.write_table(table, folder / f"{shard}.parquet")
+
+
+def stream(
+    kind: str, folder: str, lanes: int, open_shards: int, batch_rows: int
+) -> dict[str, float]:
+    """Memory, open files and diversity of a process that runs `lanes` lanes."""
+    source: ShardedSource = sources.MDS(folder, column="tokens", open_shards=open_shards)
+    if kind == "Parquet":
+        source = sources.Parquet(folder, tokens="tokens", open_shards=open_shards)
+    dataset = PackedDataset(
+        source,
+        seq_len=SEQ_LEN,
+        batch_tokens=batch_rows * SEQ_LEN,
+        lanes=lanes,
+        topology=Topology(),
+        provenance=True,
+    )
+    warm = iter(PackedDataset(source, seq_len=SEQ_LEN, lanes=lanes, topology=Topology()))
+    next(warm)
+    del warm
+    base, most, files = resident_bytes(), 0, 0
+    shards = []
+    for number, batch in enumerate(PackedLoader(dataset)):
+        assert batch.provenance is not None
+        shards.append(len(np.unique(batch.provenance["shard"])))
+        if number % 16 == 0:
+            most = max(most, resident_bytes())
+            maps = Path("/proc/self/maps").read_text().count(folder)
+            files = max(files, maps + sum(folder in name for name in _open_files()))
+        if number > 60 * lanes:
+            break
+    return {
+        "memory": most - base,
+        "files": files,
+        "shards": float(np.mean(shards[8 * lanes :])),
+        "documents": float(source.block_documents),
+    }
+
+
+def _open_files() -> list[str]:
+    names = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            names.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            continue
+    return names
+
+
+def main() -> None:
+    """Print the table of docs/scale.md."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shards", type=int, default=1_000_000)
+    parser.add_argument("--lanes", type=int, default=65_536)
+    parser.add_argument("--ranks", type=int, default=4_096)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--documents", type=int, default=60_000)
+    options = parser.parse_args()
+    per_worker = options.lanes // options.ranks // options.workers
+    lanes_and_manifest(options.shards, options.lanes, per_worker)
+    with tempfile.TemporaryDirectory() as name:
+        write_shards(Path(name), options.documents, shard_bytes=1 << 21)
+        states(Path(name), options.lanes, options.ranks)
+        write_parquet(Path(name, "parquet"), options.documents)
+        for kind, lanes, open_shards, rows in CASES:
+            folder = name if kind == "MDS" else f"{name}/parquet"
+            with multiprocessing.get_context("spawn").Pool(1) as process:
+                found = process.apply(stream, (kind, folder, lanes, open_shards, rows))
+            window = 2 * 2 * 128 * SEQ_LEN  # uint16 ids, twice
+            print(
+                f"{kind}, {lanes} lanes, {open_shards} open shards, "
+                f"blocks of {found['documents']:.0f}: "
+                f"{found['shards']:.1f} shards per batch of {rows} rows, {found['files']:.0f} maps "
+                f"and files, {mib(found['memory'])} (windows {mib(lanes * window)})"
+            )
+
+
+if __name__ == "__main__":
+    main()
