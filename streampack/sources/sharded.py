@@ -26,7 +26,7 @@ __all__ = ["ShardedSource"]
 
 TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
 USUAL_BYTES = 4096  # of a document
-LEAST_DOCUMENTS = 16  # of a block: each costs about as much as reading 50 documents
+LEAST_DOCUMENTS = 16  # of a block, whose own cost its documents share
 
 
 class ShardedSource(Source):
