@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.chats import CHATML, messages, write_lines
 from tests.corpora import byte_tokenizer, write_mds, write_tar
 from tests.servers import s3_server
 
@@ -41,6 +42,10 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chatml.jinja").write_text(CHATML)
+    (tmp_path / "chats").mkdir()
+    chats = [{"messages": messages(*prose(4, seed))} for seed in range(20)]
+    write_lines(tmp_path / "chats" / "0.jsonl", chats)
     (tmp_path / "data").mkdir()
     (tmp_path / "shards").mkdir()
     lines = "".join(json.dumps({"text": text}) + "\n" for text in prose(60, 1))

@@ -1,0 +1,78 @@
+"""Every example runs on a CPU, and what it shows is right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from examples.fill_in_the_middle import FillInTheMiddle
+from streampack import Documents
+from streampack.hooks import document_seeds
+
+FOLDER = Path(__file__).parent.parent / "examples"
+SLOW = {"similarity_embedders"}
+PREFIX, SUFFIX, MIDDLE, EOS = range(1000, 1004)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
+        for path in sorted(FOLDER.glob("[!_]*.py"))
+    ],
+)
+def test_the_example_runs(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / f"{name}.py")]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+
+
+def block(lengths: list[int], eos: bool) -> Documents:
+    rng = np.random.default_rng(0)
+    ends = [EOS] if eos else []
+    return Documents.from_arrays(
+        [np.array([*rng.integers(0, 900, n), *ends], dtype=np.uint16) for n in lengths]
+    )
+
+
+def restored(ids: list[int]) -> list[int]:
+    """What a document was before it was rearranged."""
+    if PREFIX not in ids:
+        return ids
+    ends = ids[-1:] if ids[-1] == EOS else []
+    suffix, middle = ids.index(SUFFIX), ids.index(MIDDLE)
+    body = ids[: len(ids) - len(ends)]
+    return body[1:suffix] + body[middle + 1 :] + body[suffix + 1 : middle] + ends
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans(), st.integers(0, 9))
+def test_fill_in_the_middle_loses_nothing_and_depends_on_the_document_alone(
+    lengths: list[int], eos: bool, seed: int
+) -> None:
+    hook = FillInTheMiddle(PREFIX, SUFFIX, MIDDLE, EOS, rate=0.5)
+    documents = block(lengths, eos)
+    seeds = document_seeds(seed, 0, documents.origin)
+    made = hook(documents, seeds)
+    for i in range(len(documents)):
+        assert restored(made.document(i).tolist()) == documents.document(i).tolist()
+        alone = hook(documents[i : i + 1], seeds[i : i + 1])
+        assert alone.document(0).tolist() == made.document(i).tolist()
+
+
+def test_fill_in_the_middle_rearranges_the_share_that_was_asked_for() -> None:
+    documents = block([4] * 2000, eos=True)
+    hook = FillInTheMiddle(PREFIX, SUFFIX, MIDDLE, EOS, rate=0.3)
+    made = hook(documents, document_seeds(1, 0, documents.origin))
+    rearranged = made.lengths > documents.lengths
+    assert 0.25 < rearranged.mean() < 0.35
+    ids = [made.document(i).tolist() for i in np.flatnonzero(rearranged)]
+    prefixes = [document.index(SUFFIX) - 1 for document in ids]
+    assert set(prefixes) == set(range(5))  # cuts fall everywhere, both ends included
