@@ -30,6 +30,7 @@ from streampack.sizing import choose_lanes, sample_lengths
 from streampack.sources.base import Source
 from streampack.sources.chat import Chat
 from streampack.sources.infer import as_source
+from streampack.sources.mixture import Mixture, sources_of
 from streampack.state import RunState, check_structure
 from streampack.stream import Preparation
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
@@ -50,8 +51,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
     or through `PackedLoader`, which keeps the state of what the loop has consumed.
 
     Args:
-        source: a `streampack.sources` source, a path or URL of Parquet or JSON-lines files, or an
-            iterable of texts or token ids.
+        source: a `streampack.sources` source (for several, `Mixture`), a path or URL of Parquet
+            or JSON-lines files, or an iterable of texts or token ids.
         seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
         packer: how documents are packed.
@@ -143,6 +144,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 "Pass eos_id=, or a tokenizer that declares it.",
             )
         source.prepare()
+        if isinstance(source, Mixture):
+            source.check_epochs(epochs)
         self._config = LaneConfig(
             source=source,
             lanes=lanes or 0,  # 0: chosen when the number of workers is known
@@ -164,7 +167,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         )
         if lanes:
             self.topology.require(lanes)
-            source.lanes(lanes, seed=seed, epoch=0, shuffle=shuffle)
+            source.check_lanes(lanes)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start from a saved state instead of the beginning.
@@ -247,12 +250,16 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
 
 def _fingerprint(config: LaneConfig) -> dict[str, Any]:
-    preparation = config.preparation
-    tokenizer = preparation.tokenizer
+    preparation, source = config.preparation, config.source
+    tokenizers = [tokenizer and tokenizer.fingerprint for tokenizer in preparation.tokenizers]
+    described, mixed = source.describe(), isinstance(source, Mixture)
+    if mixed:  # with its source, so that one may be added that brings another template
+        for part, tokenizer in zip(described["sources"].values(), tokenizers, strict=True):
+            part["tokenizer"] = tokenizer
     return {
-        "source": config.source.describe(),
-        "tokenizer": tokenizer.fingerprint if tokenizer else None,
-        "eos": None if tokenizer else [preparation.eos, preparation.eos_id],
+        "source": described,
+        "tokenizer": None if mixed else tokenizers[0],
+        "eos": [preparation.eos, preparation.eos_id] if mixed or source.tokenized else None,
         "filter": preparation.filter.name if preparation.filter else None,
         "map": preparation.map.name if preparation.map else None,
         "order": config.order.describe() if config.order else None,
@@ -273,6 +280,14 @@ def _choose_packer(
             f"seq_len is {seq_len!r} and packer is {packer!r}.",
             "The row length must come from one of them.",
             "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
+        )
+    if packer is None and len({part.overflow for part in sources_of(source)}) > 1:
+        raise ConfigError(
+            "The mixture has conversations, which are dropped if they are longer than a row, and "
+            "documents that are cut.",
+            "One rule holds for all.",
+            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
+            '"truncate" or "drop".',
         )
     if packer is None and order is None:
         return BestFitDecreasing(seq_len=seq_len or 0, overflow=source.overflow)
@@ -368,17 +383,18 @@ def _prepare(
     vocab_size: int | None,
 ) -> tuple[Preparation, RowFormat]:
     """What tokenizer and ids mean for this kind of source; -1 stands for an unknown EOS id."""
-    tokenized = source.tokenized
+    texts = any(not part.tokenized for part in sources_of(source))
+    ids = any(part.tokenized for part in sources_of(source))
     if tokenizer is not None:
         given = {"eos": eos, "eos_id": eos_id, "pad_id": pad_id}
-        if tokenized:  # the tokenizer only lends its ids
+        if not texts:  # the tokenizer only lends its ids
             given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
         tokenizer = load_tokenizer(
             tokenizer, **{name: value for name, value in given.items() if value is not None}
         )
         eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
-    elif not tokenized:
+    elif texts:
         raise ConfigError(
             "The source gives texts, and there is no tokenizer.",
             "Only token ids can be packed.",
@@ -386,14 +402,14 @@ def _prepare(
             "tokenizer).",
         )
     rule = eos or "as-is"
-    if tokenized and rule != "as-is" and eos_id is None:
+    if ids and rule != "as-is" and eos_id is None:
         raise ConfigError(
             f'eos is "{rule}", and the id is unknown.',
             "There is nothing to append.",
             "Pass eos_id=, or a tokenizer that declares it.",
         )
     preparation = Preparation(
-        tokenizer=None if tokenized else _for_source(tokenizer, source),
+        tokenizers=tuple(_for_source(tokenizer, part) for part in sources_of(source)),
         eos=rule,
         eos_id=eos_id,
         vocab_size=vocab_size,
@@ -403,7 +419,9 @@ def _prepare(
     )
 
 
-def _for_source(tokenizer: Tokenizer, source: Source) -> Tokenizer | ChatTokenizer:
+def _for_source(tokenizer: Any, source: Source) -> Tokenizer | ChatTokenizer | None:
+    if source.tokenized:
+        return None
     if isinstance(source, Chat):
         return ChatTokenizer(tokenizer, source.template, source.document_name)
-    return tokenizer
+    return cast(Tokenizer, tokenizer)

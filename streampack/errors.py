@@ -60,6 +60,17 @@ class ContentError(StreampackError, ValueError):
         self.index = index
         self.rest_of_shard = rest_of_shard
 
+    def of_source(self, name: str) -> ContentError:
+        """The same, naming the source of a mixture."""
+        return ContentError(
+            f'In source "{name}": {self.fact}',
+            self.consequence,
+            self.remedy,
+            self.shard,
+            self.index,
+            self.rest_of_shard,
+        )
+
 
 class PlanError(StreampackError, ValueError):
     """A packing plan that breaks a rule of `streampack.packing.check_plan`."""

@@ -19,15 +19,13 @@ from streampack.documents import Documents, make_origin
 from streampack.entries import Entries
 from streampack.errors import StateError
 from streampack.lane_state import Round, SavedEntries, check_lane_state
+from streampack.lane_stream import LaneStream, open_stream
 from streampack.metrics import LaneTimes, Metrics
-from streampack.ordered_stream import OrderedStream
-from streampack.ordering import DocumentOrder
 from streampack.packing.composition import Composition
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
-from streampack.sources.base import Source
 from streampack.sources.skips import Skips
-from streampack.stream import DocumentStream, Mark, Preparation
+from streampack.stream import Mark, StreamConfig
 from streampack.window import PlannedWindow, Window
 from streampack.window_config import WindowConfig
 
@@ -41,32 +39,18 @@ NAMED_DOCUMENTS = 10  # of those dropped for their length, in the log of a lane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaneConfig:
+class LaneConfig(StreamConfig):
     """Everything that determines the batches of a run, shared by all of its lanes.
 
     Attributes:
-        source: prepared; lanes: how many it is split into.
-        preparation: tokenizer, EOS rule and hooks.
-        order: orders documents before they come into the window; None leaves them as they come.
         packer, window (resolved), batch_tokens: how rows are made and grouped.
         row_format: how they are written.
-        seed, shuffle, epochs: of the stream.
-        on_error, skip_limit: see `Skips`.
     """
 
-    source: Source
-    lanes: int
-    preparation: Preparation
     packer: Packer
     window: WindowConfig
     batch_tokens: int
     row_format: RowFormat
-    seed: int = 0
-    shuffle: bool = True
-    epochs: int | None = 1
-    on_error: Any = "raise"
-    skip_limit: int = 1000
-    order: DocumentOrder | None = None
 
 
 class LaneBatch(NamedTuple):
@@ -111,7 +95,7 @@ class Lane:
     config: LaneConfig
     lane: int
     state: dict[str, Any] | None = None
-    _stream: DocumentStream | OrderedStream = field(init=False)
+    _stream: LaneStream = field(init=False)
     _window: Window = field(init=False)
     _round: Round | None = field(init=False, default=None)
     _planned: PlannedWindow | None = field(init=False, default=None)
@@ -137,30 +121,9 @@ class Lane:
         skips = Skips(config.on_error, config.skip_limit)
         if state is not None:
             check_lane_state(self.lane, state)
-            mark = Mark(state["serial"], state["cursor"], 0)
+            mark = Mark(state["serial"], state["cursor"])
             skips.expect(state["skipped"], state["skipped_count"])
-        stream = DocumentStream(
-            config.source,
-            lanes=config.lanes,
-            lane=self.lane,
-            seed=config.seed,
-            shuffle=config.shuffle,
-            epochs=config.epochs,
-            preparation=config.preparation,
-            skips=skips,
-            times=self._times,
-            mark=mark if config.order is None else OrderedStream.inner_mark(mark),
-        )
-        self._stream = stream
-        if config.order is not None:
-            self._stream = OrderedStream(
-                stream,
-                config.order,
-                source=config.source,
-                seed=derive_seed(config.seed, 3, self.lane),
-                times=self._times,
-                mark=mark,
-            )
+        self._stream = open_stream(config, self.lane, skips=skips, times=self._times, mark=mark)
         if state is not None:
             self._restore(state)
 
@@ -244,7 +207,7 @@ class Lane:
             admitted=stream.serial + continued - mark.serial,
             continued=continued,
             entries=entries,
-            skips=(stream.skips.records[mark.skipped :], stream.skips.count),
+            skips=(stream.skipped_since(mark), stream.skips.count),
         )
         config = self.config
         with self._times.measure("gather_s"):

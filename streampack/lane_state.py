@@ -171,7 +171,8 @@ def check_lane_state(lane: int, state: Any) -> None:
     if "held" not in state or not (state["held"] is None or _is_count(state["held"])):
         raise _malformed(what, f"`held` is {state.get('held')!r:.80}")
     for record in state["skipped"]:
-        if not isinstance(record, list) or [type(part) for part in record] != [int, int, bool, str]:
+        kinds_of = [type(part) for part in record] if isinstance(record, list) else []
+        if kinds_of[:4] != [int, int, bool, str] or kinds_of[4:] not in ([], [int]):
             raise _malformed(what, f"`skipped` holds {record!r:.80}")
 
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from streampack.documents import Documents, offsets_of
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
+from streampack.mixed_stream import MixedStream
 from streampack.ordering import DocumentOrder
 from streampack.packing.rng import derive_seed
 from streampack.sources._cursor import cursor_field, damaged_cursor
@@ -73,7 +74,7 @@ class OrderedStream:
 
     def __init__(
         self,
-        stream: DocumentStream,
+        stream: DocumentStream | MixedStream,
         order: DocumentOrder,
         *,
         source: Source,
@@ -101,7 +102,7 @@ class OrderedStream:
     @staticmethod
     def inner_mark(mark: Mark | None) -> Mark | None:
         """Where the stream below has to start."""
-        return None if mark is None else Mark(0, cursor_field(mark.cursor, "at", dict), 0)
+        return None if mark is None else Mark(0, cursor_field(mark.cursor, "at", dict))
 
     @property
     def empty_documents(self) -> int:
@@ -140,6 +141,10 @@ class OrderedStream:
             },
             first.mark.skipped,
         )
+
+    def skipped_since(self, mark: Mark) -> list[list[Any]]:
+        """Records of what was skipped behind `mark`; a replay from there must skip the same."""
+        return self._stream.skipped_since(mark)
 
     def _read_window(self) -> bool:
         """Read, order and hold the next window; False at the end of the last epoch."""

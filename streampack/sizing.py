@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
 from streampack.lane import LaneConfig
+from streampack.lane_stream import open_stream
 from streampack.metrics import LaneTimes
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
-from streampack.stream import DocumentStream
 from streampack.topology import Topology
 
 __all__ = ["choose_lanes", "sample_lengths"]
@@ -86,19 +88,11 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
     lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
     share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
     most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
+    once = replace(config, lanes=lanes, epochs=1, order=None)
     lengths = []
     for lane in range(lanes):
-        stream = DocumentStream(
-            source,
-            lanes=lanes,
-            lane=lane,
-            seed=config.seed,
-            shuffle=config.shuffle,
-            epochs=1,
-            preparation=config.preparation,
-            skips=Skips(config.on_error, config.skip_limit),
-            times=LaneTimes(),
-        )
+        skips = Skips(config.on_error, config.skip_limit)
+        stream = open_stream(once, lane, skips=skips, times=LaneTimes())
         tokens = 0
         while stream.serial < share and tokens < most_tokens:
             block = stream.peek()

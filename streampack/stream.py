@@ -19,12 +19,13 @@ from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.metrics import LaneTimes
+from streampack.ordering import DocumentOrder
 from streampack.sources._cursor import cursor_field
 from streampack.sources.base import Block, Source
 from streampack.sources.skips import Skips
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
-__all__ = ["DocumentStream", "Mark", "Preparation"]
+__all__ = ["DocumentStream", "Mark", "Preparation", "StreamConfig"]
 
 #: Texts are tokenized in slices of at most so many documents or characters, so that the first
 #: window waits for little more than it needs.
@@ -37,13 +38,14 @@ class Preparation:
     """What happens to a block between the source and the window.
 
     Attributes:
-        tokenizer: for sources of text or conversations; None for tokenized ones.
+        tokenizers: for every source of a mixture, or the only one: of texts or conversations;
+            None for those that are tokenized.
         eos: rule for documents that are tokenized already; eos_id: the id it adds.
         vocab_size: ids must be below it; None checks only that none is negative.
         filter, map: the user's hooks; the filter sees documents first.
     """
 
-    tokenizer: Tokenizer | ChatTokenizer | None = None
+    tokenizers: tuple[Tokenizer | ChatTokenizer | None, ...] = (None,)
     eos: EosRule = "as-is"
     eos_id: int | None = None
     vocab_size: int | None = None
@@ -51,54 +53,69 @@ class Preparation:
     map: Hook | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """Everything that determines the documents of a run's lanes.
+
+    Attributes:
+        source: prepared; lanes: how many it is split into.
+        preparation: tokenizer, EOS rule and hooks.
+        seed: of the run; shuffle: whether the source shuffles.
+        epochs: how often the source is read; None is for ever.
+        on_error, skip_limit: see `Skips`.
+        order: orders documents before they come into the window; None leaves them as they come.
+    """
+
+    source: Source
+    lanes: int
+    preparation: Preparation
+    seed: int = 0
+    shuffle: bool = True
+    epochs: int | None = 1
+    on_error: Any = "raise"
+    skip_limit: int = 1000
+    order: DocumentOrder | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A place in the stream: reading from `cursor` gives documents from `serial` on.
 
-    `skipped` is the number of skips recorded before that place.
+    `skipped` is the number of skips recorded before that place, for each source of a mixture.
     """
 
     serial: int
     cursor: dict[str, Any]
-    skipped: int
+    skipped: tuple[int, ...] = (0,)
 
 
 class DocumentStream:
     """Token blocks of one lane.
 
     Args:
-        source: prepared.
-        lanes, lane: how the source is split, and which part this is.
-        seed: of the run.
-        shuffle: whether the source shuffles.
-        epochs: how often it is read; None is for ever.
-        preparation: tokenizer, EOS rule and hooks.
+        config: source and preparation; `order` plays no part here.
+        lane: which part of the source this is.
         skips: what to do with broken content.
         times: where reading and preparing add up their seconds.
         mark: where to start; None is the beginning.
+        number: of the source in a mixture; documents carry it in their origin.
     """
 
     def __init__(
         self,
-        source: Source,
-        *,
-        lanes: int,
+        config: StreamConfig,
         lane: int,
-        seed: int,
-        shuffle: bool,
-        epochs: int | None,
-        preparation: Preparation,
+        *,
         skips: Skips,
         times: LaneTimes,
         mark: Mark | None = None,
+        number: int = 0,
     ) -> None:
-        self._source = source
-        self._lanes = lanes
+        self._config = config
+        self._source = config.source
+        self._preparation = config.preparation
         self._lane = lane
-        self._seed = seed
-        self._shuffle = shuffle
-        self._epochs = epochs
-        self._preparation = preparation
+        self._number = number
         self.skips = skips
         self._times = times
         self.empty_documents = 0
@@ -133,19 +150,24 @@ class DocumentStream:
             self._marks.popleft()
         return self._marks[0]
 
+    def skipped_since(self, mark: Mark) -> list[list[Any]]:
+        """Records of what was skipped behind `mark`; a replay from there must skip the same."""
+        return self.skips.since(mark.skipped[0])
+
     def _mark(self, epoch: int, at: Any, skipped: int) -> None:
         # Called only when everything read so far is consumed, so `serial` is what comes next.
         # Where nothing came since the last mark (a filter may refuse a whole corpus), that one is
         # of no more use.
         if self._marks and self._marks[-1].serial == self.serial:
             self._marks.pop()
-        self._marks.append(Mark(self.serial, {"epoch": epoch, "at": at}, skipped))
+        self._marks.append(Mark(self.serial, {"epoch": epoch, "at": at}, (skipped,)))
 
     def _read(self) -> Iterator[Documents]:
         epoch, start = self._epoch, self._start
-        while self._epochs is None or epoch < self._epochs:
+        config = self._config
+        while config.epochs is None or epoch < config.epochs:
             readers = self._source.lanes(
-                self._lanes, seed=self._seed, epoch=epoch, shuffle=self._shuffle
+                config.lanes, seed=config.seed, epoch=epoch, shuffle=config.shuffle
             )
             found = start is not None
             skipped = len(self.skips.records)
@@ -167,9 +189,11 @@ class DocumentStream:
                 start = cursor
                 skipped = len(self.skips.records)
                 self._mark(epoch, start, skipped)
-            if not found and self._epochs is None:
+            if not found and config.epochs is None:
+                where = f' of source "{self.skips.name}"' if self.skips.name else ""
                 raise ConfigError(
-                    f"Lane {self._lane} of {self._lanes} found no document in epoch {epoch}.",
+                    f"Lane {self._lane} of {config.lanes}{where} found no document in epoch "
+                    f"{epoch}.",
                     "With endless epochs it would search for ever.",
                     "Use fewer lanes, or check what the filter and on_error leave.",
                 )
@@ -179,16 +203,20 @@ class DocumentStream:
     def _prepare(self, block: Block, epoch: int) -> Documents:
         """Tokenize, check, drop empty documents, filter and map."""
         preparation = self._preparation
+        if self._number and len(block):  # before hooks, whose seeds depend on it
+            origin = block.origin.copy()
+            origin["source"] = self._number
+            block = replace(block, origin=origin)
         tokenized = isinstance(block, Documents)
         documents = self._checked(block) if isinstance(block, Documents) else self._encoded(block)
         documents = self._without_empty(documents)
         if tokenized:
             documents = apply_eos(documents, preparation.eos, preparation.eos_id)
         if len(documents) and preparation.filter is not None:
-            seeds = document_seeds(self._seed, epoch, documents.origin)
+            seeds = document_seeds(self._config.seed, epoch, documents.origin)
             documents = apply_filter(preparation.filter, documents, seeds)
         if len(documents) and preparation.map is not None:
-            seeds = document_seeds(self._seed, epoch, documents.origin)
+            seeds = document_seeds(self._config.seed, epoch, documents.origin)
             documents = apply_map(preparation.map, documents, seeds, preparation.vocab_size)
             documents = self._without_empty(documents)
         if documents.tokens.dtype == np.int32:  # checked: no id is negative
@@ -196,7 +224,7 @@ class DocumentStream:
         return documents
 
     def _encoded(self, block: Texts | Conversations) -> Documents:
-        tokenizer = self._preparation.tokenizer
+        tokenizer = self._preparation.tokenizers[self._number]
         if isinstance(block, Texts) and isinstance(tokenizer, Tokenizer):
             return tokenizer.encode(block, self.skips)
         if isinstance(block, Conversations) and isinstance(tokenizer, ChatTokenizer):

@@ -312,7 +312,9 @@ class Window:
         if lengths[i] > self._longest:
             origin = documents.origin[i]
             raise PlanError(
-                f"Document {int(origin['index'])} of shard {int(origin['shard'])} has "
+                f"Document {int(origin['index'])} of shard {int(origin['shard'])}"
+                + (f" of source {int(origin['source'])}" if origin["source"] else "")
+                + " has "
                 f"{int(lengths[i])} tokens, a row has {self._longest}.",
                 'overflow="error" forbids that.',
                 'Filter such documents out, or use overflow="split", "truncate" or "drop".',

@@ -90,6 +90,19 @@ def two_tars(folder: Path, compressed: bool) -> list[str]:
     ]
 
 
+def mixture(folder: Path, kinds: list[str], **options: Any) -> Any:
+    members = {}
+    for number, kind in enumerate(kinds):
+        (folder / kind).mkdir()
+        members[f"{kind}-{number}"] = SOURCES[kind](folder / kind)
+    weights = {name: 1 + number for number, name in enumerate(members)}
+    return sources.Mixture(members, weights=weights, **{"quantum_documents": 5, **options})
+
+
+def wide_documents(lane: int, lanes: int) -> list[np.ndarray]:
+    return [tokens.astype(np.uint32) + 1000 for tokens in token_documents()[lane::lanes]]
+
+
 def hf_stream(folder: Path) -> Any:
     datasets = pytest.importorskip("datasets", minversion="2.21")
     paths = []
@@ -137,6 +150,16 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
         lambda lane, lanes: token_documents()[lane::lanes], block_documents=9
     ),
     "huggingface": hf_stream,
+    "wide-ids": lambda f: sources.Iterable(wide_documents, block_documents=9),
+    "mixture": lambda f: mixture(f, ["mds-tokens", "jsonl"]),
+}
+MIXTURES: dict[str, Callable[[Path], Any]] = {  # every kind of member in one of them
+    "bulk": lambda f: mixture(f, ["mds-text", "mds-zstd", "parquet-tokens", "jsonl"]),
+    "whole-shards": lambda f: mixture(f, ["tar", "tar-gz", "jsonl-gz"], at_end="stop"),
+    "wide": lambda f: mixture(f, ["wide-ids", "mds-tokens", "lane-factory"]),
+    "conversations": lambda f: mixture(f, ["chat", "tar"]),
+    "streams": lambda f: mixture(f, ["huggingface", "parquet-text"]),
+    "list": lambda f: mixture(f, ["list", "jsonl"]),
 }
 
 
@@ -166,9 +189,20 @@ def check_restores_everywhere(make: Callable[[], PackedDataset]) -> None:
 def test_restoring_after_every_batch_gives_the_same_rest(
     kind: str, packer: Packer, tmp_path: Path
 ) -> None:
-    source = SOURCES[kind](tmp_path)
+    check_restores_everywhere(maker(SOURCES[kind](tmp_path), packer))
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
+    kind: str, tmp_path: Path
+) -> None:
+    check_restores_everywhere(maker(MIXTURES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN)))
+
+
+def maker(source: Any, packer: Packer) -> Callable[[], PackedDataset]:
+    """Makes the same dataset again and again."""
     source.prepare()
-    tokenizer = with_template(byte_tokenizer(), CHATML) if kind == "chat" else byte_tokenizer()
+    tokenizer = with_template(byte_tokenizer(), CHATML)
 
     def make() -> PackedDataset:
         return PackedDataset(
@@ -178,9 +212,10 @@ def test_restoring_after_every_batch_gives_the_same_rest(
             window=WindowConfig(window_tokens=6 * SEQ_LEN),
             tokenizer=None if source.tokenized else tokenizer,
             eos_id=256 if source.tokenized else None,
-            lanes=1 if kind == "list" else 2,
+            vocab_size=2000,
+            lanes=source.max_lanes() or 2,
             epochs=1,
             topology=Topology(),
         )
 
-    check_restores_everywhere(make)
+    return make

@@ -6,6 +6,7 @@ from streampack.sources.hf import HFStream
 from streampack.sources.iterable import Iterable
 from streampack.sources.jsonl import JSONL
 from streampack.sources.mds import MDS
+from streampack.sources.mixture import Mixture
 from streampack.sources.parquet import Parquet
 from streampack.sources.storage import Storage
 from streampack.sources.webdataset import WebDataset
@@ -16,6 +17,7 @@ __all__ = [
     "Chat",
     "HFStream",
     "Iterable",
+    "Mixture",
     "Parquet",
     "Source",
     "Storage",

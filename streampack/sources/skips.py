@@ -26,15 +26,17 @@ class Skips:
         on_error: "raise" stops at the first `ContentError`; "skip" steps over it.
         limit: with "skip", the number of skips in a lane after which it raises all the same,
             because a corpus that is broken throughout should not pass in silence.
-        records: what was skipped: ``[shard, index, rest_of_shard, message]``, JSON-able.
-        count: how many were skipped since the run began (records of long ago are let go).
+        records: what was skipped: ``[shard, index, rest_of_shard, message]``, JSON-able; those
+            that `expect` is given may end with the number of a mixture's source.
+        name: of the source in a mixture, or None.
     """
 
     on_error: Literal["raise", "skip"] = "raise"
     limit: int = 1000
     records: list[list[Any]] = field(default_factory=list)
-    count: int = 0
+    name: str | None = None
     _known: dict[int, list[list[Any]]] = field(default_factory=dict)
+    _tally: list[int] = field(default_factory=lambda: [0])  # one for all sources of a mixture
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -44,8 +46,28 @@ class Skips:
                 'Use "raise" or "skip".',
             )
 
+    @property
+    def count(self) -> int:
+        """How many were skipped since the run began (records of long ago are let go)."""
+        return self._tally[0]
+
+    def of_source(self, number: int, name: str) -> Skips:
+        """The skips of one source of a mixture; count and limit are those of the lane."""
+        known = [record for records in self._known.values() for record in records]
+        own = [record[:4] for record in known if (record[4:] or [0]) == [number]]
+        part = Skips(self.on_error, self.limit, name=name, _tally=self._tally)
+        part.expect(own, self.count)
+        return part
+
+    def since(self, number: int) -> list[list[Any]]:
+        """The records from `number` on, and those of a saved state that are still to be met."""
+        ahead = [record for records in self._known.values() for record in records]
+        return self.records[number:] + ahead
+
     def handle(self, error: ContentError) -> None:
         """Raise `error`, or record it and return."""
+        if self.name is not None:
+            error = error.of_source(self.name)
         if self.on_error == "raise":
             raise error
         for known in self._known.get(error.shard, []):
@@ -60,14 +82,14 @@ class Skips:
                 'That is the limit for on_error="skip".',
                 "Repair the corpus, or raise the limit if losing this much is intended.",
             ) from error
-        self.count += 1
+        self._tally[0] += 1
         self.records.append([error.shard, error.index, error.rest_of_shard, str(error)])
         logger.warning("skipped: %s", error)
 
     def expect(self, records: list[list[Any]], count: int) -> None:
         """Take over the skips of a saved state, so that a replay skips the same again."""
         self.records = []
-        self.count = count
+        self._tally[0] = count
         self._known = {}
         for record in records:
             self._known.setdefault(record[0], []).append(list(record))
