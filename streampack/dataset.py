@@ -167,7 +167,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         )
         if lanes:
             self.topology.require(lanes)
-            source.check_lanes(lanes)
+            source.check_lanes(lanes, seed=seed, shuffle=shuffle)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start from a saved state instead of the beginning.

@@ -22,9 +22,8 @@ from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.mixing import Balance
-from streampack.packing.rng import derive_seed
 from streampack.sources._cursor import cursor_field, damaged_cursor
-from streampack.sources.mixture import Mixture
+from streampack.sources.mixture import Mixture, source_seed
 from streampack.sources.skips import Skips
 from streampack.stream import DocumentStream, Mark, StreamConfig
 
@@ -142,9 +141,8 @@ class MixedStream:
                     "The others have taken its place since.",
                     "Resume with the same number of epochs, or start a new run.",
                 )
-            own = replace(config, source=source, epochs=epochs)
-            if number:  # or two sources of as many shards would be shuffled alike
-                own = replace(own, seed=derive_seed(config.seed, 4, number))
+            seed = source_seed(config.seed, number)
+            own = replace(config, source=source, epochs=epochs, seed=seed)
             stream = DocumentStream(
                 own,
                 lane,

@@ -65,9 +65,9 @@ class Source(ABC):
     def describe(self) -> dict[str, Any]:
         """JSON-able identity for the fingerprint: kind, manifest digest, columns."""
 
-    def check_lanes(self, n: int) -> None:
+    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Raise `ConfigError` if it cannot be split into n lanes."""
-        self.lanes(n, seed=0, epoch=0, shuffle=False)
+        self.lanes(n, seed=seed, epoch=0, shuffle=shuffle)
 
     def max_lanes(self) -> int | None:
         """The largest number of lanes it can be split into, or None if any number will do."""

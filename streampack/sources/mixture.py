@@ -18,10 +18,11 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.mixing import TokenShares
+from streampack.packing.rng import derive_seed
 from streampack.sources.base import LaneReader, Source
 from streampack.sources.infer import as_source
 
-__all__ = ["Mixture", "sources_of"]
+__all__ = ["Mixture", "source_seed", "sources_of"]
 
 Weights = Mapping[str, float]
 
@@ -164,10 +165,10 @@ class Mixture(Source):
             "Pass it to PackedDataset, or read its `sources` one by one.",
         )
 
-    def check_lanes(self, n: int) -> None:
-        for name, source in self.sources.items():
+    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+        for number, (name, source) in enumerate(self.sources.items()):
             try:
-                source.check_lanes(n)
+                source.check_lanes(n, seed=source_seed(seed, number), shuffle=shuffle)
             except ConfigError as error:
                 raise ConfigError(
                     f'In source "{name}": {error.fact}', error.consequence, error.remedy
@@ -202,6 +203,11 @@ class Mixture(Source):
             "at_end": self.at_end,
             "quantum_documents": self.quantum_documents,
         }
+
+
+def source_seed(seed: int, number: int) -> int:
+    """Each source's own seed, or two with equally many shards would be shuffled alike."""
+    return derive_seed(seed, 4, number) if number else seed
 
 
 def sources_of(source: Source) -> tuple[Source, ...]:
