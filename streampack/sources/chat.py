@@ -47,7 +47,7 @@ class Chat(ShardedSource):
         storage: how files are reached and cached.
         max_document_bytes: a longer line of JSON is a broken document.
         open_shards: see `ShardedSource`, as for the rest.
-        block_documents: conversations per block at most.
+        block_documents: conversations per block at most; see `ShardedSource`.
         block_bytes: a block ends as soon as it holds this many bytes.
 
     Raises:
@@ -64,26 +64,24 @@ class Chat(ShardedSource):
         storage: Storage | None = None,
         max_document_bytes: int = 256 << 20,
         open_shards: int = 2,
-        block_documents: int = 256,
+        block_documents: int | None = None,
         block_bytes: int = 4 << 20,
     ) -> None:
         super().__init__(
             open_shards=open_shards, block_documents=block_documents, block_bytes=block_bytes
         )
         self.template = None if template is None else _read_template(template)
-        self._rows: ChatLines | ChatRows
-        if is_parquet(paths):
-            self._rows = ChatRows(
-                paths, storage=storage, block_documents=block_documents, block_bytes=block_bytes
-            )
-        else:
-            self._rows = ChatLines(
-                paths,
-                storage=storage,
-                max_document_bytes=max_document_bytes,
-                block_documents=block_documents,
-                block_bytes=block_bytes,
-            )
+        limits: dict[str, Any] = {
+            "storage": storage,
+            "open_shards": open_shards,
+            "block_documents": block_documents,
+            "block_bytes": block_bytes,
+        }
+        self._rows: ChatLines | ChatRows = (
+            ChatRows(paths, **limits)
+            if is_parquet(paths)
+            else ChatLines(paths, max_document_bytes=max_document_bytes, **limits)
+        )
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -115,6 +113,9 @@ class Chat(ShardedSource):
 
     def estimate_tokens(self) -> int:
         return self._rows.estimate_tokens()
+
+    def reader_bytes(self) -> int:
+        return self._rows.reader_bytes()
 
     def document_name(self, origin: np.void) -> str:
         return self._rows.document_name(origin)

@@ -83,9 +83,11 @@ class ChatTemplate:
     def __init__(self, source: str, variables: Mapping[str, Any], special: Iterable[str]) -> None:
         self.source = source
         self._variables = dict(variables)
-        alternatives = "|".join(re.escape(s) for s in sorted(special, key=len, reverse=True) if s)
-        self._special = re.compile(alternatives or r"(?!)")
-        self._at_end = re.compile(f"(?:{alternatives or '(?!)'})\\Z")
+        texts = sorted((text for text in special if text), key=len, reverse=True)
+        alternatives = "|".join(map(re.escape, texts)) or "(?!)"
+        self._special = re.compile(alternatives)
+        self._at_end = re.compile(f"(?:{alternatives})\\Z")
+        self._longest = len(texts[0]) if texts else 0
         self._compiled  # noqa: B018  a broken template should fail here
 
     def __getstate__(self) -> dict[str, Any]:
@@ -122,8 +124,7 @@ class ChatTemplate:
         if not spans:
             raise RenderError("has nothing that the template marks as the assistant's", _MARK)
         ends = messages[-1]["role"] == "assistant" and not text[spans[-1][1] :].strip()
-        body = text[: spans[-1][1]]
-        return Rendered(text, spans, closed=not ends or self._at_end.search(body) is not None)
+        return Rendered(text, spans, closed=not ends or self._ends_special(text, *spans[-1]))
 
     def _render(
         self, conversation: Conversation, messages: Messages, prompt: bool = False
@@ -225,11 +226,16 @@ class ChatTemplate:
         closing = self._special.match(text, _behind_space(text, begin + len(content)))
         return closing.end() if closing else None
 
+    def _ends_special(self, text: str, start: int, stop: int) -> bool:
+        """True if a special token ends text[start:stop]."""
+        begin = max(start, stop - self._longest)
+        return self._at_end.search(text, begin, stop) is not None
+
     def _closed(self, text: str, start: int, stop: int) -> tuple[int, int]:
         """The span with the special token that ends the turn, and nothing behind that."""
-        body = text[start:stop].rstrip()
-        if self._at_end.search(body):
-            return start, start + len(body)
+        content_stop = start + len(text[start:stop].rstrip())
+        if self._ends_special(text, start, content_stop):
+            return start, content_stop
         following = self._special.match(text, stop)
         return start, following.end() if following else stop
 
