@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.fill_in_the_middle import FillInTheMiddle
-from streampack import Documents
+from examples.per_source_loss import per_source_loss
+from streampack import Documents, PackedDataset, Topology, sources
 from streampack.hooks import document_seeds
 
 FOLDER = Path(__file__).parent.parent / "examples"
@@ -76,3 +78,20 @@ def test_fill_in_the_middle_rearranges_the_share_that_was_asked_for() -> None:
     ids = [made.document(i).tolist() for i in np.flatnonzero(rearranged)]
     prefixes = [document.index(SUFFIX) - 1 for document in ids]
     assert set(prefixes) == set(range(5))  # cuts fall everywhere, both ends included
+
+
+def test_per_source_loss_is_that_of_each_sources_documents() -> None:
+    rng = np.random.default_rng(0)
+    parts = {name: [rng.integers(0, 9, n).tolist() for n in (5, 9, 14)] for name in ("a", "b")}
+    dataset = PackedDataset(sources.Mixture(parts), seq_len=64, lanes=1, topology=Topology())
+    (batch,) = dataset
+    logits = torch.randn(*batch.input_ids.shape, 9, generator=torch.Generator().manual_seed(0))
+    sums, counts = per_source_loss(logits, batch, 2)
+    expected = torch.zeros(2)
+    for t in range(1, 64):
+        piece = int(batch.document_ids[0, t])
+        if piece >= 0 and piece == int(batch.document_ids[0, t - 1]):
+            label = batch.input_ids[0, t]
+            expected[batch.source_ids[piece]] -= logits[0, t - 1].log_softmax(-1)[label]
+    torch.testing.assert_close(sums, expected)
+    assert counts.tolist() == [5 + 9 + 14 - 3] * 2
