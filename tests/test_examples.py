@@ -83,15 +83,19 @@ def test_fill_in_the_middle_rearranges_the_share_that_was_asked_for() -> None:
 def test_per_source_loss_is_that_of_each_sources_documents() -> None:
     rng = np.random.default_rng(0)
     parts = {name: [rng.integers(0, 9, n).tolist() for n in (5, 9, 14)] for name in ("a", "b")}
-    dataset = PackedDataset(sources.Mixture(parts), seq_len=64, lanes=1, topology=Topology())
-    (batch,) = dataset
-    logits = torch.randn(*batch.input_ids.shape, 9, generator=torch.Generator().manual_seed(0))
-    sums, counts = per_source_loss(logits, batch, 2)
-    expected = torch.zeros(2)
-    for t in range(1, 64):
-        piece = int(batch.document_ids[0, t])
-        if piece >= 0 and piece == int(batch.document_ids[0, t - 1]):
-            label = batch.input_ids[0, t]
-            expected[batch.source_ids[piece]] -= logits[0, t - 1].log_softmax(-1)[label]
-    torch.testing.assert_close(sums, expected)
-    assert counts.tolist() == [5 + 9 + 14 - 3] * 2
+    mixture = sources.Mixture(parts, weights={"a": 1, "b": 1})
+    dataset = PackedDataset(mixture, seq_len=64, lanes=1, topology=Topology())
+    batches = list(dataset)
+    total = torch.zeros(2, dtype=torch.long)
+    for batch in batches:
+        logits = torch.randn(*batch.input_ids.shape, 9, generator=torch.Generator().manual_seed(0))
+        sums, counts = per_source_loss(logits, batch, 2)
+        total += counts
+        expected = torch.zeros(2)
+        for t in range(1, 64):
+            piece = int(batch.document_ids[0, t])
+            if piece >= 0 and piece == int(batch.document_ids[0, t - 1]):
+                label = batch.input_ids[0, t]
+                expected[batch.source_ids[piece]] -= logits[0, t - 1].log_softmax(-1)[label]
+        torch.testing.assert_close(sums, expected)
+    assert total.tolist() == [5 + 9 + 14 - 3] * 2
