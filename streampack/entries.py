@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack._jit import kernel
 from streampack.documents import ORIGIN
 
 __all__ = ["Entries"]
@@ -21,12 +21,15 @@ class Entries:
 
     Attributes:
         serial: (N,) int64, running number of the document in its lane.
-        start: (N,) int64, its first token that is held; those before it are delivered.
+        start: (N,) int64, its first token that is held; those before it are not this entry's.
         held: (N,) int64, tokens of it behind `start` that the window holds.
-        length: (N,) int64, tokens of the whole document.
+        length: (N,) int64, tokens of the document up to where the entry ends.
         arrived: (N,) int64, round in which it came (of a partly held one: was last continued).
         repeated: (N,) int64, tokens behind `start` that are delivered already, and that the row
             of its next token repeats.
+        cut: (N,) int64, tokens of the document behind `length`. They were delivered before these,
+            which happens only where a run went on with another plan; a document may then have
+            several entries, one behind the other.
         origin: (N,) of dtype `ORIGIN`.
     """
 
@@ -36,13 +39,14 @@ class Entries:
     length: NDArray[np.int64]
     arrived: NDArray[np.int64]
     repeated: NDArray[np.int64]
+    cut: NDArray[np.int64]
     origin: NDArray[np.void]
 
     @classmethod
     def empty(cls) -> Entries:
         """No documents."""
         none = np.zeros(0, dtype=np.int64)
-        return cls(none, none, none, none, none, none, np.zeros(0, dtype=ORIGIN))
+        return cls(none, none, none, none, none, none, none, np.zeros(0, dtype=ORIGIN))
 
     def __len__(self) -> int:
         return len(self.serial)
@@ -61,8 +65,40 @@ class Entries:
         )
 
     def digest(self) -> str:
-        """64 bits over what the window holds: which documents, how far delivered, since when."""
-        digest = hashlib.blake2b(digest_size=8)
-        for name in ("origin", "length", "start", "held", "arrived"):
-            digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
-        return digest.hexdigest()
+        """64 bits, in hexadecimal, over what the window holds, the same on any machine."""
+        value = _digest(
+            self.origin["source"], self.origin["shard"], self.origin["index"], self.length,
+            self.start, self.held, self.arrived, self.repeated, self.cut,
+        )  # fmt: skip
+        return f"{int(value):016x}"
+
+
+@kernel
+def _digest(
+    source: NDArray[np.int32],
+    shard: NDArray[np.int32],
+    index: NDArray[np.int64],
+    length: NDArray[np.int64],
+    start: NDArray[np.int64],
+    held: NDArray[np.int64],
+    arrived: NDArray[np.int64],
+    repeated: NDArray[np.int64],
+    cut: NDArray[np.int64],
+) -> np.uint64:
+    """The sum of every entry's hash with its place: splitmix64 over a sum with odd factors."""
+    total = np.uint64(len(index))
+    for i in range(len(index)):
+        z = np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
+        z += np.uint64(source[i]) * np.uint64(0xC2B2AE3D27D4EB4F)
+        z += np.uint64(shard[i]) * np.uint64(0x165667B19E3779F9)
+        z += np.uint64(index[i]) * np.uint64(0xD6E8FEB86659FD93)
+        z += np.uint64(length[i]) * np.uint64(0xA0761D6478BD642F)
+        z += np.uint64(start[i]) * np.uint64(0xE7037ED1A0B428DB)
+        z += np.uint64(held[i]) * np.uint64(0x8EBC6AF09C88C6E3)
+        z += np.uint64(arrived[i]) * np.uint64(0x589965CC75374CC3)
+        z += np.uint64(repeated[i]) * np.uint64(0x1D8E4E27C47D124F)
+        z += np.uint64(cut[i]) * np.uint64(0xEB44ACCAB455D165)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        total += z ^ (z >> np.uint64(31))
+    return total

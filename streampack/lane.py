@@ -259,6 +259,8 @@ class Lane:
             )
         window.round = state["round"]
         self._step = state["step"]
+        if state["final"] is None:  # the round has still to read and to be planned
+            return
         # The round had read on until its window was full, and what it had read was reported.
         ended = window.wants and stream.peek() is None
         if ended != state["final"]:

@@ -1,14 +1,15 @@
 """The state of a lane: what its window held at the start of a round, as coordinates.
 
-`Round.state` writes it and `SavedEntries` reads it back while the documents are read again. Per
-document a state holds one bit and, compressed, how far it is delivered and for how long it has
-waited: a few kilobytes for ten thousand documents, and no tokens.
+`Round.state` writes it and `SavedEntries` reads it back while the documents are read again. It
+says which documents wait, how far each is delivered and since when it waits: a few kilobytes for
+ten thousand documents, and no tokens. A checksum covers all of it but `emitted`, which changes
+from batch to batch; what it must be follows from the number of the run's next batch.
 """
 
 from __future__ import annotations
 
-import base64
-import zlib
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.column_codec import decode_column, encode_column
 from streampack.documents import Documents
 from streampack.entries import Entries
 from streampack.errors import StateError
@@ -25,7 +27,8 @@ from streampack.window import Window
 
 __all__ = ["Round", "SavedEntries", "check_lane_state"]
 
-_NUMBERS = ("round", "step", "emitted", "serial", "admitted", "skipped_count")
+_NUMBERS = ("round", "step", "emitted", "serial", "admitted", "documents", "skipped_count")
+_COLUMNS = ("missing", "again", "start", "repeated", "cut", "waited")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,7 @@ class Round:
 
     Attributes:
         number: of the round; step: batches the lane had given before it.
-        final: nothing comes after what the window holds.
+        final: nothing comes after what the window holds; None if the round has still to read.
         mark: from where the window's documents are read again.
         admitted: documents read from there on that the window has taken, wholly or in part.
         continued: True if the last of them is held in part.
@@ -44,7 +47,7 @@ class Round:
 
     number: int
     step: int
-    final: bool
+    final: bool | None
     mark: Mark
     admitted: int
     continued: bool
@@ -58,29 +61,40 @@ class Round:
     @cached_property
     def _coordinates(self) -> dict[str, Any]:
         entries = self.entries
-        present = np.zeros(self.admitted, dtype=np.bool_)
-        present[entries.serial - self.mark.serial] = True
-        return {
+        steps = np.diff(entries.serial, prepend=self.mark.serial - 1) - 1
+        columns = {
+            "missing": np.maximum(steps, 0),
+            "again": np.maximum(-steps, 0),
+            "start": entries.start,
+            "repeated": entries.repeated,
+            "cut": entries.cut,
+            "waited": np.diff(entries.arrived, append=self.number),
+        }
+        state = {
             "round": self.number,
             "step": self.step,
             "final": self.final,
             "cursor": self.mark.cursor,
             "serial": self.mark.serial,
             "admitted": self.admitted,
-            "present": _pack(np.packbits(present)),
-            "start": _pack(entries.start),
-            "repeated": _pack(entries.repeated),
-            "age": _pack(self.number - entries.arrived),
+            "documents": len(entries),
+            **{name: encode_column(column) for name, column in columns.items()},
             "held": int(entries.held[-1]) if self.continued else None,
             "digest": entries.digest(),
             "skipped": self.skips[0],
             "skipped_count": self.skips[1],
         }
+        return {**state, "checksum": _checksum(state)}
 
 
 @dataclass(slots=True)
 class SavedEntries:
     """The window's documents as a state describes them, taken over as they are read again.
+
+    Columns of the state, a number for each of the window's N documents: `missing`, how many that
+    were read before it are gone; `again`, 1 if it is one more part of the document before it;
+    `start`, `repeated` and `cut` as in `Entries`; `waited`, rounds between its arrival and that of
+    the next one, of the last one until this round.
 
     Raises:
         StateError: the state contradicts itself or the documents.
@@ -89,30 +103,31 @@ class SavedEntries:
     state: Mapping[str, Any]
     window: Window
     read: int = 0
-    _present: NDArray[np.bool_] = field(init=False)
-    _start: NDArray[np.int64] = field(init=False)
-    _repeated: NDArray[np.int64] = field(init=False)
-    _age: NDArray[np.int64] = field(init=False)
-    _restored: int = field(init=False, default=0)
+    _place: NDArray[np.int64] = field(init=False)
+    _columns: dict[str, NDArray[np.int64]] = field(init=False)
+    _arrived: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        state, admitted = self.state, self.state["admitted"]
-        try:
-            bits = _unpack(state["present"], -(-admitted // 8)).astype(np.uint8)
-            self._present = np.unpackbits(bits, count=admitted).astype(np.bool_)
-            count = int(self._present.sum())
-            self._start = _unpack(state["start"], count)
-            self._repeated = _unpack(state["repeated"], count)
-            self._age = _unpack(state["age"], count)
-        except (ValueError, zlib.error) as error:  # of base64 too
-            raise _malformed("the documents of its window", str(error)) from error
-        if self.continued and not (admitted and self._present[-1]):
-            raise _malformed("the documents of its window", "the last one is held and absent")
+        count = self.state["documents"]
+        columns = self._columns = {}
+        for name in _COLUMNS:
+            try:
+                columns[name] = decode_column(self.state[name], count)
+            except ValueError as error:
+                raise _malformed(f"`{name}` of its window's documents", str(error)) from error
+        self._place = np.cumsum(columns["missing"] + 1 - columns["again"]) - 1
+        self._arrived = self.state["round"] - np.cumsum(columns["waited"][::-1])[::-1]
+        last = int(self._place[-1]) if count else -1
+        again = columns["again"]
+        if again.any() and (again.max() > 1 or again[0] or columns["missing"][again > 0].any()):
+            raise _malformed("`again` of its window's documents", "parts of no document")
+        if last >= self.admitted or (self.continued and last != self.admitted - 1):
+            raise _malformed("`missing` of its window's documents", f"the last is number {last}")
 
     @property
     def admitted(self) -> int:
         """Documents to be read."""
-        return len(self._present)
+        return int(self.state["admitted"])
 
     @property
     def continued(self) -> bool:
@@ -121,18 +136,19 @@ class SavedEntries:
 
     def take(self, documents: Documents, serial: int) -> None:
         """The next documents of the stream, as many as are still to be read or fewer."""
-        here = np.flatnonzero(self._present[self.read : self.read + len(documents)])
+        first, stop = np.searchsorted(self._place, [self.read, self.read + len(documents)])
+        here = self._place[first:stop] - self.read
         self.read += len(documents)
         kept = documents.take(here)
-        part = slice(self._restored, self._restored + len(here))
-        self._restored += len(here)
-        start = self._start[part]
+        part = slice(first, stop)
+        start, repeated, cut = (self._columns[name][part] for name in ("start", "repeated", "cut"))
         last = self.continued and self.read == self.admitted
-        most = self.window.needed(kept.lengths) - start
+        most = np.maximum(self.window.needed(kept.lengths - cut) - start, 0)
         held = most.copy()
         if last:
             held[-1] = self.state["held"]
-        if ((held < 0) | (held > most) | (self._repeated[part] > held)).any():
+        behind = start + cut > kept.lengths
+        if (behind | (held > most) | (repeated > held)).any():
             raise StateError(
                 "A document is shorter than what the saved state says was delivered of it.",
                 "The documents, the tokenizer or a hook are not what they were when the state was "
@@ -143,9 +159,10 @@ class SavedEntries:
             serial=serial + here,
             start=start,
             held=held,
-            length=kept.lengths,
-            arrived=self.state["round"] - self._age[part],
-            repeated=self._repeated[part],
+            length=kept.lengths - cut,
+            arrived=self._arrived[part],
+            repeated=repeated,
+            cut=cut,
             origin=kept.origin,
         )
         self.window.restore(kept, entries, continued=last)
@@ -160,8 +177,8 @@ def check_lane_state(lane: int, state: Any) -> None:
         if not _is_count(state.get(name)):
             raise _malformed(what, f"`{name}` is {state.get(name)!r:.80}")
     kinds: dict[str, Any] = {
-        **dict.fromkeys(("present", "start", "repeated", "age", "digest"), str),
-        "final": bool,
+        **dict.fromkeys((*_COLUMNS, "digest", "checksum"), str),
+        "final": (bool, type(None)),
         "cursor": Mapping,
         "skipped": list,
     }
@@ -174,7 +191,9 @@ def check_lane_state(lane: int, state: Any) -> None:
         kinds_of = [type(part) for part in record] if isinstance(record, list) else []
         if kinds_of[:4] != [int, int, bool, str] or kinds_of[4:] not in ([], [int]):
             raise _malformed(what, f"`skipped` holds {record!r:.80}")
-
+    fields = {name: state[name] for name in state if name not in ("emitted", "checksum")}
+    if _checksum(fields) != state["checksum"]:
+        raise _malformed(what, "its fields do not add up to its checksum")
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
@@ -188,20 +207,10 @@ def _malformed(where: str, what: str) -> StateError:
     )
 
 
-def _pack(values: NDArray[Any]) -> str:
-    """Numbers >= 0 as text: narrow, plane by plane of their bytes, compressed."""
-    narrow = values.astype(np.min_scalar_type(int(values.max(initial=0))))
-    planes = narrow.view(np.uint8).reshape(len(narrow), narrow.itemsize).T
-    return base64.b64encode(zlib.compress(planes.tobytes())).decode()
-
-
-def _unpack(text: str, count: int) -> NDArray[np.int64]:
-    """The (count,) int64 numbers that `_pack` wrote."""
-    unpacker = zlib.decompressobj()
-    raw = unpacker.decompress(base64.b64decode(text, validate=True), 8 * count + 1)
-    size = len(raw) // max(count, 1)
-    if size * count != len(raw) or (count and size not in (1, 2, 4, 8)):
-        raise ValueError(f"{len(raw)} bytes for {count} numbers")
-    planes = np.frombuffer(raw, dtype=np.uint8).reshape(size, count) if count else np.zeros((1, 0))
-    narrow = np.ascontiguousarray(planes.T, dtype=np.uint8).view(f"<u{max(size, 1)}")
-    return narrow.ravel().astype(np.int64)
+def _checksum(fields: Mapping[str, Any]) -> str:
+    """64 bits, in hexadecimal, over JSON-able fields in any order."""
+    try:
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"none, for {error}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

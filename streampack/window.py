@@ -179,6 +179,7 @@ class Window:
                 length=part.lengths,
                 arrived=np.full(count, self.round, dtype=np.int64),
                 repeated=np.zeros(count, dtype=np.int64),
+                cut=np.zeros(count, dtype=np.int64),
                 origin=part.origin,
             )
         )
@@ -204,6 +205,7 @@ class Window:
                 length=last.length,
                 arrived=np.array([self.round], dtype=np.int64),
                 repeated=last.repeated,
+                cut=last.cut,
                 origin=last.origin,
             )
             self.entries = Entries.join([self.entries.pick(slice(0, -1)), last])
@@ -227,7 +229,7 @@ class Window:
         """
         self._settle()
         entries = self.entries
-        remaining = self.needed(entries.length) - entries.start
+        remaining = np.maximum(self.needed(entries.length) - entries.start, 0)
         if isinstance(self._packer, BatchPacker):
             return self._plan_batches(self._packer, remaining, final, step)
         lengths = remaining
@@ -351,6 +353,7 @@ class Window:
             length=entries.length,
             arrived=entries.arrived,
             repeated=repeated,
+            cut=entries.cut,
             origin=entries.origin,
         )
         self.round += 1
