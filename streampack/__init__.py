@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from streampack import ordering, packing, sources
     from streampack.batch import PackedBatch
     from streampack.dataset import PackedDataset
+    from streampack.distributed_state import DistributedState
     from streampack.documents import Documents, Texts
     from streampack.errors import StreampackError
     from streampack.hooks import Hook
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
         Pad,
         Seamless,
     )
+    from streampack.state import merge_states
     from streampack.tokenization import Tokenizer
     from streampack.topology import Topology
+    from streampack.tracker import StateTracker
     from streampack.window_config import WindowConfig
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "Buckets",
     "Concat",
     "Curriculum",
+    "DistributedState",
     "Documents",
     "FirstFitDecreasing",
     "Hook",
@@ -43,11 +47,13 @@ __all__ = [
     "Pad",
     "Seamless",
     "SimilarityOrder",
+    "StateTracker",
     "StreampackError",
     "Texts",
     "Tokenizer",
     "Topology",
     "WindowConfig",
+    "merge_states",
     "ordering",
     "packing",
     "sources",
@@ -63,6 +69,7 @@ _HOME = {
     "Buckets": "packing",
     "Concat": "packing",
     "Curriculum": "packing",
+    "DistributedState": "distributed_state",
     "Documents": "documents",
     "FirstFitDecreasing": "packing",
     "Hook": "hooks",
@@ -72,11 +79,13 @@ _HOME = {
     "Pad": "packing",
     "Seamless": "packing",
     "SimilarityOrder": "ordering",
+    "StateTracker": "tracker",
     "StreampackError": "errors",
     "Texts": "documents",
     "Tokenizer": "tokenization",
     "Topology": "topology",
     "WindowConfig": "window_config",
+    "merge_states": "state",
 }
 
 

@@ -154,7 +154,7 @@ def _decode(data: NDArray[np.uint8], values: NDArray[np.int64]) -> bool:
             if number >= (LARGEST - sum_of_values) // divisor:
                 return False
             values[i] = (number + 1) * divisor
-            sum_of_values += values[i]
+            sum_of_values += (number + 1) * divisor
             i += 1
         kind = 1 - kind
     rest = end - at

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assembly import RowFormat
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
+from streampack.fingerprint import changed_fields
 from streampack.hooks import Hook
 from streampack.lane import LaneBatch, LaneConfig
 from streampack.ordering import DocumentOrder
@@ -25,13 +26,14 @@ from streampack.packing import (
     Packer,
     Pad,
 )
+from streampack.replanning import carry_over, previous_config
 from streampack.rotation import rotate
-from streampack.sizing import choose_lanes, sample_lengths
+from streampack.sizing import choose_lanes, with_shares
 from streampack.sources.base import Source
 from streampack.sources.chat import Chat
 from streampack.sources.infer import as_source
 from streampack.sources.mixture import Mixture, sources_of
-from streampack.state import RunState, check_structure
+from streampack.state import RunState, check_state
 from streampack.stream import Preparation
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
 from streampack.topology import Topology
@@ -169,31 +171,45 @@ class PackedDataset(IterableDataset[PackedBatch]):
             self.topology.require(lanes)
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Start from a saved state instead of the beginning.
 
-        Raises:
-            StateError: the state is of another run; see `RunState.load`.
-        """
-        self._config, _ = self.resume(state)
-        self._loaded = copy.deepcopy(state)
+        Args:
+            state: of this rank, or of all ranks (`merge_states`), of any number of them.
+            allow: settings that may differ from the saved ones, of "batch_tokens", "packer",
+                "window" and "source" (a mixture with sources added). What was delivered stays
+                delivered, the rest is planned anew with the new settings.
 
-    def resume(self, state: Mapping[str, Any]) -> tuple[LaneConfig, RunState]:
+        Raises:
+            StateError: the state is of another run (the message names the field and both values),
+                damaged, or lacks lanes of this rank.
+        """
+        self._config, run = self.resume(state, allow=allow)
+        self._loaded = copy.deepcopy(run.as_dict())
+
+    def resume(
+        self, state: Mapping[str, Any], *, allow: Collection[str] = ()
+    ) -> tuple[LaneConfig, RunState]:
         """What a saved state asks for: the lanes' configuration, and where they go on.
 
         Raises:
-            StateError: the state is of another run; see `RunState.load`.
+            StateError: see `load_state_dict`.
         """
-        check_structure(state)
+        check_state(state)
+        saved = state["fingerprint"]
         config = self._config
-        shares = state["fingerprint"].get("packer", {}).get("shares")
-        if self._shares_measured and isinstance(shares, list):  # here; the run has its own
-            packer = replace(cast(Buckets, config.packer), shares=tuple(shares))
-            config = replace(config, packer=packer)
         if self._lanes_chosen:  # here; the run has its own number
-            config = replace(config, lanes=state["fingerprint"]["lanes"])
+            config = replace(config, lanes=saved["lanes"])
         self.topology.require(config.lanes)
-        return config, RunState.load(state, _fingerprint(config), self.topology)
+        if self._shares_measured:  # here; the run has its own
+            config = with_shares(config, saved["packer"])
+        now = _fingerprint(config)
+        changed = changed_fields(saved, now, allow)
+        run = RunState.of_rank(state, now, self.topology)
+        if changed:
+            before = previous_config(config, saved, changed)
+            run.replan(lambda lane, own: carry_over(before, config, lane, own))
+        return config, run
 
     def lane_config(self, workers: int = 1) -> LaneConfig:
         """The lanes' configuration, with what is chosen or measured for so many workers."""
@@ -208,10 +224,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 memory_limit=self._memory_limit,
             )
             self._config = replace(config, lanes=lanes)
-        packer = self._config.packer
-        if isinstance(packer, Buckets) and packer.shares is None:
-            packer = packer.with_shares_of(sample_lengths(self._config))
-            self._config = replace(self._config, packer=packer)
+        self._config = with_shares(self._config)
         return self._config
 
     def fingerprint(self) -> dict[str, Any]:

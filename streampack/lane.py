@@ -193,13 +193,29 @@ class Lane:
 
     def _begin(self, final: bool) -> None:
         """Plan the window as it is, remember how it was made, and gather what goes."""
-        window, stream = self._window, self._stream
+        window = self._window
         with self._times.measure("pack_s"):
             planned = self._planned = window.plan(final=final, step=self._step)
+        started = self._round = self._round_now(final)
+        config = self.config
+        with self._times.measure("gather_s"):
+            self._batches = gather_rows(
+                planned,
+                config.batch_tokens,
+                started.entries,
+                window.tokens,
+                window.loss_mask,
+                config.row_format,
+            )
+        self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
+        self._unreported = True
+
+    def _round_now(self, final: bool | None) -> Round:
+        """The round that the window is at the start of."""
+        window, stream = self._window, self._stream
         entries, continued = window.entries, window.continued
-        first = int(entries.serial[0]) if len(entries) else stream.serial
-        mark = stream.mark_before(first)
-        self._round = Round(
+        mark = stream.mark_before(int(entries.serial[0]) if len(entries) else stream.serial)
+        return Round(
             number=window.round,
             step=self._step,
             final=final,
@@ -209,18 +225,6 @@ class Lane:
             entries=entries,
             skips=(stream.skipped_since(mark), stream.skips.count),
         )
-        config = self.config
-        with self._times.measure("gather_s"):
-            self._batches = gather_rows(
-                planned,
-                config.batch_tokens,
-                entries,
-                window.tokens,
-                window.loss_mask,
-                config.row_format,
-            )
-        self._lost += _lost_whole(planned, entries, config.packer.seq_lens[-1])
-        self._unreported = True
 
     def _name_dropped(self, entries: Entries) -> None:
         """Log which documents are longer than a row, the first few by name."""
@@ -239,6 +243,13 @@ class Lane:
                 )
 
     # ------------------------------------------------------------------ restoring
+
+    def place(self) -> tuple[Round, PlannedWindow | None, int]:
+        """Where the lane stands: its round, the round's plan, and how many batches it has given.
+
+        The plan is None where the round is not planned yet.
+        """
+        return self._round or self._round_now(None), self._planned, self._emitted
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Refill the window the state describes, plan it again and skip what was emitted."""
@@ -260,6 +271,7 @@ class Lane:
         window.round = state["round"]
         self._step = state["step"]
         if state["final"] is None:  # the round has still to read and to be planned
+            self._report()
             return
         # The round had read on until its window was full, and what it had read was reported.
         ended = window.wants and stream.peek() is None

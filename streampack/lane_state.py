@@ -25,7 +25,7 @@ from streampack.errors import StateError
 from streampack.stream import Mark
 from streampack.window import Window
 
-__all__ = ["Round", "SavedEntries", "check_lane_state"]
+__all__ = ["Round", "SavedEntries", "check_lane_state", "checksum"]
 
 _NUMBERS = ("round", "step", "emitted", "serial", "admitted", "documents", "skipped_count")
 _COLUMNS = ("missing", "again", "start", "repeated", "cut", "waited")
@@ -84,7 +84,7 @@ class Round:
             "skipped": self.skips[0],
             "skipped_count": self.skips[1],
         }
-        return {**state, "checksum": _checksum(state)}
+        return {**state, "checksum": checksum(state)}
 
 
 @dataclass(slots=True)
@@ -192,8 +192,9 @@ def check_lane_state(lane: int, state: Any) -> None:
         if kinds_of[:4] != [int, int, bool, str] or kinds_of[4:] not in ([], [int]):
             raise _malformed(what, f"`skipped` holds {record!r:.80}")
     fields = {name: state[name] for name in state if name not in ("emitted", "checksum")}
-    if _checksum(fields) != state["checksum"]:
+    if checksum(fields) != state["checksum"]:
         raise _malformed(what, "its fields do not add up to its checksum")
+
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
@@ -207,7 +208,7 @@ def _malformed(where: str, what: str) -> StateError:
     )
 
 
-def _checksum(fields: Mapping[str, Any]) -> str:
+def checksum(fields: Mapping[str, Any]) -> str:
     """64 bits, in hexadecimal, over JSON-able fields in any order."""
     try:
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))

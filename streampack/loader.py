@@ -11,7 +11,7 @@ import fcntl
 import multiprocessing
 import pickle
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -88,13 +88,16 @@ class PackedLoader:
         """JSON-able state of what the loop has taken so far, the batch at hand included."""
         return self._run.as_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Go on behind a saved state at the next iteration.
+
+        Args:
+            state, allow: see `PackedDataset.load_state_dict`.
 
         Raises:
             StateError: the state is of another run; the message names the field.
         """
-        self._config, self._run = self.dataset.resume(state)
+        self._config, self._run = self.dataset.resume(state, allow=allow)
         self._finished = False
         self._stop()
 

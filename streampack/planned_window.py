@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents import offsets_of
+from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 
-__all__ = ["PlannedWindow", "delivered_by", "not_full", "oldest_tokens"]
+__all__ = ["PlannedWindow", "delivered_by", "needed_tokens", "not_full", "oldest_tokens"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,15 @@ def delivered_by(
         if stop[s] > furthest[d]:
             repeated[d] = max(repeated[d], furthest[d] - start[s])
     return furthest, placed, repeated
+
+
+def needed_tokens(packer: Packer, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(N,) int64: tokens that rows will hold of documents of these lengths (N,), by overflow."""
+    if packer.overflow in ("split", "error"):
+        return lengths
+    longest = packer.seq_lens[-1]
+    keep = longest if packer.overflow == "truncate" else 0
+    return np.where(lengths > longest, keep, lengths)
 
 
 def not_full(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.bool_]:

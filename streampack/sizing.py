@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +13,12 @@ from streampack.errors import ConfigError
 from streampack.lane import LaneConfig
 from streampack.lane_stream import open_stream
 from streampack.metrics import LaneTimes
+from streampack.packing import Buckets
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
 from streampack.topology import Topology
 
-__all__ = ["choose_lanes", "sample_lengths"]
+__all__ = ["choose_lanes", "sample_lengths", "with_shares"]
 
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
@@ -103,3 +106,23 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
             tokens += block.num_tokens
             stream.consume(len(block))
     return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
+
+
+def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
+    """`config`, whose packer has the shares it is to have measured, if it is to.
+
+    Args:
+        config: of the run.
+        saved: description of the packer that a state was saved with: shares of the same buckets
+            are its, and the others are measured.
+    """
+    packer = config.packer
+    if not isinstance(packer, Buckets):
+        return config
+    shares = saved.get("shares") if saved else None
+    same = saved is not None and saved.get("seq_lens") == list(packer.seq_lens)
+    if same and isinstance(shares, list):
+        return replace(config, packer=replace(packer, shares=tuple(shares)))
+    if packer.shares is None:
+        return replace(config, packer=packer.with_shares_of(sample_lengths(config)))
+    return config

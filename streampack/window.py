@@ -28,7 +28,13 @@ from streampack.errors import PlanError, StreampackError
 from streampack.packing.packer import BatchPacker, Packer, TailPacker, foreseen, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
-from streampack.planned_window import PlannedWindow, delivered_by, not_full, oldest_tokens
+from streampack.planned_window import (
+    PlannedWindow,
+    delivered_by,
+    needed_tokens,
+    not_full,
+    oldest_tokens,
+)
 from streampack.window_config import WindowConfig, sure_tokens
 
 __all__ = ["PlannedWindow", "Window"]
@@ -157,10 +163,7 @@ class Window:
 
         The window applies it, because the packer may see only what is left of a document.
         """
-        if self._packer.overflow in ("split", "error"):
-            return lengths
-        keep = self._longest if self._packer.overflow == "truncate" else 0
-        return np.where(lengths > self._longest, keep, lengths)
+        return needed_tokens(self._packer, lengths)
 
     def _append(
         self, documents: Documents, first: int, held: NDArray[np.int64], serial: int

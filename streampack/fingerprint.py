@@ -1,0 +1,76 @@
+"""Fingerprints: what determines the batches of a run, compared field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from streampack.errors import StateError
+
+__all__ = ["CHANGEABLE", "changed_fields"]
+
+#: Fields that may change while a run goes on, if `load_state_dict(allow=)` names them.
+CHANGEABLE = ("batch_tokens", "packer", "source", "window")
+
+
+def changed_fields(
+    saved: Mapping[str, Any], current: Mapping[str, Any], allow: Collection[str] = ()
+) -> list[str]:
+    """Names of the fields that differ, in order, all of them allowed to.
+
+    Raises:
+        StateError: `allow` names what cannot change, or another field differs (the first one is
+            named, with both values).
+    """
+    unknown = sorted(set(allow) - set(CHANGEABLE))
+    if isinstance(allow, str) or unknown:
+        raise StateError(
+            f"allow is {allow!r}.",
+            "Only some settings can change while a run goes on.",
+            f"Use a set of names from {', '.join(CHANGEABLE)}.",
+        )
+    before, now = dict(_flat(saved)), dict(_flat(current))
+    # The kind of a thing first: another packer also has other parameters.
+    names = sorted(before.keys() | now.keys(), key=lambda name: (not name.endswith("kind"), name))
+    changed: set[str] = set()
+    for name in names:
+        if before.get(name) == now.get(name):
+            continue
+        field = name.partition(".")[0]
+        changed.add(field)
+        if field not in allow:
+            raise StateError(
+                f"`{name}` was {_shown(before, name)} when the state was saved and is "
+                f"{_shown(now, name)} now.",
+                "The batches behind the state would not be the ones that were to follow.",
+                _remedy(field),
+            )
+    return sorted(changed)
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return f"{values[name]!r:.200}" if name in values else "absent"
+
+
+def _remedy(field: str) -> str:
+    if field in CHANGEABLE:
+        return (
+            f'Restore the old setting, or pass allow={{"{field}"}} to go on with the new one from '
+            "here."
+        )
+    return "Restore the old setting, or start a new run."
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            pairs += _flat(value, f"{prefix}{name}.")
+        else:
+            pairs.append((f"{prefix}{name}", _plain(value)))
+    return pairs
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,76 @@
+"""Packers from their descriptions, so that a run can leave the one it was saved with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from fractions import Fraction
+from typing import Any
+
+from streampack.errors import StateError, StreampackError
+from streampack.packing.buckets import Buckets
+from streampack.packing.concat import Concat
+from streampack.packing.crop import BestFitCrop
+from streampack.packing.decreasing import BestFitDecreasing, FirstFitDecreasing
+from streampack.packing.packer import Packer
+from streampack.packing.pad import Pad
+from streampack.packing.schedule import Curriculum
+from streampack.packing.seamless import Seamless
+
+__all__ = ["rebuild_packer"]
+
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        BestFitCrop, BestFitDecreasing, Buckets, Concat, FirstFitDecreasing, Pad, Seamless,
+    )
+}  # fmt: skip
+
+
+def rebuild_packer(description: Mapping[str, Any]) -> Packer:
+    """The packer whose ``describe()`` gave `description`.
+
+    Raises:
+        StateError: it is none of ours, or of another revision of its algorithm.
+    """
+    kind = _KINDS.get(str(description.get("kind")))
+    if kind is None:
+        raise StateError(
+            f"The state was saved with the packer {description.get('kind')!r:.80}, which is not "
+            "one of streampack's.",
+            "It cannot be rebuilt from its description, and only it can tell what its last plan "
+            "delivered.",
+            "Go on with that packer, or start a new run.",
+        )
+    try:
+        packer: Packer = kind(**_arguments(kind, description))
+        same = _plain(packer.describe()) == _plain(description)
+    except (StreampackError, TypeError, ValueError, KeyError, ArithmeticError):
+        same = False
+    if not same:
+        raise StateError(
+            f"The state was saved with {_plain(description)!r:.300}.",
+            f"This streampack's {kind.__name__} cannot be made so, and only the packer of then can "
+            "tell what its last plan delivered.",
+            "Resume without a change of packer, or with the streampack that saved the state.",
+        )
+    return packer
+
+
+def _arguments(kind: Any, description: Mapping[str, Any]) -> dict[str, Any]:
+    values = {f.name: description[f.name] for f in fields(kind) if f.name in description}
+    if isinstance(values.get("max_repetition"), str):
+        values["max_repetition"] = Fraction(values["max_repetition"])
+    shares = values.get("shares")
+    if isinstance(shares, Mapping):
+        values["shares"] = Curriculum.from_description(dict(shares))
+    elif isinstance(shares, list):
+        values["shares"] = tuple(shares)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

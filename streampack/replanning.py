@@ -1,0 +1,175 @@
+"""Going on with other settings: what stays of a lane's last plan is planned anew.
+
+Steps, for each lane:
+  1. Restore the lane under the settings its state was saved with.
+  2. Of the plan of its current round, the rows of the batches that were given went. What they do
+     not hold of a document stays: since rows go in shuffled order, that may be several parts of
+     one document, each an entry of its own from now on.
+  3. What the old settings dropped with a row that went is gone. A document of which nothing went
+     is as it was, also if the old overflow policy was about to shorten or drop it.
+  4. That makes the window of the next round, which reads on and plans with the new settings.
+
+Documents keep their age, and a lane its number of batches, so `next_batch` and the rotation are the
+same on any number of ranks. Tokens that the next row would have repeated (`Seamless`) are not
+repeated. The new overflow policy holds for whole documents: what is left of one that it would have
+shortened or dropped is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.entries import Entries
+from streampack.errors import StateError, StreampackError
+from streampack.lane import Lane, LaneConfig
+from streampack.lane_state import Round
+from streampack.packing.rebuilding import rebuild_packer
+from streampack.planned_window import PlannedWindow, needed_tokens
+from streampack.window_config import WindowConfig
+
+__all__ = ["carry_over", "previous_config"]
+
+
+def previous_config(
+    config: LaneConfig, saved: Mapping[str, Any], changed: Collection[str]
+) -> LaneConfig:
+    """The configuration of a saved fingerprint that differs in the fields `changed`.
+
+    Raises:
+        StateError: it cannot be rebuilt.
+    """
+    if "source" in changed:
+        raise StateError(
+            "`source` is not what it was when the state was saved.",
+            "The documents of the window could not be read again.",
+            "Go on with the same source, or start a new run.",
+        )
+    packer = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
+    try:
+        window = WindowConfig(**saved["window"]).resolve(packer, saved["batch_tokens"])
+        if saved["batch_tokens"] % packer.seq_lens[-1]:
+            raise ValueError
+    except (StreampackError, TypeError, ValueError, ArithmeticError) as error:
+        raise StateError(
+            f"The state was saved with window {dict(saved['window'])!r:.200} and batch_tokens "
+            f"{saved['batch_tokens']!r:.80}."
+            if isinstance(saved.get("window"), Mapping) and "batch_tokens" in saved
+            else "The state's fingerprint lacks its window or batch_tokens.",
+            "No run can have had these settings.",
+            "Pass what `state_dict()` returned, unchanged.",
+        ) from error
+    return replace(config, packer=packer, window=window, batch_tokens=saved["batch_tokens"])
+
+
+def carry_over(
+    before: LaneConfig, config: LaneConfig, lane: int, state: dict[str, Any]
+) -> dict[str, Any]:
+    """The state of a lane under `config`, from its state under `before`.
+
+    Raises:
+        StateError: the documents are not those the state was made from.
+    """
+    place, planned, emitted = Lane(before, lane, state).place()
+    entries = place.entries
+    if planned is not None and emitted:
+        entries = _left(entries, planned, emitted, place.continued)
+    # What the next row would have repeated is delivered already.
+    start = entries.start + entries.repeated
+    packer = config.packer
+    held = np.maximum(needed_tokens(packer, entries.length) - start, 0)
+    continued = place.continued and packer.overflow in ("split", "error")
+    if continued:  # whole rows, as always of a document that goes on
+        was = int(entries.held[-1] - entries.repeated[-1])
+        held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
+    entries = replace(entries, start=start, held=held, repeated=np.zeros_like(start))
+    following = Round(
+        number=place.number + 1,
+        step=place.step + emitted,
+        final=True if place.final and not len(entries) else None,
+        mark=place.mark,
+        admitted=place.admitted,
+        continued=continued,
+        entries=entries,
+        skips=place.skips,
+    )
+    return following.state(0)
+
+
+def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: bool) -> Entries:
+    """What stays of a window once the first `emitted` batches of its plan went.
+
+    `held` is right for the last entry if it is held in part, and of no meaning otherwise.
+    """
+    plan = planned.plan
+    went = planned.rows[: int(planned.batches[emitted])]
+    goes = np.zeros(plan.num_rows, dtype=np.bool_)
+    goes[went] = True
+    row_of = np.repeat(np.arange(plan.num_rows, dtype=np.int64), np.diff(plan.row_offsets))
+    order = np.lexsort((plan.start, plan.document))
+    segments = np.searchsorted(plan.document[order], np.arange(len(entries) + 1))
+    dropped = plan.dropped_by(went)
+    index: list[int] = []
+    parts: list[tuple[int, int]] = []
+    for i in range(len(entries)):
+        own = order[segments[i] : segments[i + 1]]
+        rest = int(entries.length[i] - entries.start[i])
+        most = int(planned.lengths[i])
+        whole = continued and i == len(entries) - 1
+        found = _parts(
+            plan.start[own],
+            plan.stop[own],
+            goes[row_of[own]],
+            rest=rest,
+            ends=not whole and _ends(plan.stop[own], goes[row_of[own]], int(dropped[i]), most),
+            begin=int(entries.repeated[i]),
+        )
+        index += [i] * len(found)
+        parts += found
+    picked = entries.pick(np.array(index, dtype=np.int64))
+    low, high = np.array(parts, dtype=np.int64).reshape(-1, 2).T
+    length = picked.start + high
+    return replace(
+        picked,
+        start=picked.start + low,
+        held=picked.held - low,
+        length=length,
+        cut=picked.cut + picked.length - length,
+        repeated=np.zeros_like(low),
+    )
+
+
+def _ends(stop: NDArray[np.int64], goes: NDArray[np.bool_], dropped: int, most: int) -> bool:
+    """True if a document ends with its last segment: that went, and what lies behind is dropped."""
+    if not len(stop):
+        return 0 < most <= dropped
+    return bool(goes[-1]) and int(stop[-1]) + dropped >= most
+
+
+def _parts(
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    goes: NDArray[np.bool_],
+    *,
+    rest: int,
+    ends: bool,
+    begin: int,
+) -> list[tuple[int, int]]:
+    """What is left of a document's `rest` tokens, of which those before `begin` are delivered.
+
+    `start`, `stop` and `goes` are of its segments, in order; `ends` says that what lies behind
+    them is dropped.
+    """
+    parts = []
+    for low, high, went in zip(start.tolist(), stop.tolist(), goes.tolist(), strict=True):
+        if went:
+            if low > begin:
+                parts.append((begin, low))
+            begin = max(begin, high)
+    if begin < rest and not ends:
+        parts.append((begin, rest))
+    return parts

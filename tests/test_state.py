@@ -1,0 +1,307 @@
+"""The state of a run: small, merged over ranks, elastic, and never trusted blindly."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from streampack import (
+    DistributedState,
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    StateTracker,
+    Topology,
+    WindowConfig,
+    merge_states,
+)
+from streampack.errors import StateError
+from streampack.packing import BestFitDecreasing, Packer
+from tests.memory_source import MemorySource, numbered_documents
+from tests.test_lane import heavy_tailed
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+SEQ_LEN = 32
+LANES = 8
+LENGTHS = heavy_tailed(700, seed=5)
+DOCUMENTS = numbered_documents(LENGTHS)
+
+
+def make_dataset(rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset:
+    values: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=SEQ_LEN),
+        "batch_tokens": 2 * SEQ_LEN,
+        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "lanes": LANES,
+        "topology": Topology(rank, ranks),
+    }
+    source = MemorySource([DOCUMENTS[:300], DOCUMENTS[300:]], block_documents=9)
+    return PackedDataset(source, **{**values, **options})
+
+
+def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
+    return batch.step, batch.lane, batch.input_ids.ravel().tolist(), batch.cu_seqlens.tolist()
+
+
+def take(loader: Any, count: int) -> list[Any]:
+    return [identity(batch) for _, batch in zip(range(count), loader, strict=False)]
+
+
+def rank_states(ranks: int, steps: int, **options: Any) -> list[dict[str, Any]]:
+    states = []
+    for rank in range(ranks):
+        loader = PackedLoader(make_dataset(rank, ranks), **options)
+        take(loader, steps)
+        states.append(loader.state_dict())
+    return states
+
+
+# ------------------------------------------------------------------ elastic resume
+
+
+def test_four_ranks_become_two_one_and_four_again_and_the_global_batches_go_on() -> None:
+    expected = take(PackedLoader(make_dataset()), 10_000)
+    found: list[Any] = []
+    state: dict[str, Any] | None = None
+    # 3 steps of 2 ranks and 5 of 1 leave a place at which the lanes of 4 ranks are shifted.
+    for ranks, workers, steps in [(4, 1, 5), (2, 3, 3), (1, 2, 5), (4, 0, 1), (2, 0, 10_000)]:
+        states = []
+        for rank in range(ranks):
+            loader = PackedLoader(make_dataset(rank, ranks), num_workers=workers if rank else 0)
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            found += take(loader, steps)
+            states.append(loader.state_dict())
+        if steps < 10_000:
+            state = merge_states(states[::-1])
+    # Dry lanes may be made up with batches of padding, which the loop of one rank has too.
+    assert sorted(found) == expected
+
+
+def test_states_that_do_not_belong_together_are_not_merged() -> None:
+    states = rank_states(2, 4)
+    late = rank_states(2, 5)
+    (alone,) = rank_states(1, 8)
+    with pytest.raises(StateError, match=r"Lanes 1, 3, 5, 7 are in none of the 1"):
+        merge_states(states[:1])
+    with pytest.raises(StateError, match=r"Lanes 0, 2, 4, 6 are in state number 2"):
+        merge_states([states[0], states[0]])
+    with pytest.raises(StateError, match=r"`next_batch` is 8 .* and 10 in number 2"):
+        merge_states([states[0], late[1]])
+    with pytest.raises(StateError, match="no states"):
+        merge_states([])
+    other = PackedLoader(make_dataset(1, 2, seed=1))
+    take(other, 4)
+    with pytest.raises(StateError, match=r"`seed` was 0 .* 1 now"):
+        merge_states([states[0], other.state_dict()])
+    assert merge_states(states) == alone == merge_states([alone])
+
+
+# ------------------------------------------------------------------ torch.distributed.checkpoint
+
+
+def _rank_saves_or_loads(
+    rank: int, ranks: int, folder: str, legs: int, tracked: bool, results: Any
+) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous-{legs}", rank=rank, world_size=ranks
+    )
+    try:
+        dataset = make_dataset(rank, ranks)
+        tracker = StateTracker(dataset) if tracked else None
+        loader = PackedLoader(dataset, num_workers=rank % 2)
+        data = DistributedState(tracker or loader)
+        if legs:
+            dcp.load({"data": data}, checkpoint_id=f"{folder}/{legs - 1}")
+        if tracker is None:
+            batches = take(loader, 3)
+        else:
+            batches = []
+            for _, batch in zip(range(3), DataLoader(dataset, batch_size=None), strict=False):
+                tracker.update(batch)
+                batches.append(identity(batch))
+        dcp.save({"data": data}, checkpoint_id=f"{folder}/{legs}")
+        results.put(batches)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_distributed_checkpoint_of_four_ranks_loads_on_two_and_on_one(
+    tracked: bool, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    found: list[Any] = []
+    for legs, ranks in enumerate((4, 2, 1)):
+        results = context.Queue()
+        processes = [
+            context.Process(
+                target=_rank_saves_or_loads,
+                args=(rank, ranks, str(tmp_path), legs, tracked, results),
+            )
+            for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for _ in processes:
+            found += results.get(timeout=120)
+        for process in processes:
+            process.join(60)
+            assert process.exitcode == 0
+    assert sorted(found) == take(PackedLoader(make_dataset()), 3 * (4 + 2 + 1))
+
+
+# ------------------------------------------------------------------ plain DataLoader
+
+
+@pytest.mark.parametrize("workers", [0, 2, 4])
+def test_a_tracker_knows_what_the_loop_took_from_a_plain_dataloader(workers: int) -> None:
+    expected = take(PackedLoader(make_dataset()), 10_000)
+    for stop in (0, 1, 7, 23):
+        dataset = make_dataset()
+        tracker = StateTracker(dataset)
+        batches = iter(DataLoader(dataset, batch_size=None, num_workers=workers))
+        for _ in range(stop):
+            tracker.update(next(batches))
+        del batches  # workers have made more by now
+        state = json.loads(json.dumps(tracker.state_dict()))
+        loader = PackedLoader(make_dataset(), num_workers=3)
+        loader.load_state_dict(state)
+        assert take(loader, 10_000) == expected[stop:]
+        again = make_dataset()
+        StateTracker(again).load_state_dict(state)
+        assert (
+            take(DataLoader(again, batch_size=None, num_workers=2), 9)
+            == (expected[stop : stop + 9])
+        )
+
+
+def test_a_tracker_refuses_a_batch_twice_and_begins_anew_with_its_dataloader() -> None:
+    dataset = make_dataset()
+    tracker = StateTracker(dataset)
+    loader = DataLoader(dataset, batch_size=None)
+    batches = list(loader)
+    for batch in batches[:5]:
+        tracker.update(batch)
+    with pytest.raises(StateError, match="Batch 3 was given, and this rank is at batch 5"):
+        tracker.update(batches[3])
+    for batch in batches[5:]:
+        tracker.update(batch)
+    for _, batch in zip(range(3), loader, strict=False):
+        tracker.update(batch)
+    assert tracker.state_dict()["next_batch"] == 3
+
+
+# ------------------------------------------------------------------ size
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["short", "cut"])
+def test_a_lane_of_ten_thousand_documents_has_a_state_of_less_than_16_kib(long: bool) -> None:
+    rng = np.random.default_rng(2)
+    packer: Packer = BestFitDecreasing(seq_len=128)
+    lengths = np.exp(rng.normal(4.5 if long else 3.0, 1.0, 40_000)).astype(int) + 1
+    dataset = PackedDataset(
+        MemorySource([numbered_documents(lengths.tolist())]),
+        packer=packer,
+        batch_tokens=16 * 128,
+        window=WindowConfig(
+            window_tokens=int(10_500 * lengths.mean()), window_documents=10_000, carry=0.9
+        ),
+        lanes=1,
+        topology=Topology(),
+    )
+    loader = PackedLoader(dataset)
+    sizes, documents = [], []
+    for number, _ in enumerate(loader):
+        if number % 16 == 0:
+            state = loader.state_dict()["lanes"]["0"]
+            sizes.append(len(json.dumps(state)))
+            documents.append(state["documents"])
+    assert max(documents) >= 9_500
+    assert max(sizes) < 16 * 1024
+
+
+# ------------------------------------------------------------------ damage
+
+
+def _a_state() -> dict[str, Any]:
+    loader = PackedLoader(make_dataset())
+    take(loader, 21)
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+STATE = _a_state()
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner: list[tuple[Any, ...]] = []
+    if isinstance(value, dict):
+        inner = [place for name in value for place in _places(value[name], (*path, name))]
+    elif isinstance(value, list):
+        inner = [place for i, part in enumerate(value) for place in _places(part, (*path, i))]
+    return [path, *inner] if path else inner
+
+
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.just([]),
+    st.just({}), st.lists(st.integers(0, 9), max_size=3), st.sampled_from([-1, 1 << 62, 10**30]),
+)  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(_places(STATE)), st.data())
+def test_a_damaged_state_is_refused_and_never_anything_else(
+    place: tuple[Any, ...], data: st.DataObject
+) -> None:
+    state = copy.deepcopy(STATE)
+    holder: Any = state
+    for step in place[:-1]:
+        holder = holder[step]
+    old = holder[place[-1]]
+    kind = data.draw(st.sampled_from(["drop", "replace", "flip", "rename", "other lane's"]))
+    if kind == "drop":
+        del holder[place[-1]]
+    elif kind == "flip" and isinstance(old, str) and old:
+        at = data.draw(st.integers(0, len(old) - 1))
+        holder[place[-1]] = old[:at] + data.draw(st.characters()) + old[at + 1 :]
+    elif kind == "rename" and isinstance(holder, dict):
+        holder[data.draw(st.text(max_size=5))] = holder.pop(place[-1])
+    elif kind == "other lane's" and place[0] == "lanes" and len(place) > 2:
+        other = data.draw(st.sampled_from(sorted(state["lanes"])))
+        holder[place[-1]] = state["lanes"][other].get(place[2])
+    else:
+        holder[place[-1]] = data.draw(ANYTHING)
+    loader = PackedLoader(make_dataset())
+    if json.dumps(state, sort_keys=True) == json.dumps(STATE, sort_keys=True):
+        loader.load_state_dict(state)
+        return
+    with pytest.raises(StateError):
+        loader.load_state_dict(state)
+    with pytest.raises(StateError):
+        loader.load_state_dict(state, allow={"batch_tokens", "packer", "window", "source"})
+    with pytest.raises(StateError):
+        merge_states([state])
+
+
+@pytest.mark.parametrize("value", [None, [], "", 5, {}, {"version": 2}])
+def test_what_is_no_state_is_refused(value: Any) -> None:
+    with pytest.raises(StateError):
+        PackedLoader(make_dataset()).load_state_dict(value)
+
+
+def test_a_newer_state_is_refused_by_its_version() -> None:
+    with pytest.raises(StateError, match="has version 99, this streampack reads version 2"):
+        PackedLoader(make_dataset()).load_state_dict({**STATE, "version": 99, "more": 1})
