@@ -135,7 +135,7 @@ def _decode(data: NDArray[np.uint8], values: NDArray[np.int64]) -> bool:
             return False
         number = high << k if high < _LONG else 0
         for bit in range(width):
-            number |= np.int64((data[at >> 3] >> (at & 7)) & 1) << bit
+            number |= int((data[at >> 3] >> (at & 7)) & 1) << bit
             at += 1
         if number > LARGEST:
             return False
