@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch.utils.data import IterableDataset, get_worker_info
 

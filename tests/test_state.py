@@ -281,7 +281,7 @@ def test_a_damaged_state_is_refused_and_never_anything_else(
         holder[data.draw(st.text(max_size=5))] = holder.pop(place[-1])
     elif kind == "other lane's" and place[0] == "lanes" and len(place) > 2:
         other = data.draw(st.sampled_from(sorted(state["lanes"])))
-        holder[place[-1]] = state["lanes"][other].get(place[2])
+        holder[place[-1]] = copy.deepcopy(state["lanes"][other].get(place[2]))
     else:
         holder[place[-1]] = data.draw(ANYTHING)
     loader = PackedLoader(make_dataset())
