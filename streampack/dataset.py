@@ -176,9 +176,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
         Args:
             state: of this rank, or of all ranks (`merge_states`), of any number of them.
-            allow: settings that may differ from the saved ones, of "batch_tokens", "packer",
-                "window" and "source" (a mixture with sources added). What was delivered stays
-                delivered, the rest is planned anew with the new settings.
+            allow: settings that may differ from the saved ones, of "batch_tokens", "packer" and
+                "window". What was delivered stays delivered, the rest is planned anew with the new
+                settings.
 
         Raises:
             StateError: the state is of another run (the message names the field and both values),

@@ -43,12 +43,6 @@ def previous_config(
     Raises:
         StateError: it cannot be rebuilt.
     """
-    if "source" in changed:
-        raise StateError(
-            "`source` is not what it was when the state was saved.",
-            "The documents of the window could not be read again.",
-            "Go on with the same source, or start a new run.",
-        )
     packer = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
     try:
         window = WindowConfig(**saved["window"]).resolve(packer, saved["batch_tokens"])

@@ -291,7 +291,7 @@ def test_a_damaged_state_is_refused_and_never_anything_else(
     with pytest.raises(StateError):
         loader.load_state_dict(state)
     with pytest.raises(StateError):
-        loader.load_state_dict(state, allow={"batch_tokens", "packer", "window", "source"})
+        loader.load_state_dict(state, allow={"batch_tokens", "packer", "window"})
     with pytest.raises(StateError):
         merge_states([state])
 
