@@ -27,8 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.mds_to_batches import write_shards
-from benchmarks.memory import resident_bytes
+from benchmarks.corpus_files import write_shards
+from benchmarks.process_memory import resident_bytes
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.manifest import Manifest
 from streampack.sources.sharded import ShardedSource

@@ -1,0 +1,108 @@
+"""The benchmark suite.
+
+    python -m benchmarks [--only JOB ...] [--quick] [--rounds 3] [--out FOLDER] [--docs]
+
+Runs every job's runners in turn, each in a fresh process, and prints the tables; writes
+`results.json`, `report.md` and `picture.png` to the folder. ``--docs`` also puts the tables into
+docs/benchmarks.md. The environments of the peers are made by ``python -m benchmarks.environments``;
+a peer whose environment is missing is reported as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness import Sample, run_job
+from benchmarks.jobs import JOBS, Job
+from benchmarks.picture import draw
+from benchmarks.report import as_json, markdown
+from benchmarks.workloads import Workload
+
+ROOT = Path(__file__).parent.parent
+BEGIN, END = "<!-- suite: begin -->\n", "<!-- suite: end -->"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run, print, write."""
+    options = _parse(arguments)
+    jobs = [job for job in JOBS if not options.only or job.name in options.only]
+    scale, rounds, seconds = options.scale, options.rounds, options.seconds
+    if options.quick:
+        scale, rounds, seconds = 0.002, 1, 0.0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.data or Path(temporary)
+        names = dict.fromkeys(name for job in jobs for name in job.workloads)
+        workloads = {name: Workload(name, folder, scale, options.seed) for name in names}
+        for workload in workloads.values():
+            workload.make()
+        samples = run(jobs, folder, rounds, scale, options.seed, seconds)
+        command = " ".join(["python -m benchmarks", *(arguments or sys.argv[1:])])
+        text = markdown(samples, workloads, command)
+        print(text)
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "report.md").write_text(text)
+        results = as_json(samples, workloads, command)
+        (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        draw(samples, workloads, options.out / "picture.png")
+    if options.docs:
+        put_into_docs(text, ROOT / "docs" / "benchmarks.md")
+    if any(sample.error and "Error" in sample.error for sample in samples):
+        raise SystemExit("Some runners failed; the tables name them.")
+
+
+def run(
+    jobs: Sequence[Job], folder: Path, rounds: int, scale: float, seed: int, seconds: float
+) -> list[Sample]:
+    """All samples, with a line of progress for each."""
+    samples = []
+    began = time.perf_counter()
+    for job in jobs:
+        for sample in run_job(
+            job, folder=folder, rounds=rounds, scale=scale, seed=seed, seconds=seconds
+        ):
+            samples.append(sample)
+            spent = time.perf_counter() - began
+            what = sample.error or _short(sample)
+            line = f"{spent:6.0f} s  {job.name} {sample.workload} {sample.runner}: {what}"
+            print(line, file=sys.stderr, flush=True)
+    return samples
+
+
+def put_into_docs(text: str, path: Path) -> None:
+    """Replace what is between the two marks."""
+    whole = path.read_text()
+    head, rest = whole.split(BEGIN)
+    _, tail = rest.split(END)
+    path.write_text(head + BEGIN + "\n" + text + "\n" + END + tail)
+
+
+def _short(sample: Sample) -> str:
+    figures = sample.found.get("figures")
+    if figures:
+        return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return f"{sample.found['seconds'] * 1000:.4g} ms"
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmark suite.")
+    names = [job.name for job in JOBS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="JOB", help=", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the documents")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time passes for about so long")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, help="folder that keeps the workloads' files")
+    parser.add_argument("--out", type=Path, default=Path("benchmark-results"))
+    parser.add_argument("--docs", action="store_true", help="put the tables into the docs")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""The command; see the package."""
+
+from benchmarks.environments import main
+
+main()

@@ -1,0 +1,1 @@
+"""The runners, one file per library."""

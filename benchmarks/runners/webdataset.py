@@ -1,0 +1,70 @@
+"""webdataset over local tar shards of `.npy` members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.corpus_files import npy_tars
+from benchmarks.protocol import Counts, Timed
+
+__all__ = ["WebDatasetDecoded", "WebDatasetRaw"]
+
+
+class WebDatasetRaw(Timed):
+    """Iterating samples as bytes: nothing decoded, nothing packed."""
+
+    label = "webdataset, raw iteration"
+    settings = "WebDataset(tars, shardshuffle=False), no decoding, no worker processes"
+    delivers = "the bytes of each member, not decoded, not packed"
+
+    def prepare(self) -> None:
+        """Write the shards."""
+        self.tars = [str(tar) for tar in sorted(npy_tars(self.workload).glob("*.tar"))]
+
+    def dataset(self) -> Any:
+        """A fresh pipeline."""
+        import webdataset
+
+        return webdataset.WebDataset(self.tars, shardshuffle=False)
+
+    def batches(self) -> Iterator[Any]:
+        """One sample at a time."""
+        for sample in self.dataset():
+            yield sample["npy"]
+
+    def ids(self, data: Any) -> Any:
+        """Ids of what `batches` gives."""
+        import io
+
+        return np.load(io.BytesIO(data))
+
+    def check(self) -> Counts:
+        """Every token once."""
+        tokens = checksum = documents = 0
+        for data in self.batches():
+            ids = self.ids(data)
+            documents += 1
+            tokens += len(ids)
+            checksum += int(ids.sum(dtype=np.int64))
+        counts = Counts(tokens, tokens, documents, 0, checksum)
+        self.expect_all(counts)
+        return counts
+
+
+class WebDatasetDecoded(WebDatasetRaw):
+    """With its decoder: arrays."""
+
+    label = "webdataset, decoded"
+    settings = "as raw, with .decode()"
+    delivers = "one uint16 array per document, not packed"
+
+    def dataset(self) -> Any:
+        """A fresh pipeline."""
+        return super().dataset().decode()
+
+    def ids(self, data: Any) -> Any:
+        """They are ids."""
+        return data

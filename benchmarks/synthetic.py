@@ -1,0 +1,56 @@
+"""A source of any length that costs nothing to read: what a lane costs by itself shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Documents, make_origin
+from streampack.sources.manifest import Manifest
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
+
+__all__ = ["Synthetic"]
+
+SHARDS = 1024
+
+
+class Synthetic(ShardedSource):
+    """Repeats documents of the same lengths, views of one array, for at least so many tokens."""
+
+    seekable = True
+    splittable = True
+    tokenized = True
+
+    def __init__(self, lengths: NDArray[np.int64], tokens: int) -> None:
+        super().__init__()
+        self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self.tokens = np.arange(self.offsets[-1]).astype(np.uint16)
+        self.mean = float(lengths.mean())
+        # Shards of different length begin at different places of the lengths: a tenth more.
+        self.each = int(1.1 * tokens / self.mean / SHARDS) + len(lengths)
+
+    def list_shards(self) -> Manifest:
+        """As many documents in each."""
+        units = np.full(SHARDS, self.each, dtype=np.int64)
+        return Manifest(
+            paths=tuple(f"synthetic-{i}" for i in range(SHARDS)),
+            units=units,
+            num_bytes=(units * self.mean * 4).astype(np.int64),
+            unit="document",
+        )
+
+    def read_shard(
+        self, shard: int, start: int, stop: int, skips: Skips
+    ) -> Iterator[tuple[Documents, int]]:
+        """Views, no copies."""
+        whole = len(self.offsets) - 1
+        while start < stop:
+            first = start % whole
+            end = min(start + self.block_documents, stop, start + whole - first)
+            origin = make_origin(shard, np.arange(start, end, dtype=np.int64))
+            offsets = self.offsets[first : first + end - start + 1]
+            yield Documents(self.tokens, offsets, origin), end
+            start = end
