@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
@@ -189,3 +189,16 @@ def test_errors_are_standard_errors_of_the_mean() -> None:
     mean, error = mean_and_error([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert error == pytest.approx(1 / np.sqrt(3))
+
+
+def test_the_committed_results_are_of_the_committed_protocol() -> None:
+    results = json.loads(training.RESULTS.read_text())
+    preset = json.loads(json.dumps(asdict(PRESETS["cpu"])))
+    assert results["preset"] == preset
+    runs = [(run["arm"], run["attention"], run["seed"]) for run in results["runs"]]
+    planned = {
+        (arm.name, arm.said_attention, seed) for arm in all_arms() for seed in preset["seeds"]
+    }
+    assert len(set(runs)) == len(runs)
+    assert set(runs) <= planned
+    assert {run["protocol"] for run in results["runs"]} == {results["protocol"]}

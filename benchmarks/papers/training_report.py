@@ -7,7 +7,6 @@ import statistics
 from typing import Any
 
 from benchmarks.papers.seamless import table
-from streampack.errors import StateError
 from streampack.packing import Composition
 
 __all__ = ["Runs", "mean_and_error", "report"]
@@ -26,24 +25,27 @@ class Runs:
         self.arms = list(dict.fromkeys(run["arm"] for run in runs))
         self.seeds = sorted({run["seed"] for run in runs})
 
-    def over_seeds(self, arm: str, attention: str) -> list[_Run]:
-        """The arm's run of each seed.
-
-        Raises:
-            StateError: one is missing.
-        """
-        found = []
+    def over_seeds(self, arm: str, attention: str) -> dict[int, _Run]:
+        """The arm's run of each seed that it has been run with."""
+        found = {}
         for seed in self.seeds:
             either = self._runs.get((arm, "either", seed))
             run = self._runs.get((arm, attention, seed), either)
-            if run is None:
-                raise StateError(
-                    f"There is no run of {arm}, {attention}, seed {seed}.",
-                    "Means of different seeds would be compared.",
-                    "Run the experiment again with the same file of runs: it goes on.",
-                )
-            found.append(run)
+            if run is not None:
+                found[seed] = run
         return found
+
+    def cell(self, values: list[float], form: str) -> str:
+        """Mean ± standard error, and how many seeds where some have not been run."""
+        if not values:
+            return "not run"
+        mean, error = mean_and_error(values)
+        text = format(mean, form)
+        if len(values) > 1:
+            text += f" ± {format(error, form.lstrip('+'))}"
+        if len(values) < len(self.seeds):
+            text += f" ({len(values)} of {len(self.seeds)} seeds)"
+        return text
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
@@ -60,10 +62,8 @@ def perplexities(runs: Runs, field: str, title: str, points: tuple[str, ...]) ->
     for arm in runs.arms:
         line = [arm]
         for attention, point in columns:
-            found = runs.over_seeds(arm, attention)
-            values = [math.exp(run["points"][point][field]) for run in found]
-            mean, error = mean_and_error(values)
-            line.append(f"{mean:.2f} ± {error:.2f}")
+            found = runs.over_seeds(arm, attention).values()
+            line.append(runs.cell([math.exp(run["points"][point][field]) for run in found], ".2f"))
         lines.append(line)
     table(title, ["", *(f"{attention}, {point}" for attention, point in columns)], lines)
 
@@ -75,15 +75,13 @@ def differences(runs: Runs) -> None:
     for arm in runs.arms:
         line = [arm]
         for attention, point in columns:
-            pairs = zip(
-                runs.over_seeds(arm, attention), runs.over_seeds(BASE, attention), strict=True
-            )
+            bases = runs.over_seeds(BASE, attention)
             values = [
                 100 * math.expm1(run["points"][point]["alone"] - base["points"][point]["alone"])
-                for run, base in pairs
+                for seed, run in runs.over_seeds(arm, attention).items()
+                if (base := bases.get(seed)) is not None
             ]
-            mean, error = mean_and_error(values)
-            line.append(f"{mean:+.1f} ± {error:.1f}")
+            line.append(runs.cell(values, "+.1f"))
         if arm != BASE:
             lines.append(line)
     table(
@@ -99,7 +97,7 @@ def compositions(runs: Runs) -> None:
     for arm in runs.arms:
         total = Composition()
         steps = []
-        for run in runs.over_seeds(arm, "document"):
+        for run in runs.over_seeds(arm, "document").values():
             total += Composition(**run["composition"])
             steps.append(run["points"]["equal tokens"]["step"])
         lines.append([
