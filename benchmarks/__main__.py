@@ -59,18 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(
     jobs: Sequence[Job], folder: Path, rounds: int, scale: float, seed: int, seconds: float
 ) -> list[Sample]:
-    """All samples, with a line of progress for each."""
+    """All samples, or those there are when it is interrupted, with a line of progress for each."""
     samples = []
     began = time.perf_counter()
-    for job in jobs:
-        for sample in run_job(
-            job, folder=folder, rounds=rounds, scale=scale, seed=seed, seconds=seconds
-        ):
-            samples.append(sample)
-            spent = time.perf_counter() - began
-            what = sample.error or _short(sample)
-            line = f"{spent:6.0f} s  {job.name} {sample.workload} {sample.runner}: {what}"
-            print(line, file=sys.stderr, flush=True)
+    try:
+        for job in jobs:
+            for sample in run_job(
+                job, folder=folder, rounds=rounds, scale=scale, seed=seed, seconds=seconds
+            ):
+                samples.append(sample)
+                spent = time.perf_counter() - began
+                what = sample.error or _short(sample)
+                line = f"{spent:6.0f} s  {job.name} {sample.workload} {sample.runner}: {what}"
+                print(line, file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("Interrupted: the tables hold what there is.", file=sys.stderr)
     return samples
 
 

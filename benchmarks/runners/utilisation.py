@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.protocol import SEQ_LEN, Measured
-from benchmarks.runners.streampack import FromMDS
+from benchmarks.runners.streampack import FromMDSOneRow
 from benchmarks.workloads import Workload
 
 __all__ = ["Utilisation"]
@@ -17,7 +17,7 @@ class Utilisation(Measured):
 
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
-        self.loader = FromMDS(workload)
+        self.loader = FromMDSOneRow(workload)
 
     def prepare(self) -> None:
         """Write the shards."""
