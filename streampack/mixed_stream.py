@@ -7,6 +7,9 @@ up to `QUANTUM_TOKENS` and no further than its current block. `Balance` says who
 A place is the start of a quantum: for each source the mark of its stream at or before it, how many
 documents lie between, and its credit. From there on the same quanta follow, because whose turn it
 is depends on credits alone. A source is read again only once its turn comes.
+
+Where a run goes on with another mixture (`changed_cursor`), documents read before are read again
+by the rules of then: the place remembers them until it is behind the change.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ import numpy as np
 from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
-from streampack.mixing import Balance
+from streampack.mixing import Balance, TokenShares
 from streampack.sources._cursor import cursor_field, damaged_cursor
 from streampack.sources.mixture import Mixture, source_seed
 from streampack.sources.skips import Skips
 from streampack.stream import DocumentStream, Mark, StreamConfig
 
-__all__ = ["MixedStream"]
+__all__ = ["MixedStream", "changed_cursor"]
 
 #: A quantum ends with the document that makes it as long as this, so that a source of books does
 #: not fill whole windows in one turn.
@@ -88,10 +91,69 @@ class _Member:
 
 
 @dataclass(frozen=True, slots=True)
+class _Rules:
+    """How sources are mixed up to a document.
+
+    Attributes:
+        until: serial of the document; None for the rules of now.
+        shares: of all sources.
+        known: names of the sources there were.
+        quantum_documents: see `Mixture`.
+    """
+
+    until: int | None
+    shares: TokenShares
+    known: tuple[str, ...]
+    quantum_documents: int
+
+    @classmethod
+    def of(cls, mixture: Mixture) -> _Rules:
+        return cls(None, mixture.shares, tuple(mixture.sources), mixture.quantum_documents)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "until": self.until,
+            "sources": list(self.known),
+            "shares": [[at, list(shares)] for at, shares in self.shares.knots],
+            "quantum_documents": self.quantum_documents,
+        }
+
+    @classmethod
+    def read(cls, saved: Any, names: list[str]) -> _Rules:
+        """Rules of a cursor, for the sources `names` there are now."""
+        try:
+            known = tuple(map(str, saved["sources"]))
+            knots = []
+            for at, shares in saved["shares"]:
+                of = dict(zip(known, shares, strict=True))
+                knots.append((int(at), tuple(int(of.get(name, 0)) for name in names)))
+            until, quantum = int(saved["until"]), int(saved["quantum_documents"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged_cursor(saved) from error
+        if not knots or knots[0][0] != 0 or quantum < 1:
+            raise damaged_cursor(saved)
+        return cls(until, TokenShares(tuple(knots)), known, quantum)
+
+
+def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> dict[str, Any]:
+    """A cursor of the mixture `before`, for a stream that goes on with another one.
+
+    Args:
+        cursor: of a mark of `MixedStream`.
+        before: the mixture it was made with.
+        until: serial of the first document that the other mixture gives (the quantum that has
+            begun by then is drawn to its end).
+    """
+    rules = replace(_Rules.of(before), until=until).as_dict()
+    return {**cursor, "before": [*cursor_field(cursor, "before", list), rules]}
+
+
+@dataclass(frozen=True, slots=True)
 class _Start:
     """The start of a quantum."""
 
     serial: int
+    rules: tuple[_Rules, ...]
     tokens: int
     quantum: int
     credits: tuple[int, ...]
@@ -152,14 +214,9 @@ class MixedStream:
                 number=number,
             )
             self._members.append(_Member(name, stream, place, place.behind))
-        self._balance = Balance(
-            mixture.shares,
-            config.lanes,
-            tokens=cursor.tokens,
-            quantum=cursor.quantum,
-            credits=cursor.credits,
-            active=[not place.ended for place in cursor.places],
-        )
+        self._lanes = config.lanes
+        self._rules = (*cursor.before, _Rules.of(mixture))
+        self._balance = self._balanced(cursor.tokens, cursor.quantum, cursor.credits)
         self._current = 0
         self._pending: Documents | None = None  # what is left of the current quantum
         self._drawn = 0  # tokens of it that are consumed
@@ -219,7 +276,12 @@ class MixedStream:
                 self._members, start.places, start.credits, strict=True
             )
         }
-        cursor = {"tokens": start.tokens, "quantum": start.quantum, "sources": sources}
+        cursor = {
+            "tokens": start.tokens,
+            "quantum": start.quantum,
+            "before": [rules.as_dict() for rules in start.rules[:-1]],
+            "sources": sources,
+        }
         return Mark(start.serial, cursor, tuple(place.mark.skipped[0] for place in start.places))
 
     def skipped_since(self, mark: Mark) -> list[list[Any]]:
@@ -233,17 +295,29 @@ class MixedStream:
     def _start(self) -> _Start:
         balance = self._balance
         places = tuple(member.place for member in self._members)
-        return _Start(self.serial, balance.tokens, balance.quantum, tuple(balance.credits), places)
+        return _Start(
+            self.serial,
+            self._rules,
+            balance.tokens,
+            balance.quantum,
+            tuple(balance.credits),
+            places,
+        )
 
     def _next_quantum(self) -> Documents | None:
         """The documents of the source whose turn it is; None at the end of the stream."""
+        while self._rules[0].until is not None and self.serial >= self._rules[0].until:
+            self._rules = self._rules[1:]
+            balance = self._balance
+            self._balance = self._balanced(balance.tokens, balance.quantum, balance.credits)
+            self._starts[-1] = self._start()
         while not self._finished():
             chosen = self._balance.choose()
             if chosen is None:
                 break
             documents = self._members[chosen].peek()
             if documents is not None:
-                documents = documents[: self._mixture.quantum_documents]
+                documents = documents[: self._rules[0].quantum_documents]
                 ends = documents.offsets[1:] - documents.offsets[0]
                 enough = int(np.searchsorted(ends, QUANTUM_TOKENS)) + 1
                 self._current = chosen
@@ -257,6 +331,20 @@ class MixedStream:
             )
             self._balance.end(chosen)
         return None
+
+    def _balanced(self, tokens: int, quantum: int, credits: list[int]) -> Balance:
+        """Whose turn it is by the rules in force; sources that were not there yet stand aside."""
+        rules = self._rules[0]
+        return Balance(
+            rules.shares,
+            self._lanes,
+            tokens=tokens,
+            quantum=quantum,
+            credits=credits,
+            active=[
+                member.name in rules.known and not member.place.ended for member in self._members
+            ],
+        )
 
     def _finished(self) -> bool:
         """True if nothing is left, or only endless sources and the run is to end."""
@@ -275,11 +363,12 @@ class _Cursor:
     quantum: int
     credits: list[int]
     places: list[_Place]
+    before: list[_Rules]
 
     @classmethod
     def beginning(cls, mixture: Mixture) -> _Cursor:
         count = len(mixture.sources)
-        return cls(0, 0, [0] * count, [_beginning()] * count)
+        return cls(0, 0, [0] * count, [_beginning()] * count, [])
 
     @classmethod
     def read(cls, cursor: Mapping[str, Any], mixture: Mixture) -> _Cursor:
@@ -306,7 +395,11 @@ class _Cursor:
                     cursor_field(source, "ended", bool),
                 )
         tokens, quantum = cursor_field(cursor, "tokens", int), cursor_field(cursor, "quantum", int)
-        return cls(tokens, quantum, result.credits, result.places)
+        before = [
+            _Rules.read(rules, list(mixture.sources))
+            for rules in cursor_field(cursor, "before", list)
+        ]
+        return cls(tokens, quantum, result.credits, result.places, before)
 
 
 def _beginning() -> _Place:

@@ -7,6 +7,7 @@ lane, which reads each source through a stream of its own.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
@@ -16,13 +17,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
 from streampack.mixing import TokenShares
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import LaneReader, Source
 from streampack.sources.infer import as_source
 
-__all__ = ["Mixture", "source_seed", "sources_of"]
+__all__ = ["Mixture", "earlier_mixture", "source_seed", "sources_of"]
 
 Weights = Mapping[str, float]
 
@@ -178,6 +179,9 @@ class Mixture(Source):
         most = [source.max_lanes() for source in self.sources.values()]
         return min((lanes for lanes in most if lanes is not None), default=None)
 
+    def reader_bytes(self) -> int:
+        return sum(source.reader_bytes() for source in self.sources.values())
+
     def estimate_tokens(self) -> int | None:
         sizes = [source.estimate_tokens() for source in self.sources.values()]
         known = [size for size in sizes if size is not None]
@@ -203,6 +207,47 @@ class Mixture(Source):
             "at_end": self.at_end,
             "quantum_documents": self.quantum_documents,
         }
+
+
+def earlier_mixture(
+    mixture: Mixture, saved: Mapping[str, Any], current: Mapping[str, Any]
+) -> Mixture:
+    """The mixture of a saved fingerprint, made of the sources of one to which some were added.
+
+    Args:
+        mixture: of now.
+        saved, current: `source` in the fingerprints of then and now.
+
+    Raises:
+        StateError: then it was no mixture, or a source of then is another one now.
+    """
+    try:
+        then, now = dict(saved["sources"]), dict(current["sources"])
+        names = [name for name in then if name in now]
+        earlier = copy.copy(mixture)
+        earlier.at_end, earlier.quantum_documents = saved["at_end"], int(saved["quantum_documents"])
+        kept = [i for i, name in enumerate(then) if name in now]
+        knots = [(int(at), tuple(int(shares[i]) for i in kept)) for at, shares in saved["shares"]]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise StateError(
+            f"The state was saved with the source {dict(saved)!r:.200}, and now it is a Mixture.",
+            "Nobody can tell what was added.",
+            "Sources can be added to a run that began with a Mixture, even of one source.",
+        ) from error
+    for name in names:
+        for field in sorted({*then[name], *now[name]}):
+            before, value = then[name].get(field), now[name].get(field)
+            if before != value:
+                raise StateError(
+                    f"`source.sources.{name}.{field}` was {before!r:.200} when the state was saved "
+                    f"and is {value!r:.200} now.",
+                    "Its documents in the window could not be read again.",
+                    "Leave the sources there were as they are, in their order, and add new ones "
+                    "behind them.",
+                )
+    earlier.sources = {name: mixture.sources[name] for name in names}
+    earlier._shares = TokenShares(tuple(knots))
+    return earlier
 
 
 def source_seed(seed: int, number: int) -> int:
