@@ -15,7 +15,6 @@ by the rules of then: the place remembers them until it is behind the change.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,33 +23,17 @@ import numpy as np
 from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
-from streampack.mixing import Balance, TokenShares
-from streampack.sources._cursor import cursor_field, damaged_cursor
+from streampack.mixed_place import MixedCursor, Rules, SourcePlace, Start
+from streampack.mixing import Balance
 from streampack.sources.mixture import Mixture, source_seed
 from streampack.sources.skips import Skips
 from streampack.stream import DocumentStream, Mark, StreamConfig
 
-__all__ = ["MixedStream", "changed_cursor"]
+__all__ = ["MixedStream"]
 
 #: A quantum ends with the document that makes it as long as this, so that a source of books does
 #: not fill whole windows in one turn.
 QUANTUM_TOKENS = 1 << 15
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a source stands at the start of a quantum.
-
-    Attributes:
-        mark: of its stream; behind: documents between there and here.
-        tokens: drawn from it; epoch: of the last one drawn; ended: it has no more.
-    """
-
-    mark: Mark
-    behind: int = 0
-    tokens: int = 0
-    epoch: int = 0
-    ended: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +42,7 @@ class _Member:
 
     name: str
     stream: DocumentStream
-    place: _Place
+    place: SourcePlace
     unread: int  # documents behind the mark that are still to be stepped over
 
     def peek(self) -> Documents | None:
@@ -87,77 +70,7 @@ class _Member:
         stream = self.stream
         mark = stream.mark_before(stream.serial)
         behind = stream.serial - mark.serial
-        self.place = _Place(mark, behind, self.place.tokens + tokens, stream.epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """How sources are mixed up to a document.
-
-    Attributes:
-        until: serial of the document; None for the rules of now.
-        shares: of all sources.
-        known: names of the sources there were.
-        quantum_documents: see `Mixture`.
-    """
-
-    until: int | None
-    shares: TokenShares
-    known: tuple[str, ...]
-    quantum_documents: int
-
-    @classmethod
-    def of(cls, mixture: Mixture) -> _Rules:
-        return cls(None, mixture.shares, tuple(mixture.sources), mixture.quantum_documents)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "until": self.until,
-            "sources": list(self.known),
-            "shares": [[at, list(shares)] for at, shares in self.shares.knots],
-            "quantum_documents": self.quantum_documents,
-        }
-
-    @classmethod
-    def read(cls, saved: Any, names: list[str]) -> _Rules:
-        """Rules of a cursor, for the sources `names` there are now."""
-        try:
-            known = tuple(map(str, saved["sources"]))
-            knots = []
-            for at, shares in saved["shares"]:
-                of = dict(zip(known, shares, strict=True))
-                knots.append((int(at), tuple(int(of.get(name, 0)) for name in names)))
-            until, quantum = int(saved["until"]), int(saved["quantum_documents"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged_cursor(saved) from error
-        if not knots or knots[0][0] != 0 or quantum < 1:
-            raise damaged_cursor(saved)
-        return cls(until, TokenShares(tuple(knots)), known, quantum)
-
-
-def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> dict[str, Any]:
-    """A cursor of the mixture `before`, for a stream that goes on with another one.
-
-    Args:
-        cursor: of a mark of `MixedStream`.
-        before: the mixture it was made with.
-        until: serial of the first document that the other mixture gives (the quantum that has
-            begun by then is drawn to its end).
-    """
-    rules = replace(_Rules.of(before), until=until).as_dict()
-    return {**cursor, "before": [*cursor_field(cursor, "before", list), rules]}
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The start of a quantum."""
-
-    serial: int
-    rules: tuple[_Rules, ...]
-    tokens: int
-    quantum: int
-    credits: tuple[int, ...]
-    places: tuple[_Place, ...]
+        self.place = SourcePlace(mark, behind, self.place.tokens + tokens, stream.epoch)
 
 
 class MixedStream:
@@ -191,7 +104,7 @@ class MixedStream:
         self.skips = skips
         self.duplicates = 0
         self.serial = mark.serial if mark else 0
-        cursor = _Cursor.read(mark.cursor, mixture) if mark else _Cursor.beginning(mixture)
+        cursor = MixedCursor.read(mark.cursor, mixture) if mark else MixedCursor.beginning(mixture)
         self._members = []
         for number, (name, source) in enumerate(mixture.sources.items()):
             place = cursor.places[number]
@@ -215,12 +128,12 @@ class MixedStream:
             )
             self._members.append(_Member(name, stream, place, place.behind))
         self._lanes = config.lanes
-        self._rules = (*cursor.before, _Rules.of(mixture))
+        self._rules = (*cursor.before, Rules.of(mixture))
         self._balance = self._balanced(cursor.tokens, cursor.quantum, cursor.credits)
         self._current = 0
         self._pending: Documents | None = None  # what is left of the current quantum
         self._drawn = 0  # tokens of it that are consumed
-        self._starts: deque[_Start] = deque([self._start()])
+        self._starts: deque[Start] = deque([self._start()])
 
     @property
     def empty_documents(self) -> int:
@@ -262,27 +175,7 @@ class MixedStream:
         """The start of the quantum of document `serial`; earlier ones are let go."""
         while len(self._starts) > 1 and self._starts[1].serial <= serial:
             self._starts.popleft()
-        start = self._starts[0]
-        sources = {
-            member.name: {
-                "at": place.mark.cursor,
-                "behind": place.behind,
-                "tokens": place.tokens,
-                "credit": credit,
-                "epoch": place.epoch,
-                "ended": place.ended,
-            }
-            for member, place, credit in zip(
-                self._members, start.places, start.credits, strict=True
-            )
-        }
-        cursor = {
-            "tokens": start.tokens,
-            "quantum": start.quantum,
-            "before": [rules.as_dict() for rules in start.rules[:-1]],
-            "sources": sources,
-        }
-        return Mark(start.serial, cursor, tuple(place.mark.skipped[0] for place in start.places))
+        return self._starts[0].mark([member.name for member in self._members])
 
     def skipped_since(self, mark: Mark) -> list[list[Any]]:
         """Records of what was skipped behind `mark`, each with the number of its source."""
@@ -292,10 +185,10 @@ class MixedStream:
             for record in member.stream.skips.since(known)
         ]
 
-    def _start(self) -> _Start:
+    def _start(self) -> Start:
         balance = self._balance
         places = tuple(member.place for member in self._members)
-        return _Start(
+        return Start(
             self.serial,
             self._rules,
             balance.tokens,
@@ -353,54 +246,3 @@ class MixedStream:
             return not any(active)
         finite = [on for on, epochs in zip(active, self._epochs, strict=True) if epochs is not None]
         return not any(finite) if finite else not any(active)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cursor:
-    """What the cursor of a mark says, by the numbers of the sources."""
-
-    tokens: int
-    quantum: int
-    credits: list[int]
-    places: list[_Place]
-    before: list[_Rules]
-
-    @classmethod
-    def beginning(cls, mixture: Mixture) -> _Cursor:
-        count = len(mixture.sources)
-        return cls(0, 0, [0] * count, [_beginning()] * count, [])
-
-    @classmethod
-    def read(cls, cursor: Mapping[str, Any], mixture: Mixture) -> _Cursor:
-        saved = cursor_field(cursor, "sources", dict)
-        for name, source in saved.items():
-            if not isinstance(source, Mapping):
-                raise damaged_cursor(cursor)
-            if name not in mixture.sources and not cursor_field(source, "ended", bool):
-                raise StateError(
-                    f'The mixture no longer has the source "{name}", which had not ended.',
-                    "The window may hold its documents, and they could not be read again.",
-                    "Keep it, with a weight of 0 from now on if no more is wanted of it.",
-                )
-        result = cls.beginning(mixture)
-        for number, name in enumerate(mixture.sources):
-            if name in saved:
-                source = saved[name]
-                result.credits[number] = cursor_field(source, "credit", int)
-                result.places[number] = _Place(
-                    Mark(0, cursor_field(source, "at", dict)),
-                    cursor_field(source, "behind", int),
-                    cursor_field(source, "tokens", int),
-                    cursor_field(source, "epoch", int),
-                    cursor_field(source, "ended", bool),
-                )
-        tokens, quantum = cursor_field(cursor, "tokens", int), cursor_field(cursor, "quantum", int)
-        before = [
-            _Rules.read(rules, list(mixture.sources))
-            for rules in cursor_field(cursor, "before", list)
-        ]
-        return cls(tokens, quantum, result.credits, result.places, before)
-
-
-def _beginning() -> _Place:
-    return _Place(Mark(0, {"epoch": 0, "at": None}))
