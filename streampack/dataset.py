@@ -176,9 +176,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
         Args:
             state: of this rank, or of all ranks (`merge_states`), of any number of them.
-            allow: settings that may differ from the saved ones, of "batch_tokens", "packer" and
-                "window". What was delivered stays delivered, the rest is planned anew with the new
-                settings.
+            allow: settings that may differ from the saved ones, of "batch_tokens", "packer",
+                "window" and "source" (a mixture with other weights or more sources). What was
+                delivered stays delivered, the rest is planned anew with the new settings.
 
         Raises:
             StateError: the state is of another run (the message names the field and both values),
@@ -207,7 +207,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         changed = changed_fields(saved, now, allow)
         run = RunState.of_rank(state, now, self.topology)
         if changed:
-            before = previous_config(config, saved, changed)
+            before = previous_config(config, saved, now, changed)
             run.replan(lambda lane, own: carry_over(before, config, lane, own))
         return config, run
 

@@ -28,21 +28,41 @@ from streampack.entries import Entries
 from streampack.errors import StateError, StreampackError
 from streampack.lane import Lane, LaneConfig
 from streampack.lane_state import Round
+from streampack.mixed_place import changed_cursor
 from streampack.packing.rebuilding import rebuild_packer
 from streampack.planned_window import PlannedWindow, needed_tokens
+from streampack.sources.mixture import Mixture, earlier_mixture
 from streampack.window_config import WindowConfig
 
 __all__ = ["carry_over", "previous_config"]
 
 
 def previous_config(
-    config: LaneConfig, saved: Mapping[str, Any], changed: Collection[str]
+    config: LaneConfig,
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+    changed: Collection[str],
 ) -> LaneConfig:
-    """The configuration of a saved fingerprint that differs in the fields `changed`.
+    """The configuration of a saved fingerprint that differs from the current one in `changed`.
 
     Raises:
         StateError: it cannot be rebuilt.
     """
+    source = config.source
+    if "source" in changed:
+        if not isinstance(source, Mixture):
+            raise StateError(
+                "`source` is not what it was when the state was saved.",
+                "The documents of the window could not be read again.",
+                "Go on with the same source (in a Mixture others may join it), or start a new run.",
+            )
+        if config.order is not None:
+            raise StateError(
+                "The mixture is not what it was when the state was saved, and there is an order.",
+                "Documents that wait to be ordered could not be told from those of the new source.",
+                "Go on with the same mixture, or start a new run.",
+            )
+        source = earlier_mixture(source, saved["source"], current["source"])
     packer = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
     try:
         window = WindowConfig(**saved["window"]).resolve(packer, saved["batch_tokens"])
@@ -57,7 +77,13 @@ def previous_config(
             "No run can have had these settings.",
             "Pass what `state_dict()` returned, unchanged.",
         ) from error
-    return replace(config, packer=packer, window=window, batch_tokens=saved["batch_tokens"])
+    return replace(
+        config,
+        source=source,
+        packer=packer,
+        window=window,
+        batch_tokens=saved["batch_tokens"],
+    )
 
 
 def carry_over(
@@ -69,9 +95,18 @@ def carry_over(
         StateError: the documents are not those the state was made from.
     """
     place, planned, emitted = Lane(before, lane, state).place()
-    entries = place.entries
+    entries, mark = place.entries, place.mark
     if planned is not None and emitted:
         entries = _left(entries, planned, emitted, place.continued)
+    if isinstance(before.source, Mixture) and before.source is not config.source:
+        if place.final and not len(entries):
+            raise StateError(
+                f"Lane {lane} has ended.",
+                "What is added now would come out of step with the other lanes.",
+                "Add sources before the first one ends, or start a new run.",
+            )
+        until = mark.serial + place.admitted
+        mark = replace(mark, cursor=changed_cursor(mark.cursor, before.source, until))
     # What the next row would have repeated is delivered already.
     start = entries.start + entries.repeated
     packer = config.packer
@@ -85,7 +120,7 @@ def carry_over(
         number=place.number + 1,
         step=place.step + emitted,
         final=True if place.final and not len(entries) else None,
-        mark=place.mark,
+        mark=mark,
         admitted=place.admitted,
         continued=continued,
         entries=entries,

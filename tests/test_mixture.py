@@ -471,3 +471,59 @@ def test_a_source_that_changed_or_went_is_no_added_source() -> None:
     mark = stream.mark_before(50)
     with pytest.raises(StateError, match='no longer has the source "new"'):
         lane_stream(before, mark=mark)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 7, 30])
+def test_a_source_is_added_to_a_run_and_every_document_comes_once(batches: int) -> None:
+    def loader(mixture: Mixture) -> PackedLoader:
+        return PackedLoader(dataset(mixture))
+
+    begun = loader(first_two())
+    found = [batch for _, batch in zip(range(batches), begun, strict=False)]
+    state = json.dumps(begun.state_dict())
+    with pytest.raises(StateError, match=r"source\..*allow="):
+        loader(grown(2)).load_state_dict(json.loads(state))
+    joined = loader(grown(2))
+    joined.load_state_dict(json.loads(state), allow={"source"})
+    states, rest = [], []
+    for batch in joined:
+        rest.append(batch)
+        states.append(json.dumps(joined.state_dict()))
+    assert tokens_by_source([*found, *rest], 3) == [12_000, 12_000, 7_800]
+    pieces = np.concatenate([batch.provenance for batch in [*found, *rest]])
+    place = ["source", "shard", "index", "start"]
+    assert len(np.unique(pieces[place])) == len(pieces)
+    for i in (0, 1, 3, 20, len(states) - 1):  # without naming the change again
+        again = loader(grown(2))
+        again.load_state_dict(json.loads(states[i]))
+        for batch, expected in zip(again, rest[i + 1 :], strict=True):
+            assert batch.input_ids.equal(expected.input_ids)
+
+
+def test_a_source_is_added_twice_and_the_weights_may_change() -> None:
+    members = {name: ids(i, 200) for i, name in enumerate("abc")}
+    legs = [{"a": 1}, {"a": 1, "b": 4}, {"a": 5, "b": 1}, {"a": 1, "b": 1, "c": 1}]
+    state, found = None, []
+    for leg in legs:
+        mixture = Mixture({name: members[name] for name in leg}, weights=leg)
+        loader = PackedLoader(dataset(mixture))
+        if state is not None:
+            loader.load_state_dict(json.loads(state), allow={"source"})
+        for batch in loader:
+            found.append(batch)
+            if len(found) % 5 == 0 and leg is not legs[-1]:
+                break
+        state = json.dumps(loader.state_dict())
+    assert tokens_by_source(found, 3) == [4000, 4000, 4000]
+
+
+def test_what_cannot_join_a_run_is_refused() -> None:
+    plain = PackedLoader(dataset(ids(1, 600)))
+    next(iter(plain))
+    with pytest.raises(StateError, match="began with a Mixture"):
+        PackedLoader(dataset(first_two())).load_state_dict(plain.state_dict(), allow={"source"})
+    ended = PackedLoader(dataset(first_two()))
+    for _ in ended:
+        pass
+    with pytest.raises(StateError, match="Lane 0 has ended"):
+        PackedLoader(dataset(grown(1))).load_state_dict(ended.state_dict(), allow={"source"})
