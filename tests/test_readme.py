@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from streampack import PackedDataset, PackedLoader
 from tests.chats import CHATML, messages, write_lines
 from tests.corpora import byte_tokenizer, write_mds, write_tar
 from tests.servers import s3_server
@@ -50,6 +51,9 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "shards").mkdir()
     lines = "".join(json.dumps({"text": text}) + "\n" for text in prose(60, 1))
     (tmp_path / "texts.jsonl").write_text(lines)
+    loader = PackedLoader(PackedDataset("texts.jsonl", seq_len=64, tokenizer="tokenizer.json"))
+    next(iter(loader))
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     (tmp_path / "data" / "0.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     rng = np.random.default_rng(2)
     for number in range(4):

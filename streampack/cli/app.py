@@ -7,6 +7,7 @@ import typer
 from streampack.cli.compare import compare
 from streampack.cli.convert import convert
 from streampack.cli.demo import demo
+from streampack.cli.where import where
 
 __all__ = ["app"]
 
@@ -20,3 +21,4 @@ app = typer.Typer(
 app.command("compare")(compare)
 app.command("convert")(convert)
 app.command("demo")(demo)
+app.command("where")(where)

@@ -1,19 +1,24 @@
-"""The source that a path on the command line stands for, in any format that is read."""
+"""The source that a path on the command line stands for, told by its files or a fingerprint."""
 
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from streampack.cli.convert import file_kind, open_source
 from streampack.errors import ConfigError
 from streampack.sources._mds_format import parse_index
 from streampack.sources.base import Source
+from streampack.sources.chat import Chat
+from streampack.sources.jsonl import JSONL
 from streampack.sources.mds import MDS
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.storage import FileInfo, Storage
 from streampack.sources.webdataset import WebDataset
 
-__all__ = ["open_corpus"]
+__all__ = ["open_corpus", "reopen_corpus"]
 
 _TAR = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
 _KEYS = ("npy", "txt", "json")  # of tar members, in the order in which they are preferred
@@ -77,6 +82,47 @@ def open_corpus(
         )
     _refuse_others("These files", "--text or --tokens", key=key)
     return open_source(path, text=text, tokens=tokens)
+
+
+def reopen_corpus(path: str, described: Mapping[str, Any]) -> ShardedSource:
+    """The source at `path` that a fingerprint describes, to name its shards.
+
+    Raises:
+        ConfigError: it has no shards, or those at `path` are others.
+    """
+    kind, column, storage = described["kind"], described.get("column"), Storage()
+    source: ShardedSource
+    if kind == "MDS":
+        source = MDS(_folder(path), column=str(column), storage=storage)
+    elif kind == "WebDataset":
+        dtype = described.get("dtype")
+        source = WebDataset(path, key=str(described.get("key")), dtype=dtype, storage=storage)
+    elif kind == "JSONL":
+        source = JSONL(path, text=column, storage=storage)
+    elif kind == "Parquet":
+        from streampack.sources.parquet import Parquet
+
+        text = described.get("dtype") == "text"
+        source = Parquet(
+            path, text=column if text else None, tokens=None if text else column, storage=storage
+        )
+    elif kind == "Chat":
+        source = Chat(path, storage=storage)
+    else:
+        raise ConfigError(
+            f"The run reads a source of the kind {kind}.",
+            "It has no files whose names could be shown.",
+            "Leave --source out for it.",
+        )
+    found, saved = source.manifest.digest, described.get("manifest")
+    if found != saved:
+        raise ConfigError(
+            f'The {len(source.manifest):,} shards at "{path}" have the manifest {found}, those of '
+            f"the state {saved}.",
+            "They are not the shards that the run reads, so their names would be wrong.",
+            "Name the corpus as it was for the run: the same files, named by the same pattern.",
+        )
+    return source
 
 
 def _kind(path: str) -> str:

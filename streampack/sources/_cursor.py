@@ -7,7 +7,7 @@ from typing import Any
 
 from streampack.errors import StateError
 
-__all__ = ["cursor_field", "damaged_cursor"]
+__all__ = ["cursor_field", "cursor_words", "damaged_cursor"]
 
 
 def cursor_field(cursor: Mapping[str, Any], name: str, *kinds: type) -> Any:
@@ -25,6 +25,17 @@ def damaged_cursor(cursor: Any) -> StateError:
         "Nobody can tell where to go on from.",
         "Pass what `state_dict()` returned, unchanged.",
     )
+
+
+def cursor_words(cursor: Mapping[str, Any] | None) -> list[str]:
+    """A place in words, as far as it tells without its source; one for each open shard."""
+    if cursor is None:
+        return ["the beginning"]
+    if isinstance(opened := cursor.get("open"), list):
+        return [f"{at:,} in the lane's shard {span}" for span, at in opened] or ["the end"]
+    if isinstance(count := cursor.get("count"), int):
+        return [f"item {count:,}"]
+    return ["a place that only the source can tell"]
 
 
 _ABSENT = object()

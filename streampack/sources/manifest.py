@@ -35,6 +35,11 @@ class Names(Sequence[str]):
         lengths = np.fromiter(map(len, rest), dtype=np.int64, count=len(rest))
         self._ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
+    @property
+    def folder(self) -> str:
+        """What all of them begin with, up to a slash."""
+        return self._prefix[: self._prefix.rfind("/") + 1]
+
     def __len__(self) -> int:
         return len(self._ends) - 1
 
@@ -99,6 +104,12 @@ class Manifest:
 
     def __len__(self) -> int:
         return len(self.units)
+
+    def name(self, shard: int) -> str:
+        """A shard's path behind the folder that all shards are in."""
+        names = self.paths
+        assert isinstance(names, Names)
+        return names[shard][len(names.folder) :]
 
     @cached_property
     def digest(self) -> str:

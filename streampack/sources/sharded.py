@@ -134,7 +134,23 @@ class ShardedSource(Source):
         unit = "byte" if self.manifest.unit == "byte" else "document"
         return f"{unit} {int(origin['index'])} of {self.manifest.paths[int(origin['shard'])]}"
 
-    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
+    def place_names(
+        self, cursor: Cursor | None, *, lane: int, lanes: int, seed: int, epoch: int, shuffle: bool
+    ) -> list[str]:
+        """Words that lead a person to a lane's cursor: the place in each open shard.
+
+        Args:
+            cursor: of the lane; None is its beginning.
+            lane: its number; the others are as for `lanes`.
+        """
+        reader = self.lanes(lanes, seed=seed, epoch=epoch, shuffle=shuffle)[lane]
+        unit = {"document": "document", "byte": "byte"}.get(self.manifest.unit, "place")
+        return [
+            f"{unit} {position:,} of {self.manifest.name(reader.spans[span][0])}"
+            for span, position in reader.opened(cursor)
+        ] or ["the end"]
+
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> _ShardedLanes:
         manifest = self.manifest
         if not self.splittable and len(manifest) < n:
             raise ConfigError(
@@ -274,12 +290,10 @@ class _ShardedReader(LaneReader):
     block_seed: int | None
 
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
+        opened = self.opened(cursor)
         if cursor is None:
-            width = min(self.source.open_shards, len(self.spans))
-            opened = [[span, self.spans[span][1]] for span in range(width)]
-            following, turn = width, 0
+            following, turn = len(opened), 0
         else:
-            opened = self._opened(cursor)
             following, turn = cursor_field(cursor, "next", int), cursor_field(cursor, "turn", int)
         self._announce([span for span, _ in opened] + [following])
         readers = [self._blocks(span, position, skips) for span, position in opened]
@@ -303,7 +317,11 @@ class _ShardedReader(LaneReader):
                     {"open": [list(pair) for pair in opened], "next": following, "turn": turn},
                 )
 
-    def _opened(self, cursor: Cursor) -> list[list[int]]:
+    def opened(self, cursor: Cursor | None) -> list[list[int]]:
+        """[span, position in its shard] of each open one."""
+        if cursor is None:
+            width = min(self.source.open_shards, len(self.spans))
+            return [[span, self.spans[span][1]] for span in range(width)]
         opened = cursor_field(cursor, "open", list)
         for pair in opened:
             if not isinstance(pair, list) or [type(part) for part in pair] != [int, int]:

@@ -1,0 +1,189 @@
+"""`streampack where`: where a run is, from the states it saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+
+from streampack.cli.corpus import reopen_corpus
+from streampack.errors import ConfigError, StateError
+from streampack.sources.sharded import ShardedSource
+from streampack.state import check_state, merge_states
+from streampack.whereabouts import LanePlace, lane_places, members, run_words
+
+__all__ = ["where"]
+
+LANES_SHOWN = 32  # one by one; more are summarised
+MESSAGES_SHOWN = 10
+WIDTH = 100  # columns of the table where it does not go to a terminal
+
+
+def where(
+    states: Annotated[
+        list[Path],
+        typer.Argument(metavar="STATE.json...", help="A saved state, or one of every rank."),
+    ],
+    source: Annotated[
+        list[str],
+        typer.Option(
+            metavar="[NAME=]PATH",
+            help="Where the corpus lies, to name its shards; NAME is a mixture's source.",
+        ),
+    ] = [],  # noqa: B006
+) -> None:
+    """Say in words where a run is: the next batch, and what every lane reads and holds."""
+    state = _one(states)
+    corpora = _corpora(source, members(state["fingerprint"]))
+    places = lane_places(state, corpora)
+    console = Console()
+    for sentence in run_words(state):
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    for sentence in _counted(places):
+        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    begun = [place for place in places if place.sources]
+    if begun:
+        table = _lanes(begun) if len(begun) <= LANES_SHOWN else _summary(begun)
+        wide = console if console.is_terminal else Console(width=WIDTH)
+        wide.print(table)
+    messages = [f"lane {place.lane}: {text}" for place in places for text in place.messages]
+    for message in messages[:MESSAGES_SHOWN]:
+        console.print(f"Skipped in {message}", soft_wrap=True, highlight=False, markup=False)
+    if len(messages) > MESSAGES_SHOWN:
+        console.print(f"... and {len(messages) - MESSAGES_SHOWN:,} more.", highlight=False)
+
+
+def _one(paths: Sequence[Path]) -> dict[str, Any]:
+    """The state in these files together."""
+    states = []
+    for path in paths:
+        state = _read(path)
+        try:
+            check_state(state)
+        except StateError as error:
+            raise StateError(f"{path}: {error.fact}", error.consequence, error.remedy) from error
+        states.append(state)
+    if len(states) == 1:
+        return states[0]
+    try:
+        return merge_states(states)
+    except StateError as error:
+        files = ", ".join(f"{number + 1} is {path}" for number, path in enumerate(paths))
+        fact = f"The states do not make one ({files}): {error.fact}"
+        raise StateError(fact, error.consequence, error.remedy) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}.",
+            "There is no state to look at.",
+            "Name files that hold what `state_dict()` returned, as JSON.",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise StateError(
+            f"{path} is not JSON.",
+            "It cannot be a state.",
+            "Write it with json.dump(loader.state_dict(), file).",
+        ) from error
+    return state
+
+
+def _corpora(
+    given: Sequence[str], described: dict[str | None, dict[str, Any]]
+) -> dict[str | None, ShardedSource]:
+    """The sources whose shards can be named."""
+    corpora: dict[str | None, ShardedSource] = {}
+    for text in given:
+        name: str | None = None
+        path = text
+        if None not in described:
+            name, _, path = text.partition("=")
+        if name not in described or not path:
+            names = ", ".join(map(str, described))
+            raise ConfigError(
+                f'--source is "{text}", and the run mixes {names}.',
+                "It does not say which of them lies there.",
+                f"Use --source {next(iter(described))}=PATH.",
+            )
+        corpora[name] = reopen_corpus(path, described[name])
+    return corpora
+
+
+def _counted(places: list[LanePlace]) -> list[str]:
+    """How many lanes have not begun, or have ended, if any."""
+    fresh = sum(not place.sources for place in places)
+    ended = sum(place.ended for place in places)
+    return [
+        *([f"Lanes that have not begun: {fresh:,} of {len(places):,}."] if fresh else []),
+        *([f"Lanes that have read everything: {ended:,} of {len(places):,}."] if ended else []),
+    ]
+
+
+def _table(columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for name in columns:
+        words = name in ("source", "reads again from", "")
+        justify: JustifyMethod = "left" if words else "right"
+        table.add_column(name, justify=justify, no_wrap=not words, overflow="fold")
+    return table
+
+
+def _lanes(places: list[LanePlace]) -> Table:
+    """A line for each lane, and each source of a mixture."""
+    mixed = places[0].sources[0].name is not None
+    table = _table(
+        [
+            "lane", "batches", "docs\nwaiting", "docs\nread again", "skipped",
+            *(["source", "tokens\ndrawn"] if mixed else []),
+            "epoch", "reads again from",
+        ]
+    )  # fmt: skip
+    for place in places:
+        figures = [
+            str(place.lane),
+            f"{place.batches:,}",
+            f"{place.waiting:,}",
+            f"{place.read:,}",
+            f"{place.skipped:,}",
+        ]
+        for source in place.sources:
+            what = "\n".join(source.words)
+            if source.behind:
+                what += f"\nand {source.behind:,} documents on"
+            own = [escape(str(source.name)), f"{source.tokens or 0:,}"] if mixed else []
+            epoch = "ended" if source.ended else str(source.epoch)
+            table.add_row(*figures, *own, epoch, escape(what))
+            figures = [""] * len(figures)
+    return table
+
+
+def _summary(places: list[LanePlace]) -> Table:
+    """Of many lanes: least, most and all."""
+    table = _table(["", "least", "most", "all lanes"])
+    figures: dict[str, list[int]] = {
+        "batches": [place.batches for place in places],
+        "documents waiting": [place.waiting for place in places],
+        "documents read again": [place.read for place in places],
+        "skipped": [place.skipped for place in places],
+    }
+    names = [source.name for source in places[0].sources]
+    for number, name in enumerate(names):
+        of = "" if name is None else f" of {name}"
+        own = [place.sources[number] for place in places]
+        figures[f"epoch{of}"] = [source.epoch for source in own]
+        if name is not None:
+            figures[f"tokens drawn{of}"] = [source.tokens or 0 for source in own]
+    for what, values in figures.items():
+        whole = "" if what.startswith("epoch") else f"{sum(values):,}"
+        table.add_row(escape(what), f"{min(values):,}", f"{max(values):,}", whole)
+    return table

@@ -1,0 +1,197 @@
+"""`streampack where` says where a run is, and names what it reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack.cli.app import app
+from streampack.errors import ConfigError, StateError
+from streampack.packing import BestFitDecreasing
+from streampack.state import RunState
+from tests.corpora import byte_tokenizer, write_mds
+from tests.memory_source import MemorySource, numbered_documents
+
+SEQ_LEN = 32
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["where", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def make(source: Any, rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset:
+    values: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=SEQ_LEN),
+        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "topology": Topology(rank, ranks),
+        "lanes": 4,
+    }
+    return PackedDataset(source, **{**values, **options})
+
+
+def ids(seed: int, count: int = 300) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 250, n).astype(np.uint16) for n in rng.integers(2, 60, count)]
+
+
+def saved(folder: Path, name: str, dataset: PackedDataset, steps: int) -> Path:
+    loader = PackedLoader(dataset)
+    for _, _batch in zip(range(steps), loader, strict=False):
+        pass
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(loader.state_dict()))
+    return path
+
+
+def rows(output: str) -> list[list[str]]:
+    """Lines of the table that begin with a number, in columns."""
+    lines = [line.split() for line in output.splitlines()]
+    return [line for line in lines if len(line) > 5 and line[0].isdecimal()]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return write_mds(tmp_path, ids(1), column="tokens")
+
+
+def test_the_place_it_names_is_where_the_oldest_document_of_the_window_is_read(
+    corpus: str, tmp_path: Path
+) -> None:
+    """In reading order, lane by lane, the place is inside the block of that document."""
+    block = 10
+    source = sources.MDS(corpus, column="tokens", open_shards=1, block_documents=block)
+    loader = PackedLoader(make(source, lanes=1, shuffle=False, provenance=True))
+    starts = np.concatenate([[0], np.cumsum(source.manifest.units)])
+    oldest: list[int] = []
+    states = []
+    for batch in loader:
+        records = batch.provenance
+        assert records is not None
+        oldest.append(int((starts[records["shard"]] + records["index"]).min(initial=300)))
+        states.append(loader.state_dict())
+    named = 0
+    for i in range(0, len(states), 9):
+        emitted = states[i]["lanes"]["0"]["emitted"]
+        first = min(oldest[i - emitted + 1 :])
+        path = tmp_path / "state.json"
+        path.write_text(json.dumps(states[i]))
+        output = run(path, "--source", corpus)
+        if "the end" in output:
+            continue
+        named += 1
+        words = re.search(r"document (\d+) of\s+(\S+)", output)
+        assert words, output
+        shard = list(source.manifest.paths).index(f"{corpus}/{words[2]}")
+        place = int(starts[shard]) + int(words[1])
+        assert place <= first < place + 2 * block
+    assert named > 10
+
+
+def test_the_states_of_all_ranks_are_read_as_one(corpus: str, tmp_path: Path) -> None:
+    source = sources.MDS(corpus, column="tokens")
+    paths = [saved(tmp_path, str(rank), make(source, rank, 2), 6) for rank in range(2)]
+    output = run(*paths)
+    assert "Next is batch 12 of the run: step 3 of lane 0." in output
+    assert "Source: MDS, manifest" in output
+    assert "rows of 32, batches of 32 tokens, a window of 320." in output
+    assert "4 lanes, seed 0, shuffled." in output
+    assert [line[:2] for line in rows(output)] == [[str(lane), "3"] for lane in range(4)]
+    state = json.loads(paths[1].read_text())
+    waiting = [str(state["lanes"][lane]["documents"]) for lane in ("1", "3")]
+    assert [rows(output)[lane][2] for lane in (1, 3)] == waiting
+    alone = run(paths[1])
+    assert "a part of the run's state: 2 of its 4 lanes" in alone
+    assert [line[0] for line in rows(alone)] == ["1", "3"]
+
+
+def test_states_that_do_not_belong_together_are_named(corpus: str, tmp_path: Path) -> None:
+    source = sources.MDS(corpus, column="tokens")
+    first = saved(tmp_path, "first", make(source, 0, 2), 6)
+    late = saved(tmp_path, "late", make(source, 1, 2), 7)
+    with pytest.raises(StateError, match=r"1 is .*first.json, 2 is .*late.json\): `next_batch`"):
+        run(first, late)
+    with pytest.raises(StateError, match=r"Lanes 0, 2 are in state number 2"):
+        run(first, first)
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(first.read_text().replace('"next_batch": 12', '"next_batch": 14'))
+    with pytest.raises(StateError, match=r"damaged.json: The state's fields"):
+        run(damaged)
+    damaged.write_text("{")
+    with pytest.raises(StateError, match=r"damaged.json is not JSON"):
+        run(damaged)
+    with pytest.raises(ConfigError, match=r"absent.json cannot be read: No such file"):
+        run(tmp_path / "absent.json")
+
+
+def test_each_member_of_a_mixture_has_its_place(corpus: str, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": "x" * (n % 40 + 1)}) + "\n" for n in range(400)))
+    mixture = sources.Mixture(
+        {"web": sources.MDS(corpus, column="tokens"), "code": str(texts)},
+        weights={"web": 3, "code": 1},
+    )
+    path = saved(tmp_path, "mixed", make(mixture, tokenizer=byte_tokenizer(), lanes=2), 60)
+    output = run(path, "--source", f"web={corpus}", "--source", f"code={texts}")
+    assert "Source web: MDS" in output
+    assert "Source code: JSONL" in output
+    state = json.loads(path.read_text())
+    drawn = state["lanes"]["0"]["cursor"]["sources"]["web"]["tokens"]
+    assert rows(output)[0][5:7] == ["web", f"{drawn:,}"]
+    assert re.search(r"byte [\d,]+ of", output)
+    assert re.search(r"document [\d,]+ of", output)
+    with pytest.raises(ConfigError, match=r"the run mixes web, code"):
+        run(path, "--source", corpus)
+
+
+def test_many_lanes_are_summed_up(tmp_path: Path) -> None:
+    source = MemorySource([numbered_documents([20] * 3000)])
+    path = saved(tmp_path, "many", make(source, lanes=64), 70)
+    output = run(path)
+    begun = saved(tmp_path, "begun", make(source, lanes=64), 40)
+    assert rows(output) == []
+    assert re.search(r"batches +1 +2 +70\b", output)
+    assert re.search(r"documents waiting +\d+ +\d+ +[\d,]+", output)
+    assert "Lanes that have not begun: 24 of 64." in run(begun)
+    assert "have not begun" not in output
+
+
+def test_what_was_stepped_over_and_skipped_is_told(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "x" * 30}) for _ in range(200)]
+    lines[0] = "{"
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(lines))
+    dataset = make(str(texts), tokenizer=byte_tokenizer(), lanes=1, on_error="skip")
+    state = json.loads(saved(tmp_path, "a", dataset, 5).read_text())
+    behind = RunState(
+        state["fingerprint"], Topology(), 5, {0: state["lanes"]["0"]}, [[1, 2], [3, 5]]
+    )
+    path = tmp_path / "b.json"
+    path.write_text(json.dumps(behind.as_dict()))
+    output = run(path)
+    assert "batch 1 was stepped over" in output
+    assert "batches 3 to 4 were stepped over" in output
+    assert rows(output)[0][4] == "1"
+    assert "Skipped in lane 0: " in output
+
+
+def test_shards_of_another_corpus_are_not_named(corpus: str, tmp_path: Path) -> None:
+    path = saved(tmp_path, "a", make(sources.MDS(corpus, column="tokens")), 5)
+    other = tmp_path / "other"
+    other.mkdir()
+    elsewhere = write_mds(other, ids(2, 40), column="tokens")
+    with pytest.raises(ConfigError, match=r"not the shards that the run reads"):
+        run(path, "--source", elsewhere)
+    memory = saved(tmp_path, "m", make(MemorySource([ids(3)])), 5)
+    with pytest.raises(ConfigError, match=r"of the kind MemorySource"):
+        run(memory, "--source", corpus)
