@@ -17,7 +17,7 @@ from streampack.cli.corpus import reopen_corpus
 from streampack.errors import ConfigError, StateError
 from streampack.sources.sharded import ShardedSource
 from streampack.state import check_state, merge_states
-from streampack.whereabouts import LanePlace, lane_places, members, run_words
+from streampack.whereabouts import LanePlace, SourcePlace, lane_places, members, run_words
 
 __all__ = ["where"]
 
@@ -176,10 +176,12 @@ def _summary(places: list[LanePlace]) -> Table:
         "documents read again": [place.read for place in places],
         "skipped": [place.skipped for place in places],
     }
-    names = [source.name for source in places[0].sources]
-    for number, name in enumerate(names):
+    by_name: dict[str | None, list[SourcePlace]] = {}  # a lane may lack one that was added late
+    for place in places:
+        for source in place.sources:
+            by_name.setdefault(source.name, []).append(source)
+    for name, own in by_name.items():
         of = "" if name is None else f" of {name}"
-        own = [place.sources[number] for place in places]
         figures[f"epoch{of}"] = [source.epoch for source in own]
         if name is not None:
             figures[f"tokens drawn{of}"] = [source.tokens or 0 for source in own]
