@@ -200,5 +200,5 @@ def test_the_committed_results_are_of_the_committed_protocol() -> None:
         (arm.name, arm.said_attention, seed) for arm in all_arms() for seed in preset["seeds"]
     }
     assert len(set(runs)) == len(runs)
-    assert set(runs) <= planned
+    assert set(runs) == planned
     assert {run["protocol"] for run in results["runs"]} == {results["protocol"]}
