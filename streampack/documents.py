@@ -8,7 +8,7 @@ they are rendered by a chat template.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,15 @@ class Documents:
                 "Use `block.take(order)` to pick or reorder documents.",
             )
         stop = max(start, stop)
-        return replace(self, offsets=self.offsets[start : stop + 1], origin=self.origin[start:stop])
+        view = object.__new__(Documents)  # not through __init__: of what is checked nothing changes
+        for name, value in (
+            ("tokens", self.tokens),
+            ("offsets", self.offsets[start : stop + 1]),
+            ("origin", self.origin[start:stop]),
+            ("loss_mask", self.loss_mask),
+        ):
+            object.__setattr__(view, name, value)
+        return view
 
     @property
     def lengths(self) -> NDArray[np.int64]:

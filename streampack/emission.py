@@ -70,54 +70,120 @@ def choose_rows(
         if online.join_short:  # the one row that is not full ends the run
             order = order[np.argsort((plan.row_fill() < plan.seq_len)[order], kind="stable")]
         return order
-    row_of = np.repeat(np.arange(num_rows, dtype=np.int64), np.diff(plan.row_offsets))
-    fill = plan.row_fill()
-    urgency = np.zeros(num_rows, dtype=np.int64)
-    np.maximum.at(urgency, row_of, overdue[plan.document])
-    forced = urgency > 0
-    if online.best_first:
-        rank = np.where(forced, -1 - urgency, 0)
-    else:
-        full = (fill >= min_fill * plan.seq_len) | (not carries)
-        rank = np.where(forced, -1 - urgency, np.where(full, -1, plan.seq_len - fill))
     ties = in_order if online.keep_order or online.best_first else shuffled
-    priority = ties[np.argsort(rank[ties], kind="stable")]
-    before_offsets, before = _rows_before(plan, row_of)
+    order = _best_rows(
+        plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop, plan.insert_eos,
+        plan.pad_after, overdue, held, ties, rows_per_batch, float(min_fill), float(carry),
+        carries, online.best_first,
+    )  # fmt: skip
+    if online.keep_order:
+        return np.sort(order)
+    return order[permutation(len(order), derive_seed(seed, 1))]
+
+
+@kernel
+def _best_rows(
+    row_offsets: NDArray[np.int64],
+    seq_len: NDArray[np.int32],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    pad_after: NDArray[np.int64],
+    overdue: NDArray[np.int64],
+    held: NDArray[np.int64],
+    ties: NDArray[np.int64],
+    rows_per_batch: int,
+    min_fill: float,
+    carry: float,
+    carries: bool,
+    best_first: bool,
+) -> NDArray[np.int64]:
+    """Steps 1 to 4: the rows that go, the most pressing first.
+
+    Compiled as a whole: a window's plan is small, and as many numpy calls take longer than it did.
+    """
+    num_rows = len(seq_len)
+    fill = np.zeros(num_rows, dtype=np.int64)
+    rank = np.zeros(num_rows, dtype=np.int64)
     waiting = np.zeros(num_rows, dtype=np.bool_)
-    waiting[row_of[plan.stop > held[plan.document]]] = True
+    forced = 0
+    wanted = 0
+    for r in range(num_rows):
+        urgency = np.int64(0)
+        for s in range(row_offsets[r], row_offsets[r + 1]):
+            fill[r] += stop[s] - start[s] + insert_eos[s] + pad_after[s]
+            urgency = max(urgency, overdue[document[s]])
+            if stop[s] > held[document[s]]:
+                waiting[r] = True
+        if urgency > 0:
+            forced += 1
+            rank[r] = -1 - urgency
+        elif not best_first:
+            full = fill[r] >= min_fill * seq_len[r] or not carries
+            rank[r] = -1 if full else seq_len[r] - fill[r]
+        if rank[r] < 0:
+            wanted += 1
+    priority = ties[np.argsort(rank[ties], kind="mergesort")]
+    before_offsets, before = _rows_before(row_offsets, document, start, len(held))
     order, length_after = _close(priority, before_offsets, before, waiting)
 
-    staying = fill.sum() - np.cumsum(fill[priority])
-    wanted = int(np.count_nonzero(rank < 0))
-    enough = staying <= carry * fill.sum()
-    wanted = max(wanted, int(np.argmax(enough)) + 1 if enough.any() else num_rows)
-    count = _at(length_after, wanted)
-    batches = max(count // rows_per_batch, 1)
-    if batches * rows_per_batch < _at(length_after, int(np.count_nonzero(forced))):
+    staying = fill.sum()
+    may_stay = carry * staying
+    for step in range(num_rows):
+        staying -= fill[priority[step]]
+        if staying <= may_stay:
+            wanted = max(wanted, step + 1)
+            break
+    batches = max(_at(length_after, wanted) // rows_per_batch, 1)
+    if batches * rows_per_batch < _at(length_after, forced):
         batches += 1
-    count = min(batches, len(order) // rows_per_batch) * rows_per_batch
-    if online.keep_order:
-        return np.sort(order[:count])
-    return order[:count][permutation(count, derive_seed(seed, 1))]
+    return order[: min(batches, len(order) // rows_per_batch) * rows_per_batch]
 
 
+@kernel
 def _at(length_after: NDArray[np.int64], taken: int) -> int:
-    return int(length_after[taken - 1]) if taken else 0
+    return np.int64(length_after[taken - 1]) if taken else np.int64(0)  # type: ignore[return-value]
 
 
+@kernel
 def _rows_before(
-    plan: Plan, row_of: NDArray[np.int64]
+    row_offsets: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    num_documents: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For every row, the rows that hold earlier tokens of its documents (ragged: offsets, rows)."""
-    pieces = np.bincount(plan.document)
-    split = np.flatnonzero(pieces[plan.document] > 1)
-    split = split[np.lexsort((plan.start[split], plan.document[split]))]
-    follows = np.flatnonzero(plan.document[split[1:]] == plan.document[split[:-1]]) + 1
-    later, earlier = row_of[split[follows]], row_of[split[follows - 1]]
-    by_row = np.argsort(later, kind="stable")
-    offsets = np.zeros(plan.num_rows + 1, dtype=np.int64)
-    np.cumsum(np.bincount(later, minlength=plan.num_rows), out=offsets[1:])
-    return offsets, earlier[by_row]
+    pieces = np.zeros(num_documents, dtype=np.int64)
+    for d in document:
+        pieces[d] += 1
+    num_rows = len(row_offsets) - 1
+    split = np.empty(len(document), dtype=np.int64)
+    row_of = np.empty(len(document), dtype=np.int64)
+    count = 0
+    for r in range(num_rows):
+        for s in range(row_offsets[r], row_offsets[r + 1]):
+            row_of[s] = r
+            if pieces[document[s]] > 1:
+                split[count] = s
+                count += 1
+    split = split[:count]
+    split = split[np.argsort(start[split], kind="mergesort")]
+    split = split[np.argsort(document[split], kind="mergesort")]
+    offsets = np.zeros(num_rows + 1, dtype=np.int64)
+    for i in range(1, count):
+        if document[split[i]] == document[split[i - 1]]:
+            offsets[row_of[split[i]] + 1] += 1
+    for r in range(num_rows):
+        offsets[r + 1] += offsets[r]
+    place = offsets[:-1].copy()
+    before = np.empty(offsets[num_rows], dtype=np.int64)
+    for i in range(1, count):
+        if document[split[i]] == document[split[i - 1]]:
+            row = row_of[split[i]]
+            before[place[row]] = row_of[split[i - 1]]
+            place[row] += 1
+    return offsets, before
 
 
 @kernel

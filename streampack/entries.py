@@ -14,6 +14,9 @@ from streampack.documents import ORIGIN
 
 __all__ = ["Entries"]
 
+_NUMBERS = ("serial", "start", "held", "length", "arrived", "repeated", "cut")
+_RECORD = np.dtype(f"V{ORIGIN.itemsize}")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
@@ -60,9 +63,10 @@ class Entries:
         """All of them, one behind the other."""
         if len(parts) == 1:
             return parts[0]
-        return cls(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__slots__)
-        )
+        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS]
+        # As plain bytes: to find a dtype that all the records share takes numpy far longer.
+        origins = [part.origin.view(_RECORD) for part in parts]
+        return cls(*columns, np.concatenate(origins).view(ORIGIN))
 
     def digest(self) -> str:
         """64 bits, in hexadecimal, over what the window holds, the same on any machine."""

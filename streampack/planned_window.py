@@ -13,7 +13,7 @@ from streampack.documents import offsets_of
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 
-__all__ = ["PlannedWindow", "delivered_by", "needed_tokens", "not_full", "oldest_tokens"]
+__all__ = ["PlannedWindow", "needed_tokens", "not_full", "oldest_tokens", "what_stays"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,28 +42,59 @@ class PlannedWindow:
 
 
 @kernel
-def delivered_by(
+def what_stays(
     rows: NDArray[np.int64],
     row_offsets: NDArray[np.int64],
     document: NDArray[np.int64],
     start: NDArray[np.int64],
     stop: NDArray[np.int64],
     overlap: NDArray[np.int64],
-    num_documents: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Per document: its end in these rows, its new tokens there, and how many others repeat."""
-    furthest = np.zeros(num_documents, dtype=np.int64)
-    placed = np.zeros(num_documents, dtype=np.int64)
+    dropped: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    was_repeated: NDArray[np.int64],
+    continued: bool,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], bool]:
+    """What the window keeps once these rows are gone.
+
+    Args:
+        rows: that go; row_offsets, document, start, stop, overlap: of the plan.
+        dropped, lengths: (N,) int64, of `PlannedWindow`.
+        was_repeated: (N,) int64, `Entries.repeated` before.
+        continued: the last document goes on behind what is held.
+
+    Returns:
+        (K,) int64 documents that stay; (K,) how many of their held tokens go; (K,) how many of
+        those that stay were delivered already; and whether what stays of each is its tail.
+    """
+    count = len(lengths)
+    furthest = np.zeros(count, dtype=np.int64)
+    placed = np.zeros(count, dtype=np.int64)
     for row in rows:
         for s in range(row_offsets[row], row_offsets[row + 1]):
             furthest[document[s]] = max(furthest[document[s]], stop[s])
             placed[document[s]] += stop[s] - start[s] - overlap[s]
-    repeated = np.zeros(num_documents, dtype=np.int64)
+    again = np.zeros(count, dtype=np.int64)
     for s in range(len(document)):
         d = document[s]
         if stop[s] > furthest[d]:
-            repeated[d] = max(repeated[d], furthest[d] - start[s])
-    return furthest, placed, repeated
+            again[d] = max(again[d], furthest[d] - start[s])
+    kept = np.empty(count, dtype=np.int64)
+    moved = np.empty(count, dtype=np.int64)
+    repeated = np.empty(count, dtype=np.int64)
+    k = 0
+    tails = True
+    for d in range(count):
+        went = furthest[d] > 0
+        if placed[d] + (was_repeated[d] if went else 0) != furthest[d]:
+            tails = False
+        if furthest[d] + dropped[d] >= lengths[d] and not (continued and d == count - 1):
+            continue
+        kept[k] = d
+        # What stays begins where the document's next row does, with what that row repeats.
+        moved[k] = furthest[d] - again[d] if went else 0
+        repeated[k] = again[d] if went else was_repeated[d]
+        k += 1
+    return kept[:k], moved[:k], repeated[:k], tails
 
 
 def needed_tokens(packer: Packer, lengths: NDArray[np.int64]) -> NDArray[np.int64]:

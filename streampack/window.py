@@ -30,10 +30,10 @@ from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
 from streampack.planned_window import (
     PlannedWindow,
-    delivered_by,
     needed_tokens,
     not_full,
     oldest_tokens,
+    what_stays,
 )
 from streampack.window_config import WindowConfig, sure_tokens
 
@@ -64,6 +64,9 @@ class Window:
         self._config = config
         self._window_tokens = config.window_tokens
         self._packer = packer
+        # Asked once: a protocol is looked up member by member, which takes longer than a plan.
+        self._batch_packer = packer if isinstance(packer, BatchPacker) else None
+        self._tail_packer = packer if isinstance(packer, TailPacker) else None
         self._online = online(packer)
         self._longest = packer.seq_lens[-1]
         self._batch_tokens = batch_tokens
@@ -233,8 +236,8 @@ class Window:
         self._settle()
         entries = self.entries
         remaining = np.maximum(self.needed(entries.length) - entries.start, 0)
-        if isinstance(self._packer, BatchPacker):
-            return self._plan_batches(self._packer, remaining, final, step)
+        if self._batch_packer is not None:
+            return self._plan_batches(self._batch_packer, remaining, final, step)
         lengths = remaining
         if self._continued and remaining[-1] > entries.held[-1]:
             whole = foreseen(self._packer, int(remaining[-1]), int(entries.held[-1]))
@@ -250,16 +253,17 @@ class Window:
             again = np.where(plan.start == 0, entries.repeated[plan.document], 0)
             plan = replace(plan, overlap=plan.overlap + again)
         rows_per_batch = self._batch_tokens // self._longest
-        batches = np.append(np.arange(0, len(rows), rows_per_batch), len(rows))
+        ends = np.arange(0, len(rows) + rows_per_batch, rows_per_batch, dtype=np.int64)
+        batches = np.minimum(ends, len(rows))
         return PlannedWindow(plan, rows, batches, offsets_of(entries.held), lengths)
 
     def _plan(
         self, lengths: NDArray[np.int64], final: bool, seed: int
     ) -> tuple[Plan, NDArray[np.int64]]:
         """Plan, and choose rows; if the packer joins short rows that would go, plan once more."""
-        if isinstance(self._packer, TailPacker):
+        if self._tail_packer is not None:
             delivered = self.entries.start
-            plan = self._packer.plan_tails(lengths, delivered, final=final, seed=seed)
+            plan = self._tail_packer.plan_tails(lengths, delivered, final=final, seed=seed)
         else:
             plan = self._packer.plan(lengths, final=final, seed=seed)
         rows = self._choose(plan, final, seed)
@@ -327,13 +331,18 @@ class Window:
 
     def advance(self, planned: PlannedWindow) -> None:
         """Remove what went; the rest stays for the next round."""
-        entries = self.entries
-        delivered, repeated = self._delivered(planned)
-        gone = delivered + planned.dropped >= planned.lengths
-        if self._continued:
-            gone[-1] = False
-        kept = np.flatnonzero(~gone)
-        stuck = len(kept) == len(entries) and not delivered.any()
+        plan, entries = planned.plan, self.entries
+        kept, moved, repeated, tails = what_stays(
+            planned.rows, plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap,
+            planned.dropped, planned.lengths, entries.repeated, self._continued,
+        )  # fmt: skip
+        if not tails:
+            raise PlanError(
+                "Rows were chosen that hold later tokens of a document without its earlier ones.",
+                "What stays of a document must be its tail, or tokens would be lost.",
+                "This is a defect of streampack or of a custom packer; please report it.",
+            )
+        stuck = len(kept) == len(entries) and not len(planned.rows)
         if stuck and self.target_tokens >= self._window_tokens:
             raise StreampackError(
                 f"A full window of {len(entries)} documents and {self.num_tokens} tokens gave no "
@@ -342,13 +351,10 @@ class Window:
                 "This is a defect of streampack or of a custom packer; please report it with the "
                 "configuration.",
             )
-        # What stays begins where the document's next row does, with what that row repeats.
-        moved = np.where(delivered > 0, delivered - repeated, 0)[kept]
-        repeated = np.where(delivered > 0, repeated, entries.repeated)[kept]
-        position = planned.position[:-1][kept] + moved
-        held = entries.held[kept] - moved
-        self._arena.keep(position, held)
+        position = planned.position[kept] + moved
         entries = entries.pick(kept)
+        held = entries.held - moved
+        self._arena.keep(position, held)
         self.entries = Entries(
             serial=entries.serial,
             start=entries.start + moved,
@@ -360,25 +366,6 @@ class Window:
             origin=entries.origin,
         )
         self.round += 1
-
-    def _delivered(self, planned: PlannedWindow) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How far each entry went, and how much of that its next row repeats, each (N,) int64.
-
-        Checks that what stays is a tail.
-        """
-        plan, entries = planned.plan, self.entries
-        delivered, placed, repeated = delivered_by(
-            planned.rows, plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap,
-            len(entries),
-        )  # fmt: skip
-        placed += np.where(delivered > 0, entries.repeated, 0)
-        if not np.array_equal(placed, delivered):
-            raise PlanError(
-                "Rows were chosen that hold later tokens of a document without its earlier ones.",
-                "What stays of a document must be its tail, or tokens would be lost.",
-                "This is a defect of streampack or of a custom packer; please report it.",
-            )
-        return delivered, repeated
 
     # ------------------------------------------------------------------ restoring
 
