@@ -63,10 +63,13 @@ class Entries:
         """All of them, one behind the other."""
         if len(parts) == 1:
             return parts[0]
-        columns = [np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS]
+        columns: list[Any] = [
+            np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS
+        ]
         # As plain bytes: to find a dtype that all the records share takes numpy far longer.
         origins = [part.origin.view(_RECORD) for part in parts]
-        return cls(*columns, np.concatenate(origins).view(ORIGIN))
+        columns.append(np.concatenate(origins).view(ORIGIN))
+        return cls(*columns)
 
     def digest(self) -> str:
         """64 bits, in hexadecimal, over what the window holds, the same on any machine."""
