@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import TOKEN_DTYPES, Documents, Texts
+from streampack.documents import TOKEN_DTYPES, Documents, Texts, offsets_of
 
 __all__ = [
     "BAD_ID",
+    "Ahead",
     "BrokenItemError",
     "Fields",
     "integer_array",
     "item_block",
+    "item_sizes",
     "outside_worker",
     "token_block",
 ]
@@ -59,10 +62,51 @@ class Fields:
         return item[self.document]
 
 
+class Ahead:
+    """An iterator that can be given items back, and so be asked for several at a time."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self._returned: list[Any] = []
+
+    def some(self, most: int) -> list[Any]:
+        """The next items: `most` of them, or fewer; none at the end."""
+        if self._returned:
+            several, self._returned = self._returned[:most], self._returned[most:]
+            return several
+        return list(itertools.islice(self._iterator, most))
+
+    def give_back(self, items: list[Any]) -> None:
+        """Take back the last of what `some` gave."""
+        self._returned = items + self._returned
+
+
+def item_sizes(items: list[Any], fields: Fields) -> list[int]:
+    """About the bytes of each document: characters of text, four bytes per id."""
+    width = 4 if fields.tokenized else 1
+    if fields.document is None:
+        try:
+            return [length * width for length in map(len, items)]
+        except TypeError:
+            pass  # one of them is no document
+    return [_size(item, fields) * width for item in items]
+
+
+def _size(item: Any, fields: Fields) -> int:
+    try:
+        return len(fields.document_of(item))
+    except (BrokenItemError, TypeError):
+        return 0
+
+
 def item_block(
     items: Sequence[Any], fields: Fields, origin: NDArray[np.void]
 ) -> tuple[Documents | Texts, dict[int, str]]:
     """A block from items, without the broken ones, and what is wrong with those, by place."""
+    if fields.tokenized and fields.document is None:
+        whole = _joined(items, origin)
+        if whole is not None:
+            return whole, {}
     problems: dict[int, str] = {}
     good: list[int] = []
     texts: list[str] = []
@@ -89,6 +133,24 @@ def item_block(
     for k in np.flatnonzero(bad).tolist():
         problems[good[k]] = BAD_ID
     return (block.take(np.flatnonzero(~bad)) if bad.any() else block), problems
+
+
+def _joined(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:
+    """A block from arrays that share a token dtype, as `token_block` makes it; None for others.
+
+    One call looks at all of them, and copies: a look at each takes longer than packing it.
+    """
+    first = items[0] if len(items) else None
+    if type(first) is not np.ndarray or first.dtype not in TOKEN_DTYPES:
+        return None
+    try:
+        tokens = np.concatenate(items, dtype=first.dtype, casting="no")
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        return None  # one of them is something else: it will be found and named
+    if tokens.ndim != 1 or (tokens.dtype.kind == "i" and len(tokens) and int(tokens.min()) < 0):
+        return None
+    lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
+    return Documents(tokens, offsets_of(lengths), origin)
 
 
 def _array_of(value: Any) -> NDArray[Any]:

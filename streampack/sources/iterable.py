@@ -20,13 +20,15 @@ from streampack.documents import make_origin
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources._cursor import cursor_field
-from streampack.sources._items import BrokenItemError, Fields, item_block, outside_worker
+from streampack.sources._items import Ahead, Fields, item_block, item_sizes, outside_worker
 from streampack.sources.base import Block, Cursor, LaneReader, Source
 from streampack.sources.skips import Skips
 
 __all__ = ["ItemSource", "Iterable"]
 
 logger = logging.getLogger(__name__)
+
+AHEAD = 16  # items asked for at once, which may be in memory beside those of a block
 
 
 class ItemSource(Source):
@@ -120,9 +122,10 @@ class _ItemLane(LaneReader):
             iterator = _iterate(items)
             if count and state is None:
                 self._replay(iterator, count, items)
+        ahead = Ahead(iterator)
         while True:
             with outside_worker():
-                taken = self._take(iterator)
+                taken = self._take(ahead, stateful)
                 state = items.state_dict() if stateful and taken else None
             if not taken:
                 return
@@ -147,15 +150,31 @@ class _ItemLane(LaneReader):
                 "Pass the same data in the same order, or start a new run.",
             )
 
-    def _take(self, iterator: Iterator[Any]) -> list[Any]:
-        """The items of the next block: a function of where it starts."""
+    def _take(self, items: Ahead, exact: bool) -> list[Any]:
+        """The items of the next block: a function of where it starts.
+
+        Args:
+            items: where they come from.
+            exact: take no item ahead, since the iterable's own state is to be asked next.
+        """
+        source = self.source
         taken: list[Any] = []
         size = 0
-        for item in itertools.islice(iterator, self.source.block_documents):
-            taken.append(item)
-            size += _size(item, self.source.fields)
-            if size >= self.source.block_bytes:
+        while len(taken) < source.block_documents and size < source.block_bytes:
+            several = items.some(1 if exact else min(AHEAD, source.block_documents - len(taken)))
+            if not several:
                 break
+            sizes = item_sizes(several, source.fields)
+            if size + sum(sizes) < source.block_bytes:
+                taken += several
+                size += sum(sizes)
+                continue
+            count = 0
+            while size < source.block_bytes:
+                size += sizes[count]
+                count += 1
+            taken += several[:count]
+            items.give_back(several[count:])
         return taken
 
     def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
@@ -355,15 +374,6 @@ def _iterate(items: Any) -> Iterator[Any]:
     if not hasattr(items, "__iter__") and _by_index(items):
         return (items[i] for i in range(len(items)))
     return iter(items)
-
-
-def _size(item: Any, fields: Fields) -> int:
-    """About the bytes of a document: characters of text, four bytes per id."""
-    try:
-        value = fields.document_of(item)
-        return len(value) * (4 if fields.tokenized else 1)
-    except (BrokenItemError, TypeError):
-        return 0
 
 
 def _check_state(state: Any, items: Any) -> None:
