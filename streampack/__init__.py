@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from streampack.errors import StreampackError
     from streampack.hooks import Hook
     from streampack.loader import PackedLoader
+    from streampack.loss import token_mean_loss
     from streampack.ordering import SimilarityOrder
     from streampack.packing import (
         BestFitCrop,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         Seamless,
     )
     from streampack.state import merge_states
+    from streampack.together import end_together
     from streampack.tokenization import Tokenizer
     from streampack.topology import Topology
     from streampack.tracker import StateTracker
@@ -53,10 +55,12 @@ __all__ = [
     "Tokenizer",
     "Topology",
     "WindowConfig",
+    "end_together",
     "merge_states",
     "ordering",
     "packing",
     "sources",
+    "token_mean_loss",
 ]
 
 __version__ = "0.1.0"
@@ -83,6 +87,8 @@ _HOME = {
     "StreampackError": "errors",
     "Texts": "documents",
     "Tokenizer": "tokenization",
+    "end_together": "together",
+    "token_mean_loss": "loss",
     "Topology": "topology",
     "WindowConfig": "window_config",
     "merge_states": "state",

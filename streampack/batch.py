@@ -31,12 +31,16 @@ class PackedBatch:
         num_documents: document pieces in the batch.
         num_tokens: slots that are not padding.
         num_loss_tokens: labels that are not -100.
+        num_items_in_batch: labels that are not -100 in the whole group of batches of all ranks
+            that `PackedLoader.accumulate` gave it in; None from elsewhere.
         sum_squared_lengths: over attention segments that are not padding: what attention costs.
         source_ids: (num_documents,) int32, the source of each piece, to be indexed by
             `document_ids`.
         provenance: (num_documents,) records (source, shard, index, start, stop), or None.
         seq_len, rows: the batch's shape.
         lane, step: batch number ``step * lanes + lane`` of the run.
+        has_next: False if this is its lane's last batch. Behind it come empty ones, which hold
+            padding only (`num_documents` is 0), until all lanes of all ranks are dry.
     """
 
     def __init__(
@@ -45,18 +49,21 @@ class PackedBatch:
         *,
         lane: int = 0,
         step: int = 0,
-        state: Callable[[], dict[str, Any]] | dict[str, Any] | None = None,
+        has_next: bool = False,
+        state: Callable[[], dict[str, Any] | None] | dict[str, Any] | None = None,
     ) -> None:
         self.seq_len = packed.seq_len
         self.rows = len(packed.tokens) // packed.seq_len
         self.max_seqlen = packed.max_seqlen
         self.num_documents = len(packed.source_ids)
         self.num_loss_tokens = packed.num_loss_tokens
+        self.num_items_in_batch: int | None = None
         self.sum_squared_lengths = packed.sum_squared_lengths
         self.composition: Composition = packed.composition
         self.provenance: NDArray[np.void] | None = packed.provenance
         self.lane = lane
         self.step = step
+        self.has_next = has_next
         self._state = state
         self._packed: PackedRows | None = packed
         self._compact: dict[str, Tensor] | None = None
@@ -69,7 +76,7 @@ class PackedBatch:
                 "Only a batch as the dataset gives it travels between processes.",
                 "Send it before `.to()` or `.pin_memory()`.",
             )
-        return (_rebuild, (self._packed, self.lane, self.step, self.state))
+        return (_rebuild, (self._packed, self.lane, self.step, self.has_next, self.state))
 
     def __repr__(self) -> str:
         return (
@@ -144,9 +151,17 @@ class PackedBatch:
 
         Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
         `max_length_q` and `_k`. There is no attention mask: with one, transformers would ignore
-        the boundaries.
+        the boundaries. From `PackedLoader.accumulate` also `num_items_in_batch`, by which
+        transformers divides the summed loss, so that gradients added up over the group and over
+        all ranks are those of the mean over tokens (where ranks average gradients instead of
+        adding them, multiply the loss by their number). A batch without any loss token has it
+        always, as 1: its loss is 0 and not 0 / 0.
         """
+        counts = {}
+        if self.num_items_in_batch is not None or not self.num_loss_tokens:
+            counts["num_items_in_batch"] = max(self.num_items_in_batch or 0, 1)
         return {
+            **counts,
             "input_ids": self.input_ids.view(1, -1),
             "position_ids": self.position_ids.view(1, -1),
             "labels": self.labels.view(1, -1),
@@ -218,8 +233,8 @@ class PackedBatch:
         return moved
 
 
-def _rebuild(packed: PackedRows, lane: int, step: int, state: Any) -> PackedBatch:
-    return PackedBatch(packed, lane=lane, step=step, state=state)
+def _rebuild(packed: PackedRows, lane: int, step: int, has_next: bool, state: Any) -> PackedBatch:
+    return PackedBatch(packed, lane=lane, step=step, has_next=has_next, state=state)
 
 
 def _derive_on_host(packed: PackedRows, rows: int) -> dict[str, Tensor]:

@@ -6,17 +6,18 @@ import copy
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, cast
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assembly import RowFormat
 from streampack.batch import PackedBatch
+from streampack.ending import Alone, Ending
 from streampack.errors import ConfigError
+from streampack.feed import feed_in_process, fill_gaps
 from streampack.fingerprint import changed_fields
 from streampack.hooks import Hook
-from streampack.lane import LaneBatch, LaneConfig
+from streampack.lane import LaneConfig
 from streampack.ordering import DocumentOrder
 from streampack.packing import (
     BestFitDecreasing,
@@ -27,13 +28,12 @@ from streampack.packing import (
     Pad,
 )
 from streampack.replanning import carry_over, previous_config
-from streampack.rotation import rotate
 from streampack.sizing import choose_lanes, with_shares
 from streampack.sources.base import Source
 from streampack.sources.chat import Chat
 from streampack.sources.infer import as_source
 from streampack.sources.mixture import Mixture, sources_of
-from streampack.state import RunState, check_state
+from streampack.state import RunState, batches_given, check_state
 from streampack.stream import Preparation
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
 from streampack.topology import Topology
@@ -251,15 +251,29 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 "order.",
                 f"Use num_workers of {', '.join(valid)}, or PackedLoader, which takes any number.",
             )
-        own = own[number::workers]
-        for lane, batch in rotate(config, own, {lane: run.lane(lane) for lane in own}):
-            if isinstance(batch, LaneBatch):
-                yield PackedBatch(
-                    batch.rows,
-                    lane=lane,
-                    step=batch.step,
-                    state=partial(batch.round.state, batch.emitted),
-                )
+        # A worker is a rank of its own in a finer division: with empty batches for its dry lanes,
+        # a DataLoader that takes batches from its workers in turn keeps the rank's order.
+        place = self.topology.among_workers(number, workers)
+        states: dict[int, Any] = {
+            lane: run.lane(lane) for lane in place.lanes(run.next_batch, config.lanes)
+        }
+        ending = Ending(
+            feed_in_process(config, list(states), states, lambda *end: None),
+            topology=place,
+            start=run.next_batch,
+            lanes=config.lanes,
+            given={lane: batches_given(state) for lane, state in states.items()},
+            ranks=None if config.epochs is None else Alone(),
+        )
+
+        def state_of(lane: int) -> Any:
+            state = states[lane]
+            return state() if callable(state) else state
+
+        for delivery in fill_gaps(ending, config, state_of):
+            if delivery.batch.num_documents:
+                states[delivery.lane] = delivery.state
+            yield delivery.batch
 
 
 def _fingerprint(config: LaneConfig) -> dict[str, Any]:

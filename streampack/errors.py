@@ -6,6 +6,7 @@ __all__ = [
     "ConfigError",
     "ContentError",
     "PlanError",
+    "RankError",
     "StateError",
     "StorageError",
     "StreampackError",
@@ -74,6 +75,10 @@ class ContentError(StreampackError, ValueError):
 
 class PlanError(StreampackError, ValueError):
     """A packing plan that breaks a rule of `streampack.packing.check_plan`."""
+
+
+class RankError(StreampackError, RuntimeError):
+    """Another process of the job died, stopped answering, or runs something else."""
 
 
 class StateError(StreampackError, ValueError):

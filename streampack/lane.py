@@ -61,6 +61,7 @@ class LaneBatch(NamedTuple):
         round, emitted: the lane's state is ``round.state(emitted)`` once this batch is consumed.
         metrics: what was lost or spent since the batch before that the rows do not tell; None if
             nothing, as for all but the first batch of a round.
+        has_next: True if the lane has another batch. The last one's state is that of the end.
     """
 
     rows: PackedRows
@@ -68,10 +69,11 @@ class LaneBatch(NamedTuple):
     round: Round
     emitted: int
     metrics: Metrics | None
+    has_next: bool = True
 
 
 class LaneEnd(NamedTuple):
-    """What is to be known of a lane that has nothing more.
+    """What is to be known of a lane that has nothing more, where no batch could say so.
 
     Attributes:
         round, emitted: the lane's state is ``round.state(emitted)``.
@@ -107,6 +109,7 @@ class Lane:
     _unreported: bool = field(init=False, default=False)
     _reported: Metrics = field(init=False, default_factory=Metrics)
     _dropped: int = field(init=False, default=0)
+    _following: LaneBatch | LaneEnd | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -128,7 +131,26 @@ class Lane:
             self._restore(state)
 
     def next(self) -> LaneBatch | LaneEnd:
-        """The next batch, or the lane's end when the last epoch is packed to its end."""
+        """The next batch, or the lane's end when the last epoch is packed to its end.
+
+        A batch says whether another one follows. That is known without work unless it is the last
+        of its round; then the next round is made before the batch is handed out.
+        """
+        item, self._following = self._following or self._make_next(), None
+        if isinstance(item, LaneEnd) or self._emitted < len(self._batches):
+            return item
+        if self.config.epochs is None:
+            return item
+        following = self._make_next()
+        if isinstance(following, LaneEnd):
+            metrics = following.metrics + (item.metrics or Metrics())
+            return item._replace(
+                round=following.round, emitted=following.emitted, metrics=metrics, has_next=False
+            )
+        self._following = following
+        return item
+
+    def _make_next(self) -> LaneBatch | LaneEnd:
         while True:
             if self._round is None:
                 self._start_round()

@@ -54,6 +54,7 @@ class Metrics:
 
     Attributes:
         batches: batches consumed; composition: what their rows hold.
+        left: what ``end="stop"`` left in the lanes; stepped_over: what `PackedLoader.skip` did.
         empty_documents: documents without a token, left out; skipped: broken documents or shards
             that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped.
         wait_s: seconds the loop waited in `next()` for a batch, all stages together.
@@ -63,6 +64,8 @@ class Metrics:
 
     batches: int = 0
     composition: Composition = field(default_factory=Composition)
+    left: Composition = field(default_factory=Composition)
+    stepped_over: Composition = field(default_factory=Composition)
     empty_documents: int = 0
     skipped: int = 0
     duplicates: int = 0
@@ -85,6 +88,10 @@ class Metrics:
             "truncation_ratio": composition.truncation_ratio,
             "dropped_ratio": composition.dropped_ratio,
             "mean_context": composition.mean_context,
+            "tokens_left": self.left.placed,
+            "documents_left": self.left.documents,
+            "tokens_stepped_over": self.stepped_over.placed,
+            "documents_stepped_over": self.stepped_over.documents,
             "empty_documents": self.empty_documents,
             "skipped": self.skipped,
             "duplicates": self.duplicates,

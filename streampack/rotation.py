@@ -13,9 +13,10 @@ __all__ = ["rotate"]
 def rotate(
     config: LaneConfig, lanes: Sequence[int], states: Mapping[int, dict[str, Any] | None]
 ) -> Iterator[tuple[int, LaneBatch | LaneEnd]]:
-    """Yield (lane, batch) in turn over `lanes`; (lane, its end) once, where a lane has run dry.
+    """Yield (lane, batch) in turn over `lanes`, each lane up to its last batch.
 
-    A lane starts when its turn comes first, so that the first batch waits for one lane only.
+    A lane that has no batch at all gives its end, once. A lane starts when its turn comes first,
+    so that the first batch waits for one lane only.
     """
     running: dict[int, Lane | None] = dict.fromkeys(lanes)
     while running:
@@ -24,6 +25,6 @@ def rotate(
             if started is None:
                 started = running[lane] = Lane(config, lane, states.get(lane))
             item = started.next()
-            if isinstance(item, LaneEnd):
+            if isinstance(item, LaneEnd) or not item.has_next:
                 del running[lane]
             yield lane, item

@@ -106,6 +106,14 @@ class RunState:
         """Take note that `lane` has nothing more."""
         self._lanes[lane] = state
 
+    def step_over(self, first: int) -> None:
+        """Take note that the batches from number `first` on were consumed without being used."""
+        if first == self.next_batch:
+            return
+        if self.stepped_over and self.stepped_over[-1][1] == first:
+            first = self.stepped_over.pop()[0]
+        self.stepped_over.append([first, self.next_batch])
+
     def replan(self, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
         """Change the state of every lane that has begun."""
         for lane in self._lanes:

@@ -7,6 +7,7 @@ the global sequence of batches is the same for every R.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 
@@ -70,5 +71,14 @@ class Topology:
         return start + step * self.world_size + self.rank
 
     def lanes(self, start: int, lanes: int) -> list[int]:
-        """The lanes this rank owns in a run started at batch `start`, in rotation order."""
-        return [self.batch(start, step) % lanes for step in range(lanes // self.world_size)]
+        """The lanes this rank's batches of a run started at `start` come from, in rotation order.
+
+        They are the rank's own where the ranks divide the lanes. Where they do not (evaluation
+        alone allows that), some other ranks run the same ones.
+        """
+        ranks = math.gcd(self.world_size, lanes)
+        return [(start + i) % lanes for i in range(self.rank % ranks, lanes, ranks)]
+
+    def among_workers(self, worker: int, workers: int) -> Topology:
+        """The place of one of a rank's workers that take the rank's batches in turn."""
+        return Topology(self.rank + worker * self.world_size, self.world_size * workers)

@@ -36,6 +36,7 @@ class Made:
         rows, step, metrics: of `LaneBatch`; lane: which lane.
         round: the lane's state before any batch of this round, or None if it was sent before.
         emitted: batches of the round, this one included.
+        has_next: False if it is the lane's last one.
     """
 
     lane: int
@@ -44,11 +45,12 @@ class Made:
     metrics: Metrics | None
     round: dict[str, Any] | None
     emitted: int
+    has_next: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Dry:
-    """A lane has nothing more; its state and what it lost or spent since its last batch."""
+    """A lane has no batch at all; its state, and what it lost or spent."""
 
     lane: int
     state: dict[str, Any]
@@ -118,7 +120,17 @@ def run_worker(
             fresh = sent_round.get(lane) != number
             sent_round[lane] = number
             state = batch.round.state(0) if fresh else None
-            waiting.put(Made(lane, batch.rows, batch.step, batch.metrics, state, batch.emitted))
+            waiting.put(
+                Made(
+                    lane,
+                    batch.rows,
+                    batch.step,
+                    batch.metrics,
+                    state,
+                    batch.emitted,
+                    batch.has_next,
+                )
+            )
     except BaseException as error:  # whatever it is, the loop must hear of it
         waiting.put(Failed(_picklable(error), traceback.format_exc()))
     waiting.put(None)

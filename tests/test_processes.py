@@ -39,8 +39,9 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost
     loader = PackedLoader(big_batches(), num_workers=1, prefetch_batches=1)
     batches = iter(loader)
     found = [next(batches).input_ids[:, 0].tolist()]
-    assert loader._batches is not None
-    worker = loader._batches.gi_frame.f_locals["workers"][0]
+    assert loader._live is not None
+    feed = loader._live.gi_frame.f_locals["feed"]
+    worker = feed.gi_frame.f_locals["workers"][0]
     held = -1
     while held != (held := unread_bytes(worker.receiver)) or held < 1 << 16:
         time.sleep(0.05)  # until the pipe is full and the message is not

@@ -192,6 +192,11 @@ class Buckets:
         )
         return plan, served.batches
 
+    def seq_len_at(self, rotation: int, *, schedule_seed: int) -> int:
+        """Tokens per row of every lane's batch number `rotation`, after the schedule."""
+        schedule = bucket_schedule(self.curriculum, schedule_seed)
+        return self.seq_lens[int(schedule.buckets(rotation, 1)[0])]
+
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
         shares = self.shares

@@ -171,6 +171,10 @@ class BatchPacker(Packer, Protocol):
         """
         ...
 
+    def seq_len_at(self, rotation: int, *, schedule_seed: int) -> int:
+        """Tokens per row of every lane's batch number `rotation`."""
+        ...
+
 
 @runtime_checkable
 class TailPacker(Packer, Protocol):

@@ -1,0 +1,42 @@
+"""The mean loss over tokens, right across unequal batches, accumulation and ranks.
+
+Packed rows hold unequal numbers of loss tokens, so the mean of batches' means is not the mean over
+tokens, and the mean of an empty batch is 0 / 0. So losses are summed, and divided by the number of
+loss tokens of everything that one optimiser step sees.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["token_mean_loss"]
+
+
+def token_mean_loss(
+    logits: Tensor, labels: Tensor, num_loss_tokens: int, *, averaged_over: int = 1
+) -> Tensor:
+    """A batch's share of the mean next-token loss of an optimiser step.
+
+    Gradients added up over the batches of the step are those of the mean over all its tokens.
+
+    Args:
+        logits: (rows, seq_len, vocabulary), or flat (T, vocabulary).
+        labels: (rows, seq_len) or (T,) int64 as in `PackedBatch.labels`: not shifted, -100 where
+            no loss is taken.
+        num_loss_tokens: of the whole step on all data-parallel ranks, as `PackedLoader.accumulate`
+            tells; with 0, or for an empty batch, the loss is 0 and so are its gradients.
+        averaged_over: ranks over which gradients are averaged later (by DDP or FSDP): the number
+            of data-parallel ranks. 1 where there is one, or where gradients are added up.
+
+    Returns:
+        A scalar, float32 or wider.
+    """
+    flat = logits.reshape(-1, logits.shape[-1])
+    if flat.dtype in (torch.float16, torch.bfloat16):
+        flat = flat.float()
+    # A row begins with a label of -100, so no loss reaches across rows.
+    total = torch.nn.functional.cross_entropy(
+        flat[:-1], labels.reshape(-1)[1:], ignore_index=-100, reduction="sum"
+    )
+    return total * (averaged_over / max(num_loss_tokens, 1))
