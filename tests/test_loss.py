@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, token_mean_loss
+from streampack.accumulation import BatchGroup
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing
 from tests.memory_source import numbered_documents
@@ -76,17 +77,19 @@ def unpacked() -> tuple[float, list[Tensor]]:
 def test_a_step_over_everything_has_the_gradients_of_unpacked_training(world_size: int) -> None:
     expected_loss, expected = unpacked()
 
-    def run(rank: int, ranks: Any) -> tuple[float, list[Tensor], int]:
-        loader = PackedLoader(dataset(rank, world_size), ranks=ranks)
-        (group,) = loader.accumulate(1000)
+    def run(rank: int, ranks: Any) -> BatchGroup:
+        (group,) = PackedLoader(dataset(rank, world_size), ranks=ranks).accumulate(1000)
+        return group
+
+    results, empty = [], 0
+    for group in on_ranks(world_size, run):  # threads share torch's generator, so not in them
         model = TinyGPT(50)
         loss = add_up(model, group, group.num_loss_tokens, world_size)
-        return loss, gradients(model), sum(b.num_documents == 0 for b in group)
-
-    results = on_ranks(world_size, run)
-    assert sum(empty for _, _, empty in results) > 0
-    assert sum(loss for loss, _, _ in results) / world_size == pytest.approx(expected_loss, 1e-12)
-    for parts in zip(expected, *(found for _, found, _ in results), strict=True):
+        results.append((loss, gradients(model)))
+        empty += sum(batch.num_documents == 0 for batch in group)
+    assert empty > 0
+    assert sum(loss for loss, _ in results) / world_size == pytest.approx(expected_loss, 1e-12)
+    for parts in zip(expected, *(found for _, found in results), strict=True):
         mean = torch.stack(parts[1:]).mean(0)  # as DDP makes it
         torch.testing.assert_close(mean, parts[0], rtol=1e-9, atol=1e-12)
 
