@@ -1,8 +1,8 @@
 """What the processes of a job tell one another, over a gloo group on the CPU.
 
-Sums over data-parallel ranks (do others still have batches, how many loss tokens has a group of
-batches), and values that one process finds out for all (the manifest). All processes of the job
-take part, those of a model-parallel group too; what they contribute counts once.
+Sums over data-parallel ranks: do others still have batches, how many loss tokens has a group of
+batches. All processes of the job take part, those of a model-parallel group too; what they
+contribute counts once.
 
 torch.distributed must be initialised; everything here fails with `RankError` when another process
 dies, or answers nothing for `timeout_s`.
@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
-import zlib
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,12 +24,10 @@ from streampack.ending import Alone, Ranks
 from streampack.errors import ConfigError, RankError
 from streampack.topology import Topology
 
-__all__ = ["ProcessRanks", "check_same_start", "connect", "found_by_one"]
+__all__ = ["ProcessRanks", "check_same_start", "connect"]
 
 #: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
 TIMEOUT_S = 1800.0
-
-Value = TypeVar("Value")
 
 
 def connect(topology: Topology) -> Ranks:
@@ -111,46 +107,6 @@ def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
             "Build the dataset with the same arguments and load states of the same step on every "
             "rank.",
         )
-
-
-def found_by_one(topology: Topology, find: Callable[[], Value]) -> Value:
-    """What `find` returns in the job's first process, on every process; found here if alone.
-
-    Raises:
-        Whatever `find` raises in the first process, on every process.
-        RankError: a process died or did not answer.
-    """
-    if not _connected(topology):
-        return find()
-    group = _group(TIMEOUT_S)
-    payload = b""
-    if dist.get_rank() == 0:
-        payload = zlib.compress(_outcome(find), 1)
-    size = torch.tensor([len(payload)])
-    _finish(lambda: dist.broadcast(size, src=0, group=group), TIMEOUT_S)
-    data = torch.empty(int(size), dtype=torch.uint8)
-    if payload:
-        data = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    _finish(lambda: dist.broadcast(data, src=0, group=group), TIMEOUT_S)
-    # It comes from a process of the same job, over the job's own connection.
-    value, error = pickle.loads(zlib.decompress(data.numpy().tobytes()))  # noqa: S301
-    if error is not None:
-        raise error
-    return value  # type: ignore[no-any-return]
-
-
-def _outcome(find: Callable[[], Any]) -> bytes:
-    """The pickled (value, None) or (None, error)."""
-    try:
-        return pickle.dumps((find(), None))
-    except Exception as error:
-        try:
-            outcome = pickle.dumps((None, error))
-            pickle.loads(outcome)  # noqa: S301
-            return outcome
-        except Exception:  # an error that does not survive pickling
-            told = RankError(f"The job's first process failed: {type(error).__name__}: {error}.")
-            return pickle.dumps((None, told))
 
 
 def _connected(topology: Topology) -> bool:

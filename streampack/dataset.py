@@ -33,7 +33,7 @@ from streampack.sources.base import Source
 from streampack.sources.chat import Chat
 from streampack.sources.infer import as_source
 from streampack.sources.mixture import Mixture, sources_of
-from streampack.state import RunState, batches_given, check_state
+from streampack.state import RunState, batches_due, batches_given, check_state
 from streampack.stream import Preparation
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
 from streampack.topology import Topology
@@ -208,7 +208,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
         run = RunState.of_rank(state, now, self.topology)
         if changed:
             before = previous_config(config, saved, now, changed)
-            run.replan(lambda lane, own: carry_over(before, config, lane, own))
+            run.replan(
+                lambda lane, own: carry_over(
+                    before, config, lane, own, batches_due(lane, run.next_batch, config.lanes)
+                )
+            )
         return config, run
 
     def lane_config(self, workers: int = 1) -> LaneConfig:

@@ -87,9 +87,15 @@ def previous_config(
 
 
 def carry_over(
-    before: LaneConfig, config: LaneConfig, lane: int, state: dict[str, Any]
+    before: LaneConfig, config: LaneConfig, lane: int, state: dict[str, Any], due: int
 ) -> dict[str, Any]:
     """The state of a lane under `config`, from its state under `before`.
+
+    Args:
+        before, config: of the run so far, and from now on.
+        lane, state: of which lane.
+        due: batches of this lane before the place the run goes on from. One that was dry gave
+            fewer; if it has documents again, they come now and not in turns that are over.
 
     Raises:
         StateError: the documents are not those the state was made from.
@@ -118,7 +124,7 @@ def carry_over(
     entries = replace(entries, start=start, held=held, repeated=np.zeros_like(start))
     following = Round(
         number=place.number + 1,
-        step=place.step + emitted,
+        step=max(place.step + emitted, due),
         final=True if place.final and not len(entries) else None,
         mark=mark,
         admitted=place.admitted,

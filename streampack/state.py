@@ -16,7 +16,7 @@ from streampack.fingerprint import changed_fields
 from streampack.lane_state import check_lane_state, checksum
 from streampack.topology import Topology
 
-__all__ = ["VERSION", "RunState", "batches_given", "check_state", "merge_states"]
+__all__ = ["VERSION", "RunState", "batches_due", "batches_given", "check_state", "merge_states"]
 
 VERSION = 2
 
@@ -26,6 +26,11 @@ LaneState = dict[str, Any] | None
 def batches_given(state: LaneState) -> int:
     """Batches that a lane had given when its state was taken."""
     return 0 if state is None else int(state["step"]) + int(state["emitted"])
+
+
+def batches_due(lane: int, next_batch: int, lanes: int) -> int:
+    """How many of the batches before `next_batch` are this lane's; it may have been dry sooner."""
+    return -((lane - next_batch) // lanes) if next_batch > lane else 0
 
 
 class RunState:
@@ -244,7 +249,7 @@ def check_state(state: Mapping[str, Any]) -> None:
     for name, lane in state["lanes"].items():
         if lane is not None:
             check_lane_state(int(name), lane)
-        due = -((int(name) - next_batch) // total) if next_batch > int(name) else 0
+        due = batches_due(int(name), next_batch, total)
         given = batches_given(lane)
         ended = lane is not None and lane["final"] is True
         if given != due and not (ended and given < due):

@@ -137,12 +137,12 @@ def test_a_change_gives_the_same_global_batches_on_any_number_of_ranks(ranks: in
     state = json.dumps(loader.state_dict())
     (alone,) = loaders(source, then)
     alone.load_state_dict(json.loads(state), allow=EVERYTHING)
-    expected = [(b.lane, b.step, b.input_ids.tolist()) for b in alone]
+    expected = [(b.lane, b.step, b.input_ids.tolist()) for b in alone if b.num_documents]
     assert expected[0][:2] == (0, 11)
     found = []
     for rank in loaders(source, then, ranks):
         rank.load_state_dict(json.loads(state), allow=EVERYTHING)
-        found += [(b.lane, b.step, b.input_ids.tolist()) for b in rank]
+        found += [(b.lane, b.step, b.input_ids.tolist()) for b in rank if b.num_documents]
     assert sorted(found, key=lambda b: (b[1], b[0])) == expected
 
 

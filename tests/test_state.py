@@ -56,7 +56,9 @@ def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
 
 
 def take(loader: Any, count: int) -> list[Any]:
-    return [identity(batch) for _, batch in zip(range(count), loader, strict=False)]
+    batches = [batch for _, batch in zip(range(count), loader, strict=False)]
+    # Ranks in one process do not ask each other, so they end with unequally many empty ones.
+    return [identity(batch) for batch in batches if batch.num_documents]
 
 
 def rank_states(ranks: int, steps: int, **options: Any) -> list[dict[str, Any]]:
@@ -86,7 +88,6 @@ def test_four_ranks_become_two_one_and_four_again_and_the_global_batches_go_on()
             states.append(loader.state_dict())
         if steps < 10_000:
             state = merge_states(states[::-1])
-    # Dry lanes may be made up with batches of padding, which the loop of one rank has too.
     assert sorted(found) == expected
 
 
