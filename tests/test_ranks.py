@@ -115,7 +115,10 @@ def reference() -> list[Any]:
     return json.loads(json.dumps([identity(b) for b in PackedLoader(uneven(Topology()))]))
 
 
-@pytest.mark.parametrize("processes", [2, 4, pytest.param(6, marks=pytest.mark.slow)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=SLOW), pytest.param(6, marks=SLOW)])
 def test_a_job_gives_the_sequence_of_one_process_and_ends_after_the_same_step(
     processes: int, tmp_path: Path
 ) -> None:
@@ -123,6 +126,7 @@ def test_a_job_gives_the_sequence_of_one_process_and_ends_after_the_same_step(
     assert in_order([result["batches"] for result in results]) == reference()
 
 
+@SLOW
 def test_model_parallel_processes_get_the_same_batches_and_count_once(tmp_path: Path) -> None:
     results = run_job(tmp_path, "shared", 4, world_size=2)
     batches = [result["batches"] for result in results]
@@ -135,7 +139,7 @@ def test_model_parallel_processes_get_the_same_batches_and_count_once(tmp_path: 
     assert [result["counts"] for result in results] == [expected] * 4
 
 
-@pytest.mark.parametrize("mode", ["die", "hang"])
+@pytest.mark.parametrize("mode", ["die", pytest.param("hang", marks=SLOW)])
 def test_a_rank_that_is_gone_fails_the_others_in_words_and_in_time(
     mode: str, tmp_path: Path
 ) -> None:
