@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from streampack.together import end_together
     from streampack.tokenization import Tokenizer
     from streampack.topology import Topology
+    from streampack.torchdata_state import extract_state
     from streampack.tracker import StateTracker
     from streampack.window_config import WindowConfig
 
@@ -56,6 +57,7 @@ __all__ = [
     "Topology",
     "WindowConfig",
     "end_together",
+    "extract_state",
     "merge_states",
     "ordering",
     "packing",
@@ -91,6 +93,7 @@ _HOME = {
     "token_mean_loss": "loss",
     "Topology": "topology",
     "WindowConfig": "window_config",
+    "extract_state": "torchdata_state",
     "merge_states": "state",
 }
 

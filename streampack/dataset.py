@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -12,9 +12,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assembly import RowFormat
 from streampack.batch import PackedBatch
-from streampack.ending import Alone, Ending
+from streampack.dataset_iterator import DatasetIterator
 from streampack.errors import ConfigError
-from streampack.feed import feed_in_process, fill_gaps
 from streampack.fingerprint import changed_fields
 from streampack.hooks import Hook
 from streampack.lane import LaneConfig
@@ -33,7 +32,7 @@ from streampack.sources.base import Source
 from streampack.sources.chat import Chat
 from streampack.sources.infer import as_source
 from streampack.sources.mixture import Mixture, sources_of
-from streampack.state import RunState, batches_due, batches_given, check_state
+from streampack.state import RunState, batches_due, check_state
 from streampack.stream import Preparation
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
 from streampack.topology import Topology
@@ -241,43 +240,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
             return RunState.begin(self.fingerprint(), self.topology)
         return self.resume(self._loaded)[1]
 
-    def __iter__(self) -> Iterator[PackedBatch]:
-        worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+    def __iter__(self) -> DatasetIterator:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
         config = self.lane_config(workers)
-        run = self.start()
-        own = self.topology.lanes(run.next_batch, config.lanes)
-        if len(own) % workers:
-            valid = [str(n) for n in range(1, len(own) + 1) if len(own) % n == 0]
-            raise ConfigError(
-                f"{workers} DataLoader workers do not divide the {len(own)} lanes of this rank.",
-                "A DataLoader takes batches from its workers in turn, so lanes would get out of "
-                "order.",
-                f"Use num_workers of {', '.join(valid)}, or PackedLoader, which takes any number.",
-            )
-        # A worker is a rank of its own in a finer division: with empty batches for its dry lanes,
-        # a DataLoader that takes batches from its workers in turn keeps the rank's order.
-        place = self.topology.among_workers(number, workers)
-        states: dict[int, Any] = {
-            lane: run.lane(lane) for lane in place.lanes(run.next_batch, config.lanes)
-        }
-        ending = Ending(
-            feed_in_process(config, list(states), states, lambda *end: None),
-            topology=place,
-            start=run.next_batch,
-            lanes=config.lanes,
-            given={lane: batches_given(state) for lane, state in states.items()},
-            ranks=None if config.epochs is None else Alone(),
-        )
-
-        def state_of(lane: int) -> Any:
-            state = states[lane]
-            return state() if callable(state) else state
-
-        for delivery in fill_gaps(ending, config, state_of):
-            if delivery.batch.num_documents:
-                states[delivery.lane] = delivery.state
-            yield delivery.batch
+        return DatasetIterator(config, self.start(), worker=worker, workers=workers)
 
 
 def _fingerprint(config: LaneConfig) -> dict[str, Any]:
