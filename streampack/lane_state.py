@@ -18,7 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.column_codec import decode_column, encode_column
+from streampack._jit import kernel
+from streampack.column_codec import (
+    append_column,
+    append_numbers,
+    decode_column,
+    finish_numbers,
+    written,
+)
 from streampack.documents import Documents
 from streampack.entries import Entries
 from streampack.errors import StateError
@@ -61,15 +68,13 @@ class Round:
     @cached_property
     def _coordinates(self) -> dict[str, Any]:
         entries = self.entries
-        steps = np.diff(entries.serial, prepend=self.mark.serial - 1) - 1
-        columns = {
-            "missing": np.maximum(steps, 0),
-            "again": np.maximum(-steps, 0),
-            "start": entries.start,
-            "repeated": entries.repeated,
-            "cut": entries.cut,
-            "waited": np.diff(entries.arrived, append=self.number),
-        }
+        texts = written(
+            lambda out, ends: _encode_window(
+                entries.serial, entries.start, entries.repeated, entries.cut, entries.arrived,
+                self.mark.serial, self.number, out, ends,
+            ),
+            len(_COLUMNS),
+        )  # fmt: skip
         state = {
             "round": self.number,
             "step": self.step,
@@ -78,13 +83,57 @@ class Round:
             "serial": self.mark.serial,
             "admitted": self.admitted,
             "documents": len(entries),
-            **{name: encode_column(column) for name, column in columns.items()},
+            **dict(zip(_COLUMNS, texts, strict=True)),
             "held": int(entries.held[-1]) if self.continued else None,
             "digest": entries.digest(),
             "skipped": self.skips[0],
             "skipped_count": self.skips[1],
         }
         return {**state, "checksum": checksum(state)}
+
+
+@kernel
+def _encode_window(
+    serial: NDArray[np.int64],
+    start: NDArray[np.int64],
+    repeated: NDArray[np.int64],
+    cut: NDArray[np.int64],
+    arrived: NDArray[np.int64],
+    first: int,
+    number: int,
+    out: NDArray[np.uint64],
+    ends: NDArray[np.int64],
+) -> bool:
+    """Write the columns of `SavedEntries` in their order; False if there was no room.
+
+    One call for all of them, and one pass for those that are differences: of a column of mostly
+    zeros, reading it costs more than writing it.
+    """
+    count = len(serial)
+    missing, k, last_missing = np.empty(2 * count + 2, dtype=np.int64), 1, -1
+    again, m, last_again = np.empty(2 * count + 2, dtype=np.int64), 1, -1
+    waited, w, last_waited = np.empty(2 * count + 2, dtype=np.int64), 1, -1
+    before = first - 1
+    for i in range(count):
+        step = serial[i] - before - 1
+        before = serial[i]
+        if step > 0:
+            missing[k], missing[k + 1] = i - last_missing - 1, step
+            k, last_missing = k + 2, i
+        elif step < 0:
+            again[m], again[m + 1] = i - last_again - 1, -step
+            m, last_again = m + 2, i
+        rounds = (arrived[i + 1] if i + 1 < count else number) - arrived[i]
+        if rounds != 0:
+            waited[w], waited[w + 1] = i - last_waited - 1, rounds
+            w, last_waited = w + 2, i
+    at = append_numbers(finish_numbers(missing, k, last_missing, count), 0, out, ends, 0)
+    at = append_numbers(finish_numbers(again, m, last_again, count), at, out, ends, 1)
+    at = append_column(start, at, out, ends, 2)
+    at = append_column(repeated, at, out, ends, 3)
+    at = append_column(cut, at, out, ends, 4)
+    numbers = finish_numbers(waited, w, last_waited, count)
+    return append_numbers(numbers, at, out, ends, 5) >= 0
 
 
 @dataclass(slots=True)

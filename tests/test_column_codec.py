@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from streampack.column_codec import LARGEST, decode_column, encode_column
 
+decode_column(encode_column(np.ones(1, dtype=np.int64)), 1)  # compiled, for hypothesis' deadlines
+
 
 @given(
     st.lists(
