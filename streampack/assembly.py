@@ -81,11 +81,11 @@ class PackedRows(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """The per-token fields of a batch of T slots.
+    """The per-token fields of a batch.
 
     Attributes:
-        wide: (3, T) int64: input ids, position ids and labels.
-        document_ids: (T,) int32.
+        wide: (3, rows, seq_len) int64: input ids, position ids and labels.
+        document_ids: (rows, seq_len) int32.
     """
 
     wide: NDArray[np.int64]
@@ -181,13 +181,14 @@ def derive_fields(packed: PackedRows) -> Fields:
     Positions count from the start of each attention segment. Labels are the ids, unshifted, and
     -100 on padding, on the first token of every attention segment and where the mask says so.
     """
-    slots = len(packed.tokens)
-    wide = np.empty((3, slots), dtype=np.int64)
-    document_ids = np.empty(slots, dtype=np.int32)
+    slots, seq_len = len(packed.tokens), packed.seq_len
+    wide = np.empty((3, slots // seq_len, seq_len), dtype=np.int64)
+    document_ids = np.empty((slots // seq_len, seq_len), dtype=np.int32)
     mask = packed.loss_mask
     _derive(
         packed.tokens, packed.boundaries, packed.piece, packed.cu_seqlens,
-        _NO_MASK if mask is None else mask, mask is not None, wide, document_ids,
+        _NO_MASK if mask is None else mask, mask is not None,
+        wide.reshape(3, slots), document_ids.reshape(slots),
     )  # fmt: skip
     return Fields(wide, document_ids)
 

@@ -218,7 +218,7 @@ class PackedBatch:
     def _derived(self) -> dict[str, Tensor]:
         if self._fields is None:
             if self._packed is not None:
-                self._fields = _derive_on_host(self._packed, self.rows)
+                self._fields = _derive_on_host(self._packed)
             else:
                 self._fields = _derive_on_device(self._tensors, self.rows, self.seq_len)
         return self._fields
@@ -237,16 +237,15 @@ def _rebuild(packed: PackedRows, lane: int, step: int, has_next: bool, state: An
     return PackedBatch(packed, lane=lane, step=step, has_next=has_next, state=state)
 
 
-def _derive_on_host(packed: PackedRows, rows: int) -> dict[str, Tensor]:
+def _derive_on_host(packed: PackedRows) -> dict[str, Tensor]:
     """One compiled pass on the CPU."""
     fields = derive_fields(packed)
-    wide = torch.from_numpy(fields.wide).view(3, rows, packed.seq_len)
-    ids, positions, labels = wide.unbind()
+    ids, positions, labels = torch.from_numpy(fields.wide).unbind()
     return {
         "input_ids": ids,
         "position_ids": positions,
         "labels": labels,
-        "document_ids": torch.from_numpy(fields.document_ids).view(rows, packed.seq_len),
+        "document_ids": torch.from_numpy(fields.document_ids),
     }
 
 

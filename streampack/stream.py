@@ -250,9 +250,12 @@ class DocumentStream:
         if low == high:
             return documents
         tokens: NDArray[Any] = documents.tokens[low:high]
-        highest = np.iinfo(tokens.dtype).max
+        highest = int(np.iinfo(tokens.dtype).max)
         limit = highest + 1 if preparation.vocab_size is None else preparation.vocab_size
-        if int(tokens.max()) < limit and int(tokens.min()) >= 0:
+        # What the dtype rules out is not looked for: a look at every token is a pass over memory.
+        if (limit > highest or int(tokens.max()) < limit) and (
+            tokens.dtype.kind == "u" or int(tokens.min()) >= 0
+        ):
             return documents
         bad = (tokens < 0) | (tokens >= limit)
         where = np.searchsorted(documents.offsets, np.flatnonzero(bad) + low, side="right") - 1

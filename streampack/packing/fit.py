@@ -1,13 +1,16 @@
 """The greedy kernel: items in a given order into bins, first-fit or best-fit.
 
 Steps, for every item in order: find an open bin with room for it, else open a new one.
-  - first-fit: the earliest opened bin with room, by a tournament tree over the bins' room;
-  - best-fit: the bin left with least room, ties to the earliest opened. Bins are kept by their
-    room: a bitmap of the rooms in use finds the smallest that suffices, and a pairing heap per
-    room gives the earliest opened of its bins.
+  - first-fit: the earliest opened bin with room;
+  - best-fit: the bin left with least room, ties to the earliest opened.
+Bins are kept by their room, in a pairing heap per room that gives the earliest opened one. For
+best-fit a bitmap of the rooms in use finds the smallest that suffices; for first-fit the earliest
+of every room that suffices are compared, those of whole blocks of rooms at once.
 
-Cost: O(log bins) per item; best-fit is O(capacity / 4096) for the search plus the heap, which
-is constant unless many bins share one room. Memory: O(items + capacity). Nothing is thrown away.
+Cost per item: the heap, which is constant unless many bins share one room, and a search of
+O(capacity / 4096) words for best-fit, of O(block + capacity / block) numbers, many of them per
+instruction, for first-fit. What is searched is small (a few bytes per token of capacity) and stays
+in the cache, however many bins there are. Memory: O(items + capacity). Nothing is thrown away.
 
 Sources: D. S. Johnson, "Near-optimal bin packing algorithms" (1973); M. Fredman, R. Sedgewick,
 D. Sleator, R. Tarjan, "The pairing heap" (1986).
@@ -22,6 +25,8 @@ from streampack._jit import kernel
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 
 __all__ = ["greedy_fit"]
+
+_BLOCK = 6  # rooms per block, as a power of two
 
 
 @kernel
@@ -51,26 +56,47 @@ def greedy_fit(
 def _first_fit(
     sizes: NDArray[np.int64], capacity: int, least_room: int, bins: NDArray[np.int64]
 ) -> int:
-    leaves = 1
-    while leaves < len(sizes):
-        leaves *= 2
-    # Bins that are not open yet stand in the tree with full room, so opening one is finding it.
-    room = np.full(2 * leaves, capacity, dtype=np.int64)
+    none = np.int32(2**31 - 1)  # above every bin, so that minima need no test
+    blocks = (capacity >> _BLOCK) + 1
+    head = np.full(blocks << _BLOCK, none, dtype=np.int32)  # earliest opened bin of each room
+    lowest = np.full(blocks, none, dtype=np.int32)  # the same of each block of rooms
+    rooms = np.empty(len(sizes), dtype=np.int32)  # of every open bin
+    child = np.empty(len(sizes), dtype=np.int32)
+    sibling = np.empty(len(sizes), dtype=np.int32)
     count = 0
     for i in range(len(sizes)):
         need = max(sizes[i], least_room)
-        node = 1
-        while node < leaves:
-            node *= 2
-            if room[node] < need:
-                node += 1
-        bins[i] = node - leaves
-        count = max(count, node - leaves + 1)
-        room[node] -= sizes[i]
-        while node > 1:
-            node //= 2
-            room[node] = max(room[2 * node], room[2 * node + 1])
+        block = need >> _BLOCK
+        chosen = min(
+            _minimum(head[need : (block + 1) << _BLOCK], none), _minimum(lowest[block + 1 :], none)
+        )
+        if chosen == none:
+            chosen = np.int32(count)
+            count += 1
+            room = np.int64(capacity)
+        else:
+            room = np.int64(rooms[chosen])
+            root = _pop(child, sibling, chosen)
+            head[room] = none if root < 0 else root
+            block = room >> _BLOCK
+            if lowest[block] == chosen:
+                lowest[block] = _minimum(head[block << _BLOCK : (block + 1) << _BLOCK], none)
+        bins[i] = chosen
+        left = room - sizes[i]
+        if left > 0:
+            rooms[chosen] = left
+            child[chosen] = -1
+            sibling[chosen] = -1
+            head[left] = chosen if head[left] == none else _meld(child, sibling, head[left], chosen)
+            lowest[left >> _BLOCK] = min(lowest[left >> _BLOCK], chosen)
     return count
+
+
+@kernel
+def _minimum(values: NDArray[np.int32], least: np.int32) -> np.int32:
+    for k in range(len(values)):  # compiled to vector instructions
+        least = min(least, values[k])
+    return least
 
 
 @kernel

@@ -191,6 +191,8 @@ class TokenBlocks:
             self._outside(lists, np.flatnonzero(ids < 0), reasons)
         if len(ids) and ids.dtype.itemsize > self.dtype.itemsize and int(ids.max()) > largest:
             self._outside(lists, np.flatnonzero(ids > largest), reasons)
+        if ids.dtype.itemsize == self.dtype.itemsize:  # none is negative but in what is left out
+            return ids.view(self.dtype)  # type: ignore[no-any-return]
         return ids.astype(self.dtype)  # type: ignore[no-any-return]
 
     def _outside(
