@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.assembly import RowFormat
+from streampack.balancing import checked_balance
 from streampack.batch import PackedBatch
 from streampack.dataset_iterator import DatasetIterator
 from streampack.errors import ConfigError
@@ -27,7 +28,7 @@ from streampack.packing import (
     Pad,
 )
 from streampack.replanning import carry_over, previous_config
-from streampack.sizing import choose_lanes, with_shares
+from streampack.sizing import choose_lanes, with_balance, with_shares
 from streampack.sources.base import Source
 from streampack.sources.chat import Chat
 from streampack.sources.infer import as_source
@@ -69,6 +70,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         filter, map: hooks, see `Hook`; the filter sees documents first.
         order: puts related documents one behind the other, for example `SimilarityOrder`; goes
             with ``attention="row"`` and a packer that keeps the order.
+        balance: "attention" gives every rank batches whose attention costs about the same in
+            each step; None goes by no costs. See docs/balance.md.
         window: how far a lane looks ahead.
         seed: of every random decision.
         shuffle: shuffle shards, and documents inside blocks.
@@ -100,6 +103,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         filter: Hook | None = None,
         map: Hook | None = None,
         order: DocumentOrder | None = None,
+        balance: Literal["attention"] | None = None,
         window: WindowConfig | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -131,6 +135,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         packer = _choose_packer(seq_len, packer, order, source)
         batch_tokens = _check_batch_tokens(batch_tokens, packer)
         _check_choices(attention, epochs, lanes)
+        schedule = checked_balance(balance, attention, packer)
         self.topology = Topology.detect() if topology is None else topology
         self._memory_limit = memory_limit
         self._lanes_chosen = lanes is None
@@ -152,7 +157,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             lanes=lanes or 0,  # 0: chosen when the number of workers is known
             preparation=replace(preparation, filter=filter, map=map),
             packer=packer,
-            window=(window or WindowConfig()).resolve(packer, batch_tokens),
+            window=(window or WindowConfig()).resolve(
+                packer, batch_tokens, balanced=schedule is not None
+            ),
             batch_tokens=batch_tokens,
             row_format=replace(
                 row_format,
@@ -165,6 +172,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             epochs=epochs,
             on_error=on_error,
             order=order,
+            balance=schedule,
         )
         if lanes:
             self.topology.require(lanes)
@@ -175,9 +183,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
         Args:
             state: of this rank, or of all ranks (`merge_states`), of any number of them.
-            allow: settings that may differ from the saved ones, of "batch_tokens", "packer",
-                "window" and "source" (a mixture with other weights or more sources). What was
-                delivered stays delivered, the rest is planned anew with the new settings.
+            allow: settings that may differ from the saved ones, of "balance", "batch_tokens",
+                "packer", "window" and "source" (a mixture with other weights or more sources). What
+                was delivered stays delivered, the rest is planned anew with the new settings.
 
         Raises:
             StateError: the state is of another run (the message names the field and both values),
@@ -202,6 +210,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self.topology.require(config.lanes)
         if self._shares_measured:  # here; the run has its own
             config = with_shares(config, saved["packer"])
+        config = with_balance(config, saved)
         now = _fingerprint(config)
         changed = changed_fields(saved, now, allow)
         run = RunState.of_rank(state, now, self.topology)
@@ -227,7 +236,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 memory_limit=self._memory_limit,
             )
             self._config = replace(config, lanes=lanes)
-        self._config = with_shares(self._config)
+        self._config = with_balance(with_shares(self._config))
         return self._config
 
     def fingerprint(self) -> dict[str, Any]:
@@ -262,6 +271,7 @@ def _fingerprint(config: LaneConfig) -> dict[str, Any]:
         "map": preparation.map.name if preparation.map else None,
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
+        "balance": config.balance.describe() if config.balance else None,
         "window": config.window.describe(),
         "batch_tokens": config.batch_tokens,
         "seed": config.seed,

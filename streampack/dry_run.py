@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.balancing import Balance
 from streampack.documents import Documents, make_origin, offsets_of
 from streampack.entries import Entries
 from streampack.packing import Packer, Plan
@@ -27,6 +28,7 @@ def stream_plan(
     *,
     batch_tokens: int,
     seed: int = 0,
+    balance: Balance | None = None,
 ) -> Plan:
     """The rows that a lane emits for documents of these lengths (N,), as one plan over all.
 
@@ -36,6 +38,7 @@ def stream_plan(
         config: of the window.
         batch_tokens: tokens per batch.
         seed: of every random decision.
+        balance: the schedule of costs that rows follow; None goes by no costs.
 
     Returns:
         All rows in the order in which they go; `dropped` is what none of them holds.
@@ -45,7 +48,14 @@ def stream_plan(
         PlanError: a document is longer than a row and the packer's overflow is "error".
     """
     config = config.resolve(packer, batch_tokens)
-    window = Window(config, packer, batch_tokens=batch_tokens, seed=seed, schedule_seed=seed)
+    window = Window(
+        config,
+        packer,
+        batch_tokens=batch_tokens,
+        seed=seed,
+        schedule_seed=seed,
+        balance=balance,
+    )
     emitted: list[_Emitted] = []
     serial, step, final = 0, 0, False
     while not final:
@@ -53,7 +63,8 @@ def stream_plan(
         planned = window.plan(final=final, step=step)
         emitted.append(_emitted(planned, window.entries))
         step += len(planned.batches) - 1
-        window.advance(planned)
+        if not final:
+            window.advance(planned)
     sizes, seq_len, document, start, stop, overlap, eos, pad = (
         np.concatenate(parts) for parts in zip(*emitted, strict=True)
     )

@@ -13,6 +13,10 @@ Steps:
 What a packer says of its plans (`Online`) changes two steps: where its rows are shuffled already,
 they are taken and go in the plan's order; where the first rows are the best, none counts as full.
 
+With a `Balance`, steps 2 and 5 are others: only as many rows go as must, those among the full ones
+whose costs the schedule wants, each at its place in it. Where rows do not wait (`Online`), those
+that go still take their places by it.
+
 Cost: O(rows log rows + segments). Nothing is thrown away: what does not go is planned again.
 """
 
@@ -22,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.balancing import Balance, choose_by_cost, order_by_cost, row_costs
 from streampack.packing.packer import Online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed, permutation
 
-__all__ = ["choose_rows"]
+__all__ = ["choose_rows", "chooses_by_cost", "in_turn"]
 
 _DEFAULT = Online()
 
@@ -43,6 +48,8 @@ def choose_rows(
     final: bool,
     seed: int,
     online: Online = _DEFAULT,
+    balance: Balance | None = None,
+    step: int = 0,
 ) -> NDArray[np.int64]:
     """Rows to emit, in order.
 
@@ -58,6 +65,8 @@ def choose_rows(
         final: emit everything.
         seed: of ties and of the order.
         online: what the packer says of its plans.
+        balance: the schedule of costs; None goes by no costs.
+        step: batches the lane has given before.
 
     Returns:
         (E,) int64 distinct row numbers.
@@ -67,18 +76,48 @@ def choose_rows(
     in_order = np.arange(num_rows, dtype=np.int64)
     if final:
         order = in_order if online.keep_order else shuffled
+        order = in_turn(order, plan, balance, step, rows_per_batch)
         if online.join_short:  # the one row that is not full ends the run
             order = order[np.argsort((plan.row_fill() < plan.seq_len)[order], kind="stable")]
         return order
     ties = in_order if online.keep_order or online.best_first else shuffled
-    order = _best_rows(
+    by_cost = balance is not None and chooses_by_cost(online, carries)
+    order, before_offsets, before, count, must_go, full = _best_rows(
         plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop, plan.insert_eos,
         plan.pad_after, overdue, held, ties, rows_per_batch, float(min_fill), float(carry),
-        carries, online.best_first,
+        carries, online.best_first, by_cost,
     )  # fmt: skip
-    if online.keep_order:
-        return np.sort(order)
-    return order[permutation(len(order), derive_seed(seed, 1))]
+    rows = order[:count]
+    if balance is None:
+        if online.keep_order:
+            return np.sort(rows)
+        return rows[permutation(count, derive_seed(seed, 1))]
+    if by_cost and count:
+        costs = row_costs(plan)
+        # Of equal costs, what came first goes first.
+        oldest = np.minimum.reduceat(plan.document, plan.row_offsets[:-1])
+        pool = np.sort(order[: max(count, full)])
+        pool = pool[np.lexsort((oldest[pool], costs[pool]))]
+        wanted = balance.wanted(step, count // rows_per_batch, rows_per_batch, costs[pool])
+        chosen = choose_by_cost(pool, costs, rows[:must_go], wanted, before_offsets, before)
+        rows = chosen if len(chosen) == count else rows  # rows that each wait for the other
+    rows = rows[permutation(len(rows), derive_seed(seed, 1))]
+    return in_turn(rows, plan, balance, step, rows_per_batch)
+
+
+def chooses_by_cost(online: Online, carries: bool) -> bool:
+    """True if rows of a packer's plans can wait in the window for their turn."""
+    return carries and not (online.best_first or online.keep_order)
+
+
+def in_turn(
+    rows: NDArray[np.int64], plan: Plan, balance: Balance | None, step: int, rows_per_batch: int
+) -> NDArray[np.int64]:
+    """(E,) int64: `rows` (E,) in their turn from batch `step` on; as they are if None."""
+    if balance is None or not len(rows):
+        return rows
+    wanted = balance.wanted(step, -(-len(rows) // rows_per_batch), rows_per_batch)
+    return order_by_cost(rows, row_costs(plan), wanted)
 
 
 @kernel
@@ -98,17 +137,23 @@ def _best_rows(
     carry: float,
     carries: bool,
     best_first: bool,
-) -> NDArray[np.int64]:
-    """Steps 1 to 4: the rows that go, the most pressing first.
+    by_cost: bool,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int, int, int]:
+    """Steps 1 to 4, the most pressing rows first.
 
     Compiled as a whole: a window's plan is small, and as many numpy calls take longer than it did.
+    With `by_cost`, full rows do not go for being full.
+
+    Returns:
+        Rows in order, what must go before each (`_rows_before`), and how many from the first on
+        go, how many of these must, and with how many all full ones have gone.
     """
     num_rows = len(seq_len)
     fill = np.zeros(num_rows, dtype=np.int64)
     rank = np.zeros(num_rows, dtype=np.int64)
     waiting = np.zeros(num_rows, dtype=np.bool_)
     forced = 0
-    wanted = 0
+    full = 0
     for r in range(num_rows):
         urgency = np.int64(0)
         for s in range(row_offsets[r], row_offsets[r + 1]):
@@ -120,25 +165,32 @@ def _best_rows(
             forced += 1
             rank[r] = -1 - urgency
         elif not best_first:
-            full = fill[r] >= min_fill * seq_len[r] or not carries
-            rank[r] = -1 if full else seq_len[r] - fill[r]
+            is_full = fill[r] >= min_fill * seq_len[r] or not carries
+            rank[r] = -1 if is_full else seq_len[r] - fill[r]
         if rank[r] < 0:
-            wanted += 1
+            full += 1
     priority = ties[np.argsort(rank[ties], kind="mergesort")]
     before_offsets, before = _rows_before(row_offsets, document, start, len(held))
     order, length_after = _close(priority, before_offsets, before, waiting)
+    wanted = max(forced if by_cost else full, _enough(fill[priority], carry))
+    must_go = _at(length_after, forced)
+    batches = max(_at(length_after, wanted) // rows_per_batch, 1)
+    if batches * rows_per_batch < must_go:
+        batches += 1
+    count = min(batches, len(order) // rows_per_batch) * rows_per_batch
+    return order, before_offsets, before, count, min(must_go, count), _at(length_after, full)
 
+
+@kernel
+def _enough(fill: NDArray[np.int64], carry: float) -> int:
+    """How many rows, from the first on, leave at most the share `carry` of the tokens behind."""
     staying = fill.sum()
     may_stay = carry * staying
-    for step in range(num_rows):
-        staying -= fill[priority[step]]
+    for row in range(len(fill)):
+        staying -= fill[row]
         if staying <= may_stay:
-            wanted = max(wanted, step + 1)
-            break
-    batches = max(_at(length_after, wanted) // rows_per_batch, 1)
-    if batches * rows_per_batch < _at(length_after, forced):
-        batches += 1
-    return order[: min(batches, len(order) // rows_per_batch) * rows_per_batch]
+            return row + 1
+    return 0
 
 
 @kernel

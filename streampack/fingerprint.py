@@ -10,7 +10,7 @@ from streampack.errors import StateError
 __all__ = ["CHANGEABLE", "changed_fields"]
 
 #: Fields that may change while a run goes on, if `load_state_dict(allow=)` names them.
-CHANGEABLE = ("batch_tokens", "packer", "source", "window")
+CHANGEABLE = ("balance", "batch_tokens", "packer", "source", "window")
 
 
 def changed_fields(

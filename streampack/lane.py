@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streampack.assembly import PackedRows, RowFormat, derive_fields, gather_rows
+from streampack.balancing import Balance
 from streampack.documents import Documents, make_origin
 from streampack.entries import Entries
 from streampack.errors import StateError
@@ -45,12 +46,14 @@ class LaneConfig(StreamConfig):
     Attributes:
         packer, window (resolved), batch_tokens: how rows are made and grouped.
         row_format: how they are written.
+        balance: the schedule of costs, measured; None goes by no costs.
     """
 
     packer: Packer
     window: WindowConfig
     batch_tokens: int
     row_format: RowFormat
+    balance: Balance | None = None
 
 
 class LaneBatch(NamedTuple):
@@ -119,6 +122,7 @@ class Lane:
             batch_tokens=config.batch_tokens,
             seed=derive_seed(config.seed, 2, self.lane),
             schedule_seed=config.seed,
+            balance=config.balance,
         )
         state, mark = self.state, None
         skips = Skips(config.on_error, config.skip_limit)
@@ -348,7 +352,13 @@ def warm_up(config: LaneConfig) -> None:
         documents.take(np.array([1, 0], dtype=np.int64))
         if config.order is not None and config.order.exact:  # others may load a model
             config.order.order(documents)
-        window = Window(config.window, config.packer, batch_tokens=config.batch_tokens, seed=0)
+        window = Window(
+            config.window,
+            config.packer,
+            batch_tokens=config.batch_tokens,
+            seed=0,
+            balance=config.balance,
+        )
         window.admit(documents, 0, 0)
         planned = window.plan(final=True)
         rows = gather_rows(

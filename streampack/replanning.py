@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.balancing import Balance
 from streampack.entries import Entries
 from streampack.errors import StateError, StreampackError
 from streampack.lane import Lane, LaneConfig
@@ -77,12 +78,17 @@ def previous_config(
             "No run can have had these settings.",
             "Pass what `state_dict()` returned, unchanged.",
         ) from error
+    balance = config.balance
+    if "balance" in changed:
+        described = saved.get("balance")
+        balance = Balance.from_description(described) if isinstance(described, Mapping) else None
     return replace(
         config,
         source=source,
         packer=packer,
         window=window,
         batch_tokens=saved["batch_tokens"],
+        balance=balance,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,22 +10,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.balancing import Balance, row_costs
+from streampack.dry_run import stream_plan
 from streampack.errors import ConfigError
 from streampack.lane import LaneConfig
 from streampack.lane_stream import open_stream
 from streampack.metrics import LaneTimes
-from streampack.packing import Buckets
+from streampack.packing import Buckets, Packer
+from streampack.packing.rng import permutation
+from streampack.planned_window import needed_tokens
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
 from streampack.topology import Topology
+from streampack.window_config import WindowConfig
 
-__all__ = ["choose_lanes", "sample_lengths", "with_shares"]
+__all__ = ["choose_lanes", "measure_balance", "sample_lengths", "with_balance", "with_shares"]
 
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
 SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
 SAMPLE_DOCUMENTS = 1024  # of each place, where no number is asked for
 SAMPLE_TOKENS = 4 << 20  # of each place, in case documents are very long; more where more is asked
+BALANCE_WINDOWS = 3  # of rows packed from a sample to find out what rows cost
+BALANCE_ORDERS = 64  # of the sample at most
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
 
 
@@ -126,3 +134,76 @@ def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> L
     if packer.shares is None:
         return replace(config, packer=packer.with_shares_of(sample_lengths(config)))
     return config
+
+
+def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
+    """`config`, whose balance has the costs of rows it is to have measured, if it is to.
+
+    Args:
+        config: of the run.
+        saved: fingerprint a state was saved with: its costs are taken if its rows are as long.
+
+    Raises:
+        ConfigError: the source can be read only once, so a sample would be lost to the run.
+    """
+    if config.balance is None:
+        return config
+    before = saved.get("balance") if saved else None
+    seq_len = saved["packer"].get("seq_len") if saved else None
+    if isinstance(before, Mapping) and seq_len == config.packer.seq_lens[-1]:
+        return replace(config, balance=Balance.from_description(before))
+    if config.balance.quantiles is not None:
+        return config
+    if config.source.once:
+        raise ConfigError(
+            "The source can be read only once, and balance= wants what rows cost measured on a "
+            "sample.",
+            "The sample's documents would be missing from the run.",
+            "Leave out balance=, or pass a source that can be read again.",
+        )
+    balance = measure_balance(
+        sample_lengths(config), config.packer, config.window, batch_tokens=config.batch_tokens
+    )
+    return replace(config, balance=balance)
+
+
+def measure_balance(
+    lengths: NDArray[np.int64], packer: Packer, window: WindowConfig, *, batch_tokens: int
+) -> Balance:
+    """The schedule of costs for documents of these lengths (N,), a sample.
+
+    The sample is packed as a lane would pack it without a balance, in several random orders one
+    behind the other, since in long rows a sample alone would make few. Costs are raised by their
+    standard error: lanes that expect too much now and then lack a long document, which costs little
+    time; lanes that expect too little are flooded by them sooner or later, each at another time.
+
+    Args:
+        lengths: int64, tokens per document.
+        packer, window (resolved), batch_tokens: of the run.
+    """
+    assert window.window_tokens is not None
+    lengths = lengths[lengths > 0]
+    total = max(int(np.minimum(lengths, window.window_tokens).sum()), 1)
+    orders = min(-(-BALANCE_WINDOWS * window.window_tokens // total), BALANCE_ORDERS)
+    stream = [lengths[permutation(len(lengths), order)] for order in range(orders)]
+    plan = stream_plan(np.concatenate(stream), packer, window, batch_tokens=batch_tokens)
+    if not plan.num_rows:
+        return Balance((0,))
+    full = plan.row_fill() >= window.min_fill * plan.seq_len
+    costs = row_costs(plan)[full if full.any() else slice(None)]
+    more = 1 + 2 * _standard_error(needed_tokens(packer, lengths), packer.seq_lens[-1])
+    return Balance.measured(np.minimum((costs * more).astype(np.int64), packer.seq_lens[-1]))
+
+
+def _standard_error(lengths: NDArray[np.int64], seq_len: int) -> float:
+    """Of the mean cost of a slot, over that mean, at most 1; from document lengths (N,).
+
+    Sums are rounded once and roots correctly, so that all machines measure the same.
+    """
+    squares = (lengths // seq_len * seq_len * seq_len + (lengths % seq_len) ** 2).astype(np.float64)
+    tokens = lengths.astype(np.float64)
+    total = math.fsum(squares)
+    if not total:
+        return 0.0
+    residual = squares - total / math.fsum(tokens) * tokens
+    return min(math.sqrt(math.fsum(residual * residual)) / total, 1.0)

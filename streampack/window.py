@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arena import Arena
+from streampack.balancing import Balance
 from streampack.documents import Documents, offsets_of
-from streampack.emission import choose_rows
+from streampack.emission import choose_rows, chooses_by_cost, in_turn
 from streampack.entries import Entries
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.packer import BatchPacker, Packer, TailPacker, foreseen, online
@@ -49,6 +50,7 @@ class Window:
         batch_tokens: tokens per batch; ``batch_tokens // seq_len`` rows.
         seed: the lane's.
         schedule_seed: the run's, for packers whose batches follow a schedule common to all lanes.
+        balance: measured; the schedule of costs that rows follow. None goes by no costs.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Window:
         batch_tokens: int,
         seed: int,
         schedule_seed: int = 0,
+        balance: Balance | None = None,
     ) -> None:
         assert config.window_tokens is not None
         self._config = config
@@ -73,6 +76,11 @@ class Window:
         self._enough = sure_tokens(packer, batch_tokens)
         self._seed = seed
         self._schedule_seed = schedule_seed
+        self._balance = balance
+        # Where rows go by their costs, the last piece of a document longer than a row is planned
+        # once its full rows went, or its row would wait for their turns.
+        by_cost = balance is not None and chooses_by_cost(self._online, packer.carries)
+        self._ends_later = by_cost and not self._online.join_short
         self.round = 0
         self.entries = Entries.empty()
         self._arena = Arena(config.window_tokens)
@@ -243,22 +251,26 @@ class Window:
             whole = foreseen(self._packer, int(remaining[-1]), int(entries.held[-1]))
             lengths = np.append(remaining[:-1], whole)
         seed = derive_seed(self._seed, self.round)
+        longest, rows_per_batch = self._longest, self._batch_tokens // self._longest
         if self._online.whole_batches and not final:
             told = oldest_tokens(np.minimum(lengths, entries.held), self._batch_tokens)
             plan = self._packer.plan(told, final=final, seed=seed)
             rows = np.arange(plan.num_rows, dtype=np.int64)
+            rows = in_turn(rows, plan, self._balance, step, rows_per_batch)
         else:
-            plan, rows = self._plan(lengths, final, seed)
+            told = lengths
+            if self._ends_later and not final:
+                told = np.where(lengths > longest, lengths // longest * longest, lengths)
+            plan, rows = self._plan(told, final, seed, step)
         if entries.repeated.any():
             again = np.where(plan.start == 0, entries.repeated[plan.document], 0)
             plan = replace(plan, overlap=plan.overlap + again)
-        rows_per_batch = self._batch_tokens // self._longest
         ends = np.arange(0, len(rows) + rows_per_batch, rows_per_batch, dtype=np.int64)
         batches = np.minimum(ends, len(rows))
         return PlannedWindow(plan, rows, batches, offsets_of(entries.held), lengths)
 
     def _plan(
-        self, lengths: NDArray[np.int64], final: bool, seed: int
+        self, lengths: NDArray[np.int64], final: bool, seed: int, step: int
     ) -> tuple[Plan, NDArray[np.int64]]:
         """Plan, and choose rows; if the packer joins short rows that would go, plan once more."""
         if self._tail_packer is not None:
@@ -266,11 +278,11 @@ class Window:
             plan = self._tail_packer.plan_tails(lengths, delivered, final=final, seed=seed)
         else:
             plan = self._packer.plan(lengths, final=final, seed=seed)
-        rows = self._choose(plan, final, seed)
+        rows = self._choose(plan, final, seed, step)
         if not self._online.join_short or final or not not_full(plan, rows).any():
             return plan, rows
         plan = self._packer.plan(lengths, final=True, seed=seed)
-        rows = self._choose(plan, final, seed)
+        rows = self._choose(plan, final, seed, step)
         if len(rows) > self._batch_tokens // self._longest or self.target_tokens >= (
             self._window_tokens
         ):
@@ -280,10 +292,13 @@ class Window:
         patient = not_full(plan, rows) & waiting[plan.document[plan.row_offsets[rows]]]
         return plan, rows[:0] if patient.any() else rows
 
-    def _choose(self, plan: Plan, final: bool, seed: int) -> NDArray[np.int64]:
+    def _choose(self, plan: Plan, final: bool, seed: int, step: int) -> NDArray[np.int64]:
+        ages = self.round - self.entries.arrived
+        if self._ends_later:
+            ages = ages + (self.entries.held > self._longest)  # and its full rows go a round early
         return choose_rows(
             plan,
-            overdue=np.maximum(self.round - self.entries.arrived - self._config.max_carries + 1, 0),
+            overdue=np.maximum(ages - self._config.max_carries + 1, 0),
             held=self.entries.held,
             rows_per_batch=self._batch_tokens // self._longest,
             min_fill=1.0 if self._online.join_short else self._config.min_fill,
@@ -292,6 +307,8 @@ class Window:
             final=final,
             seed=derive_seed(seed, 1),
             online=self._online,
+            balance=self._balance,
+            step=step,
         )
 
     def _plan_batches(

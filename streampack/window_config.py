@@ -17,7 +17,7 @@ class WindowConfig:
 
     Args:
         window_tokens: tokens the window holds at most; None is 128 rows of the packer's longest
-            (or four batches, if that is more).
+            (or four batches, if that is more); twice that with ``balance="attention"``.
         window_documents: documents it holds at most (it may hold more only where that many do not
             fill one batch).
         min_fill: share of a row's slots above which it counts as full and goes.
@@ -45,8 +45,8 @@ class WindowConfig:
                     "Leave it out for the default.",
                 )
 
-    def resolve(self, packer: Packer, batch_tokens: int) -> WindowConfig:
-        """The same with `window_tokens` as a number.
+    def resolve(self, packer: Packer, batch_tokens: int, *, balanced: bool = False) -> WindowConfig:
+        """The same with `window_tokens` as a number, by default larger if rows go by their costs.
 
         Raises:
             ConfigError: the window could not be sure to hold one batch.
@@ -54,7 +54,7 @@ class WindowConfig:
         longest = packer.seq_lens[-1]
         tokens = self.window_tokens
         if tokens is None:
-            tokens = max(128 * longest, 4 * batch_tokens)
+            tokens = max(128 * longest, 4 * batch_tokens) * (2 if balanced else 1)
         least = sure_tokens(packer, batch_tokens)
         if tokens < least:
             raise ConfigError(

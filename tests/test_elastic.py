@@ -28,6 +28,7 @@ from streampack import (
     merge_states,
     sources,
 )
+from streampack.packing.packer import BatchPacker
 from tests.corpora import byte_tokenizer
 from tests.memory_source import MemorySource
 from tests.simulated_ranks import on_ranks
@@ -164,6 +165,8 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 5)) == 0:
         order = SimilarityOrder(order_window_documents=30, first_window_documents=10)
         values |= {"order": order, "packer": Concat(seq_len=SEQ_LEN), "attention": "row"}
+    elif values["attention"] == "document" and not isinstance(packer, BatchPacker):
+        values["balance"] = draw(st.sampled_from([None, "attention"]))
     return values
 
 

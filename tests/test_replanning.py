@@ -28,7 +28,7 @@ from tests.memory_source import MemorySource, numbered_documents
 
 PAD = 4_000_000
 LANES = 4
-EVERYTHING = {"batch_tokens", "packer", "window"}
+EVERYTHING = {"balance", "batch_tokens", "packer", "window"}
 
 
 def lossless(seq_len: int) -> list[Packer]:
@@ -65,7 +65,13 @@ def stages(draw: st.DrawFn) -> dict[str, Any]:
         max_carries=draw(st.sampled_from([0, 2, 16])),
         carry=draw(st.sampled_from([0.0, 0.5, 0.9])),
     )
-    return {"packer": packer, "batch_tokens": batch_tokens, "window": window}
+    costs = [None] if isinstance(packer, Buckets) else [None, "attention"]
+    return {
+        "packer": packer,
+        "batch_tokens": batch_tokens,
+        "window": window,
+        "balance": draw(st.sampled_from(costs)),
+    }
 
 
 def loaders(source: MemorySource, stage: dict[str, Any], ranks: int = 1) -> list[PackedLoader]:

@@ -185,6 +185,27 @@ def check_restores_everywhere(make: Callable[[], PackedDataset]) -> None:
             assert batch.cu_seqlens.equal(cu_seqlens)
 
 
+@pytest.mark.parametrize("packer", PACKERS[:4], ids=lambda packer: type(packer).__name__)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_restoring_a_balanced_run_after_every_batch_gives_the_same_rest(
+    rows: int, packer: Packer, tmp_path: Path
+) -> None:
+    source = SOURCES["mds-tokens"](tmp_path)
+    source.prepare()
+    check_restores_everywhere(
+        lambda: PackedDataset(
+            source,
+            packer=packer,
+            balance="attention",
+            batch_tokens=rows * SEQ_LEN,
+            window=WindowConfig(window_tokens=8 * SEQ_LEN),
+            eos_id=256,
+            lanes=2,
+            topology=Topology(),
+        )
+    )
+
+
 @pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_restoring_after_every_batch_gives_the_same_rest(
