@@ -7,7 +7,7 @@ per-token fields are functions of it and are made on first use, on the device th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,18 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streampack.assembly import PackedRows, derive_fields
+from streampack.consumers import BatchAdapters
 from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
 
 __all__ = ["PackedBatch"]
 
 
-class PackedBatch:
-    """R rows of packed documents.
+class PackedBatch(BatchAdapters):
+    """R rows of packed documents. One method per consumer: see `BatchAdapters`.
 
     Attributes:
         cu_seqlens: (segments + 1,) int32, ends of the attention segments over the flattened rows;
             padding segments included, none empty, the last entry is R * seq_len.
+        num_segments: attention segments, padding segments included.
         max_seqlen: longest attention segment, padding segments included (an int, on the host).
         num_documents: document pieces in the batch.
         num_tokens: slots that are not padding.
@@ -54,6 +56,7 @@ class PackedBatch:
     ) -> None:
         self.seq_len = packed.seq_len
         self.rows = len(packed.tokens) // packed.seq_len
+        self.num_segments = len(packed.cu_seqlens) - 1
         self.max_seqlen = packed.max_seqlen
         self.num_documents = len(packed.source_ids)
         self.num_loss_tokens = packed.num_loss_tokens
@@ -65,6 +68,7 @@ class PackedBatch:
         self.step = step
         self.has_next = has_next
         self._state = state
+        self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
         self._packed: PackedRows | None = packed
         self._compact: dict[str, Tensor] | None = None
         self._fields: dict[str, Tensor] | None = None
@@ -143,54 +147,6 @@ class PackedBatch:
     def pin_memory(self, device: Any = None) -> PackedBatch:
         """The batch in page-locked memory, so that `.to(..., non_blocking=True)` overlaps."""
         return self._mapped(lambda tensor: tensor.pin_memory())
-
-    # ------------------------------------------------------------------ consumers
-
-    def hf(self) -> dict[str, Any]:
-        """Arguments for a Hugging Face transformers causal LM with variable-length attention.
-
-        Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
-        `max_length_q` and `_k`. There is no attention mask: with one, transformers would ignore
-        the boundaries. From `PackedLoader.accumulate` also `num_items_in_batch`, by which
-        transformers divides the summed loss, so that gradients added up over the group and over
-        all ranks are those of the mean over tokens (where ranks average gradients instead of
-        adding them, multiply the loss by their number). A batch without any loss token has it
-        always, as 1: its loss is 0 and not 0 / 0.
-        """
-        counts = {}
-        if self.num_items_in_batch is not None or not self.num_loss_tokens:
-            counts["num_items_in_batch"] = max(self.num_items_in_batch or 0, 1)
-        return {
-            **counts,
-            "input_ids": self.input_ids.view(1, -1),
-            "position_ids": self.position_ids.view(1, -1),
-            "labels": self.labels.view(1, -1),
-            "cu_seq_lens_q": self.cu_seqlens,
-            "cu_seq_lens_k": self.cu_seqlens,
-            "max_length_q": self.max_seqlen,
-            "max_length_k": self.max_seqlen,
-        }
-
-    def varlen(self, api: Literal["flash_attn", "torch"] = "flash_attn") -> dict[str, Any]:
-        """Sequence arguments for variable-length attention, to be passed by keyword.
-
-        Args:
-            api: "flash_attn" for `flash_attn_varlen_func` (add ``causal=True``), "torch" for
-                `torch.nn.attention.varlen.varlen_attn` (add ``window_size=(-1, 0)``, which is
-                how it spells causal).
-        """
-        values = (self.cu_seqlens, self.cu_seqlens, self.max_seqlen, self.max_seqlen)
-        if api == "flash_attn":
-            names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-        elif api == "torch":
-            names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
-        else:
-            raise ConfigError(
-                f"api is {api!r}.",
-                "Its argument names are unknown.",
-                'Use "flash_attn" or "torch".',
-            )
-        return dict(zip(names, values, strict=True))
 
     # ------------------------------------------------------------------ making them
 

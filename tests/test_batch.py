@@ -207,7 +207,7 @@ def test_hf_gives_flat_tensors_and_host_integers_and_no_mask() -> None:
     assert type(kwargs["max_length_k"]) is int
     assert set(kwargs) == {
         "input_ids", "position_ids", "labels",
-        "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+        "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "use_cache",
     }  # fmt: skip
 
 

@@ -28,7 +28,10 @@ class TinyGPT(nn.Module):
     def forward(self, ids: Tensor, positions: Tensor, cu_seqlens: Tensor) -> Tensor:
         lengths = cu_seqlens.diff()
         segment = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        mask = (segment[:, None] == segment[None, :]).tril()
+        return self.attend(ids, positions, (segment[:, None] == segment[None, :]).tril())
+
+    def attend(self, ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """The same with a mask (T, T) given."""
         x = self.embed(ids) + self.places(positions)
         for i in range(2):
             q, k, v = (

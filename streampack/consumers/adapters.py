@@ -1,0 +1,225 @@
+"""BatchAdapters: a packed batch as the arguments of each kernel and trainer.
+
+All of it is views of the batch's tensors and a few tensor operations on its device; nothing here
+waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import pad
+
+from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.padded_segments import (
+    PaddedSegments,
+    head_and_tail,
+    pad_cu_seqlens,
+    padded_segments,
+)
+from streampack.errors import ConfigError
+
+__all__ = ["BatchAdapters"]
+
+
+class BatchAdapters:
+    """The methods of `PackedBatch` that give a consumer what it takes."""
+
+    rows: int
+    seq_len: int
+    num_segments: int
+    max_seqlen: int
+    num_items_in_batch: int | None
+    _runs: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """(segments + 1,) int32."""
+        raise NotImplementedError
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(rows, seq_len) int64."""
+        raise NotImplementedError
+
+    @property
+    def labels(self) -> Tensor:
+        """(rows, seq_len) int64."""
+        raise NotImplementedError
+
+    @property
+    def position_ids(self) -> Tensor:
+        """(rows, seq_len) int64."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        raise NotImplementedError
+
+    def hf(self, *, seq_idx: bool = False, segments: int | None = None) -> dict[str, Any]:
+        """Arguments for a Hugging Face transformers causal LM.
+
+        Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
+        `max_length_q` and `_k`. FlashAttention takes the boundaries from `cu_seq_lens_q`; eager,
+        SDPA and FlexAttention (from transformers 4.53 and torch 2.6 on) from `position_ids`, and
+        only if there is neither an attention mask nor a cache: hence no mask, and ``use_cache`` is
+        False (a model's default is True, with which documents would attend to one another).
+        From `PackedLoader.accumulate` also `num_items_in_batch`, by which transformers divides the
+        summed loss, so that gradients added up over the group and over all ranks are those of the
+        mean over tokens (where ranks average gradients instead of adding them, multiply the loss
+        by their number).
+
+        Args:
+            seq_idx: also give `seq_idx`, (1, T) int32, each slot's attention segment: the
+                boundaries for layers of state-space and convolution models.
+            segments: as in `varlen`.
+        """
+        counts: dict[str, Any] = {}
+        if self.num_items_in_batch is not None:
+            counts["num_items_in_batch"] = max(self.num_items_in_batch, 1)  # 0 / 1, not 0 / 0
+        if seq_idx:
+            counts["seq_idx"] = self._segment_ids().view(1, -1)
+        cu_seqlens, longest = self._segments(segments)
+        return {
+            **counts,
+            "input_ids": self.input_ids.view(1, -1),
+            "position_ids": self.position_ids.view(1, -1),
+            "labels": self.labels.view(1, -1),
+            "cu_seq_lens_q": cu_seqlens,
+            "cu_seq_lens_k": cu_seqlens,
+            "max_length_q": longest,
+            "max_length_k": longest,
+            "use_cache": False,
+        }
+
+    def varlen(
+        self, api: Literal["flash_attn", "torch"] = "flash_attn", *, segments: int | None = None
+    ) -> dict[str, Any]:
+        """Sequence arguments for variable-length attention, to be passed by keyword.
+
+        Args:
+            api: "flash_attn" for `flash_attn_varlen_func` (add ``causal=True``), "torch" for
+                `torch.nn.attention.varlen.varlen_attn` (add ``window_size=(-1, 0)``, which is
+                how it spells causal).
+            segments: give the arguments static shapes, for `torch.compile` and CUDA graphs:
+                `cu_seqlens` has `segments` + 1 entries, padded with its last value, and the
+                maximum is `seq_len`. The true number is `num_segments`.
+
+        Raises:
+            ConfigError: the batch has more than `segments`; `api` is unknown.
+        """
+        cu_seqlens, longest = self._segments(segments)
+        if api == "flash_attn":
+            names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+        elif api == "torch":
+            names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
+        else:
+            raise ConfigError(
+                f"api is {api!r}.",
+                "Its argument names are unknown.",
+                'Use "flash_attn" or "torch".',
+            )
+        return dict(zip(names, (cu_seqlens, cu_seqlens, longest, longest), strict=True))
+
+    def flex(self, block_size: int = 128) -> BlockMask:
+        """The block mask for `flex_attention` over the flattened rows, (1, 1, T, T).
+
+        Causal inside attention segments. Made in a time that grows with ``(T / block_size)**2``,
+        without a T x T matrix; its shapes depend on T alone.
+        """
+        return segment_block_mask(self.cu_seqlens, self.rows * self.seq_len, block_size)
+
+    def torchtitan(self, *, flat: bool = True) -> tuple[dict[str, Tensor], Tensor]:
+        """What torchtitan's trainer takes from a dataloader: ``({"input", "positions"}, labels)``.
+
+        All int64; labels are shifted (each slot's is the next token). Boundaries are where
+        positions are 0.
+
+        Args:
+            flat: (T,), as torchtitan after 0.3 wants them; otherwise (rows, seq_len), as 0.3 does.
+        """
+        shape = (-1,) if flat else (self.rows, self.seq_len)
+        inputs = {"input": self.input_ids.view(shape), "positions": self.position_ids.view(shape)}
+        return inputs, self._next_labels().view(shape)
+
+    def megatron(self, *, cp_size: int = 1, cp_rank: int = 0) -> dict[str, Tensor | None]:
+        """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
+
+        (1, T / cp_size) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32;
+        `attention_mask` is None, `packed_seq_params` has the boundaries. Labels are shifted (each
+        slot's is the next token) and 0 where `loss_mask` is 0.
+
+        Args:
+            cp_size, cp_rank: context parallelism: the head and the tail of every document that
+                this rank holds. All ranks of the group pass the same batch.
+
+        Raises:
+            ConfigError: documents were not packed with ``align=2 * cp_size``.
+        """
+        labels = self._next_labels()
+        counts = labels != -100
+        tensors = {
+            "tokens": self.input_ids.view(-1),
+            "labels": labels.masked_fill(~counts, 0),
+            "loss_mask": counts.to(torch.float32),
+            "position_ids": self.position_ids.view(-1),
+        }
+        if cp_size > 1:
+            held = head_and_tail(self._padded(cp_size).cu_seqlens_padded, cp_size, cp_rank)
+            index = torch.from_numpy(held).to(self.device, non_blocking=True)
+            tensors = {name: tensor[index] for name, tensor in tensors.items()}
+        batch: dict[str, Tensor | None] = {name: t.view(1, -1) for name, t in tensors.items()}
+        return {**batch, "attention_mask": None}
+
+    def packed_seq_params(self, *, cp_size: int = 1) -> dict[str, Any]:
+        """Fields of Megatron-LM's `PackedSeqParams`, for TransformerEngine's THD attention.
+
+        `cu_seqlens_q` and `_kv`, (segments + 1,) int32, sum up real lengths;
+        `cu_seqlens_q_padded` and `_kv_padded` are where the segments lie in the whole batch, each a
+        multiple of ``2 * cp_size`` long if `cp_size` is more than 1; `max_seqlen_q` and `_kv` are
+        ints and count that padding.
+
+        Raises:
+            ConfigError: as in `megatron`.
+        """
+        segments = self._padded(cp_size)
+        real = torch.from_numpy(segments.cu_seqlens).to(self.device, non_blocking=True)
+        placed = torch.from_numpy(segments.cu_seqlens_padded).to(self.device, non_blocking=True)
+        longest = int(np.diff(segments.cu_seqlens_padded).max())
+        return {
+            "qkv_format": "thd",
+            "cu_seqlens_q": real,
+            "cu_seqlens_kv": real,
+            "cu_seqlens_q_padded": placed,
+            "cu_seqlens_kv_padded": placed,
+            "max_seqlen_q": longest,
+            "max_seqlen_kv": longest,
+        }
+
+    def _segments(self, segments: int | None) -> tuple[Tensor, int]:
+        """`cu_seqlens` and its maximum, of static shape if a number of segments is given."""
+        if segments is None:
+            return self.cu_seqlens, self.max_seqlen
+        slots = self.rows * self.seq_len
+        return pad_cu_seqlens(self.cu_seqlens, segments, slots), self.seq_len
+
+    def _segment_ids(self) -> Tensor:
+        slots = self.rows * self.seq_len
+        number = torch.arange(self.num_segments, dtype=torch.int32, device=self.device)
+        return number.repeat_interleave(self.cu_seqlens.diff(), output_size=slots)
+
+    def _next_labels(self) -> Tensor:
+        """(T,) int64: labels one slot earlier. The first of a segment is -100, so none crosses."""
+        return pad(self.labels.view(-1)[1:], (0, 1), value=-100)
+
+    def _padded(self, cp_size: int) -> PaddedSegments:
+        align = 2 * cp_size if cp_size > 1 else 1
+        cu_seqlens, boundaries, piece = self._runs
+        run = np.searchsorted(boundaries, cu_seqlens[:-1])
+        return padded_segments(cu_seqlens, piece[run] < 0, align)
