@@ -28,6 +28,7 @@ from streampack.packing import (
     Pad,
 )
 from streampack.replanning import carry_over, previous_config
+from streampack.resharding import refuse_resharding
 from streampack.sizing import choose_lanes, with_balance, with_shares
 from streampack.sources.base import Source
 from streampack.sources.chat import Chat
@@ -249,7 +250,12 @@ class PackedDataset(IterableDataset[PackedBatch]):
             return RunState.begin(self.fingerprint(), self.topology)
         return self.resume(self._loaded)[1]
 
+    def __getstate__(self) -> dict[str, Any]:
+        refuse_resharding()  # here, because a spawned worker does not know who asked for it
+        return self.__dict__
+
     def __iter__(self) -> DatasetIterator:
+        refuse_resharding()
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         config = self.lane_config(workers)

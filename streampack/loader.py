@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,6 +19,7 @@ from streampack.accumulation import BatchGroup
 from streampack.batch import PackedBatch
 from streampack.collectives import check_same_start, connect
 from streampack.dataset import PackedDataset
+from streampack.device_copies import DeviceCopies
 from streampack.ending import End, Ending, Ranks
 from streampack.errors import ConfigError, StateError
 from streampack.feed import (
@@ -56,6 +57,10 @@ class PackedLoader:
         end: how a finite run ends. "drain" loses nothing: lanes that are dry before others give
             empty batches (padding only) until all are. "stop" leaves at the first rotation in
             which some lane has no batch, and counts what it leaves in `Metrics.left`.
+        output: what iterating gives: a `PackedBatch`, or with "hf" the dictionary of its `.hf()`,
+            for trainers that call ``model(**batch)``.
+        device: copy batches there, the next one while the loop computes on the one at hand; None
+            leaves them on the CPU.
         ranks: who agrees; None finds the job's processes (see `streampack.collectives`).
 
     Raises (while iterating):
@@ -75,6 +80,8 @@ class PackedLoader:
         pin_memory: bool = False,
         timeout_s: float | None = None,
         end: End = "drain",
+        output: Literal["batch", "hf"] = "batch",
+        device: torch.device | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         if num_workers < 0 or prefetch_batches < 1:
@@ -87,8 +94,14 @@ class PackedLoader:
             raise ConfigError(
                 f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
             )
+        if output not in ("batch", "hf"):
+            raise ConfigError(
+                f"output is {output!r}.", "It says what the loop gets.", 'Use "batch" or "hf".'
+            )
         self.dataset = dataset
         self.num_workers = num_workers
+        self._output = output
+        self._copies = None if device is None else DeviceCopies(device)
         self._workers = WorkerSettings(
             num_workers=num_workers,
             prefetch_batches=prefetch_batches,
@@ -137,7 +150,7 @@ class PackedLoader:
         """Totals over the batches the loop has taken from this loader."""
         return self._metrics + Metrics()
 
-    def __iter__(self) -> Iterator[PackedBatch]:
+    def __iter__(self) -> Iterator[Any]:
         deliveries = self._open()
         with closing(deliveries):
             while True:
@@ -145,9 +158,12 @@ class PackedLoader:
                 if not self._queue(deliveries, 1):
                     self._finished = True
                     return
+                following = self._queue(deliveries, 2)[1:] if self._copies else []
                 batch = self._take()
+                if self._copies and following:
+                    self._copies.start(following[0].batch)
                 self._metrics.wait_s += time.perf_counter() - began
-                yield batch
+                yield batch.hf() if self._output == "hf" else batch
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
         """Iterate in groups of `batches`, for gradient accumulation.
@@ -255,7 +271,11 @@ class PackedLoader:
             state = self._run.lane(batch.lane)
         if not self._shared_lanes:
             self._run.commit(batch.lane, batch.step, state)
-        return batch.pin_memory() if self._pin_memory and not stepped_over else batch
+        if stepped_over:
+            return batch
+        if self._copies is not None:
+            return self._copies.take(batch)
+        return batch.pin_memory() if self._pin_memory else batch
 
     # ------------------------------------------------------------------ making them
 

@@ -138,7 +138,7 @@ def test_fields_made_by_tensor_operations_equal_the_compiled_ones(
     documents = random_documents([5, 30, 9, 60, 2, 1, 24, 17])
     masks = [tokens % 2 == 0 for tokens in documents] if masked else None
     for batch in batches_of(documents, Pad(seq_len=SEQ_LEN), masks, attention=attention):
-        moved = batch._mapped(lambda tensor: tensor.clone())
+        moved = batch._moved(lambda buffer: buffer.clone())
         for name in ("input_ids", "labels", "position_ids", "document_ids"):
             assert torch.equal(getattr(moved, name), getattr(batch, name))
 

@@ -1,0 +1,48 @@
+"""DeviceCopies: batches reach a device while the loop computes on the one before."""
+
+from __future__ import annotations
+
+import torch
+
+from streampack.batch import PackedBatch
+
+__all__ = ["DeviceCopies"]
+
+
+class DeviceCopies:
+    """Copies batches to a device, the next one ahead of time.
+
+    On a CUDA device the copy goes from a page-locked buffer on a stream of its own, and the loop's
+    stream waits for it there; the host never waits.
+
+    Args:
+        device: where the batches go.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        cuda = self.device.type == "cuda"
+        self._stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
+        self._started: tuple[PackedBatch, PackedBatch] | None = None
+
+    def start(self, batch: PackedBatch) -> None:
+        """Begin to copy a batch; `take` will ask for it."""
+        if self._started is None or self._started[0] is not batch:
+            self._started = (batch, self._copy(batch))
+
+    def take(self, batch: PackedBatch) -> PackedBatch:
+        """The batch on the device, for work on the current stream."""
+        self.start(batch)
+        assert self._started is not None
+        (_, copied), self._started = self._started, None
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_stream(self._stream)
+            copied.record_stream(current)
+        return copied
+
+    def _copy(self, batch: PackedBatch) -> PackedBatch:
+        if self._stream is None:
+            return batch.to(self.device)
+        with torch.cuda.stream(self._stream):
+            return batch.pin_memory().to(self.device, non_blocking=True)
