@@ -38,6 +38,12 @@ from streampack import PackedDataset, PackedLoader, sources
 VOCABULARY = 128
 
 
+# On CPU ranks the Trainer calls its device "cpu:0", which torch does not find in a checkpoint.
+torch.serialization.register_package(
+    0, lambda storage: None, lambda storage, tag: storage if tag.startswith("cpu:") else None
+)
+
+
 class PackedTrainer(Trainer):  # type: ignore[misc]
     """A Trainer that takes its batches from a `PackedLoader` with ``output="hf"``."""
 

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from streampack import PackedBatch
+from streampack import PackedBatch, PackedDataset, PackedLoader, Topology
 from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.padded_segments import head_and_tail
 from streampack.errors import ConfigError
-from streampack.packing import BestFitDecreasing
+from streampack.packing import BestFitDecreasing, FirstFitDecreasing, Pad
+from tests.memory_source import MemorySource
 from tests.packed_batches import VOCAB, packed_batches, random_documents
 from tests.tiny_gpt import TinyGPT, summed_loss
 
@@ -201,3 +203,132 @@ def test_packed_seq_params_are_fields_of_the_installed_megatron() -> None:
 def test_documents_that_are_not_aligned_are_refused_for_context_parallelism() -> None:
     with pytest.raises(ConfigError, match=r"multiple of 4.*align=4"):
         [batch.megatron(cp_size=2) for batch in batches()]
+
+
+def aligned(lengths: list[int], align: int, **options: Any) -> list[PackedBatch]:
+    packer = options.pop("packer", BestFitDecreasing(seq_len=SEQ_LEN, align=align))
+    return batches(lengths, packer=packer, **options)
+
+
+@pytest.mark.parametrize(
+    "packer",
+    [
+        BestFitDecreasing(seq_len=SEQ_LEN, align=4),
+        FirstFitDecreasing(seq_len=SEQ_LEN, align=4),
+        Pad(seq_len=SEQ_LEN, atom=12),  # whose documents have rows' parts of their own
+    ],
+    ids=lambda packer: type(packer).__name__,
+)
+def test_context_parallel_ranks_together_have_the_losses_of_the_documents(packer: Any) -> None:
+    model = TinyGPT(VOCAB)
+    cp_size = 2
+    seen = 0
+    for batch in batches(packer=packer):
+        whole = batch.megatron()
+        params = batch.packed_seq_params(cp_size=cp_size)
+        real, placed = params["cu_seqlens_q"], params["cu_seqlens_q_padded"]
+        assert real.dtype == placed.dtype == torch.int32
+        assert len(real) == len(placed)
+        assert placed[-1] == batch.rows * batch.seq_len
+        assert (placed.diff() % (2 * cp_size) == 0).all()
+        assert ((placed.diff() - real.diff()) >= 0).all()
+        assert ((placed.diff() - real.diff()) < 2 * cp_size).all()
+        assert params["max_seqlen_q"] == placed.diff().max()
+        segment = torch.repeat_interleave(torch.arange(len(real) - 1), placed.diff())
+        held = torch.arange(batch.rows * batch.seq_len)
+        parts = [batch.megatron(cp_size=cp_size, cp_rank=rank) for rank in range(cp_size)]
+        slots = [
+            torch.from_numpy(head_and_tail(placed.numpy(), cp_size, rank))
+            for rank in range(cp_size)
+        ]
+        assert torch.equal(torch.cat(slots).sort().values, held)
+        logits = model(batch.input_ids.view(-1), batch.position_ids.view(-1), batch.cu_seqlens)
+        expected = summed_loss(logits, batch.labels.view(-1))
+        found = torch.zeros((), dtype=torch.float64)
+        # What ranks exchange: every key, seen by the queries that a rank holds.
+        mask = (segment[:, None] == segment).tril()
+        ids, positions = whole["tokens"], whole["position_ids"]
+        everywhere = model.attend(ids.view(-1), positions.view(-1), mask)  # type: ignore[union-attr]
+        for part, place in zip(parts, slots, strict=True):
+            for name, tensor in part.items():
+                if tensor is not None:
+                    assert torch.equal(tensor[0], whole[name][0, place])  # type: ignore[index]
+            losses = torch.nn.functional.cross_entropy(
+                everywhere[place],
+                part["labels"][0],
+                reduction="none",  # type: ignore[index]
+            )
+            found = found + (losses * part["loss_mask"][0]).sum()  # type: ignore[index]
+            # Head and tail: as much to attend to on every rank.
+            assert abs(int(mask[place].sum()) * cp_size - int(mask.sum())) <= 4 * len(placed) ** 2
+        torch.testing.assert_close(found, expected)
+        seen += batch.num_documents
+    assert seen >= len(LENGTHS)
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=40), st.sampled_from([2, 4, 8]))
+@settings(max_examples=40, deadline=None)
+def test_aligned_documents_lose_nothing_and_padding_is_counted(
+    lengths: list[int], align: int
+) -> None:
+    placed = slots = 0
+    for batch in aligned(lengths, align):
+        starts = batch.cu_seqlens[:-1][
+            batch.document_ids.view(-1)[batch.cu_seqlens[:-1].long()] >= 0
+        ]
+        assert (starts % align == 0).all()
+        batch.megatron(cp_size=align // 2, cp_rank=0)
+        placed += batch.composition.placed
+        slots += batch.composition.slots
+        assert batch.composition.padding == int((batch.document_ids < 0).sum())
+    assert placed == sum(lengths)
+    assert slots % SEQ_LEN == 0
+
+
+def test_an_align_that_does_not_divide_the_row_is_refused() -> None:
+    with pytest.raises(ConfigError, match="align is 5"):
+        BestFitDecreasing(seq_len=SEQ_LEN, align=5)
+
+
+# ---------------------------------------------------------------------- the way to a device
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_batch_travels_in_one_buffer(masked: bool) -> None:
+    documents = random_documents(LENGTHS)
+    masks = [tokens % 2 == 0 for tokens in documents] if masked else None
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    for batch in packed_batches(documents, packer, masks, batch_tokens=2 * SEQ_LEN):
+        copies = []
+
+        def copy(buffer: torch.Tensor, made: list[torch.Tensor] = copies) -> torch.Tensor:
+            made.append(buffer.clone())
+            return made[-1]
+
+        moved = batch._moved(copy)._moved(copy)
+        assert len(copies) == 2
+        storage = copies[1].untyped_storage().data_ptr()
+        for name in ("cu_seqlens", "source_ids"):
+            assert getattr(moved, name).untyped_storage().data_ptr() == storage
+            assert torch.equal(getattr(moved, name), getattr(batch, name))
+        for name in ("input_ids", "labels", "position_ids", "document_ids"):
+            assert torch.equal(getattr(moved, name), getattr(batch, name))
+        per_token = copies[1].nbytes / (batch.rows * batch.seq_len)
+        assert per_token < 2 + masked + 13 * 64 / SEQ_LEN  # the rest is a few ends and alignment
+
+
+def test_a_loader_with_a_device_gives_the_same_batches_and_states() -> None:
+    def loader(**options: Any) -> PackedLoader:
+        dataset = PackedDataset(
+            MemorySource([random_documents(LENGTHS * 3)]),
+            packer=BestFitDecreasing(seq_len=SEQ_LEN), lanes=1, topology=Topology(),
+        )  # fmt: skip
+        return PackedLoader(dataset, **options)
+
+    plain, ahead = loader(), loader(device="cpu")
+    number = 0
+    for expected, found in zip(plain, ahead, strict=True):
+        assert torch.equal(found.input_ids, expected.input_ids)
+        assert ahead.state_dict() == plain.state_dict()
+        number += 1
+    assert number > 3

@@ -6,6 +6,7 @@ Steps:
      few against documents).
   3. Each piece into a bin of ``seq_len + extra_capacity``: first-fit takes the earliest opened
      with room, best-fit the one left with least room, ties to the earliest opened.
+     With ``align`` a piece takes up a multiple of it, padding included.
   4. A bin is a row. Tokens beyond seq_len, in placement order, are dropped and counted.
 
 Cost: O(documents) and what the greedy kernel takes, compiled: about 15 ns per document of web text
@@ -31,6 +32,7 @@ from streampack.packing.fit import greedy_fit
 from streampack.packing.packer import (
     Overflow,
     limit_lengths,
+    require_align,
     require_extra_capacity,
     require_seq_len,
 )
@@ -48,12 +50,15 @@ class _Decreasing:
         overflow: what happens to documents longer than a row.
         extra_capacity: tokens a bin may hold beyond seq_len; they are dropped.
         protect_short: refuse a placement that would drop a whole piece.
+        align: pad every piece to a multiple of this inside its row, as context parallelism wants
+            (``2 * cp_size``); it counts as padding.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     extra_capacity: int = 0
     protect_short: bool = False
+    align: int = 1
 
     carries: ClassVar[bool] = True
     inserts_eos: ClassVar[bool] = False
@@ -63,6 +68,7 @@ class _Decreasing:
     def __post_init__(self) -> None:
         require_seq_len(self.seq_len, self.overflow)
         require_extra_capacity(self.extra_capacity, self.seq_len)
+        require_align(self.align, self.seq_len, self.extra_capacity)
 
     @property
     def seq_lens(self) -> tuple[int, ...]:
@@ -79,7 +85,8 @@ class _Decreasing:
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         document, start, size = decreasing_pieces(kept, self.seq_len)
         least_room = self.extra_capacity + 1 if self.protect_short else 0
-        bins, count = greedy_fit(size, self.seq_len + self.extra_capacity, least_room, self._best)
+        room = size if self.align == 1 else -(-size // self.align) * self.align
+        bins, count = greedy_fit(room, self.seq_len + self.extra_capacity, least_room, self._best)
         dropped_with = None
         if self.extra_capacity:
             dropped_with = lost_with(bins, document, size, self.seq_len, len(kept))
@@ -95,14 +102,15 @@ class _Decreasing:
             stop=stop,
             overlap=np.zeros(segments, dtype=np.int64),
             insert_eos=np.zeros(segments, dtype=np.bool_),
-            pad_after=np.zeros(segments, dtype=np.int64),
+            pad_after=(start - stop) % self.align,
             dropped=dropped,
             dropped_with=dropped_with,
         )
 
     def describe(self) -> dict[str, Any]:
-        """Class, parameters and algorithm revision."""
+        """Class, parameters and algorithm revision; `align` only if it does something."""
         return {
+            **({"align": self.align} if self.align > 1 else {}),
             "kind": type(self).__name__,
             "revision": self.revision,
             "seq_len": self.seq_len,

@@ -25,6 +25,7 @@ __all__ = [
     "limit_lengths",
     "most_per_row",
     "online",
+    "require_align",
     "require_atom",
     "require_buckets",
     "require_extra_capacity",
@@ -240,6 +241,18 @@ def require_atom(atom: int | None, seq_len: int) -> int:
             "Leave it out for one row, or use a quarter, a half, two or four times seq_len.",
         )
     return atom
+
+
+def require_align(align: int, seq_len: int, extra_capacity: int = 0) -> None:
+    """Raise `ConfigError` unless rows of `seq_len` can hold pieces of multiples of `align`."""
+    whole = isinstance(align, int) and not isinstance(align, bool)
+    if not whole or align < 1 or seq_len % align or (align > 1 and extra_capacity):
+        raise ConfigError(
+            f"align is {align!r} for seq_len {seq_len} and extra_capacity {extra_capacity}.",
+            "A row is made of whole multiples of it, and nothing lies beyond its end.",
+            "Use a divisor of seq_len (2 * cp_size for context parallelism), and no extra "
+            "capacity.",
+        )
 
 
 def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:
