@@ -34,6 +34,7 @@ class BatchAdapters:
     seq_len: int
     num_segments: int
     max_seqlen: int
+    num_loss_tokens: int
     num_items_in_batch: int | None
     _runs: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
@@ -73,7 +74,8 @@ class BatchAdapters:
         From `PackedLoader.accumulate` also `num_items_in_batch`, by which transformers divides the
         summed loss, so that gradients added up over the group and over all ranks are those of the
         mean over tokens (where ranks average gradients instead of adding them, multiply the loss
-        by their number).
+        by their number). A batch without any loss token has it always, as 1: its loss is 0 and
+        not 0 / 0.
 
         Args:
             seq_idx: also give `seq_idx`, (1, T) int32, each slot's attention segment: the
@@ -81,8 +83,8 @@ class BatchAdapters:
             segments: as in `varlen`.
         """
         counts: dict[str, Any] = {}
-        if self.num_items_in_batch is not None:
-            counts["num_items_in_batch"] = max(self.num_items_in_batch, 1)  # 0 / 1, not 0 / 0
+        if self.num_items_in_batch is not None or not self.num_loss_tokens:
+            counts["num_items_in_batch"] = max(self.num_items_in_batch or 0, 1)
         if seq_idx:
             counts["seq_idx"] = self._segment_ids().view(1, -1)
         cu_seqlens, longest = self._segments(segments)
