@@ -1,6 +1,7 @@
 """The benchmark suite.
 
     python -m benchmarks [--only JOB ...] [--quick] [--rounds 3] [--out FOLDER] [--docs]
+    python -m benchmarks loader --source PATH ...    # your own shards: see benchmarks.loader
 
 Runs every job's runners in turn, each in a fresh process, and prints the tables; writes
 `results.json`, `report.md` and `picture.png` to the folder. ``--docs`` also puts the tables into
@@ -30,6 +31,12 @@ BEGIN, END = "<!-- suite: begin -->\n", "<!-- suite: end -->"
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, print, write."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["loader"]:
+        from benchmarks.loader.command import main as measure_loader
+
+        measure_loader(arguments[1:])
+        return
     options = _parse(arguments)
     jobs = [job for job in JOBS if not options.only or job.name in options.only]
     scale, rounds, seconds = options.scale, options.rounds, options.seconds
@@ -42,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for workload in workloads.values():
             workload.make()
         samples = run(jobs, folder, rounds, scale, options.seed, seconds)
-        command = " ".join(["python -m benchmarks", *(arguments or sys.argv[1:])])
+        command = " ".join(["python -m benchmarks", *arguments])
         text = markdown(samples, workloads, command)
         print(text)
         options.out.mkdir(parents=True, exist_ok=True)
@@ -92,7 +99,7 @@ def _short(sample: Sample) -> str:
     return f"{sample.found['seconds'] * 1000:.4g} ms"
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmark suite.")
     names = [job.name for job in JOBS]
     parser.add_argument("--only", nargs="+", choices=names, metavar="JOB", help=", ".join(names))
