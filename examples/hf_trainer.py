@@ -56,6 +56,11 @@ class PackedTrainer(Trainer):  # type: ignore[misc]
         """The loader itself."""
         return self.loader
 
+    def get_batch_samples(self, *arguments: Any) -> Any:
+        """As `Trainer.get_batch_samples`; where all ranks' lanes are dry, 0 / 1 and not 0 / 0."""
+        samples, num_items = super().get_batch_samples(*arguments)
+        return samples, num_items if num_items is None else num_items.clamp(min=1)
+
     def train(self, resume_from_checkpoint: Any = None, **arguments: Any) -> Any:
         """As `Trainer.train`; the loader goes on from the checkpoint, too."""
         if resume_from_checkpoint is not None:

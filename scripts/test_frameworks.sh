@@ -15,4 +15,4 @@ if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "$wanted" >"$stamp"
 fi
 .venv-frameworks/bin/python -m pytest -m "not gpu" tests/test_batch.py tests/test_consumers.py \
-    tests/test_frameworks.py tests/test_trainer.py tests/test_transformers.py "$@"
+    tests/test_equal_losses.py tests/test_frameworks.py tests/test_trainer.py tests/test_transformers.py "$@"

@@ -11,6 +11,10 @@ from hypothesis import settings
 # a build for CUDA, which cannot be imported beside a CPU build of torch. Nothing here needs it.
 sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
 
+# Tests run beside one another, one process per core; models are tiny, and threads only wait.
+if os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # CI judges a commit, so it draws the same examples every time; a developer's runs explore.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):

@@ -66,6 +66,23 @@ def test_two_ranks_that_stop_and_resume_train_on_every_document_once(tmp_path: P
     np.testing.assert_array_equal((first + second).sum(axis=0)[1:], lengths[1:])
 
 
+def test_a_step_without_any_loss_token_has_the_loss_0(tmp_path: Path) -> None:
+    from examples.hf_trainer import PackedTrainer, make_trainer, write_corpus
+
+    losses = []
+
+    class RecordingTrainer(PackedTrainer):
+        def training_step(self, *arguments: Any) -> Any:
+            losses.append(float(super().training_step(*arguments)))
+            return torch.tensor(losses[-1])
+
+    corpus = write_corpus(tmp_path / "corpus", 1)  # a document of one token, and dry lanes
+    make_trainer(
+        tmp_path / "run", corpus, max_steps=2, save_steps=100, kind=RecordingTrainer
+    ).train()
+    assert losses == [0.0] * 4
+
+
 def steps_of_the_run(folder: Path) -> int:
     """Optimiser steps of one pass: the longest lane decides, the others give empty batches."""
     from examples.hf_trainer import write_corpus
