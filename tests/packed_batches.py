@@ -62,6 +62,7 @@ def every_packer(seq_len: int) -> dict[str, Packer]:
         "Seamless": Seamless(seq_len=seq_len),
         "Seamless, repeating": Seamless(seq_len=seq_len, max_repetition=0.5, mask_repeated=True),
         "Buckets": Buckets(seq_lens=(seq_len // 3, seq_len), shares=(1, 2)),
+        "Buckets, aligned": Buckets(seq_lens=(seq_len // 3, seq_len), shares=(1, 2), align=4),
         "BestFitCrop": BestFitCrop(seq_len=seq_len),
         "BestFitCrop, keeping": BestFitCrop(seq_len=seq_len, keep_cropped=True),
     }

@@ -15,7 +15,15 @@ from streampack import PackedBatch, PackedDataset, PackedLoader, Topology
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.padded_segments import head_and_tail
 from streampack.errors import ConfigError
-from streampack.packing import BestFitDecreasing, FirstFitDecreasing, Pad
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    FirstFitDecreasing,
+    Pad,
+    Seamless,
+)
 from tests.memory_source import MemorySource
 from tests.packed_batches import VOCAB, packed_batches, random_documents
 from tests.tiny_gpt import TinyGPT, summed_loss
@@ -205,9 +213,24 @@ def test_documents_that_are_not_aligned_are_refused_for_context_parallelism() ->
         [batch.megatron(cp_size=2) for batch in batches()]
 
 
-def aligned(lengths: list[int], align: int, **options: Any) -> list[PackedBatch]:
-    packer = options.pop("packer", BestFitDecreasing(seq_len=SEQ_LEN, align=align))
-    return batches(lengths, packer=packer, **options)
+@pytest.mark.parametrize(
+    "packer",
+    [Concat(seq_len=SEQ_LEN), Seamless(seq_len=SEQ_LEN), BestFitCrop(seq_len=SEQ_LEN)],
+    ids=lambda packer: type(packer).__name__,
+)
+def test_whole_rows_are_split_over_context_parallel_ranks_with_any_packer(packer: Any) -> None:
+    for batch in batches(packer=packer, attention="row"):
+        whole = batch.megatron()
+        parts = [batch.megatron(cp_size=2, cp_rank=rank) for rank in range(2)]
+        for row in range(batch.rows):
+            rows = (slice(row * SEQ_LEN, (row + 1) * SEQ_LEN), slice(row * 12, (row + 1) * 12))
+            for name in ("tokens", "labels", "loss_mask", "position_ids"):
+                in_row = whole[name][0, rows[0]]  # type: ignore[index]
+                head, *middle, tail = in_row.split(SEQ_LEN // 4)
+                if batch.document_ids[row].min() < 0:
+                    continue  # a short row has its padding in a segment of its own
+                for part, expected in zip(parts, ((head, tail), middle), strict=True):
+                    assert torch.equal(part[name][0, rows[1]], torch.cat(tuple(expected)))  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -215,6 +238,7 @@ def aligned(lengths: list[int], align: int, **options: Any) -> list[PackedBatch]
     [
         BestFitDecreasing(seq_len=SEQ_LEN, align=4),
         FirstFitDecreasing(seq_len=SEQ_LEN, align=4),
+        Buckets(seq_lens=(8, SEQ_LEN), shares=(1, 2), align=4),
         Pad(seq_len=SEQ_LEN, atom=12),  # whose documents have rows' parts of their own
     ],
     ids=lambda packer: type(packer).__name__,
@@ -266,13 +290,20 @@ def test_context_parallel_ranks_together_have_the_losses_of_the_documents(packer
     assert seen >= len(LENGTHS)
 
 
-@given(st.lists(st.integers(1, 70), min_size=1, max_size=40), st.sampled_from([2, 4, 8]))
-@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 70), min_size=1, max_size=40),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([BestFitDecreasing, FirstFitDecreasing, Buckets]),
+)
+@settings(max_examples=60, deadline=None)
 def test_aligned_documents_lose_nothing_and_padding_is_counted(
-    lengths: list[int], align: int
+    lengths: list[int], align: int, kind: Any
 ) -> None:
     placed = slots = 0
-    for batch in aligned(lengths, align):
+    sizes: Any = {"seq_len": SEQ_LEN}
+    if kind is Buckets:
+        sizes = {"seq_lens": (8, SEQ_LEN), "shares": (1, 2)}
+    for batch in batches(lengths, packer=kind(**sizes, align=align)):
         starts = batch.cu_seqlens[:-1][
             batch.document_ids.view(-1)[batch.cu_seqlens[:-1].long()] >= 0
         ]
@@ -282,12 +313,14 @@ def test_aligned_documents_lose_nothing_and_padding_is_counted(
         slots += batch.composition.slots
         assert batch.composition.padding == int((batch.document_ids < 0).sum())
     assert placed == sum(lengths)
-    assert slots % SEQ_LEN == 0
+    assert slots % 8 == 0
 
 
 def test_an_align_that_does_not_divide_the_row_is_refused() -> None:
     with pytest.raises(ConfigError, match="align is 5"):
         BestFitDecreasing(seq_len=SEQ_LEN, align=5)
+    with pytest.raises(ConfigError, match="align is 16 for seq_len 24"):
+        Buckets(seq_lens=(16, SEQ_LEN), align=16)
 
 
 # ---------------------------------------------------------------------- the way to a device

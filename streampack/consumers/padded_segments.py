@@ -72,8 +72,8 @@ def padded_segments(
             f"The segment at {starts[at]} has {lengths[at]} tokens, {follows[at]} of padding "
             f"behind it, and its length must be a multiple of {align}.",
             "It cannot be split evenly over context-parallel ranks.",
-            f"Pack with align={align} (2 * cp_size), for example "
-            f"BestFitDecreasing(seq_len=..., align={align}).",
+            f"Pack with align={align} (2 * cp_size), as BestFitDecreasing, FirstFitDecreasing and "
+            'Buckets can; or use attention="row", where whole rows are split.',
         )
     taken = np.concatenate(([0], lacks[:-1]))  # by the segment before; padding only loses
     starts, lengths = starts + taken, lengths - taken

@@ -6,6 +6,7 @@ Steps (`Buckets.plan`; documents by decreasing length, ties by arrival):
   2. Again and again the longest remaining document that fits the room left is added whole.
   3. If room / bucket is above `padding_threshold`, the head of the shortest remaining document
      (ties: the latest arrival) fills the room and its rest stays; otherwise the room is padding.
+With ``align`` every piece of a document takes up a multiple of it, padding included.
 
 Cost: O(documents), one compiled pass: documents stand in a bitmap by length, so the longest that
 fits is found in a few instructions. Keeps every token; cuts at most one document per row and, with
@@ -32,7 +33,14 @@ from streampack._jit import kernel
 from streampack.errors import ConfigError
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.concat import cut_joined
-from streampack.packing.packer import Overflow, checked_lengths, is_number, require_buckets
+from streampack.packing.packer import (
+    Overflow,
+    aligned,
+    checked_lengths,
+    is_number,
+    require_align,
+    require_buckets,
+)
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed, permutation
 from streampack.packing.schedule import Curriculum, bucket_schedule, plain_shares
@@ -54,12 +62,15 @@ class Buckets:
             `Curriculum` that changes them over training. None: measured on a sample of the corpus
             when a dataset starts, and kept in its state.
         warm_up: rotations over which the longer buckets come in one after another.
+        align: pad every piece to a multiple of this inside its row, as context parallelism wants
+            (``2 * cp_size``); it counts as padding.
     """
 
     seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
     padding_threshold: float = 0.05
     shares: Curriculum | Sequence[float] | None = None
     warm_up: int = 0
+    align: int = 1
 
     overflow: ClassVar[Overflow] = "split"
     carries: ClassVar[bool] = True
@@ -68,6 +79,8 @@ class Buckets:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
+        for size in self.seq_lens:
+            require_align(self.align, size)
         if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
             raise ConfigError(
                 f"padding_threshold is {self.padding_threshold!r}.",
@@ -131,12 +144,13 @@ class Buckets:
         Neither `final` nor `seed` changes anything, for nothing here is random.
         """
         lengths = checked_lengths(lengths)
+        room = aligned(lengths, self.align)
         longest = self.seq_lens[-1]
-        heads = np.maximum(lengths - 1, 0) // longest  # full rows cut off a document's front
-        document, start = _heads(lengths, heads, longest)
+        heads = np.maximum(room - 1, 0) // longest  # full rows cut off a document's front
+        document, start = _heads(room, heads, longest)
         sizes = np.array(self.seq_lens, dtype=np.int64)
         row_offsets, bucket, documents, starts, stops = _compose(
-            lengths - heads * longest, heads * longest, sizes, self.padding_threshold
+            room - heads * longest, heads * longest, sizes, self.padding_threshold
         )
         cut = len(document)
         return _plan_of(
@@ -145,7 +159,8 @@ class Buckets:
             document=np.concatenate([document, documents]),
             start=np.concatenate([start, starts]),
             stop=np.concatenate([start + longest, stops]),
-            num_documents=len(lengths),
+            lengths=lengths,
+            align=self.align,
         )
 
     def plan_batches(
@@ -165,7 +180,8 @@ class Buckets:
             ConfigError: the shares are neither given nor measured.
         """
         lengths = checked_lengths(lengths)
-        total = int(lengths.sum())
+        room = aligned(lengths, self.align)
+        total = int(room.sum())
         count = max(min(-(-least_tokens // batch_tokens), total // batch_tokens), 1)
         if must_go.all():
             count = max(-(-total // batch_tokens), 1)
@@ -176,7 +192,7 @@ class Buckets:
         while True:
             buckets = schedule.buckets(rotation, at_most)
             served = serve(
-                lengths, must_go, order, sizes, buckets, count, batch_tokens,
+                room, must_go, order, sizes, buckets, count, batch_tokens,
                 self.padding_threshold,
             )  # fmt: skip
             if served.complete:
@@ -188,7 +204,8 @@ class Buckets:
             document=served.document,
             start=served.start,
             stop=served.stop,
-            num_documents=len(lengths),
+            lengths=lengths,
+            align=self.align,
         )
         return plan, served.batches
 
@@ -201,6 +218,7 @@ class Buckets:
         """Class, parameters and algorithm revision."""
         shares = self.shares
         return {
+            **({"align": self.align} if self.align > 1 else {}),
             "kind": "Buckets",
             "revision": self.revision,
             "seq_lens": list(self.seq_lens),
@@ -249,7 +267,8 @@ class MultiBucket:
             document=np.concatenate([part[1] for part in parts]),
             start=np.concatenate([part[2] for part in parts]),
             stop=np.concatenate([part[3] for part in parts]),
-            num_documents=len(lengths),
+            lengths=lengths,
+            align=1,
         )
 
 
@@ -260,10 +279,12 @@ def _plan_of(
     document: NDArray[np.int64],
     start: NDArray[np.int64],
     stop: NDArray[np.int64],
-    num_documents: int,
+    lengths: NDArray[np.int64],
+    align: int,
 ) -> Plan:
-    """A plan that repeats, inserts and drops nothing."""
+    """A plan that repeats, inserts and drops nothing; `stop` may count alignment's padding."""
     segments = len(document)
+    stop = np.minimum(stop, lengths[document])
     return Plan(
         row_offsets=row_offsets,
         seq_len=seq_len,
@@ -272,8 +293,8 @@ def _plan_of(
         stop=stop,
         overlap=np.zeros(segments, dtype=np.int64),
         insert_eos=np.zeros(segments, dtype=np.bool_),
-        pad_after=np.zeros(segments, dtype=np.int64),
-        dropped=np.zeros(num_documents, dtype=np.int64),
+        pad_after=(start - stop) % align,
+        dropped=np.zeros(len(lengths), dtype=np.int64),
     )
 
 

@@ -31,6 +31,7 @@ from streampack.documents import offsets_of
 from streampack.packing.fit import greedy_fit
 from streampack.packing.packer import (
     Overflow,
+    aligned,
     limit_lengths,
     require_align,
     require_extra_capacity,
@@ -85,7 +86,7 @@ class _Decreasing:
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         document, start, size = decreasing_pieces(kept, self.seq_len)
         least_room = self.extra_capacity + 1 if self.protect_short else 0
-        room = size if self.align == 1 else -(-size // self.align) * self.align
+        room = aligned(size, self.align)
         bins, count = greedy_fit(room, self.seq_len + self.extra_capacity, least_room, self._best)
         dropped_with = None
         if self.extra_capacity:

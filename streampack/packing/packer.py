@@ -19,6 +19,7 @@ __all__ = [
     "Overflow",
     "Packer",
     "TailPacker",
+    "aligned",
     "checked_lengths",
     "foreseen",
     "is_number",
@@ -253,6 +254,11 @@ def require_align(align: int, seq_len: int, extra_capacity: int = 0) -> None:
             "Use a divisor of seq_len (2 * cp_size for context parallelism), and no extra "
             "capacity.",
         )
+
+
+def aligned(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
+    """`lengths` with the padding that makes each a multiple of `align`."""
+    return lengths if align == 1 else -(-lengths // align) * align
 
 
 def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:
