@@ -4,15 +4,18 @@
     python -m benchmarks loader --source PATH ...    # your own shards: see benchmarks.loader
 
 Runs every job's runners in turn, each in a fresh process, and prints the tables; writes
-`results.json`, `report.md` and `picture.png` to the folder. ``--docs`` also puts the tables into
-docs/benchmarks.md. The environments of the peers are made by ``python -m benchmarks.environments``;
-a peer whose environment is missing is reported as such.
+`results.json`, `report.md` and `picture.png` to the folder. ``--docs`` commits to them: the tables
+go into docs/benchmarks.md, the figures and the picture into docs/benchmarks/.
+
+The environments of the peers are made by ``python -m benchmarks.environments``; a peer whose
+environment is missing is reported as such.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -21,12 +24,12 @@ from pathlib import Path
 
 from benchmarks.harness import Sample, run_job
 from benchmarks.jobs import JOBS, Job
+from benchmarks.page import put_between
 from benchmarks.picture import draw
 from benchmarks.report import as_json, markdown
 from benchmarks.workloads import Workload
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- suite: begin -->\n", "<!-- suite: end -->"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
         draw(samples, workloads, options.out / "picture.png")
     if options.docs:
-        put_into_docs(text, ROOT / "docs" / "benchmarks.md")
+        into_docs(text, options.out, ROOT / "docs" / "benchmarks.md")
     if any(sample.error and "Error" in sample.error for sample in samples):
         raise SystemExit("Some runners failed; the tables name them.")
 
@@ -84,12 +87,22 @@ def run(
     return samples
 
 
-def put_into_docs(text: str, path: Path) -> None:
-    """Replace what is between the two marks."""
-    whole = path.read_text()
-    head, rest = whole.split(BEGIN)
-    _, tail = rest.split(END)
-    path.write_text(head + BEGIN + "\n" + text + "\n" + END + tail)
+def into_docs(text: str, out: Path, page: Path) -> None:
+    """The tables between the page's marks, figures and picture into the folder of its name."""
+    folder = page.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    parts = []
+    for name, link in (
+        ("picture.png", f"![Every runner beside copying]({folder.name}/picture.png)"),
+        (
+            "results.json",
+            f"All figures of every round: [results.json]({folder.name}/results.json).",
+        ),
+    ):
+        if (out / name).exists():  # a part of the jobs may have nothing to draw
+            shutil.copyfile(out / name, folder / name)
+            parts.append(link)
+    put_between(page, "suite", "\n\n".join([*parts, text]))
 
 
 def _short(sample: Sample) -> str:

@@ -13,21 +13,17 @@ import statistics
 import sys
 import time
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import find_runner
 from benchmarks.process_memory import status_mib
 from benchmarks.protocol import Measured, Timed
+from benchmarks.report import library_versions
 from benchmarks.workloads import Workload
 
 __all__ = ["run"]
 
-LIBRARIES = (
-    "datasets", "grain", "lightbinpack", "litdata", "megatron-energon", "mosaicml-streaming",
-    "numba", "numpy", "pyarrow", "tokenizers", "torch", "trl", "webdataset",
-)  # fmt: skip
 MOST_PASSES = 500
 
 
@@ -52,11 +48,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
         found |= time_passes(runner, order["seconds"])
         found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         found["start_mib"] = before
-    found["versions"] = {
-        name: metadata.version(name)
-        for name in LIBRARIES
-        if name.removeprefix("mosaicml-").replace("-", ".") in sys.modules
-    }
+    found["versions"] = library_versions()
     return found
 
 

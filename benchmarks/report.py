@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,12 @@ from benchmarks.protocol import Runner
 from benchmarks.summary import Line, Reached, lines_of, reached_of
 from benchmarks.workloads import Workload
 
-__all__ = ["as_json", "machine", "markdown", "versions"]
+__all__ = ["as_json", "library_versions", "machine", "markdown", "versions"]
+
+LIBRARIES = (
+    "datasets", "grain", "lightbinpack", "litdata", "megatron-energon", "mosaicml-streaming",
+    "numba", "numpy", "pyarrow", "tokenizers", "torch", "trl", "webdataset",
+)  # fmt: skip
 
 _HEAD = (
     "runner", "M tokens/s", "documents/s", "x copying", "utilisation", "tokens lost",
@@ -32,6 +39,15 @@ def machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     word = {1: "one core", 2: "two cores", 4: "four cores"}.get(cores or 0, f"{cores} cores")
     return f"{word} of {model}, {platform.system()}, Python {platform.python_version()}"
+
+
+def library_versions() -> dict[str, str]:
+    """Of the libraries that are imported here, by name."""
+    return {
+        name: metadata.version(name)
+        for name in LIBRARIES
+        if name.removeprefix("mosaicml-").replace("-", ".") in sys.modules
+    }
 
 
 def versions(samples: Sequence[Sample]) -> dict[str, str]:

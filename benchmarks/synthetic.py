@@ -18,25 +18,39 @@ SHARDS = 1024
 
 
 class Synthetic(ShardedSource):
-    """Repeats documents of the same lengths, views of one array, for at least so many tokens."""
+    """Repeats documents of the same lengths, views of one array, for at least so many tokens.
+
+    Args:
+        lengths: (N,) int64, tokens of the documents that are repeated.
+        tokens: of an epoch, about a tenth less than there are.
+        shards: how many; with `shard_documents` so many documents each, whatever `tokens` says.
+    """
 
     seekable = True
     splittable = True
     tokenized = True
 
-    def __init__(self, lengths: NDArray[np.int64], tokens: int) -> None:
+    def __init__(
+        self,
+        lengths: NDArray[np.int64],
+        tokens: int = 0,
+        *,
+        shards: int = SHARDS,
+        shard_documents: int | None = None,
+    ) -> None:
         super().__init__()
         self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self.tokens = np.arange(self.offsets[-1]).astype(np.uint16)
         self.mean = float(lengths.mean())
         # Shards of different length begin at different places of the lengths: a tenth more.
-        self.each = int(1.1 * tokens / self.mean / SHARDS) + len(lengths)
+        self.shards = shards
+        self.each = shard_documents or int(1.1 * tokens / self.mean / shards) + len(lengths)
 
     def list_shards(self) -> Manifest:
         """As many documents in each."""
-        units = np.full(SHARDS, self.each, dtype=np.int64)
+        units = np.full(self.shards, self.each, dtype=np.int64)
         return Manifest(
-            paths=tuple(f"synthetic-{i}" for i in range(SHARDS)),
+            paths=tuple(f"synthetic-{i}" for i in range(self.shards)),
             units=units,
             num_bytes=(units * self.mean * 4).astype(np.int64),
             unit="document",

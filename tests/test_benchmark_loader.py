@@ -104,6 +104,15 @@ def test_storage_that_makes_every_shard_wait_is_what_limits(
     assert first["tokens"] < again["tokens"]
 
 
+@pytest.mark.gpu
+def test_the_copy_to_the_device_is_a_stage(documents: list[np.ndarray], tmp_path: Path) -> None:
+    given = [*mds(tmp_path, documents), "--workers", "1", "--device", "cuda"]
+    rank = found_by(given, tmp_path / "out.json")
+    assert [line["stage"] for line in rank["lines"]][5:] == ["+ 1 workers", "+ to cuda:0"]
+    assert rank["pace"]["device"] == "cuda:0"
+    assert rank["costs"]["transfer"] > 0
+
+
 def test_two_ranks_measure_at_once_and_the_first_reports_the_sum(
     documents: list[np.ndarray], tmp_path: Path
 ) -> None:

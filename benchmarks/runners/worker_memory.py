@@ -67,7 +67,7 @@ def read_memory(lengths: NDArray[np.int64], tokens: int) -> Readings:
     resident, taken, due, peak = [], 0, 0.0, 0.0
     for batch in loader:
         taken += batch.num_tokens
-        if taken >= due:
+        if taken >= min(due, tokens):
             (worker,) = multiprocessing.active_children()
             at.append(taken)
             resident.append(status_mib("VmRSS", worker.pid or 0))

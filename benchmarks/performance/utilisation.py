@@ -1,0 +1,119 @@
+"""Utilisation against the window and against the number of lanes, for three distributions.
+
+Lengths alone: what is planned and emitted is exactly what a lane emits (`streampack.dry_run`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.page import markdown_table
+from benchmarks.performance.options import Options
+from benchmarks.protocol import SEQ_LEN
+from benchmarks.workloads import WORKLOADS, Workload
+from streampack.comparison import smallest_window, window_curve
+from streampack.dry_run import stream_plan
+from streampack.packing import BestFitDecreasing
+from streampack.window_config import WindowConfig
+
+__all__ = ["draw", "measure", "table"]
+
+WINDOWS = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows
+LANES = (1, 2, 4, 8, 16, 32)
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Percent of the slots, per workload."""
+    found = {}
+    for name in WORKLOADS:
+        workload = Workload(name, options.folder, options.scale)
+        workload.make()
+        lengths = workload.lengths
+        packer = BestFitDecreasing(seq_len=SEQ_LEN)
+        whole = packer.plan(lengths, final=True, seed=0).metrics(lengths).utilisation
+        curve = window_curve(lengths, packer, WINDOWS)
+        found[name] = {
+            "documents": len(lengths),
+            "tokens": workload.num_tokens,
+            "windows": list(WINDOWS),
+            "by window, %": [100 * u for u in curve],
+            "whole, %": 100 * whole,
+            "smallest within 0.05 points": smallest_window(WINDOWS, curve, whole),
+            "lanes": list(LANES),
+            "by lanes, %": [100 * _in_lanes(lengths, lanes) for lanes in LANES],
+        }
+    return found
+
+
+def _in_lanes(lengths: NDArray[np.int64], lanes: int) -> float:
+    """Utilisation of so many lanes with the default window, each with its share of the corpus."""
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    slots = sum(
+        int(plan.seq_len.sum(dtype=np.int64))
+        for part in np.array_split(lengths, lanes)
+        for plan in [stream_plan(part, packer, WindowConfig(), batch_tokens=SEQ_LEN)]
+    )
+    return float(lengths.sum() / slots)
+
+
+def table(figures: dict[str, Any]) -> str:
+    """Utilisation in percent."""
+    names = list(figures)
+    windows = figures[names[0]]["windows"]
+    head = [f"window, rows of {SEQ_LEN:,}", *names]
+    rows = [
+        [f"{rows:,}", *(f"{figures[name]['by window, %'][i]:.2f} %" for name in names)]
+        for i, rows in enumerate(windows)
+    ]
+    rows.append(["everything at once", *(f"{figures[name]['whole, %']:.2f} %" for name in names)])
+    rows.append(
+        ["smallest window within 0.05 points",
+         *(_or_none(figures[name]["smallest within 0.05 points"]) for name in names)]
+    )  # fmt: skip
+    first = markdown_table(head, rows)
+    lanes = figures[names[0]]["lanes"]
+    head = ["lanes, windows of 128 rows", *names]
+    rows = []
+    for i, count in enumerate(lanes):
+        cells = []
+        for name in names:
+            windows_each = figures[name]["tokens"] / count / (128 * SEQ_LEN)
+            percent = figures[name]["by lanes, %"][i]
+            cells.append(f"{percent:.2f} % ({windows_each:.3g} windows per lane)")
+        rows.append([str(count), *cells])
+    corpora = ", ".join(
+        f"{name}: {figures[name]['documents']:,} documents, "
+        f"{figures[name]['tokens'] / 1e6:.3g} M tokens"
+        for name in names
+    )
+    return f"{first}\n\n{markdown_table(head, rows)}\n\n({corpora}.)"
+
+
+def _or_none(rows: int | None) -> str:
+    return "none" if rows is None else f"{rows:,}"
+
+
+def draw(figures: dict[str, Any], path: Path) -> None:
+    """Two charts of points behind planning everything at once."""
+    from benchmarks.performance.charts import BEFORE, chart, save
+
+    figure, axes = chart(2)
+    for axis, across, along in ((axes[0], "windows", "by window, %"),
+                                (axes[1], "lanes", "by lanes, %")):  # fmt: skip
+        for (name, found), style in zip(figures.items(), BEFORE, strict=False):
+            behind = [max(found["whole, %"] - u, 1e-3) for u in found[along]]
+            axis.plot(found[across], behind, label=name, **style)
+        axis.axhline(0.05, color="#888888", linestyle=":", linewidth=1)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        ticks = next(iter(figures.values()))[across]
+        axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes[0].set(xlabel=f"window, rows of {SEQ_LEN:,} tokens (one lane)",
+                ylabel="utilisation, points behind planning everything")  # fmt: skip
+    axes[1].set(xlabel="lanes (windows of 128 rows), the same corpus in all")
+    axes[0].legend(frameon=False)
+    save(figure, path)
