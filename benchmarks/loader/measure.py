@@ -94,18 +94,9 @@ def measure(dataset: PackedDataset, settings: Settings, job: Job) -> Measured:
     transfer = (rate.seconds - came) / rate.tokens
     batch_tokens = rate.tokens / len(taken)
 
-    found, waits = None, None
-    if settings.workers:
-        _begin(job, f"{settings.workers} workers")
-        found = _loader(dataset, settings, "cpu", table, f"+ {settings.workers} workers")
-    if settings.device != "cpu":
-        _begin(job, settings.device)
-        found = _loader(dataset, settings, settings.device, table, f"+ to {settings.device}")
-    if found is None:
-        found = _loader(dataset, settings, "cpu", None, "")
-    best, waits, taking_over, first_s, warm_s = found
-    if taking_over is not None:
-        transfer = taking_over / batch_tokens
+    loader = _loaders(dataset, settings, job, table)
+    if loader.taking_over_s is not None:
+        transfer = loader.taking_over_s / batch_tokens
     costs = Costs(
         storage=max(first.seconds / first_tokens - prepared.read_s / tokens, 0.0),
         reading=prepared.read_s / tokens,
@@ -113,18 +104,19 @@ def measure(dataset: PackedDataset, settings: Settings, job: Job) -> Measured:
         packing=packing,
         transfer=transfer,
     )
+    waits = loader.waits
     pace = Pace(
         workers=settings.workers,
         cores=job.cores,
         batch_tokens=batch_tokens,
-        rate=best,
+        rate=loader.rate,
         device=settings.device,
         step_s=settings.step_s,
         waiting=waits.share if waits else 0.0,
         wait_p95_s=waits.percentile(95) if waits else 0.0,
     )
     percentiles = (waits.percentile(50), waits.percentile(95)) if waits else None
-    return Measured(table.lines, costs, pace, first_s, warm_s, percentiles)
+    return Measured(table.lines, costs, pace, loader.first_s, loader.warm_s, percentiles)
 
 
 class _Table:
@@ -142,10 +134,32 @@ class _Table:
         )
 
 
+@dataclass(frozen=True)
+class _Loader:
+    """The whole loader: its rate, the loop's waits, what taking a batch over costs, its start."""
+
+    rate: float
+    waits: Waits | None
+    taking_over_s: float | None
+    first_s: float
+    warm_s: float
+
+
+def _loaders(dataset: PackedDataset, settings: Settings, job: Job, table: _Table) -> _Loader:
+    """With workers, then to the device; the last of them is the loader as it will run."""
+    found = None
+    if settings.workers:
+        _begin(job, f"{settings.workers} workers")
+        found = _loader(dataset, settings, "cpu", table, f"+ {settings.workers} workers")
+    if settings.device != "cpu":
+        _begin(job, settings.device)
+        found = _loader(dataset, settings, settings.device, table, f"+ to {settings.device}")
+    return found or _loader(dataset, settings, "cpu", None, "")
+
+
 def _loader(
     dataset: PackedDataset, settings: Settings, device: str, table: _Table | None, stage: str
-) -> tuple[float, Waits | None, float | None, float, float]:
-    """The whole loader: its rate, the loop's waits, what taking a batch over costs, its start."""
+) -> _Loader:
     pin = device != "cpu"
     with Batches(dataset, settings.workers, fetch_on(device), pin_memory=pin) as batches:
         rate, taken, _ = batches.full_speed(settings.seconds)
@@ -158,7 +172,8 @@ def _loader(
             taking_over = batches.taking_over_s(2 * rate.seconds / len(taken))
         elif device != "cpu":
             taking_over = sum(fetched for _, fetched in taken) / len(taken)
-        return rate.tokens / rate.seconds, waits, taking_over, batches.first_s, batches.warm_s
+        per_second = rate.tokens / rate.seconds
+        return _Loader(per_second, waits, taking_over, batches.first_s, batches.warm_s)
 
 
 def _begin(job: Job, what: str) -> None:

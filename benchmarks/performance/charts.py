@@ -17,17 +17,18 @@ BEFORE: tuple[dict[str, Any], ...] = (
 )
 
 
-def chart(columns: int) -> tuple[Any, Any]:
-    """A figure and its axes, side by side."""
+def chart(columns: int, width: float = 4.6) -> tuple[Any, Any]:
+    """A figure and its axes, side by side, each so many inches wide."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, columns, figsize=(4.6 * columns, 3.6), squeeze=False)
+    figure, axes = plt.subplots(1, columns, figsize=(width * columns, 3.6), squeeze=False)
     for axis in axes[0]:
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#dddddd", linewidth=0.6)
+        axis.set_axisbelow(True)
         axis.tick_params(labelsize=8)
     return figure, axes[0]
 

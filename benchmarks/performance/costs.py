@@ -129,7 +129,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     """A chart per thing that varies."""
     from benchmarks.performance.charts import BEFORE, chart, save
 
-    figure, axes = chart(len(figures))
+    figure, axes = chart(len(figures), 2.8)
     top = 1.15 * max(max(rounds) for values in figures.values() for rounds in values.values())
     for axis, (what, values) in zip(axes, figures.items(), strict=True):
         across = [int(value) for value in values]
@@ -137,7 +137,8 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         low = [m - min(rounds) for m, rounds in zip(medians, values.values(), strict=True)]
         high = [max(rounds) - m for m, rounds in zip(medians, values.values(), strict=True)]
         axis.errorbar(across, medians, [low, high], capsize=3, **BEFORE[0])
-        axis.set(xlabel=WORDS[what], ylim=(0, top))
+        axis.set(ylim=(0, top))
+        axis.set_xlabel(WORDS[what], fontsize=8)
         if what != "epoch":
             axis.set_xscale("log")
     axes[0].set_ylabel("ns of processor time per slot")
