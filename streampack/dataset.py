@@ -6,37 +6,39 @@ import copy
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.assembly import RowFormat
 from streampack.balancing import checked_balance
 from streampack.batch import PackedBatch
 from streampack.dataset_iterator import DatasetIterator
+from streampack.dataset_options import (
+    check_batch_tokens,
+    check_choices,
+    check_order,
+    choose_packer,
+    prepare,
+)
 from streampack.errors import ConfigError
 from streampack.fingerprint import changed_fields
 from streampack.hooks import Hook
 from streampack.lane import LaneConfig
+from streampack.location import Piece, locate
 from streampack.ordering import DocumentOrder
 from streampack.packing import (
-    BestFitDecreasing,
     Buckets,
-    Concat,
-    FirstFitDecreasing,
     Packer,
-    Pad,
 )
 from streampack.replanning import carry_over, previous_config
 from streampack.resharding import refuse_resharding
-from streampack.sizing import choose_lanes, with_balance, with_shares
-from streampack.sources.base import Source
-from streampack.sources.chat import Chat
+from streampack.sizing import choose_lanes, evaluation_lanes, with_balance, with_shares
 from streampack.sources.infer import as_source
-from streampack.sources.mixture import Mixture, sources_of
+from streampack.sources.mixture import Mixture
 from streampack.state import RunState, batches_due, check_state
-from streampack.stream import Preparation
-from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
+from streampack.tokenization import EosRule
 from streampack.topology import Topology
 from streampack.window_config import WindowConfig
 
@@ -131,18 +133,18 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 raise ConfigError(
                     f"{name} is {value!r}.", "It is of another kind.", f"Pass a {kind.__name__}."
                 )
-        _check_order(order)
+        check_order(order)
         source = as_source(source)
-        packer = _choose_packer(seq_len, packer, order, source)
-        batch_tokens = _check_batch_tokens(batch_tokens, packer)
-        _check_choices(attention, epochs, lanes)
+        packer = choose_packer(seq_len, packer, order, source)
+        batch_tokens = check_batch_tokens(batch_tokens, packer)
+        check_choices(attention, epochs, lanes)
         schedule = checked_balance(balance, attention, packer)
         self.topology = Topology.detect() if topology is None else topology
         self._memory_limit = memory_limit
         self._lanes_chosen = lanes is None
         self._shares_measured = isinstance(packer, Buckets) and packer.shares is None
         self._loaded: Mapping[str, Any] | None = None
-        preparation, row_format = _prepare(source, tokenizer, eos, eos_id, pad_id, vocab_size)
+        preparation, row_format = prepare(source, tokenizer, eos, eos_id, pad_id, vocab_size)
         if packer.inserts_eos and row_format.eos_id < 0:
             raise ConfigError(
                 f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
@@ -178,6 +180,47 @@ class PackedDataset(IterableDataset[PackedBatch]):
         if lanes:
             self.topology.require(lanes)
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
+
+    @classmethod
+    def evaluation(
+        cls, source: Any, *, lanes: int | None = None, epochs: int = 1, **options: Any
+    ) -> PackedDataset:
+        """A finite, unshuffled dataset: the same documents in the same batches on any ranks.
+
+        Batch g comes from lane ``g % lanes`` here too, but any number of ranks shares the batches:
+        rank r of R gives those with ``g % R == r``, followed by an empty one where others have one
+        more. Where the ranks do not divide the lanes, some of them read the same lanes and leave
+        out what others give: R / gcd(R, lanes) times the reading. The number of lanes depends
+        on the corpus alone.
+
+        Args:
+            source: see `PackedDataset`.
+            lanes: None is up to 48, fewer for a small corpus.
+            epochs: passes over the source.
+            options: further arguments of `PackedDataset`; `shuffle` is False.
+
+        Raises:
+            ConfigError: see `PackedDataset`.
+        """
+        dataset = cls(source, epochs=epochs, **{"shuffle": False, **options})
+        config = dataset._config
+        if lanes is None:
+            lanes = evaluation_lanes(config.source, window_tokens=_lane_tokens(config))
+        config.source.check_lanes(lanes, seed=config.seed, shuffle=config.shuffle)
+        dataset._config = replace(config, lanes=lanes)
+        dataset._lanes_chosen = False
+        return dataset
+
+    def locate(self, batch: PackedBatch | NDArray[np.void]) -> list[Piece]:
+        """Where every document piece of a batch came from, in the order of its `document_ids`.
+
+        Args:
+            batch: of a dataset with ``provenance=True``; or its `provenance`, as it was saved.
+
+        Raises:
+            ConfigError: it has no provenance.
+        """
+        return locate(self._config.source, batch)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Start from a saved state instead of the beginning.
@@ -228,12 +271,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """The lanes' configuration, with what is chosen or measured for so many workers."""
         if not self._config.lanes:
             config = self._config
-            assert config.window.window_tokens is not None
             lanes = choose_lanes(
                 config.source,
                 self.topology,
                 workers,
-                window_tokens=config.window.window_tokens + _ordering_tokens(config.order),
+                window_tokens=_lane_tokens(config),
                 memory_limit=self._memory_limit,
             )
             self._config = replace(config, lanes=lanes)
@@ -286,156 +328,8 @@ def _fingerprint(config: LaneConfig) -> dict[str, Any]:
     }
 
 
-def _choose_packer(
-    seq_len: int | None, packer: Packer | None, order: DocumentOrder | None, source: Source
-) -> Packer:
-    if (seq_len is None) == (packer is None):
-        raise ConfigError(
-            f"seq_len is {seq_len!r} and packer is {packer!r}.",
-            "The row length must come from one of them.",
-            "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
-        )
-    if packer is None and len({part.overflow for part in sources_of(source)}) > 1:
-        raise ConfigError(
-            "The mixture has conversations, which are dropped if they are longer than a row, and "
-            "documents that are cut.",
-            "One rule holds for all.",
-            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
-            '"truncate" or "drop".',
-        )
-    if packer is None and order is None:
-        return BestFitDecreasing(seq_len=seq_len or 0, overflow=source.overflow)
-    if packer is None and source.overflow != "split":
-        raise ConfigError(
-            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
-            f"The documents of {type(source).__name__} are not cut unless you say so.",
-            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
-        )
-    if packer is None:
-        return Concat(seq_len=seq_len or 0)
-    if source.overflow != "split" and (packer.overflow == "split" or _cuts(packer)):
-        logger.warning(
-            "%s cuts conversations, and what is cut off is learnt without what was said before; "
-            'BestFitDecreasing(seq_len=%d, overflow="drop") keeps them whole.',
-            type(packer).__name__,
-            packer.seq_lens[-1],
-        )
-    if order is not None and not _keeps_order(packer):
-        raise ConfigError(
-            f"{type(packer).__name__} puts documents into rows by their lengths.",
-            f"What {type(order).__name__} puts side by side would be torn apart again.",
-            f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
-        )
-    return packer
-
-
-def _cuts(packer: Packer) -> bool:
-    """True if documents that fit a row may be cut all the same."""
-    return not isinstance(packer, BestFitDecreasing | FirstFitDecreasing | Pad)
-
-
-def _keeps_order(packer: Packer) -> bool:
-    """True if documents that arrive one behind the other mostly share a row.
-
-    A packer may say so by its attribute `keeps_order`; of ours, `Concat` does unless it shuffles
-    atoms smaller than a row.
-    """
-    atom = getattr(packer, "atom", None) or packer.seq_lens[-1]
-    concat = isinstance(packer, Concat) and atom >= packer.seq_lens[-1]
-    return bool(getattr(packer, "keeps_order", concat))
-
-
-def _check_order(order: DocumentOrder | None) -> None:
-    if order is not None and not isinstance(order, DocumentOrder):
-        raise ConfigError(
-            f"order is a {type(order).__name__}.",
-            "Documents cannot be ordered with it.",
-            "Use SimilarityOrder(), or an object with the attributes of `DocumentOrder`.",
-        )
-
-
-def _ordering_tokens(order: DocumentOrder | None) -> int:
-    """Tokens that a lane holds for ordering, about: their number is not known before reading."""
-    return 0 if order is None else order.order_window_documents * TOKENS_PER_DOCUMENT
-
-
-def _check_batch_tokens(batch_tokens: int | None, packer: Packer) -> int:
-    longest = packer.seq_lens[-1]
-    if batch_tokens is None:
-        return longest
-    if not longest <= batch_tokens < 1 << 31 or batch_tokens % longest:
-        raise ConfigError(
-            f"batch_tokens is {batch_tokens}, a row has {longest} tokens.",
-            "A batch is a whole number of rows, and its boundaries are numbers of 31 bits.",
-            f"Use a multiple of {longest}.",
-        )
-    return batch_tokens
-
-
-def _check_choices(attention: str, epochs: int | None, lanes: int | None) -> None:
-    if attention not in ("document", "row"):
-        raise ConfigError(
-            f"attention is {attention!r}.",
-            "It decides where attention segments end.",
-            'Use "document" or "row".',
-        )
-    for name, value in (("epochs", epochs), ("lanes", lanes)):
-        if value is not None and value < 1:
-            raise ConfigError(
-                f"{name} is {value}.",
-                "There would be nothing to do.",
-                f"Use a positive number, or None ({'endless' if name == 'epochs' else 'chosen'}).",
-            )
-
-
-def _prepare(
-    source: Source,
-    tokenizer: Any,
-    eos: EosRule | None,
-    eos_id: int | None,
-    pad_id: int | None,
-    vocab_size: int | None,
-) -> tuple[Preparation, RowFormat]:
-    """What tokenizer and ids mean for this kind of source; -1 stands for an unknown EOS id."""
-    texts = any(not part.tokenized for part in sources_of(source))
-    ids = any(part.tokenized for part in sources_of(source))
-    if tokenizer is not None:
-        given = {"eos": eos, "eos_id": eos_id, "pad_id": pad_id}
-        if not texts:  # the tokenizer only lends its ids
-            given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
-        tokenizer = load_tokenizer(
-            tokenizer, **{name: value for name, value in given.items() if value is not None}
-        )
-        eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
-        vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
-    elif texts:
-        raise ConfigError(
-            "The source gives texts, and there is no tokenizer.",
-            "Only token ids can be packed.",
-            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
-            "tokenizer).",
-        )
-    rule = eos or "as-is"
-    if ids and rule != "as-is" and eos_id is None:
-        raise ConfigError(
-            f'eos is "{rule}", and the id is unknown.',
-            "There is nothing to append.",
-            "Pass eos_id=, or a tokenizer that declares it.",
-        )
-    preparation = Preparation(
-        tokenizers=tuple(_for_source(tokenizer, part) for part in sources_of(source)),
-        eos=rule,
-        eos_id=eos_id,
-        vocab_size=vocab_size,
-    )
-    return preparation, RowFormat(
-        pad_id=0 if pad_id is None else pad_id, eos_id=-1 if eos_id is None else eos_id
-    )
-
-
-def _for_source(tokenizer: Any, source: Source) -> Tokenizer | ChatTokenizer | None:
-    if source.tokenized:
-        return None
-    if isinstance(source, Chat):
-        return ChatTokenizer(tokenizer, source.template, source.document_name)
-    return cast(Tokenizer, tokenizer)
+def _lane_tokens(config: LaneConfig) -> int:
+    """Tokens that a lane holds; of those held for ordering the number is not known, so about."""
+    assert config.window.window_tokens is not None
+    ordering = 0 if config.order is None else config.order.order_window_documents
+    return config.window.window_tokens + ordering * TOKENS_PER_DOCUMENT

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from streampack.batch import PackedBatch
-from streampack.ending import Alone, Ending
+from streampack.ending import Alone, Ending, Gap
 from streampack.errors import ConfigError, StateError
 from streampack.feed import Delivery, feed_in_process, fill_gaps
 from streampack.lane import LaneConfig
@@ -74,6 +74,10 @@ class DatasetIterator(Iterator[PackedBatch]):
         return batch
 
     def _make(self) -> Generator[Delivery, None, None]:
+        """The batches up to the last one of these lanes; every lane has one, if it is empty.
+
+        It carries the lane's end: whoever keeps the state of the run knows it from nowhere else.
+        """
         config, run = self._config, self._run
         states = {lane: run.lane(lane) for lane in self._place.lanes(run.next_batch, config.lanes)}
         ending = Ending(
@@ -84,7 +88,18 @@ class DatasetIterator(Iterator[PackedBatch]):
             given={lane: batches_given(state) for lane, state in states.items()},
             ranks=None if config.epochs is None else Alone(),
         )
-        return fill_gaps(ending, config, run.lane)
+        given = 0
+        for delivery in fill_gaps(ending, config, run.lane):
+            given += 1
+            yield delivery
+        if not given and None in states.values():
+            yield from fill_gaps(self._one_rotation(), config, run.lane)
+
+    def _one_rotation(self) -> Iterator[Delivery | Gap]:
+        start, place, lanes = self._run.next_batch, self._place, self._config.lanes
+        for turn in range(len(place.lanes(start, lanes))):
+            number = place.batch(start, turn)
+            yield Gap(number % lanes, number // lanes)
 
     # ------------------------------------------------------------------ state
 

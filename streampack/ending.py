@@ -83,6 +83,8 @@ class Ending(Generic[Item]):
         ranks: who asks whom; None for an endless run, which asks nobody.
         end: "drain" gives everything, "stop" leaves at the first rotation in which some lane has
             no batch.
+        own_only: where several ranks run the same lanes, `items` are those of this rank's turns
+            and not all of these lanes.
 
     Raises (while iterating):
         StateError: `items` are not this rank's, or not in order.
@@ -98,6 +100,7 @@ class Ending(Generic[Item]):
         given: Mapping[int, int],
         ranks: Ranks | None,
         end: End = "drain",
+        own_only: bool = False,
     ) -> None:
         self._items = items
         self._topology = topology
@@ -109,7 +112,10 @@ class Ending(Generic[Item]):
         # Evaluation on ranks that do not divide the lanes asks before every step.
         self._span = topology.world_size if lanes % topology.world_size else lanes
         self._first = {lane: start + (lane - start) % lanes for lane in own}
-        self._unseen = deque(own)  # lanes that have given nothing yet, in order
+        if own_only:
+            numbers = [topology.batch(start, turn) for turn in range(len(own))]
+            self._first = {number % lanes: number for number in numbers}
+        self._unseen = deque(self._first)  # lanes that have given nothing yet, in order
         # The last step that a lane is known to have. Steps that were given count, so that a run
         # stopped inside its last rotation goes on to the end of it.
         self._last = {lane: given.get(lane, 0) - 1 for lane in own}

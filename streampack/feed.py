@@ -6,7 +6,7 @@ that owns the next lane, so the order is the same for any number of workers, non
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streampack.batch import PackedBatch
-from streampack.ending import Ending, Gap
+from streampack.ending import Gap
 from streampack.lane import LaneConfig, LaneEnd, warm_up
 from streampack.metrics import Metrics
 from streampack.padding import padding_rows
@@ -139,12 +139,12 @@ def feed_from_workers(
 
 
 def fill_gaps(
-    ending: Ending[Delivery], config: LaneConfig, state_of: Callable[[int], LaneState]
+    ending: Iterable[Delivery | Gap], config: LaneConfig, state_of: Callable[[int], LaneState]
 ) -> Generator[Delivery, None, None]:
     """What `ending` serves, with empty batches for the gaps.
 
     Args:
-        ending: of deliveries; config: of the run.
+        ending: an `Ending` of deliveries; config: of the run.
         state_of: the state of a dry lane, asked for when its last batch is taken.
     """
     dtype = np.dtype(np.uint16 if config.row_format.pad_id < 1 << 16 else np.uint32)

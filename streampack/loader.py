@@ -124,13 +124,7 @@ class PackedLoader:
         Raises:
             StateError: of an evaluation on a number of ranks that does not divide the lanes.
         """
-        if self._shared_lanes:
-            raise StateError(
-                f"{self._run.topology.world_size} ranks evaluate {self._config.lanes} lanes, so "
-                "lanes are run by several ranks.",
-                "There is no state of such a run that other ranks could go on from.",
-                "Evaluate from the beginning, or on a number of ranks that divides the lanes.",
-            )
+        self._run.require_own_lanes()
         return self._run.as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
@@ -269,7 +263,7 @@ class PackedLoader:
             self._metrics.composition += batch.composition
         if batch.num_documents == 0:
             state = self._run.lane(batch.lane)
-        if not self._shared_lanes:
+        if not self._run.shares_lanes:
             self._run.commit(batch.lane, batch.step, state)
         if stepped_over:
             return batch
@@ -316,10 +310,6 @@ class PackedLoader:
         if self._ranks is None:
             self._ranks = connect(self._run.topology)
         return self._ranks
-
-    @property
-    def _shared_lanes(self) -> bool:
-        return self._config.lanes % self._run.topology.world_size != 0
 
 
 def _loss_tokens(deliveries: list[Delivery]) -> int:

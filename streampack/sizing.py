@@ -24,9 +24,17 @@ from streampack.sources.skips import Skips
 from streampack.topology import Topology
 from streampack.window_config import WindowConfig
 
-__all__ = ["choose_lanes", "measure_balance", "sample_lengths", "with_balance", "with_shares"]
+__all__ = [
+    "choose_lanes",
+    "evaluation_lanes",
+    "measure_balance",
+    "sample_lengths",
+    "with_balance",
+    "with_shares",
+]
 
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
+EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
 WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
 SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
 SAMPLE_DOCUMENTS = 1024  # of each place, where no number is asked for
@@ -73,6 +81,20 @@ def choose_lanes(
     if workers > 1 and per_rank > workers:
         per_rank -= per_rank % workers
     return per_rank * ranks
+
+
+def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
+    """Lanes of an evaluation, whatever the ranks: up to 48, each of several windows.
+
+    Args:
+        source: prepared.
+        window_tokens: of one lane.
+    """
+    most = source.max_lanes() or EVALUATION_LANES[0]
+    tokens = source.estimate_tokens()
+    if tokens is not None:
+        most = min(most, tokens // (WINDOWS_PER_LANE * window_tokens))
+    return next((lanes for lanes in EVALUATION_LANES if lanes <= most), 1)
 
 
 def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArray[np.int64]:

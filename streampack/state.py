@@ -133,6 +133,21 @@ class RunState:
             state = self._lanes[lane] = state()
         return state
 
+    @property
+    def shares_lanes(self) -> bool:
+        """True in an evaluation on ranks that do not divide the lanes."""
+        return bool(self.fingerprint["lanes"] % self.topology.world_size)
+
+    def require_own_lanes(self) -> None:
+        """Raise `StateError` if this rank does not give all batches of its lanes."""
+        if self.shares_lanes:
+            raise StateError(
+                f"{self.topology.world_size} ranks evaluate {self.fingerprint['lanes']} lanes, so "
+                "lanes are run by several ranks.",
+                "There is no state of such a run that other ranks could go on from.",
+                "Evaluate from the beginning, or on a number of ranks that divides the lanes.",
+            )
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; shares nothing with what later batches change."""
         head = {

@@ -48,6 +48,8 @@ def end_together(
         for batch in loader:
             if batch.num_documents:
                 yield Delivery(batch, None, None, dtype)
+            elif batch.state is not None:  # of a lane that has nothing at all, perhaps
+                states[batch.lane] = batch.state
 
     ending = Ending(
         feed(),
@@ -56,6 +58,7 @@ def end_together(
         lanes=config.lanes,
         given={lane: batches_given(state) for lane, state in states.items()},
         ranks=None if endless else ranks,
+        own_only=True,
     )
     for delivery in fill_gaps(ending, config, states.get):
         if delivery.batch.num_documents and not delivery.has_next:

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from streampack.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["Topology"]
 
@@ -54,6 +59,37 @@ class Topology:
                 "The data-parallel rank cannot be told from them.",
                 "Correct them, or pass topology=Topology(rank, world_size).",
             ) from None
+
+    @classmethod
+    def from_mesh(cls, mesh: DeviceMesh, dims: str | Sequence[str]) -> Topology:
+        """From a torch `DeviceMesh`: this process's place in its data-parallel dimensions.
+
+        ``Topology.from_mesh(mesh, ("dp_replicate", "dp_shard"))``. Processes that differ in other
+        dimensions only (tensor, pipeline, context parallel) get the same batches.
+
+        Args:
+            mesh: with named dimensions.
+            dims: the names of those over which batches differ, the slowest first; flattened ones
+                may be among them.
+
+        Raises:
+            ConfigError: the mesh has no such dimension, or this process is not part of it.
+        """
+        rank, world_size = 0, 1
+        for name in [dims] if isinstance(dims, str) else dims:
+            try:
+                group = mesh.get_group(name)
+            except (KeyError, RuntimeError, ValueError) as error:
+                raise ConfigError(
+                    f"The mesh has the dimensions {mesh.mesh_dim_names}, and {name!r} is asked "
+                    f"for: {error}",
+                    "The data-parallel rank cannot be told.",
+                    "Name dimensions that were given as mesh_dim_names, from a process that is "
+                    "part of the mesh.",
+                ) from error
+            size = group.size()
+            rank, world_size = rank * size + group.rank(), world_size * size
+        return cls(rank, world_size)
 
     def require(self, lanes: int) -> None:
         """Raise `ConfigError` unless these ranks divide the lanes, naming numbers that do."""

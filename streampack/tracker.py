@@ -52,6 +52,7 @@ class StateTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state behind the last batch given to `update`; as `PackedLoader`'s."""
+        self._run.require_own_lanes()
         return self._run.as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:

@@ -17,8 +17,10 @@ from streampack.sources.arrow import BlockMaker, cut
 from streampack.sources.base import Block
 from streampack.sources.jsonl import JSONL
 from streampack.sources.lines import LineBlock
+from streampack.sources.manifest import Manifest
 from streampack.sources.parquet import Parquet
 from streampack.sources.remote import shown
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 
 __all__ = ["ChatLines", "ChatRows", "is_parquet"]
@@ -33,7 +35,23 @@ def is_parquet(paths: str | Path | Sequence[str | Path]) -> bool:
     return bool(names) and all(str(n).split("?")[0].lower().endswith(endings) for n in names)
 
 
-class ChatLines(JSONL):
+class _ToldByFiles(ShardedSource):
+    """Whether documents are ids is found out by listing, and handed on with the manifest."""
+
+    listing_fields: tuple[str, ...] = ("paths",)
+
+    def list_shards(self) -> Manifest:
+        manifest = super().list_shards()  # type: ignore[safe-super]
+        manifest.details["tokenized"] = self.tokenized
+        return manifest
+
+    def listed(self) -> Manifest:
+        manifest = super().listed()
+        self.tokenized = bool(manifest.details["tokenized"])
+        return manifest
+
+
+class ChatLines(_ToldByFiles, JSONL):
     """Conversations, or labelled ids, in JSON lines; which of the two, the first file tells."""
 
     def _check_fields(self, path: str, size: int) -> None:
@@ -49,7 +67,7 @@ class ChatLines(JSONL):
         return _block(made, make_origin(shard, block.index))
 
 
-class ChatRows(Parquet):
+class ChatRows(_ToldByFiles, Parquet):
     """Conversations, or labelled ids, in Parquet; which of the two, the columns tell."""
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:

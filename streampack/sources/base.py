@@ -81,6 +81,10 @@ class Source(ABC):
         """A rough number of tokens in one epoch, or None if nothing is known."""
         return None
 
+    def shard_name(self, shard: int) -> str:
+        """What leads to a shard, by its number in `Documents.origin`."""
+        return f"shard {shard}"
+
     def document_name(self, origin: np.void) -> str:
         """Words that lead a person to the document."""
         return f"document {int(origin['index'])} of shard {int(origin['shard'])}"

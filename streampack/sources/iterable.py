@@ -73,6 +73,9 @@ class ItemSource(Source):
             "block_bytes": self.block_bytes,
         }
 
+    def shard_name(self, shard: int) -> str:
+        return f"lane {shard}"
+
     def document_name(self, origin: np.void) -> str:
         return f"item {int(origin['index'])} of lane {int(origin['shard'])}"
 

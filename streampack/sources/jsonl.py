@@ -66,6 +66,8 @@ class JSONL(ShardedSource):
         block_bytes: a block ends as soon as it holds this many bytes of lines, as stored.
     """
 
+    listing_fields: tuple[str, ...] = ("paths", "tokenized", "column", "loss_mask")
+
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],

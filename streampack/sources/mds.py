@@ -74,6 +74,7 @@ class MDS(ShardedSource):
 
     seekable = True
     splittable = True
+    listing_fields: tuple[str, ...] = ("roots", "column", "loss_mask", "dtype", "validate_hash")
 
     def __init__(
         self,

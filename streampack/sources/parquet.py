@@ -86,6 +86,7 @@ class Parquet(ShardedSource):
 
     seekable = True
     splittable = True
+    listing_fields: tuple[str, ...] = ("paths", "tokenized", "column", "loss_mask")
 
     def __init__(
         self,

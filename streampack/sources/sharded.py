@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from streampack.errors import ConfigError, ContentError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources._cursor import cursor_field, damaged_cursor
+from streampack.sources._listed_once import listed_once
 from streampack.sources.base import Block, Cursor, LaneReader, Source
 from streampack.sources.manifest import Manifest
 from streampack.sources.skips import Skips
@@ -33,7 +34,8 @@ class ShardedSource(Source):
     """A source whose documents lie in shards.
 
     Subclasses implement `list_shards` and `read_shard` and set `seekable`, `splittable` and
-    `tokenized`. Arguments that every format takes are keyword arguments of this class.
+    `tokenized`; those whose listing is worth sharing set `listing_fields`. Arguments that every
+    format takes are keyword arguments of this class.
 
     Args:
         open_shards: shards a lane interleaves, a block at a time, for diversity inside a batch.
@@ -42,6 +44,10 @@ class ShardedSource(Source):
             documents holds some of every open shard.
         block_bytes: a block ends as soon as it holds this many bytes of tokens or text.
     """
+
+    #: Attributes that `list_shards` depends on, beside the storage. If there are any, one process
+    #: of a torch.distributed job lists, and the others are handed what it found.
+    listing_fields: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -95,9 +101,9 @@ class ShardedSource(Source):
 
     @property
     def manifest(self) -> Manifest:
-        """The shards; listed on first use."""
+        """The shards; listed on first use, by one process of a job."""
         if self._manifest is None:
-            manifest = self.list_shards()
+            manifest = self.listed()
             if len(manifest) == 0 or int(manifest.units.sum()) == 0:
                 raise ConfigError(
                     f"{type(self).__name__} found {len(manifest)} shards and no document in them.",
@@ -106,6 +112,16 @@ class ShardedSource(Source):
                 )
             self._manifest = manifest
         return self._manifest
+
+    def listed(self) -> Manifest:
+        """What `list_shards` returns, here or in another process of the job."""
+        if not self.listing_fields:
+            return self.list_shards()
+        described = {name: getattr(self, name) for name in self.listing_fields}
+        described["kind"] = type(self).__qualname__
+        storage = getattr(self, "storage", None)  # another endpoint has other objects
+        described["storage"] = getattr(storage, "storage_options", None)
+        return listed_once(described, self.list_shards)
 
     def prepare(self) -> None:
         _ = self.manifest
@@ -129,6 +145,9 @@ class ShardedSource(Source):
 
     def estimate_tokens(self) -> int | None:
         return int(self.manifest.num_bytes.sum()) // (2 if self.tokenized else 4)
+
+    def shard_name(self, shard: int) -> str:
+        return self.manifest.paths[shard]
 
     def document_name(self, origin: np.void) -> str:
         unit = "byte" if self.manifest.unit == "byte" else "document"

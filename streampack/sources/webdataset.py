@@ -75,6 +75,7 @@ class WebDataset(ShardedSource):
 
     seekable = True
     splittable = False
+    listing_fields: tuple[str, ...] = ("urls",)
 
     def __init__(
         self,
