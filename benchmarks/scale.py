@@ -32,6 +32,7 @@ from benchmarks.process_memory import resident_bytes
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.manifest import Manifest
 from streampack.sources.sharded import ShardedSource
+from streampack.state import RunState, merge_states
 
 T = TypeVar("T")
 TOKENS = 15_000_000_000_000
@@ -105,9 +106,7 @@ def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
 
 def states(folder: Path, lanes: int, ranks: int) -> None:
     """A lane's state as a run has it, for all lanes; merged, and restored by one rank."""
-    dataset = PackedDataset(
-        sources.MDS(str(folder), column="tokens"), seq_len=SEQ_LEN, lanes=1, topology=Topology()
-    )
+    dataset = PackedDataset(dataset_source(folder), seq_len=SEQ_LEN, lanes=1, topology=Topology())
     loader = PackedLoader(dataset)
     batches = iter(loader)
     for _ in range(200):
@@ -116,19 +115,28 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     lane = saved["lanes"]["0"]
     show("state of a lane, window of 128 rows", f"{len(json.dumps(lane))} bytes")
     text = json.dumps(lane)
+    run = PackedDataset(dataset_source(folder), seq_len=SEQ_LEN, lanes=lanes, topology=Topology())
     parts = []
     for rank in range(ranks):
-        own = {str(n): json.loads(text) for n in Topology(rank, ranks).lanes(0, lanes)}
-        parts.append({**saved, "next_batch": 200 * lanes, "lanes": own})
+        topology = Topology(rank, ranks)
+        own = {n: json.loads(text) for n in topology.lanes(0, lanes)}
+        parts.append(RunState(run.fingerprint(), topology, 200 * lanes, own).as_dict())
     show(f"state of a rank, {lanes // ranks} lanes", mib(len(json.dumps(parts[0]))))
-    try:
-        from streampack.state import merge_states  # type: ignore[attr-defined]
-    except ImportError:
-        return
-    merged = timed(f"merge_states of {ranks} ranks", lambda: merge_states(parts))
+    merged = timed(f"merge_states of {ranks} ranks, all checked", lambda: merge_states(parts))
     whole = timed("merged state as JSON", lambda: json.dumps(merged))
     show("its size", mib(len(whole)))
-    timed("read again", lambda: json.loads(whole))
+    again = timed("read again", lambda: json.loads(whole))
+    half = PackedDataset(
+        dataset_source(folder), seq_len=SEQ_LEN, lanes=lanes, topology=Topology(1, ranks // 2)
+    )
+    timed(f"loaded by one of {ranks // 2} ranks, all checked", lambda: half.load_state_dict(again))
+    held = PackedLoader(half).state_dict()["lanes"]
+    show("lanes that it goes on with", str(len(held)))
+
+
+def dataset_source(folder: Path) -> sources.MDS:
+    """The small corpus whose lane states stand for those of a large one."""
+    return sources.MDS(str(folder), column="tokens")
 
 
 def write_parquet(folder: Path, documents: int) -> None:
