@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as suite
+from benchmarks import device_path
 from benchmarks.harness import Sample
 from benchmarks.jobs import JOBS
 from benchmarks.protocol import Counts, WrongOutputError
@@ -92,3 +94,16 @@ def test_the_suite_runs_and_names_what_is_missing(
     (parquet,) = (t for t in results["targets"] if "Parquet" in t["target"])
     assert parquet["reached"] > 0
     assert (tmp_path / "out" / "picture.png").stat().st_size > 5000
+
+
+def test_the_way_to_a_device_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["device_path", "--quick"])
+    device_path.main()
+    printed = capsys.readouterr().out.splitlines()
+    moved = [float(re.search(r": ([\d.]+) bytes per token", line)[1]) for line in printed[:3]]  # type: ignore[index]
+    # Ids, masks, and boundaries of a few documents in a row of 512.
+    assert 2 <= moved[0] < 3 <= moved[1] < 4 <= moved[2] < 5
+    assert all("28.0 made from them" in line for line in printed[:3])
+    assert 0 <= float(re.match(r"stall ([\d.]+)%", printed[3])[1]) <= 100  # type: ignore[index]

@@ -5,7 +5,6 @@ FlashAttention's tests need `pip install flash-attn` besides.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -99,26 +98,11 @@ def test_batches_that_were_copied_ahead_are_those_of_the_host() -> None:
 
 
 def test_the_loader_stalls_a_100_million_parameter_model_for_less_than_a_hundredth() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12,
-        num_attention_heads=12, max_position_embeddings=4096,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).to("cuda", torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    loader = PackedLoader(dataset(4096, 5000), num_workers=2, output="hf", device="cuda")
-    began = waited = 0.0
-    for step, arguments in enumerate(loader):
-        model(**arguments).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if step == 10:  # kernels are chosen, workers are up
-            torch.cuda.synchronize()
-            began, waited = time.perf_counter(), loader.metrics().wait_s
-        if step == 60:
-            break
-    torch.cuda.synchronize()
-    elapsed = time.perf_counter() - began
-    stall = (loader.metrics().wait_s - waited) / elapsed
-    print(f"stall {stall:.3%} of {elapsed / 50 * 1e3:.1f} ms steps")
-    assert stall < 0.01
+    pytest.importorskip("transformers")
+    from benchmarks.device_path import make_model, stall
+
+    model = make_model(torch.device("cuda"), tiny=False)
+    assert 90e6 < sum(parameter.numel() for parameter in model.parameters()) < 140e6
+    share, each = stall(model, 4096, 50)
+    print(f"stall {share:.3%} of {each * 1e3:.1f} ms steps")
+    assert share < 0.01
