@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,6 @@ from streampack.lane_stream import open_stream
 from streampack.metrics import LaneTimes
 from streampack.packing import Buckets, Packer
 from streampack.packing.rng import permutation
-from streampack.planned_window import needed_tokens
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
 from streampack.topology import Topology
@@ -195,9 +193,7 @@ def measure_balance(
     """The schedule of costs for documents of these lengths (N,), a sample.
 
     The sample is packed as a lane would pack it without a balance, in several random orders one
-    behind the other, since in long rows a sample alone would make few. Costs are raised by their
-    standard error: lanes that expect too much now and then lack a long document, which costs little
-    time; lanes that expect too little are flooded by them sooner or later, each at another time.
+    behind the other, since in long rows a sample alone would make few.
 
     Args:
         lengths: int64, tokens per document.
@@ -213,19 +209,4 @@ def measure_balance(
         return Balance((0,))
     full = plan.row_fill() >= window.min_fill * plan.seq_len
     costs = row_costs(plan)[full if full.any() else slice(None)]
-    more = 1 + 2 * _standard_error(needed_tokens(packer, lengths), packer.seq_lens[-1])
-    return Balance.measured(np.minimum((costs * more).astype(np.int64), packer.seq_lens[-1]))
-
-
-def _standard_error(lengths: NDArray[np.int64], seq_len: int) -> float:
-    """Of the mean cost of a slot, over that mean, at most 1; from document lengths (N,).
-
-    Sums are rounded once and roots correctly, so that all machines measure the same.
-    """
-    squares = (lengths // seq_len * seq_len * seq_len + (lengths % seq_len) ** 2).astype(np.float64)
-    tokens = lengths.astype(np.float64)
-    total = math.fsum(squares)
-    if not total:
-        return 0.0
-    residual = squares - total / math.fsum(tokens) * tokens
-    return min(math.sqrt(math.fsum(residual * residual)) / total, 1.0)
+    return Balance.measured(costs)
