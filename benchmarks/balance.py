@@ -29,7 +29,6 @@ from streampack.window_config import WindowConfig
 
 RANKS = 64
 WIDTHS = (4096, 1024, 0)
-SAMPLE = 4096
 SAMPLED_FILES = 4  # one file in so many is for samples, the others for lanes
 
 Draw = Callable[[int, int], NDArray[np.int64]]
@@ -164,6 +163,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--skip", type=int, default=256, help="first batches, left out")
     parser.add_argument("--samples", type=int, default=3, help="schedules measured")
+    parser.add_argument("--sample-documents", type=int, default=4096, help="of each")
     parser.add_argument("--window-rows", type=int, help="of the balanced lanes; default 256")
     parser.add_argument("--megabytes", type=int, default=128, help="of Python files")
     parser.add_argument("--lengths", type=Path, help=".npy of their lengths; made if missing")
@@ -194,7 +194,7 @@ def compare(lengths: Lengths, seq_len: int, args: argparse.Namespace) -> None:
     print_line(f"{name} | none", [run(*where, usual, None)], np.mean, batch_tokens)
     runs = []
     for sample in range(args.samples):
-        documents = lengths.of_samples(SAMPLE, sample)
+        documents = lengths.of_samples(args.sample_documents, sample)
         balance = measure_balance(documents, packer, larger, batch_tokens=batch_tokens)
         runs.append(run(*where, larger, balance))
     print_line(f"{name} | attention", runs, np.mean, batch_tokens)
