@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from streampack import PackedBatch, PackedDataset, PackedLoader, Topology
+from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, sources
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.padded_segments import head_and_tail
 from streampack.errors import ConfigError
@@ -321,6 +321,24 @@ def test_an_align_that_does_not_divide_the_row_is_refused() -> None:
         BestFitDecreasing(seq_len=SEQ_LEN, align=5)
     with pytest.raises(ConfigError, match="align is 16 for seq_len 24"):
         Buckets(seq_lens=(16, SEQ_LEN), align=16)
+
+
+def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
+    documents = random_documents([20, 7])
+    dataset = PackedDataset(
+        sources.Iterable(lambda lane, lanes: documents[lane::lanes]),
+        packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4), batch_tokens=2 * SEQ_LEN, lanes=4,
+        topology=Topology(), pad_id=90,
+    )  # fmt: skip
+    empty = [batch for batch in PackedLoader(dataset) if not batch.num_documents]
+    assert len(empty) == 2
+    for batch in empty:
+        assert batch.megatron(cp_size=2)["loss_mask"].sum() == 0  # type: ignore[union-attr]
+        assert batch.packed_seq_params(cp_size=2)["cu_seqlens_q"].tolist() == [0, 24, 48]
+        assert (batch.torchtitan()[1] == -100).all()
+        assert batch.varlen(segments=5)["cu_seqlens_q"].tolist() == [0, 24, 48, 48, 48, 48]
+        assert batch.hf(seq_idx=True)["seq_idx"].max() == 1
+        assert batch.flex(8).shape == (1, 1, 48, 48)
 
 
 # ---------------------------------------------------------------------- the way to a device

@@ -19,17 +19,10 @@ from streampack import Documents, PackedDataset, Topology, sources
 from streampack.hooks import document_seeds
 
 FOLDER = Path(__file__).parent.parent / "examples"
-SLOW = {"similarity_embedders"}
 PREFIX, SUFFIX, MIDDLE, EOS = range(1000, 1004)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
-        for path in sorted(FOLDER.glob("[!_]*.py"))
-    ],
-)
+@pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("[!_]*.py"))])
 def test_the_example_runs(name: str, tmp_path: Path) -> None:
     if name == "lightning_datamodule":
         pytest.importorskip(

@@ -1,6 +1,6 @@
-"""Hugging Face transformers, 4.57 and 5.x: a packed Llama is the Llama of each document.
+"""Hugging Face transformers, 4.57 and 5.x: what models and the collator take. Losses: test_equal_losses.
 
-`scripts/test_transformers5.sh` runs this file with transformers 5.
+`scripts/test_frameworks.sh` runs this file with transformers 5.
 """
 
 from __future__ import annotations
