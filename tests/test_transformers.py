@@ -1,4 +1,4 @@
-"""Hugging Face transformers, 4.57 and 5.x: what models and the collator take. Losses: test_equal_losses.
+"""Hugging Face transformers, 4.57 and 5.x: what models and the collator take.
 
 `scripts/test_frameworks.sh` runs this file with transformers 5.
 """
