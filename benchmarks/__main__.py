@@ -26,7 +26,7 @@ from benchmarks.harness import Sample, run_job
 from benchmarks.jobs import JOBS, Job
 from benchmarks.page import put_between
 from benchmarks.picture import draw
-from benchmarks.report import as_json, markdown
+from benchmarks.report import as_json, load_before, markdown
 from benchmarks.workloads import Workload
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measure_loader(arguments[1:])
         return
     options = _parse(arguments)
+    load = load_before()
     jobs = [job for job in JOBS if not options.only or job.name in options.only]
     scale, rounds, seconds = options.scale, options.rounds, options.seconds
     if options.quick:
@@ -53,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             workload.make()
         samples = run(jobs, folder, rounds, scale, options.seed, seconds)
         command = " ".join(["python -m benchmarks", *arguments])
-        text = markdown(samples, workloads, command)
+        text = markdown(samples, workloads, command, load)
         print(text)
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "report.md").write_text(text)
-        results = as_json(samples, workloads, command)
+        results = as_json(samples, workloads, command, load)
         (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
         draw(samples, workloads, options.out / "picture.png")
     if options.docs:

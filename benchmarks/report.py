@@ -16,7 +16,7 @@ from benchmarks.protocol import Runner
 from benchmarks.summary import Line, Reached, lines_of, reached_of
 from benchmarks.workloads import Workload
 
-__all__ = ["as_json", "library_versions", "machine", "markdown", "versions"]
+__all__ = ["as_json", "library_versions", "load_before", "machine", "markdown", "versions"]
 
 LIBRARIES = (
     "datasets", "grain", "lightbinpack", "litdata", "megatron-energon", "mosaicml-streaming",
@@ -41,6 +41,13 @@ def machine() -> str:
     return f"{word} of {model}, {platform.system()}, Python {platform.python_version()}"
 
 
+def load_before() -> str:
+    """How busy the machine is with other things; to be asked before anything is measured."""
+    if not hasattr(os, "getloadavg"):
+        return ""
+    return f"load {os.getloadavg()[0]:.1f} before it began"
+
+
 def library_versions() -> dict[str, str]:
     """Of the libraries that are imported here, by name."""
     return {
@@ -59,11 +66,13 @@ def versions(samples: Sequence[Sample]) -> dict[str, str]:
     return {name: ", ".join(sorted(some)) for name, some in sorted(found.items())}
 
 
-def markdown(samples: Sequence[Sample], workloads: dict[str, Workload], command: str) -> str:
+def markdown(
+    samples: Sequence[Sample], workloads: dict[str, Workload], command: str, load: str
+) -> str:
     """Everything: targets first, then a table per job, then settings."""
     jobs = [job for job in JOBS if any(s.job == job.name for s in samples)]
     parts = [
-        f"`{command}` on {machine()}.",
+        f"`{command}` on {machine()}; {load}.",
         "Versions: " + ", ".join(f"{k} {v}" for k, v in versions(samples).items()) + ".",
         _targets(jobs, samples),
     ]
@@ -151,12 +160,13 @@ def _settings(jobs: Sequence[Job]) -> str:
 
 
 def as_json(
-    samples: Sequence[Sample], workloads: dict[str, Workload], command: str
+    samples: Sequence[Sample], workloads: dict[str, Workload], command: str, load: str
 ) -> dict[str, Any]:
     """Everything again, for programs."""
     return {
         "command": command,
         "machine": machine(),
+        "load": load,
         "versions": versions(samples),
         "workloads": {
             name: {"documents": len(w.lengths), "tokens": w.num_tokens, "seed": w.seed}

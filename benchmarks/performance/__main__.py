@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.page import put_between
 from benchmarks.performance import costs, memory, stages, stall, throughput, utilisation
 from benchmarks.performance.options import Options
-from benchmarks.report import library_versions, machine
+from benchmarks.report import library_versions, load_before, machine
 
 PARTS: dict[str, ModuleType] = {
     "stages": stages,
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out.mkdir(parents=True, exist_ok=True)
     file = out / "results.json"
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    load = load_before()
     command = " ".join(["python -m benchmarks.performance", *arguments])
     with tempfile.TemporaryDirectory() as temporary:
         given = Options(
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results[name] = {
                 "command": command,
                 "machine": machine(),
+                "load": load,
                 "versions": library_versions(),
                 "seconds": round(time.perf_counter() - began),
                 "figures": json.loads(json.dumps(figures)),
@@ -75,7 +77,8 @@ def write(results: dict[str, Any], out: Path) -> None:
         print(f"{text}\n")
         PARTS[name].draw(found["figures"], out / f"{name}.png")
         versions = ", ".join(f"{key} {value}" for key, value in found["versions"].items())
-        by = f"`{found['command']}` ({found['seconds']} s) on {found['machine']}; {versions}."
+        on = f"{found['machine']}, {found['load']}"
+        by = f"`{found['command']}` ({found['seconds']} s) on {on}; {versions}."
         picture = f"![{name}]({out.name}/{name}.png)"
         if page.exists():
             put_between(page, f"performance {name}", f"{picture}\n\n{text}\n\n{by}")

@@ -18,12 +18,14 @@ from benchmarks.workloads import WORKLOADS, Workload
 from streampack.comparison import smallest_window, window_curve
 from streampack.dry_run import stream_plan
 from streampack.packing import BestFitDecreasing
+from streampack.sizing import LANES_PER_RANK, WINDOWS_PER_LANE
 from streampack.window_config import WindowConfig
 
 __all__ = ["draw", "measure", "table"]
 
 WINDOWS = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows
 LANES = (1, 2, 4, 8, 16, 32)
+WITH_DEFAULT_LANES = (64, 128, 256, 320, 512)  # rows
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -44,18 +46,29 @@ def measure(options: Options) -> dict[str, Any]:
             "whole, %": 100 * whole,
             "smallest within 0.05 points": smallest_window(WINDOWS, curve, whole),
             "lanes": list(LANES),
-            "by lanes, %": [100 * _in_lanes(lengths, lanes) for lanes in LANES],
+            "by lanes, %": [100 * _in_lanes(lengths, lanes, 128) for lanes in LANES],
+            "by window with default lanes": [
+                [rows, lanes, 100 * _in_lanes(lengths, lanes, rows)]
+                for rows in WITH_DEFAULT_LANES
+                for lanes in [_default_lanes(workload.num_tokens, rows)]
+            ],
         }
     return found
 
 
-def _in_lanes(lengths: NDArray[np.int64], lanes: int) -> float:
-    """Utilisation of so many lanes with the default window, each with its share of the corpus."""
+def _default_lanes(tokens: int, rows: int) -> int:
+    """What one rank takes for a corpus of so many tokens and windows of so many rows."""
+    return max(min(LANES_PER_RANK, tokens // (WINDOWS_PER_LANE * rows * SEQ_LEN)), 1)
+
+
+def _in_lanes(lengths: NDArray[np.int64], lanes: int, rows: int) -> float:
+    """Utilisation of so many lanes with windows of so many rows, each with its share."""
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    window = WindowConfig(window_tokens=rows * SEQ_LEN)
     slots = sum(
         int(plan.seq_len.sum(dtype=np.int64))
         for part in np.array_split(lengths, lanes)
-        for plan in [stream_plan(part, packer, WindowConfig(), batch_tokens=SEQ_LEN)]
+        for plan in [stream_plan(part, packer, window, batch_tokens=SEQ_LEN)]
     )
     return float(lengths.sum() / slots)
 
@@ -90,7 +103,22 @@ def table(figures: dict[str, Any]) -> str:
         f"{figures[name]['tokens'] / 1e6:.3g} M tokens"
         for name in names
     )
-    return f"{first}\n\n{markdown_table(head, rows)}\n\n({corpora}.)"
+    tables = [first, markdown_table(head, rows), _defaults(figures), f"({corpora}.)"]
+    return "\n\n".join(tables)
+
+
+def _defaults(figures: dict[str, Any]) -> str:
+    """Windows with the lanes that one rank takes by itself: points behind."""
+    names = list(figures)
+    rows = []
+    for i, (window, _, _) in enumerate(figures[names[0]]["by window with default lanes"]):
+        cells = []
+        for name in names:
+            _, lanes, percent = figures[name]["by window with default lanes"][i]
+            behind = figures[name]["whole, %"] - percent
+            cells.append(f"{percent:.2f} %, {behind:.3f} behind ({lanes} lanes)")
+        rows.append([f"{window:,}", *cells])
+    return markdown_table(["window, rows; lanes chosen for one rank", *names], rows)
 
 
 def _or_none(rows: int | None) -> str:
