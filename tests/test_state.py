@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from benchmarks.state import loader_of, samples
 from streampack import (
     DistributedState,
     PackedBatch,
@@ -25,6 +27,7 @@ from streampack import (
     Topology,
     WindowConfig,
     merge_states,
+    sources,
 )
 from streampack.errors import StateError
 from streampack.packing import BestFitDecreasing, Packer
@@ -39,7 +42,9 @@ LENGTHS = heavy_tailed(700, seed=5)
 DOCUMENTS = numbered_documents(LENGTHS)
 
 
-def make_dataset(rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset:
+def make_dataset(
+    rank: int = 0, ranks: int = 1, source: Any = None, **options: Any
+) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
         "batch_tokens": 2 * SEQ_LEN,
@@ -47,7 +52,7 @@ def make_dataset(rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset
         "lanes": LANES,
         "topology": Topology(rank, ranks),
     }
-    source = MemorySource([DOCUMENTS[:300], DOCUMENTS[300:]], block_documents=9)
+    source = source or MemorySource([DOCUMENTS[:300], DOCUMENTS[300:]], block_documents=9)
     return PackedDataset(source, **{**values, **options})
 
 
@@ -208,6 +213,13 @@ def test_a_tracker_refuses_a_batch_twice_and_begins_anew_with_its_dataloader() -
 # ------------------------------------------------------------------ size
 
 
+def test_a_rank_of_sixteen_such_lanes_has_a_state_of_less_than_1_mib() -> None:
+    (_, state), *_ = samples(loader_of(16, 10_000, 0), 10_000, 1)
+    assert all(own["documents"] >= 9_500 for own in state["lanes"].values())
+    assert len(json.dumps(state)) < 1 << 20
+    assert all(len(json.dumps(own)) < 16 << 10 for own in state["lanes"].values())
+
+
 @pytest.mark.parametrize("long", [False, True], ids=["short", "cut"])
 def test_a_lane_of_ten_thousand_documents_has_a_state_of_less_than_16_kib(long: bool) -> None:
     rng = np.random.default_rng(2)
@@ -247,6 +259,25 @@ def _a_state() -> dict[str, Any]:
 STATE = _a_state()
 
 
+def make_mixed(**options: Any) -> PackedDataset:
+    parts = {
+        "a": MemorySource([DOCUMENTS[:200]], block_documents=9),
+        "b": MemorySource([DOCUMENTS[200:500], DOCUMENTS[500:]], block_documents=7),
+    }
+    mixture = sources.Mixture(parts, weights={"a": 1, "b": 2}, quantum_documents=3)
+    return make_dataset(source=mixture, **options)
+
+
+def _a_mixed_state() -> dict[str, Any]:
+    loader = PackedLoader(make_mixed())
+    take(loader, 45)
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+MIXED_STATE = _a_mixed_state()
+
+
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     inner: list[tuple[Any, ...]] = []
     if isinstance(value, dict):
@@ -267,7 +298,24 @@ ANYTHING = st.one_of(
 def test_a_damaged_state_is_refused_and_never_anything_else(
     place: tuple[Any, ...], data: st.DataObject
 ) -> None:
-    state = copy.deepcopy(STATE)
+    _check_damage(STATE, make_dataset, place, data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(_places(MIXED_STATE)), st.data())
+def test_a_damaged_state_of_a_mixture_is_refused_too(
+    place: tuple[Any, ...], data: st.DataObject
+) -> None:
+    _check_damage(MIXED_STATE, make_mixed, place, data)
+
+
+def _check_damage(
+    saved: dict[str, Any],
+    make: Callable[[], PackedDataset],
+    place: tuple[Any, ...],
+    data: st.DataObject,
+) -> None:
+    state = copy.deepcopy(saved)
     holder: Any = state
     for step in place[:-1]:
         holder = holder[step]
@@ -285,14 +333,14 @@ def test_a_damaged_state_is_refused_and_never_anything_else(
         holder[place[-1]] = copy.deepcopy(state["lanes"][other].get(place[2]))
     else:
         holder[place[-1]] = data.draw(ANYTHING)
-    loader = PackedLoader(make_dataset())
-    if json.dumps(state, sort_keys=True) == json.dumps(STATE, sort_keys=True):
+    loader = PackedLoader(make())
+    if json.dumps(state, sort_keys=True) == json.dumps(saved, sort_keys=True):
         loader.load_state_dict(state)
         return
     with pytest.raises(StateError):
         loader.load_state_dict(state)
     with pytest.raises(StateError):
-        loader.load_state_dict(state, allow={"batch_tokens", "packer", "window"})
+        loader.load_state_dict(state, allow={"batch_tokens", "packer", "source", "window"})
     with pytest.raises(StateError):
         merge_states([state])
 

@@ -1,0 +1,138 @@
+"""What going on from a saved state reads, and when the first batch comes, anywhere in an epoch.
+
+    python -m benchmarks.resume [--scale 1.0] [--lanes 4]
+
+The same documents as MDS, Parquet and tar shards. A run is stopped at 0, 50 and 90 % of an epoch
+and goes on from its state, in this process: what every lane reads until it has given its first
+batch is counted where blocks leave the source, so a reader that passes over something unread, as
+tar shards are passed over from header to header, does so for nothing here but in the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corpus_files import mds_shards, npy_tars, parquet_ids
+from benchmarks.workloads import Workload
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack.sources.sharded import ShardedSource
+
+SEQ_LEN = 2048
+PLACES = (0.0, 0.5, 0.9)
+SAMPLES = 5
+SHOWN = "{:10s} {:>6s} {:>10s} {:>12s} {:>8s} {:>16s} {:>16s}"
+
+
+def dataset_of(
+    source: ShardedSource, lanes: int, window: WindowConfig | None = None
+) -> PackedDataset:
+    """Rows of 2,048."""
+    return PackedDataset(source, seq_len=SEQ_LEN, lanes=lanes, window=window, topology=Topology())
+
+
+def states_at(
+    source: ShardedSource,
+    lanes: int,
+    places: tuple[float, ...] = PLACES,
+    window: WindowConfig | None = None,
+) -> list[dict[str, Any]]:
+    """States of a run behind these parts of its batches."""
+    batches = sum(1 for _ in PackedLoader(dataset_of(source, lanes, window)))
+    loader = PackedLoader(dataset_of(source, lanes, window))
+    iterator, taken, states = iter(loader), 0, []
+    for place in places:
+        for _ in islice(iterator, int(place * batches) - taken):
+            taken += 1
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    return states
+
+
+def restore(
+    source: ShardedSource, lanes: int, state: dict[str, Any], window: WindowConfig | None = None
+) -> dict[str, float]:
+    """Documents, bytes of ids and shards read until every lane has given a batch; seconds."""
+    read = {"documents": 0.0, "bytes": 0.0}
+    shards = set()
+    original = source.read_shard
+
+    def counting(shard: int, *place: Any) -> Iterator[tuple[Any, int]]:
+        shards.add(shard)
+        for block, end in original(shard, *place):
+            read["documents"] += len(block)
+            read["bytes"] += block.num_tokens * block.tokens.itemsize
+            yield block, end
+
+    source.read_shard = counting  # type: ignore[method-assign]
+    try:
+        loader = PackedLoader(dataset_of(source, lanes, window))
+        began = time.perf_counter()
+        loader.load_state_dict(state)
+        batches = iter(loader)
+        next(batches)
+        first_s = time.perf_counter() - began
+        for _ in islice(batches, lanes - 1):
+            pass
+        all_s = time.perf_counter() - began
+    finally:
+        source.read_shard = original  # type: ignore[method-assign]
+    return {**read, "shards": len(shards), "first_s": first_s, "all_s": all_s}
+
+
+def main() -> None:
+    """Print the table of docs/resume.md."""
+    parser = argparse.ArgumentParser(description="What going on from a saved state reads.")
+    parser.add_argument("--scale", type=float, default=1.0, help="of a corpus of 30 M tokens")
+    parser.add_argument("--lanes", type=int, default=4)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        workload = Workload("lognormal", Path(name), scale=options.scale)
+        workload.make()
+        print(
+            f"{len(workload.lengths)} documents, {2 * workload.num_tokens / 2**20:.0f} MiB of ids"
+        )
+        kinds: dict[str, Callable[[], ShardedSource]] = {
+            "MDS": lambda: sources.MDS(mds_shards(workload), column="tokens"),
+            "Parquet": lambda: sources.Parquet(parquet_ids(workload), tokens="tokens"),
+            "tar": lambda: sources.WebDataset(str(npy_tars(workload)), key="npy"),
+        }
+        print(
+            SHOWN.format(
+                "source",
+                "at",
+                "documents",
+                "MiB of ids",
+                "shards",
+                "first batch, ms",
+                "all lanes, ms",
+            )
+        )
+        for kind, make in kinds.items():
+            source = make()
+            for place, state in zip(PLACES, states_at(source, options.lanes), strict=True):
+                runs = [restore(source, options.lanes, state) for _ in range(SAMPLES)]
+                first = 1e3 * min(run["first_s"] for run in runs)
+                every = 1e3 * min(run["all_s"] for run in runs)
+                found = runs[0]
+                print(
+                    SHOWN.format(
+                        kind,
+                        f"{place:.0%}",
+                        f"{found['documents']:.0f}",
+                        f"{found['bytes'] / 2**20:.2f}",
+                        f"{found['shards']:.0f}",
+                        f"{first:.1f}",
+                        f"{every:.1f}",
+                    ),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
