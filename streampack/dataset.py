@@ -23,6 +23,7 @@ from streampack.dataset_options import (
     prepare,
 )
 from streampack.errors import ConfigError
+from streampack.estimation import Estimate, estimate_batches
 from streampack.fingerprint import changed_fields
 from streampack.hooks import Hook
 from streampack.lane import LaneConfig
@@ -210,6 +211,17 @@ class PackedDataset(IterableDataset[PackedBatch]):
         dataset._config = replace(config, lanes=lanes)
         dataset._lanes_chosen = False
         return dataset
+
+    def estimate_batches(self) -> Estimate | None:
+        """About how many batches each rank's loop will get, and within what error.
+
+        Some thousand documents are read for it. There is no exact number before the run: how many
+        rows documents fill is known when they are packed.
+
+        Returns:
+            ``(batches, error)``; None of an endless run, and of iterables, unless they are short.
+        """
+        return estimate_batches(copy.copy(self).lane_config(), self.topology)
 
     def locate(self, batch: PackedBatch | NDArray[np.void]) -> list[Piece]:
         """Where every document piece of a batch came from, in the order of its `document_ids`.

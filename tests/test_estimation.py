@@ -1,0 +1,134 @@
+"""An estimate of the number of batches holds, with the error it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import Hook, PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack.packing import BestFitDecreasing, Buckets, Pad
+from tests.corpora import byte_tokenizer
+from tests.memory_source import MemorySource
+from tests.simulated_ranks import on_ranks
+from tests.test_ending import uneven
+from tests.test_resume_everywhere import SOURCES
+
+SEQ_LEN = 64
+
+
+def corpus(count: int, seed: int = 0, **options: Any) -> MemorySource:
+    rng = np.random.default_rng(seed)
+    lengths = np.exp(rng.normal(3.0, 1.0, count)).astype(int) + 1
+    documents = [rng.integers(0, 999, n).astype(np.uint16) for n in lengths]
+    shards = [documents[i : i + 300] for i in range(0, count, 300)]
+    return MemorySource(shards, block_documents=32, **options)
+
+
+def dataset(source: Any, topology: Topology | None = None, **options: Any) -> PackedDataset:
+    values: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=SEQ_LEN),
+        "window": WindowConfig(window_tokens=20 * SEQ_LEN),
+        "lanes": 4,
+        "topology": topology or Topology(),
+    }
+    return PackedDataset(source, **{**values, **options})
+
+
+def check(make: Callable[[Topology], PackedDataset], ranks: int = 1) -> None:
+    def run(rank: int, member: Any) -> int:
+        return sum(1 for _ in PackedLoader(make(Topology(rank, ranks)), ranks=member))
+
+    counts = set(on_ranks(ranks, run))
+    assert len(counts) == 1
+    estimate = make(Topology(0, ranks)).estimate_batches()
+    assert estimate is not None
+    (count,) = counts
+    assert abs(estimate.batches - count) <= estimate.error
+    assert estimate.error <= 0.45 * count + 8 / ranks
+
+
+def no_long(documents: Any, seeds: Any) -> Any:
+    return documents.lengths < 40
+
+
+@pytest.mark.parametrize("count", [50, 700, 20_000])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_number_lies_within_its_error(count: int, ranks: int) -> None:
+    source = corpus(count)
+    check(lambda topology: dataset(source, topology), ranks)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"packer": Pad(seq_len=SEQ_LEN), "eos_id": 1},
+        {"packer": Buckets(seq_lens=(16, 32, SEQ_LEN)), "batch_tokens": 2 * SEQ_LEN},
+        {"packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop")},
+        {"filter": Hook("no-long", no_long)},
+        {"epochs": 3},
+    ],
+    ids=["Pad", "Buckets", "drop", "filter", "epochs"],
+)
+def test_packers_hooks_and_epochs_count(options: dict[str, Any]) -> None:
+    source = corpus(15_000)
+    check(lambda topology: dataset(source, topology, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": {"a": 1, "b": 1}},
+        {"weights": {"a": 1, "b": 1}, "at_end": "stop"},
+        {"weights": {"a": 1, "b": 3}, "epochs": {"b": None}},
+        {"weights": [(0, {"a": 1, "b": 0}), (60_000, {"a": 0, "b": 1})], "at_end": "stop"},
+    ],
+    ids=["share", "stop", "endless", "schedule"],
+)
+def test_mixtures_are_followed_to_their_end(options: dict[str, Any]) -> None:
+    mixture = sources.Mixture({"a": corpus(6000), "b": corpus(9000, seed=1)}, **options)
+    check(lambda topology: dataset(mixture, topology))
+
+
+def test_lanes_of_unequal_shards_last_as_long_as_the_longest() -> None:
+    check(uneven)
+
+
+@pytest.mark.parametrize("kind", ["mds-text", "tar", "tar-gz", "jsonl", "jsonl-gz", "parquet-text"])
+def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path)
+    source.prepare()
+    options: dict[str, Any] = {"lanes": 2, "packer": BestFitDecreasing(seq_len=16)}
+    if not source.tokenized:
+        options["tokenizer"] = byte_tokenizer()
+    check(lambda topology: dataset(source, topology, **options))
+
+
+def test_json_lines_are_estimated_from_their_bytes(tmp_path: Path) -> None:
+    import json
+
+    rng = np.random.default_rng(0)
+    sizes = np.exp(rng.normal(3.0, 0.8, 12_000)).astype(int) + 1
+    lines = "".join(json.dumps({"text": "x" * int(n)}) + "\n" for n in sizes)
+    (tmp_path / "a.jsonl").write_text(lines)
+    source = sources.JSONL(str(tmp_path / "a.jsonl"))
+    check(lambda topology: dataset(source, topology, tokenizer=byte_tokenizer()))
+
+
+def test_what_cannot_be_told_is_not_made_up() -> None:
+    assert dataset(corpus(50), epochs=None).estimate_batches() is None
+    many = [[1, 2, 3]] * 9000
+    assert dataset(many, lanes=1).estimate_batches() is None
+    once = dataset(iter([[1, 2, 3]] * 9), lanes=1)
+    assert once.estimate_batches() is None
+    assert sum(batch.num_tokens for batch in PackedLoader(once)) == 27
+
+
+def test_asking_changes_nothing_of_the_run() -> None:
+    made = dataset(corpus(2000), lanes=None)
+    made.estimate_batches()
+    other = dataset(corpus(2000), lanes=None)
+    assert made.lane_config(5).lanes == other.lane_config(5).lanes
