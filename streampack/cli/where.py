@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,11 +39,18 @@ def where(
             help="Where the corpus lies, to name its shards; NAME is a mixture's source.",
         ),
     ] = [],  # noqa: B006
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of words.")
+    ] = False,
 ) -> None:
     """Say in words where a run is: the next batch, and what every lane reads and holds."""
     state = _one(states)
     corpora = _corpora(source, members(state["fingerprint"]))
     places = lane_places(state, corpora)
+    if as_json:
+        head = {name: state[name] for name in ("next_batch", "stepped_over", "fingerprint")}
+        print(json.dumps({**head, "lanes": [asdict(place) for place in places]}))
+        return
     console = Console()
     for sentence in run_words(state):
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)

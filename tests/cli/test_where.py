@@ -115,6 +115,21 @@ def test_the_states_of_all_ranks_are_read_as_one(corpus: str, tmp_path: Path) ->
     assert [line[0] for line in rows(alone)] == ["1", "3"]
 
 
+def test_the_same_comes_as_json(corpus: str, tmp_path: Path) -> None:
+    source = sources.MDS(corpus, column="tokens")
+    path = saved(tmp_path, "state", make(source), 6)
+    found = json.loads(run(path, "--json", "--source", corpus))
+    state = json.loads(path.read_text())
+    assert found["next_batch"] == 6
+    assert found["stepped_over"] == []
+    assert found["fingerprint"] == state["fingerprint"]
+    assert [lane["batches"] for lane in found["lanes"]] == [2, 2, 1, 1]
+    assert [lane["waiting"] for lane in found["lanes"]] == [
+        own["documents"] for own in state["lanes"].values()
+    ]
+    assert "document " in found["lanes"][0]["sources"][0]["words"][0]
+
+
 def test_states_that_do_not_belong_together_are_named(corpus: str, tmp_path: Path) -> None:
     source = sources.MDS(corpus, column="tokens")
     first = saved(tmp_path, "first", make(source, 0, 2), 6)
