@@ -120,7 +120,7 @@ class Ending(Generic[Item]):
         # stopped inside its last rotation goes on to the end of it.
         self._last = {lane: given.get(lane, 0) - 1 for lane in own}
         self._dry: set[int] = set()  # lanes known to have no more than that
-        self._ahead: deque[Item] = deque()
+        self._ahead: deque[tuple[int, Item]] = deque()  # with their numbers
         self._pulled = -1  # number of the latest item
         self._answers: dict[int, Callable[[], int]] = {}
         self._asked = start // self._span - 1
@@ -144,7 +144,7 @@ class Ending(Generic[Item]):
 
     def rest(self) -> Iterator[Item]:
         """What "stop" leaves; to be asked for once the iteration has ended."""
-        yield from self._ahead
+        yield from (item for _, item in self._ahead)
         self._ahead.clear()
         while (item := self._pull()) is not None:
             self._ahead.clear()
@@ -194,8 +194,7 @@ class Ending(Generic[Item]):
         if not self._has(lane, step):
             return Gap(lane, step)
         while self._ahead or self._pull() is not None:
-            item = self._ahead.popleft()
-            found = item.step * self._lanes + item.lane
+            found, item = self._ahead.popleft()
             if found == number:
                 return item
             if found > number:
@@ -209,20 +208,21 @@ class Ending(Generic[Item]):
             self._dry.update(self._last)
             self._unseen.clear()
             return None
-        number = item.step * self._lanes + item.lane
-        if item.lane not in self._last or number < self._first[item.lane] or item.lane in self._dry:
+        lane, step, has_next = item.lane, item.step, item.has_next
+        number = step * self._lanes + lane
+        if lane not in self._last or number < self._first[lane] or lane in self._dry:
             raise _out_of_order(f"Batch {number} came")
         if number <= self._pulled:
             raise _out_of_order(f"Batch {number} came behind batch {self._pulled}")
         self._pulled = number
         while self._unseen and self._first[self._unseen[0]] <= number:
             unseen = self._unseen.popleft()
-            if unseen != item.lane:
+            if unseen != lane:
                 self._dry.add(unseen)  # its turn is over
-        self._last[item.lane] = item.step + item.has_next
-        if not item.has_next:
-            self._dry.add(item.lane)
-        self._ahead.append(item)
+        self._last[lane] = step + has_next
+        if not has_next:
+            self._dry.add(lane)
+        self._ahead.append((number, item))
         return item
 
 

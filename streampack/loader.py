@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import closing
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -149,7 +150,7 @@ class PackedLoader:
         with closing(deliveries):
             while True:
                 began = time.perf_counter()
-                if not self._queue(deliveries, 1):
+                if not self._await(deliveries, 1):
                     self._finished = True
                     return
                 following = self._queue(deliveries, 2)[1:] if self._copies else []
@@ -211,7 +212,7 @@ class PackedLoader:
         live = self._live
         deliveries = live if live is not None else self._open()
         first, found = self._run.next_batch, 0
-        while found < batches and self._queue(deliveries, 1):
+        while found < batches and self._await(deliveries, 1):
             self._take(stepped_over=True)
             found += 1
         self._run.step_over(first)
@@ -238,6 +239,10 @@ class PackedLoader:
 
     def _queue(self, deliveries: Generator[Delivery, None, None], count: int) -> list[Delivery]:
         """The next `count` deliveries, or fewer at the end of the run; they stay in the queue."""
+        return list(islice(self._ahead, self._await(deliveries, count)))
+
+    def _await(self, deliveries: Generator[Delivery, None, None], count: int) -> int:
+        """How many of the next `count` deliveries there are; they wait in the queue."""
         if self._live is not deliveries:
             raise StateError(
                 "The loader was iterated anew, or given a state, while this iterator was in use.",
@@ -249,7 +254,7 @@ class PackedLoader:
             if delivery is None:
                 break
             self._ahead.append(delivery)
-        return [self._ahead[i] for i in range(min(count, len(self._ahead)))]
+        return min(count, len(self._ahead))
 
     def _take(self, *, stepped_over: bool = False) -> PackedBatch:
         """The loop takes the first delivery of the queue, or steps over it."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from operator import add, attrgetter
+from dataclasses import dataclass
 
 __all__ = ["Composition"]
 
@@ -37,7 +36,21 @@ class Composition:
     context_sum: int = 0
 
     def __add__(self, other: Composition) -> Composition:
-        return Composition(*map(add, _counts(self), _counts(other)))
+        # Spelled out: every batch that the loop takes is added to the totals.
+        return Composition(
+            self.rows + other.rows,
+            self.slots + other.slots,
+            self.segments + other.segments,
+            self.placed + other.placed,
+            self.repeated + other.repeated,
+            self.inserted_eos + other.inserted_eos,
+            self.dropped + other.dropped,
+            self.documents + other.documents,
+            self.documents_cut + other.documents_cut,
+            self.documents_cropped + other.documents_cropped,
+            self.documents_lost + other.documents_lost,
+            self.context_sum + other.context_sum,
+        )
 
     @property
     def padding(self) -> int:
@@ -91,6 +104,3 @@ class Composition:
         """Average number of tokens of its own document before a token in its segment."""
         tokens = self.placed + self.inserted_eos
         return self.context_sum / tokens if tokens else 0.0
-
-
-_counts = attrgetter(*(field.name for field in fields(Composition)))

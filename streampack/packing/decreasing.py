@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of
 from streampack.packing.fit import greedy_fit
 from streampack.packing.packer import (
     Overflow,
@@ -84,19 +83,19 @@ class _Decreasing:
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        document, start, size = decreasing_pieces(kept, self.seq_len)
-        least_room = self.extra_capacity + 1 if self.protect_short else 0
-        room = aligned(size, self.align)
-        bins, count = greedy_fit(room, self.seq_len + self.extra_capacity, least_room, self._best)
-        dropped_with = None
-        if self.extra_capacity:
-            dropped_with = lost_with(bins, document, size, self.seq_len, len(kept))
-        row_offsets, document, start, stop = lay_out(
-            bins, count, document, start, size, self.seq_len, dropped
-        )
-        segments = len(document)
+        # One kernel, which fills what is passed: every array that one returns costs microseconds.
+        pieces = len(kept) + int(kept.sum()) // self.seq_len
+        row_offsets = np.empty(pieces + 1, dtype=np.int64)
+        columns = np.empty((3, pieces), dtype=np.int64)
+        dropped_with = np.full(len(kept), -1, dtype=np.int64) if self.extra_capacity else None
+        count, segments = _plan(
+            kept, self.seq_len, self.most_per_row,
+            self.extra_capacity + 1 if self.protect_short else 0, self._best, self.align,
+            row_offsets, columns, dropped, _NONE if dropped_with is None else dropped_with,
+        )  # fmt: skip
+        document, start, stop = columns[:, :segments]
         return Plan(
-            row_offsets=row_offsets,
+            row_offsets=row_offsets[: count + 1],
             seq_len=np.full(count, self.seq_len, dtype=np.int32),
             document=document,
             start=start,
@@ -133,25 +132,59 @@ class BestFitDecreasing(_Decreasing):
     _best = True
 
 
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@kernel
+def _plan(
+    kept: NDArray[np.int64],
+    seq_len: int,
+    capacity: int,
+    least_room: int,
+    best: bool,
+    align: int,
+    row_offsets: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    dropped: NDArray[np.int64],
+    dropped_with: NDArray[np.int64],
+) -> tuple[int, int]:
+    """Steps 2 to 4: fills `row_offsets` and (document, start, stop); the rows and the segments.
+
+    `dropped_with` is filled where it has entries.
+    """
+    document, start, size = decreasing_pieces(kept, seq_len)
+    bins, count = greedy_fit(aligned(size, align), capacity, least_room, best)
+    if len(dropped_with):
+        lost_with(bins, count, document, size, seq_len, dropped_with)
+    offsets, documents, starts, stops = lay_out(
+        bins, count, document, start, size, seq_len, dropped
+    )
+    segments = len(documents)
+    row_offsets[: count + 1] = offsets
+    columns[0, :segments] = documents
+    columns[1, :segments] = starts
+    columns[2, :segments] = stops
+    return count, segments
+
+
+@kernel
 def lost_with(
     bins: NDArray[np.int64],
+    count: int,
     document: NDArray[np.int64],
     size: NDArray[np.int64],
     seq_len: int,
-    num_documents: int,
-) -> NDArray[np.int64]:
-    """(num_documents,) int64: the bin in which a piece of the document lies wholly beyond seq_len.
+    out: NDArray[np.int64],
+) -> None:
+    """Fill in for documents (N,) the bin in which a piece lies wholly beyond seq_len.
 
     There is one such piece of a document at most, its remainder: a whole one fills a bin first.
     """
-    order = np.argsort(bins, kind="stable")
-    in_bins = bins[order]
-    before = offsets_of(size[order])[:-1]
-    first = np.searchsorted(in_bins, in_bins, side="left")
-    beyond = before - before[first] >= seq_len
-    rows = np.full(num_documents, -1, dtype=np.int64)
-    rows[document[order][beyond]] = in_bins[beyond]
-    return rows
+    used = np.zeros(count, dtype=np.int64)
+    for k in range(len(bins)):
+        if used[bins[k]] >= seq_len:
+            out[document[k]] = bins[k]
+        used[bins[k]] += size[k]
 
 
 @kernel

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack._jit import kernel
 from streampack.errors import ConfigError, PlanError
 from streampack.packing.plan import Plan
 
@@ -256,9 +257,14 @@ def require_align(align: int, seq_len: int, extra_capacity: int = 0) -> None:
         )
 
 
+@kernel
 def aligned(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
     """`lengths` with the padding that makes each a multiple of `align`."""
-    return lengths if align == 1 else -(-lengths // align) * align
+    whole = lengths.copy()
+    if align > 1:
+        for i in range(len(whole)):
+            whole[i] = -(-whole[i] // align) * align
+    return whole
 
 
 def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:

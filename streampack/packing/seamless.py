@@ -175,7 +175,8 @@ class Seamless:
         np.add.at(totals, bins, size)
         full = totals >= self.seq_len
         inside = full[bins]
-        lost = lost_with(bins, document, size, self.seq_len, len(lengths))
+        lost = np.full(len(lengths), -1, dtype=np.int64)
+        lost_with(bins, count, document, size, self.seq_len, lost)
         lost = np.where(lost >= 0, np.cumsum(full)[lost] - 1 if count else -1, -1)
         parts = [self._bins(bins, full, inside, document, start, size, dropped)]
         if not final:
