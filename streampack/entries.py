@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +11,10 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents import ORIGIN
 
-__all__ = ["Entries"]
+__all__ = ["ARRIVED", "CUT", "HELD", "LENGTH", "REPEATED", "SERIAL", "START", "Entries"]
 
-_NUMBERS = ("serial", "start", "held", "length", "arrived", "repeated", "cut")
-_RECORD = np.dtype(f"V{ORIGIN.itemsize}")
+#: Rows of `Entries.numbers`.
+SERIAL, START, HELD, LENGTH, ARRIVED, REPEATED, CUT = range(7)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,53 +22,91 @@ class Entries:
     """The N documents in a window, in arrival order; arrays that are never written to.
 
     Attributes:
-        serial: (N,) int64, running number of the document in its lane.
-        start: (N,) int64, its first token that is held; those before it are not this entry's.
-        held: (N,) int64, tokens of it behind `start` that the window holds.
-        length: (N,) int64, tokens of the document up to where the entry ends.
-        arrived: (N,) int64, round in which it came (of a partly held one: was last continued).
-        repeated: (N,) int64, tokens behind `start` that are delivered already, and that the row
-            of its next token repeats.
-        cut: (N,) int64, tokens of the document behind `length`. They were delivered before these,
-            which happens only where a run went on with another plan; a document may then have
-            several entries, one behind the other.
+        numbers: (7, N) int64, the columns below, in this order.
         origin: (N,) of dtype `ORIGIN`.
     """
 
-    serial: NDArray[np.int64]
-    start: NDArray[np.int64]
-    held: NDArray[np.int64]
-    length: NDArray[np.int64]
-    arrived: NDArray[np.int64]
-    repeated: NDArray[np.int64]
-    cut: NDArray[np.int64]
+    numbers: NDArray[np.int64]
     origin: NDArray[np.void]
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        serial: NDArray[np.int64],
+        start: NDArray[np.int64],
+        held: NDArray[np.int64],
+        length: NDArray[np.int64],
+        arrived: NDArray[np.int64],
+        repeated: NDArray[np.int64],
+        cut: NDArray[np.int64],
+        origin: NDArray[np.void],
+    ) -> Entries:
+        """From single columns, each (N,)."""
+        return cls(np.stack([serial, start, held, length, arrived, repeated, cut]), origin)
 
     @classmethod
     def empty(cls) -> Entries:
         """No documents."""
-        none = np.zeros(0, dtype=np.int64)
-        return cls(none, none, none, none, none, none, none, np.zeros(0, dtype=ORIGIN))
+        return cls(np.zeros((7, 0), dtype=np.int64), np.zeros(0, dtype=ORIGIN))
 
     def __len__(self) -> int:
-        return len(self.serial)
+        return len(self.origin)
+
+    @property
+    def serial(self) -> NDArray[np.int64]:
+        """(N,) int64, running number of the document in its lane."""
+        return self._column(SERIAL)
+
+    @property
+    def start(self) -> NDArray[np.int64]:
+        """(N,) int64, its first token that is held; those before it are not this entry's."""
+        return self._column(START)
+
+    @property
+    def held(self) -> NDArray[np.int64]:
+        """(N,) int64, tokens of it behind `start` that the window holds."""
+        return self._column(HELD)
+
+    @property
+    def length(self) -> NDArray[np.int64]:
+        """(N,) int64, tokens of the document up to where the entry ends."""
+        return self._column(LENGTH)
+
+    @property
+    def arrived(self) -> NDArray[np.int64]:
+        """(N,) int64, round in which it came (of a partly held one: was last continued)."""
+        return self._column(ARRIVED)
+
+    @property
+    def repeated(self) -> NDArray[np.int64]:
+        """(N,) int64, delivered tokens behind `start` that the row of its next token repeats."""
+        return self._column(REPEATED)
+
+    @property
+    def cut(self) -> NDArray[np.int64]:
+        """(N,) int64, tokens of the document behind `length`.
+
+        They were delivered before these, which happens only where a run went on with another plan;
+        a document may then have several entries, one behind the other.
+        """
+        return self._column(CUT)
+
+    def _column(self, number: int) -> NDArray[np.int64]:
+        column: NDArray[np.int64] = self.numbers[number]
+        return column
+
+    def changed(self, **columns: NDArray[np.int64]) -> Entries:
+        """The same with other columns, each (N,) int64, by their names."""
+        names = ("serial", "start", "held", "length", "arrived", "repeated", "cut")
+        numbers = self.numbers.copy()
+        for name, column in columns.items():
+            numbers[names.index(name)] = column
+        return Entries(numbers, self.origin)
 
     def pick(self, index: Any) -> Entries:
         """The entries `index` (anything numpy indexes with)."""
-        return Entries(*(getattr(self, name)[index] for name in self.__slots__))
-
-    @classmethod
-    def join(cls, parts: Sequence[Entries]) -> Entries:
-        """All of them, one behind the other."""
-        if len(parts) == 1:
-            return parts[0]
-        columns: list[Any] = [
-            np.concatenate([getattr(part, name) for part in parts]) for name in _NUMBERS
-        ]
-        # As plain bytes: to find a dtype that all the records share takes numpy far longer.
-        origins = [part.origin.view(_RECORD) for part in parts]
-        columns.append(np.concatenate(origins).view(ORIGIN))
-        return cls(*columns)
+        return Entries(self.numbers[:, index], self.origin[index])
 
     def digest(self) -> str:
         """64 bits, in hexadecimal, over what the window holds, the same on any machine."""

@@ -204,7 +204,7 @@ class SavedEntries:
                 "saved, so batches would repeat or lose tokens.",
                 "Resume with the same data and code, or start a new run.",
             )
-        entries = Entries(
+        entries = Entries.of(
             serial=serial + here,
             start=start,
             held=held,

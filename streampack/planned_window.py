@@ -13,7 +13,7 @@ from streampack.documents import offsets_of
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 
-__all__ = ["PlannedWindow", "needed_tokens", "not_full", "oldest_tokens", "what_stays"]
+__all__ = ["PlannedWindow", "admitted", "needed_tokens", "not_full", "oldest_tokens", "what_stays"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +95,46 @@ def what_stays(
         repeated[k] = again[d] if went else was_repeated[d]
         k += 1
     return kept[:k], moved[:k], repeated[:k], tails
+
+
+@kernel
+def admitted(
+    offsets: NDArray[np.int64],
+    first: int,
+    longest: int | None,
+    shortened: int,
+    used: int,
+    target: int,
+    window_tokens: int,
+    most_documents: int,
+    enough: int,
+    held: NDArray[np.int64],
+) -> int:
+    """How many documents of a block, from `first` on, a window takes whole.
+
+    They are taken while the target was not reached before them and they fit.
+
+    Args:
+        offsets: (N + 1,) int64, of the block.
+        longest, shortened: of documents above `longest` rows will hold `shortened` tokens (see
+            `needed_tokens`); None for no limit.
+        used, target, window_tokens: tokens held, aimed at, and held at most.
+        most_documents: as many more may be held, or as many as bring the tokens up to `enough`.
+        held: (N - first,) int64, filled with what rows will hold of each.
+    """
+    count = 0
+    for i in range(first, len(offsets) - 1):
+        length = offsets[i + 1] - offsets[i]
+        if longest is not None and length > longest:
+            length = np.int64(shortened)
+        if used >= target or used + length > window_tokens:
+            break
+        if count >= most_documents and used >= enough:
+            break
+        held[count] = length
+        used += length
+        count += 1
+    return count
 
 
 def needed_tokens(packer: Packer, lengths: NDArray[np.int64]) -> NDArray[np.int64]:

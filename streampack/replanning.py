@@ -127,7 +127,7 @@ def carry_over(
     if continued:  # whole rows, as always of a document that goes on
         was = int(entries.held[-1] - entries.repeated[-1])
         held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
-    entries = replace(entries, start=start, held=held, repeated=np.zeros_like(start))
+    entries = entries.changed(start=start, held=held, repeated=np.zeros_like(start))
     following = Round(
         number=place.number + 1,
         step=max(place.step + emitted, due),
@@ -174,8 +174,7 @@ def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: boo
     picked = entries.pick(np.array(index, dtype=np.int64))
     low, high = np.array(parts, dtype=np.int64).reshape(-1, 2).T
     length = picked.start + high
-    return replace(
-        picked,
+    return picked.changed(
         start=picked.start + low,
         held=picked.held - low,
         length=length,

@@ -24,13 +24,14 @@ from streampack.arena import Arena
 from streampack.balancing import Balance
 from streampack.documents import Documents, offsets_of
 from streampack.emission import choose_rows, chooses_by_cost, in_turn
-from streampack.entries import Entries
+from streampack.entries import HELD, LENGTH, START, Entries
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.packer import BatchPacker, Packer, TailPacker, foreseen, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
 from streampack.planned_window import (
     PlannedWindow,
+    admitted,
     needed_tokens,
     not_full,
     oldest_tokens,
@@ -82,10 +83,7 @@ class Window:
         by_cost = balance is not None and chooses_by_cost(self._online, packer.carries)
         self._ends_later = by_cost and not self._online.join_short
         self.round = 0
-        self.entries = Entries.empty()
         self._arena = Arena(config.window_tokens)
-        self._fresh: list[Entries] = []
-        self._fresh_documents = 0
         self._continued = False
 
     # ------------------------------------------------------------------ filling
@@ -113,7 +111,12 @@ class Window:
     @property
     def num_documents(self) -> int:
         """Documents held, in whole or in part."""
-        return len(self.entries) + self._fresh_documents
+        return self._arena.count
+
+    @property
+    def entries(self) -> Entries:
+        """The documents held, in order of arrival."""
+        return self._arena.entries
 
     @property
     def continued(self) -> bool:
@@ -147,24 +150,22 @@ class Window:
             if not self._continue(documents, first):
                 return first, True
             first, serial = first + 1, serial + 1
-        lengths = documents.lengths[first:]
-        needed = self.needed(lengths)
-        ends = np.cumsum(needed)
-        room = self._window_tokens - self._arena.used
-        # Documents are taken while the target was not reached before them and they fit.
-        before = self._arena.used + ends - needed
-        count = int(np.searchsorted(before, self.target_tokens, side="left"))
-        count = min(count, int(np.searchsorted(ends, room, side="right")))
-        limit = self._config.window_documents - self.num_documents
-        if count > limit:
-            enough = int(np.searchsorted(before, self._enough, side="left"))
-            count = max(limit, 0, min(count, enough))
-        self._append(documents, first, needed[:count], serial)
+        held = np.empty(len(documents) - first, dtype=np.int64)
+        overflow = self._packer.overflow
+        count = admitted(
+            documents.offsets, first,
+            None if overflow in ("split", "error") else self._longest,
+            self._longest if overflow == "truncate" else 0,
+            self._arena.used, self.target_tokens, self._window_tokens,
+            self._config.window_documents - self.num_documents, self._enough, held,
+        )  # fmt: skip
+        self._append(documents, first, held[:count], serial)
         following = first + count
         if following < len(documents) and self.wants:
             # The next one does not fit: take whole rows' worth of it, if there is room.
             part = (self._window_tokens - self._arena.used) // self._longest * self._longest
-            if self._packer.overflow == "split" and 0 < part < lengths[count]:
+            length = int(documents.offsets[following + 1] - documents.offsets[following])
+            if overflow == "split" and 0 < part < length:
                 self._append(documents, following, np.array([part]), serial + count)
                 self._continued = True
         return following, following < len(documents) or not self.wants
@@ -179,58 +180,21 @@ class Window:
     def _append(
         self, documents: Documents, first: int, held: NDArray[np.int64], serial: int
     ) -> None:
-        count = len(held)
-        if count == 0:
-            return
-        part = documents[first : first + count]
-        self._arena.append(documents, part.offsets[:-1], held)
-        numbers = np.arange(serial, serial + count, dtype=np.int64)
-        self._fresh.append(
-            Entries(
-                serial=numbers,
-                start=np.zeros(count, dtype=np.int64),
-                held=held.astype(np.int64),
-                length=part.lengths,
-                arrived=np.full(count, self.round, dtype=np.int64),
-                repeated=np.zeros(count, dtype=np.int64),
-                cut=np.zeros(count, dtype=np.int64),
-                origin=part.origin,
-            )
-        )
-        self._fresh_documents += count
+        self._arena.append(documents, first, held, serial=serial, round=self.round)
 
     def _continue(self, documents: Documents, first: int) -> bool:
         """Hold more of the partly held document; True once it is held to its end."""
-        self._settle()
-        last = self.entries.pick(slice(-1, None))
-        done = int(last.start[0] + last.held[0])
-        rest = int(last.length[0]) - done
+        start, held, length = self.entries.numbers[[START, HELD, LENGTH], -1].tolist()
+        done = start + held
+        rest = length - done
         more = min(rest, self._window_tokens - self._arena.used)
         if more < rest:  # what is held stays a whole number of rows as long as more follows
-            held = int(last.held[0])
             more = max((held + more) // self._longest * self._longest - held, 0)
         if more > 0:
-            begin = documents.offsets[first : first + 1] + done
-            self._arena.append(documents, begin, np.array([more], dtype=np.int64))
-            last = Entries(
-                serial=last.serial,
-                start=last.start,
-                held=last.held + more,
-                length=last.length,
-                arrived=np.array([self.round], dtype=np.int64),
-                repeated=last.repeated,
-                cut=last.cut,
-                origin=last.origin,
-            )
-            self.entries = Entries.join([self.entries.pick(slice(0, -1)), last])
+            begin = int(documents.offsets[first]) + done
+            self._arena.extend_last(documents, begin, more, round=self.round)
         self._continued = more < rest
-        return more == rest
-
-    def _settle(self) -> None:
-        if self._fresh:
-            self.entries = Entries.join([self.entries, *self._fresh])
-        self._fresh = []
-        self._fresh_documents = 0
+        return bool(more == rest)
 
     # ------------------------------------------------------------------ planning
 
@@ -241,7 +205,6 @@ class Window:
             final: nothing comes after what the window holds.
             step: batches the lane has given before.
         """
-        self._settle()
         entries = self.entries
         remaining = np.maximum(self.needed(entries.length) - entries.start, 0)
         if self._batch_packer is not None:
@@ -368,20 +331,7 @@ class Window:
                 "This is a defect of streampack or of a custom packer; please report it with the "
                 "configuration.",
             )
-        position = planned.position[kept] + moved
-        entries = entries.pick(kept)
-        held = entries.held - moved
-        self._arena.keep(position, held)
-        self.entries = Entries(
-            serial=entries.serial,
-            start=entries.start + moved,
-            held=held,
-            length=entries.length,
-            arrived=entries.arrived,
-            repeated=repeated,
-            cut=entries.cut,
-            origin=entries.origin,
-        )
+        self._arena.keep(kept, moved, repeated, planned.position)
         self.round += 1
 
     # ------------------------------------------------------------------ restoring
@@ -392,8 +342,6 @@ class Window:
         Used on an empty window while a saved state is refilled; `entries` of a block follow
         those of the block before.
         """
-        self._settle()
         if len(entries):
-            self._arena.append(documents, documents.offsets[:-1] + entries.start, entries.held)
-            self.entries = Entries.join([self.entries, entries])
+            self._arena.restore(documents, entries)
         self._continued = continued

@@ -18,6 +18,8 @@ D. Sleator, R. Tarjan, "The pairing heap" (1986).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -131,7 +133,7 @@ def _best_fit(
 
 
 @kernel
-def _meld(child: NDArray[np.int32], sibling: NDArray[np.int32], a: int, b: int) -> int:
+def _meld(child: NDArray[np.int32], sibling: NDArray[np.int32], a: Any, b: Any) -> Any:
     """Join two heaps by their roots; the earlier opened bin (the smaller number) is the root."""
     if b < a:
         a, b = b, a
@@ -141,7 +143,7 @@ def _meld(child: NDArray[np.int32], sibling: NDArray[np.int32], a: int, b: int) 
 
 
 @kernel
-def _pop(child: NDArray[np.int32], sibling: NDArray[np.int32], root: int) -> int:
+def _pop(child: NDArray[np.int32], sibling: NDArray[np.int32], root: Any) -> Any:
     """Remove the root; returns the new root or -1. Children are melded in pairs, then together."""
     pairs = -1
     node = child[root]
