@@ -1,11 +1,10 @@
-"""Assembly: rows of a plan gathered into flat arrays, and the per-token fields made from them.
+"""Assembly: rows of a plan gathered into flat arrays.
 
 `gather_rows` runs where the lane runs (often a worker process) and makes `PackedRows`, the
-compact form of a batch: token ids in their narrow dtype and the boundaries of documents.
-`derive_fields` runs where the batch is used and makes the other per-token fields, which are
-functions of the compact form, so that they never travel.
+compact form of a batch: token ids in their narrow dtype and the boundaries of documents. The other
+per-token fields are functions of it, and are made where the batch is used (`token_fields`).
 
-Cost: one pass each over the batch's slots, compiled; no Python per document.
+Cost: one pass over the slots of a round, compiled; no Python per document.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from streampack.entries import Entries
 from streampack.packing.composition import Composition
 from streampack.window import PlannedWindow
 
-__all__ = ["PROVENANCE", "Fields", "PackedRows", "RowFormat", "derive_fields", "gather_rows"]
+__all__ = ["PROVENANCE", "PackedRows", "RowFormat", "gather_rows"]
 
 #: One row per document piece of a batch: where it came from, and which of the document's tokens.
 PROVENANCE = np.dtype(
@@ -80,18 +79,6 @@ class PackedRows(NamedTuple):
     composition: Composition
 
 
-class Fields(NamedTuple):
-    """The per-token fields of a batch.
-
-    Attributes:
-        wide: (3, rows, seq_len) int64: input ids, position ids and labels.
-        document_ids: (rows, seq_len) int32.
-    """
-
-    wide: NDArray[np.int64]
-    document_ids: NDArray[np.int32]
-
-
 def gather_rows(
     planned: PlannedWindow,
     batch_tokens: int,
@@ -125,36 +112,30 @@ def gather_rows(
     out = np.empty(places[-1], dtype=np.uint32 if widest else tokens.dtype)
     masked = loss_mask is not None or layout.mask_repeated
     mask_out = np.empty(len(out) if masked else 0, dtype=np.bool_)
-    # Every piece may have padding behind it, every row may be padding alone, and each batch
-    # writes the 0 in front.
+    # At most: padding behind every piece, a row of padding alone, a 0 in front of each batch.
     segments = int((plan.row_offsets[rows + 1] - plan.row_offsets[rows]).sum())
     most = 2 * segments + batches + int(rows_per_batch.sum())
-    boundaries = np.empty(most, dtype=np.int32)
-    piece = np.empty(most, dtype=np.int32)
-    cu_seqlens = np.empty(most, dtype=np.int32)
+    boundaries, piece, cu_seqlens = np.empty((3, most), dtype=np.int32)
     segment = np.empty(segments, dtype=np.int64)
     ends = np.zeros((batches + 1, 3), dtype=np.int64)
+    counts = np.zeros((batches, 10), dtype=np.int64)
+    sizes = np.zeros((batches, 3), dtype=np.int64)
     _gather(
         plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap, plan.insert_eos,
         plan.pad_after,
         rows, planned.batches, seq_lens, places, planned.position, tokens,
         _NO_MASK if loss_mask is None else loss_mask, loss_mask is not None, layout.mask_repeated,
         out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.attention_by_row,
-        out, mask_out, boundaries, piece, cu_seqlens, segment, ends,
+        planned.dropped, entries.start, entries.length, planned.lengths,
+        out, mask_out, boundaries, piece, cu_seqlens, segment, ends, counts, sizes,
     )  # fmt: skip
-    counts = np.zeros((batches, 10), dtype=np.int64)
-    _count(
-        ends, segment, plan.document, plan.start, plan.stop, plan.overlap, plan.insert_eos,
-        planned.dropped, entries.start, entries.length, planned.lengths, counts,
-    )  # fmt: skip
-    sizes = np.zeros((batches, 3), dtype=np.int64)
-    _measure(ends, boundaries, piece, cu_seqlens, mask_out, masked, places, sizes)
     sources = entries.origin["source"][plan.document[segment]]
     origins = _provenance(planned, segment, entries) if layout.provenance else None
     made = []
-    bounds, numbers, measured = ends.tolist(), counts.tolist(), sizes.tolist()
-    slots, many, widths = places.tolist(), rows_per_batch.tolist(), seq_lens.tolist()
-    for b in range(batches):
+    bounds, numbers, measured, slots, many, widths = (
+        column.tolist() for column in (ends, counts, sizes, places, rows_per_batch, seq_lens)
+    )
+    for b, (longest, loss_tokens, squares) in enumerate(measured):
         (run, attention, first), (run_end, attention_end, last) = bounds[b], bounds[b + 1]
         made.append(
             PackedRows(
@@ -166,31 +147,13 @@ def gather_rows(
                 mask_out[slots[b] : slots[b + 1]] if masked else None,
                 sources[first:last],
                 origins[first:last] if origins is not None else None,
-                measured[b][0],
-                measured[b][1],
-                measured[b][2],
+                longest,
+                loss_tokens,
+                squares,
                 Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
             )
         )
     return made
-
-
-def derive_fields(packed: PackedRows) -> Fields:
-    """The per-token fields of a batch, in one pass.
-
-    Positions count from the start of each attention segment. Labels are the ids, unshifted, and
-    -100 on padding, on the first token of every attention segment and where the mask says so.
-    """
-    slots, seq_len = len(packed.tokens), packed.seq_len
-    wide = np.empty((3, slots // seq_len, seq_len), dtype=np.int64)
-    document_ids = np.empty((slots // seq_len, seq_len), dtype=np.int32)
-    mask = packed.loss_mask
-    _derive(
-        packed.tokens, packed.boundaries, packed.piece, packed.cu_seqlens,
-        _NO_MASK if mask is None else mask, mask is not None,
-        wide.reshape(3, slots), document_ids.reshape(slots),
-    )  # fmt: skip
-    return Fields(wide, document_ids)
 
 
 _NO_MASK = np.zeros(0, dtype=np.bool_)
@@ -210,6 +173,54 @@ def _provenance(
 
 @kernel
 def _gather(
+    row_offsets: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    pad_after: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    batches: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    places: NDArray[np.int64],
+    position: NDArray[np.int64],
+    tokens: NDArray[np.generic],
+    mask: NDArray[np.bool_],
+    has_source_mask: bool,
+    mask_repeated: bool,
+    pad_id: np.generic,
+    eos_id: np.generic,
+    by_row: bool,
+    dropped: NDArray[np.int64],
+    entry_start: NDArray[np.int64],
+    entry_length: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    out: NDArray[np.generic],
+    mask_out: NDArray[np.bool_],
+    boundaries: NDArray[np.int32],
+    piece: NDArray[np.int32],
+    cu_seqlens: NDArray[np.int32],
+    segment: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> None:
+    """Write the rows, and count what they hold; see `_write`, `_count` and `_measure`."""
+    _write(
+        row_offsets, document, start, stop, overlap, insert_eos, pad_after, rows, batches, seq_lens,
+        places, position, tokens, mask, has_source_mask, mask_repeated, pad_id, eos_id, by_row,
+        out, mask_out, boundaries, piece, cu_seqlens, segment, ends,
+    )  # fmt: skip
+    _count(
+        ends, segment, document, start, stop, overlap, insert_eos, dropped,
+        entry_start, entry_length, lengths, counts,
+    )  # fmt: skip
+    _measure(ends, boundaries, piece, cu_seqlens, mask_out, len(mask_out) > 0, places, sizes)
+
+
+@kernel
+def _write(
     row_offsets: NDArray[np.int64],
     document: NDArray[np.int64],
     start: NDArray[np.int64],
@@ -387,45 +398,3 @@ def _count(
                 counts[6] += begin > 0
                 counts[7] += missing > 0
             counts[9] += body * (body - 1) // 2
-
-
-@kernel
-def _derive(
-    tokens: NDArray[np.generic],
-    boundaries: NDArray[np.int32],
-    piece: NDArray[np.int32],
-    cu_seqlens: NDArray[np.int32],
-    mask: NDArray[np.bool_],
-    has_mask: bool,
-    wide: NDArray[np.int64],
-    document_ids: NDArray[np.int32],
-) -> None:
-    """One pass over the slots; see `derive_fields` for the rules."""
-    run = 0
-    for a in range(len(cu_seqlens) - 1):
-        low = np.int64(cu_seqlens[a])
-        high = np.int64(cu_seqlens[a + 1])
-        while boundaries[run] < high:
-            begin = np.int64(boundaries[run])
-            end = np.int64(boundaries[run + 1])
-            number = piece[run]
-            held = tokens[begin:end]
-            ids, positions, labels = wide[0, begin:end], wide[1, begin:end], wide[2, begin:end]
-            documents = document_ids[begin:end]
-            for k in range(len(held)):
-                ids[k] = held[k]
-            for k in range(len(held)):
-                positions[k] = begin - low + k
-            for k in range(len(held)):
-                documents[k] = number
-            if number < 0:
-                labels[:] = -100
-            elif has_mask:
-                counts = mask[begin:end]
-                for k in range(len(held)):
-                    labels[k] = np.int64(held[k]) if counts[k] else np.int64(-100)
-            else:
-                for k in range(len(held)):
-                    labels[k] = held[k]
-            run += 1
-        wide[2, low] = -100

@@ -82,10 +82,11 @@ def choose_rows(
         return order
     ties = in_order if online.keep_order or online.best_first else shuffled
     by_cost = balance is not None and chooses_by_cost(online, carries)
-    order, before_offsets, before, count, must_go, full = _best_rows(
+    order = np.empty(num_rows, dtype=np.int64)
+    count, must_go, full = _best_rows(
         plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop, plan.insert_eos,
         plan.pad_after, overdue, held, ties, rows_per_batch, float(min_fill), float(carry),
-        carries, online.best_first, by_cost,
+        carries, online.best_first, by_cost, order,
     )  # fmt: skip
     rows = order[:count]
     if balance is None:
@@ -99,6 +100,9 @@ def choose_rows(
         pool = np.sort(order[: max(count, full)])
         pool = pool[np.lexsort((oldest[pool], costs[pool]))]
         wanted = balance.wanted(step, count // rows_per_batch, rows_per_batch, costs[pool])
+        before_offsets, before = _rows_before(
+            plan.row_offsets, plan.document, plan.start, len(held)
+        )
         chosen = choose_by_cost(pool, costs, rows[:must_go], wanted, before_offsets, before)
         rows = chosen if len(chosen) == count else rows  # rows that each wait for the other
     rows = rows[permutation(len(rows), derive_seed(seed, 1))]
@@ -138,15 +142,19 @@ def _best_rows(
     carries: bool,
     best_first: bool,
     by_cost: bool,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int, int, int]:
+    out: NDArray[np.int64],
+) -> tuple[int, int, int]:
     """Steps 1 to 4, the most pressing rows first.
 
     Compiled as a whole: a window's plan is small, and as many numpy calls take longer than it did.
     With `by_cost`, full rows do not go for being full.
 
+    Args:
+        out: (R,) int64, filled with the rows in order, but for those that cannot go.
+
     Returns:
-        Rows in order, what must go before each (`_rows_before`), and how many from the first on
-        go, how many of these must, and with how many all full ones have gone.
+        How many of them, from the first on, go, how many of these must, and with how many all
+        full ones have gone.
     """
     num_rows = len(seq_len)
     fill = np.zeros(num_rows, dtype=np.int64)
@@ -178,7 +186,8 @@ def _best_rows(
     if batches * rows_per_batch < must_go:
         batches += 1
     count = min(batches, len(order) // rows_per_batch) * rows_per_batch
-    return order, before_offsets, before, count, min(must_go, count), _at(length_after, full)
+    out[: len(order)] = order
+    return count, min(must_go, count), _at(length_after, full)
 
 
 @kernel

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.assembly import PackedRows, RowFormat, derive_fields, gather_rows
+from streampack.assembly import PackedRows, RowFormat, gather_rows
 from streampack.balancing import Balance
 from streampack.documents import Documents, make_origin
 from streampack.entries import Entries
@@ -27,6 +27,7 @@ from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.sources.skips import Skips
 from streampack.stream import Mark, StreamConfig
+from streampack.token_fields import derive_fields
 from streampack.window import PlannedWindow, Window
 from streampack.window_config import WindowConfig
 

@@ -53,7 +53,10 @@ def what_stays(
     lengths: NDArray[np.int64],
     was_repeated: NDArray[np.int64],
     continued: bool,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], bool]:
+    kept: NDArray[np.int64],
+    moved: NDArray[np.int64],
+    repeated: NDArray[np.int64],
+) -> tuple[int, bool]:
     """What the window keeps once these rows are gone.
 
     Args:
@@ -61,10 +64,11 @@ def what_stays(
         dropped, lengths: (N,) int64, of `PlannedWindow`.
         was_repeated: (N,) int64, `Entries.repeated` before.
         continued: the last document goes on behind what is held.
+        kept, moved, repeated: (N,) int64, filled for the K documents that stay: which they are,
+            how many of their held tokens go, and how many that stay were delivered already.
 
     Returns:
-        (K,) int64 documents that stay; (K,) how many of their held tokens go; (K,) how many of
-        those that stay were delivered already; and whether what stays of each is its tail.
+        K, and whether what stays of each is its tail.
     """
     count = len(lengths)
     furthest = np.zeros(count, dtype=np.int64)
@@ -78,9 +82,6 @@ def what_stays(
         d = document[s]
         if stop[s] > furthest[d]:
             again[d] = max(again[d], furthest[d] - start[s])
-    kept = np.empty(count, dtype=np.int64)
-    moved = np.empty(count, dtype=np.int64)
-    repeated = np.empty(count, dtype=np.int64)
     k = 0
     tails = True
     for d in range(count):
@@ -94,7 +95,7 @@ def what_stays(
         moved[k] = furthest[d] - again[d] if went else 0
         repeated[k] = again[d] if went else was_repeated[d]
         k += 1
-    return kept[:k], moved[:k], repeated[:k], tails
+    return k, tails
 
 
 @kernel

@@ -312,9 +312,10 @@ class Window:
     def advance(self, planned: PlannedWindow) -> None:
         """Remove what went; the rest stays for the next round."""
         plan, entries = planned.plan, self.entries
-        kept, moved, repeated, tails = what_stays(
+        stays = np.empty((3, len(entries)), dtype=np.int64)
+        count, tails = what_stays(
             planned.rows, plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap,
-            planned.dropped, planned.lengths, entries.repeated, self._continued,
+            planned.dropped, planned.lengths, entries.repeated, self._continued, *stays,
         )  # fmt: skip
         if not tails:
             raise PlanError(
@@ -322,7 +323,7 @@ class Window:
                 "What stays of a document must be its tail, or tokens would be lost.",
                 "This is a defect of streampack or of a custom packer; please report it.",
             )
-        stuck = len(kept) == len(entries) and not len(planned.rows)
+        stuck = count == len(entries) and not len(planned.rows)
         if stuck and self.target_tokens >= self._window_tokens:
             raise StreampackError(
                 f"A full window of {len(entries)} documents and {self.num_tokens} tokens gave no "
@@ -331,6 +332,7 @@ class Window:
                 "This is a defect of streampack or of a custom packer; please report it with the "
                 "configuration.",
             )
+        kept, moved, repeated = stays[:, :count]
         self._arena.keep(kept, moved, repeated, planned.position)
         self.round += 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack.assembly import RowFormat, derive_fields
+from streampack.assembly import RowFormat
 from streampack.dry_run import stream_plan
 from streampack.errors import ConfigError
 from streampack.lane import Lane, LaneBatch
@@ -22,6 +22,7 @@ from streampack.packing import (
     Seamless,
     check_plan,
 )
+from streampack.token_fields import derive_fields
 from streampack.window_config import WindowConfig
 from tests.packing import reference
 from tests.test_lane import (

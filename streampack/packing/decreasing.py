@@ -94,6 +94,7 @@ class _Decreasing:
             row_offsets, columns, dropped, _NONE if dropped_with is None else dropped_with,
         )  # fmt: skip
         document, start, stop = columns[:, :segments]
+        gaps = (start - stop) % self.align if self.align > 1 else np.zeros(segments, dtype=np.int64)
         return Plan(
             row_offsets=row_offsets[: count + 1],
             seq_len=np.full(count, self.seq_len, dtype=np.int32),
@@ -102,7 +103,7 @@ class _Decreasing:
             stop=stop,
             overlap=np.zeros(segments, dtype=np.int64),
             insert_eos=np.zeros(segments, dtype=np.bool_),
-            pad_after=(start - stop) % self.align,
+            pad_after=gaps,
             dropped=dropped,
             dropped_with=dropped_with,
         )

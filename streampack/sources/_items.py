@@ -14,15 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import TOKEN_DTYPES, Documents, Texts, offsets_of
+from streampack.errors import ConfigError
 
 __all__ = [
     "BAD_ID",
     "Ahead",
     "BrokenItemError",
     "Fields",
+    "check_fields",
     "integer_array",
     "item_block",
     "item_sizes",
+    "joined_arrays",
     "outside_worker",
     "token_block",
 ]
@@ -50,6 +53,11 @@ class Fields:
     tokenized: bool
     document: str | None = None
     loss_mask: str | None = None
+
+    @property
+    def plain_ids(self) -> bool:
+        """True if every item is the ids of a document."""
+        return self.tokenized and self.document is None
 
     def document_of(self, item: Any) -> Any:
         """The document in an item; `BrokenItemError` if it has none."""
@@ -81,6 +89,22 @@ class Ahead:
         self._returned = items + self._returned
 
 
+def check_fields(tokens: str | None, text: str | None, loss_mask: str | None) -> None:
+    """Raise `ConfigError` if these names of fields do not go together."""
+    if tokens is not None and text is not None:
+        raise ConfigError(
+            f"tokens is {tokens!r} and text is {text!r}.",
+            "A document is one or the other.",
+            "Name one of them.",
+        )
+    if loss_mask is not None and tokens is None:
+        raise ConfigError(
+            f"loss_mask is {loss_mask!r} and tokens is not given.",
+            "A mask has one value per token id, in items that are mappings.",
+            "Name the field of ids with tokens, or leave loss_mask out.",
+        )
+
+
 def item_sizes(items: list[Any], fields: Fields) -> list[int]:
     """About the bytes of each document: characters of text, four bytes per id."""
     width = 4 if fields.tokenized else 1
@@ -103,8 +127,8 @@ def item_block(
     items: Sequence[Any], fields: Fields, origin: NDArray[np.void]
 ) -> tuple[Documents | Texts, dict[int, str]]:
     """A block from items, without the broken ones, and what is wrong with those, by place."""
-    if fields.tokenized and fields.document is None:
-        whole = _joined(items, origin)
+    if fields.plain_ids:
+        whole = joined_arrays(items, origin)
         if whole is not None:
             return whole, {}
     problems: dict[int, str] = {}
@@ -135,7 +159,7 @@ def item_block(
     return (block.take(np.flatnonzero(~bad)) if bad.any() else block), problems
 
 
-def _joined(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:
+def joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:
     """A block from arrays that share a token dtype, as `token_block` makes it; None for others.
 
     One call looks at all of them, and copies: a look at each takes longer than packing it.

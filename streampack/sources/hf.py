@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from streampack.errors import ConfigError
-from streampack.sources._items import Fields
-from streampack.sources.iterable import ItemSource, check_fields, has_exact_state
+from streampack.sources._items import Fields, check_fields
+from streampack.sources.iterable import ItemSource, has_exact_state
 
 __all__ = ["HFStream"]
 

@@ -20,7 +20,15 @@ from streampack.documents import make_origin
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources._cursor import cursor_field
-from streampack.sources._items import Ahead, Fields, item_block, item_sizes, outside_worker
+from streampack.sources._items import (
+    Ahead,
+    Fields,
+    check_fields,
+    item_block,
+    item_sizes,
+    joined_arrays,
+    outside_worker,
+)
 from streampack.sources.base import Block, Cursor, LaneReader, Source
 from streampack.sources.skips import Skips
 
@@ -182,6 +190,15 @@ class _ItemLane(LaneReader):
 
     def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
         index = np.arange(first, first + len(items), dtype=np.int64)
+        seed = derive_seed(self.seed, self.epoch, self.lane, first)
+        if self.shuffle and skips.is_empty and self.source.fields.plain_ids:
+            # In their order before they are joined: a copy less. What is left out changes that.
+            order = permutation(len(items), seed)
+            joined = joined_arrays(
+                [items[i] for i in order.tolist()], make_origin(self.lane, index[order])
+            )
+            if joined is not None:
+                return joined
         block, problems = item_block(items, self.source.fields, make_origin(self.lane, index))
         for i in sorted(problems):
             skips.handle(
@@ -196,7 +213,6 @@ class _ItemLane(LaneReader):
             )
         kept, _ = skips.replay(block, self.lane)
         if self.shuffle and len(kept) > 1:
-            seed = derive_seed(self.seed, self.epoch, self.lane, first)
             kept = kept.take(permutation(len(kept), seed))
         return kept
 
@@ -307,22 +323,6 @@ class Iterable(ItemSource):
         return (
             f"Use lanes={most}, or pass a function (lane, lanes) -> iterable that yields each "
             "lane's part."
-        )
-
-
-def check_fields(tokens: str | None, text: str | None, loss_mask: str | None) -> None:
-    """Raise `ConfigError` if these names of fields do not go together."""
-    if tokens is not None and text is not None:
-        raise ConfigError(
-            f"tokens is {tokens!r} and text is {text!r}.",
-            "A document is one or the other.",
-            "Name one of them.",
-        )
-    if loss_mask is not None and tokens is None:
-        raise ConfigError(
-            f"loss_mask is {loss_mask!r} and tokens is not given.",
-            "A mask has one value per token id, in items that are mappings.",
-            "Name the field of ids with tokens, or leave loss_mask out.",
         )
 
 

@@ -51,6 +51,11 @@ class Skips:
         """How many were skipped since the run began (records of long ago are let go)."""
         return self._tally[0]
 
+    @property
+    def is_empty(self) -> bool:
+        """True if a replay leaves nothing out."""
+        return not any(self._known.values())
+
     def of_source(self, number: int, name: str) -> Skips:
         """The skips of one source of a mixture; count and limit are those of the lane."""
         known = [record for records in self._known.values() for record in records]
