@@ -12,7 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack import (
+    PackedDataset,
+    PackedLoader,
+    SimilarityOrder,
+    Topology,
+    WindowConfig,
+    sources,
+)
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
@@ -25,6 +32,7 @@ from streampack.packing import (
 )
 from tests.chats import CHATML, messages, with_template, write_lines
 from tests.corpora import byte_tokenizer, write_mds, write_tar
+from tests.servers import s3_server
 
 SEQ_LEN = 32
 PACKERS: list[Packer] = [
@@ -164,16 +172,20 @@ MIXTURES: dict[str, Callable[[Path], Any]] = {  # every kind of member in one of
 }
 
 
-def check_restores_everywhere(make: Callable[[], PackedDataset]) -> None:
-    """Save after every batch, through JSON; restore each and compare all that follows."""
-    loader = PackedLoader(make())
+def check_restores_everywhere(make: Callable[[], PackedDataset], **options: Any) -> None:
+    """Save after every batch, through JSON; restore each and compare all that follows.
+
+    Args:
+        make: the dataset, again and again; options: of the loaders.
+    """
+    loader = PackedLoader(make(), **options)
     batches, states = [], []
     for batch in loader:
         batches.append((batch.lane, batch.step, batch.input_ids, batch.labels, batch.cu_seqlens))
         states.append(json.dumps(loader.state_dict()))
     assert len(batches) > 10
     for i, state in enumerate(states):
-        again = PackedLoader(make())
+        again = PackedLoader(make(), **options)
         again.load_state_dict(json.loads(state))
         rest = list(again)
         assert len(rest) == len(batches) - i - 1
@@ -221,7 +233,38 @@ def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
     check_restores_everywhere(maker(MIXTURES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN)))
 
 
-def maker(source: Any, packer: Packer) -> Callable[[], PackedDataset]:
+@pytest.mark.parametrize("kind", ["mds-tokens", "tar", "jsonl-gz", "chat", "mixture"])
+def test_restoring_a_run_that_stops_at_its_first_dry_lane_stops_there_too(
+    kind: str, tmp_path: Path
+) -> None:
+    make = maker(SOURCES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN), batch_rows=1)
+    check_restores_everywhere(make, end="stop")
+
+
+@pytest.mark.parametrize("kind", ["mds-text", "parquet-tokens", "chat", "list", "mixture"])
+def test_restoring_ordered_documents_after_every_batch_gives_the_same_rest(
+    kind: str, tmp_path: Path
+) -> None:
+    order = SimilarityOrder(order_window_documents=24, first_window_documents=8)
+    make = maker(SOURCES[kind](tmp_path), Concat(seq_len=SEQ_LEN), order=order, attention="row")
+    check_restores_everywhere(make)
+
+
+def test_restoring_a_mixture_of_a_bucket_and_a_disk_after_every_batch(tmp_path: Path) -> None:
+    write_mds(tmp_path, token_documents())
+    with s3_server() as server:
+        url = server.put_folder(tmp_path / "mds", "mds")
+        remote = sources.MDS(
+            url, column="t", storage=sources.Storage(cache_dir=tmp_path / "cache"), **SMALL
+        )
+        members = {"remote": remote, "local": sources.JSONL(str(jsonl(tmp_path)), **SMALL)}
+        mixture = sources.Mixture(members, weights={"remote": 1, "local": 2}, quantum_documents=5)
+        check_restores_everywhere(maker(mixture, BestFitDecreasing(seq_len=SEQ_LEN)))
+
+
+def maker(
+    source: Any, packer: Packer, batch_rows: int = 2, **options: Any
+) -> Callable[[], PackedDataset]:
     """Makes the same dataset again and again."""
     source.prepare()
     tokenizer = with_template(byte_tokenizer(), CHATML)
@@ -230,7 +273,7 @@ def maker(source: Any, packer: Packer) -> Callable[[], PackedDataset]:
         return PackedDataset(
             source,
             packer=packer,
-            batch_tokens=2 * SEQ_LEN,
+            batch_tokens=batch_rows * SEQ_LEN,
             window=WindowConfig(window_tokens=6 * SEQ_LEN),
             tokenizer=None if source.tokenized else tokenizer,
             eos_id=256 if source.tokenized else None,
@@ -238,6 +281,7 @@ def maker(source: Any, packer: Packer) -> Callable[[], PackedDataset]:
             lanes=source.max_lanes() or 2,
             epochs=1,
             topology=Topology(),
+            **options,
         )
 
     return make
