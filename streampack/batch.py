@@ -55,6 +55,7 @@ class PackedBatch(BatchAdapters):
         step: int = 0,
         has_next: bool = False,
         state: Callable[[], dict[str, Any] | None] | dict[str, Any] | None = None,
+        on_fields: Callable[[], None] | None = None,
     ) -> None:
         self.seq_len = packed.seq_len
         self.rows = len(packed.tokens) // packed.seq_len
@@ -70,6 +71,7 @@ class PackedBatch(BatchAdapters):
         self.step = step
         self.has_next = has_next
         self._state = state
+        self._on_fields = on_fields
         self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
@@ -141,6 +143,15 @@ class PackedBatch(BatchAdapters):
         """(rows, seq_len) int32, number of the document piece in the batch, -1 on padding."""
         return self._derived["document_ids"]
 
+    def make_fields(self) -> None:
+        """Make the per-token fields now instead of when one is first asked for."""
+        if self._fields is not None:
+            return
+        if self._packed is not None:
+            self._fields = _derive_on_host(self._packed)
+        else:
+            self._fields = _derive_on_device(self._tensors, self.rows, self.seq_len)
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> PackedBatch:
         """The batch on a device: one copy of the compact form, 2 to 4 bytes per token."""
         if torch.device(device) == self.device:
@@ -181,10 +192,10 @@ class PackedBatch(BatchAdapters):
     @property
     def _derived(self) -> dict[str, Tensor]:
         if self._fields is None:
-            if self._packed is not None:
-                self._fields = _derive_on_host(self._packed)
-            else:
-                self._fields = _derive_on_device(self._tensors, self.rows, self.seq_len)
+            if self._packed is not None and self._on_fields is not None:
+                self._on_fields()
+            self.make_fields()
+        assert self._fields is not None
         return self._fields
 
     def _moved(self, copy: Callable[[Tensor], Tensor], pin: bool = False) -> PackedBatch:

@@ -9,55 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from streampack.batch import PackedBatch
+from streampack.delivery import Delivery, LaneState
 from streampack.ending import Gap
 from streampack.lane import LaneConfig, LaneEnd, warm_up
 from streampack.metrics import Metrics
 from streampack.padding import padding_rows
+from streampack.receiver import FieldsAhead, Receiver
 from streampack.rotation import rotate
 from streampack.worker import Dry
 from streampack.worker_handle import WorkerHandle
 
-__all__ = ["Delivery", "WorkerSettings", "feed_from_workers", "feed_in_process", "fill_gaps"]
+__all__ = ["WorkerSettings", "feed_from_workers", "feed_in_process", "fill_gaps"]
 
-LaneState = dict[str, Any] | None
 #: Told of a lane that has no batch at all: its number, its state, and what it lost or spent.
 OnEnd = Callable[[int, dict[str, Any], Metrics], None]
-
-
-class Delivery(NamedTuple):
-    """A batch on its way to the loop.
-
-    Attributes:
-        batch: as the loop gets it.
-        metrics: what was lost or spent since the lane's batch before; None if nothing.
-        state: the lane's, once the loop has taken the batch.
-        dtype: of its token ids as they travel.
-    """
-
-    batch: PackedBatch
-    metrics: Metrics | None
-    state: LaneState | Callable[[], LaneState]
-    dtype: np.dtype[Any]
-
-    @property
-    def lane(self) -> int:
-        """The batch's lane."""
-        return self.batch.lane
-
-    @property
-    def step(self) -> int:
-        """The batch's number in its lane."""
-        return self.batch.step
-
-    @property
-    def has_next(self) -> bool:
-        """Whether its lane has another one."""
-        return self.batch.has_next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +65,7 @@ def feed_from_workers(
     """The same from worker processes, which live as long as this generator."""
     warm_up(config)
     workers: list[WorkerHandle] = []
-    rounds: dict[int, dict[str, Any]] = {}
+    receivers: list[Receiver] = []
     try:
         count = min(settings.num_workers, len(lanes))
         for number in range(count):
@@ -111,31 +81,27 @@ def feed_from_workers(
                     [worker.receiver for worker in workers],
                 )
             )
-        running = {lane: workers[i % count] for i, lane in enumerate(lanes)}
+        fields = FieldsAhead()
+        # Threads start behind the last fork, so that no child is forked beside them.
+        receivers += [Receiver(worker, fields) for worker in workers]
+        running = {lane: receivers[i % count] for i, lane in enumerate(lanes)}
         while running:
             for lane in list(running):
-                message = running[lane].receive(settings.timeout_s)
-                assert message.lane == lane, "a worker's lanes rotate as the loader's do"
-                if isinstance(message, Dry):
+                received = running[lane].receive(settings.timeout_s)
+                assert received.lane == lane, "a worker's lanes rotate as the loader's do"
+                if isinstance(received, Dry):
                     del running[lane]
-                    on_end(lane, message.state, message.metrics)
+                    on_end(lane, received.state, received.metrics)
                     continue
-                if not message.has_next:
+                if not received.has_next:
                     del running[lane]
-                if message.round is not None:
-                    rounds[lane] = message.round
-                state = {**rounds[lane], "emitted": message.emitted}
-                batch = PackedBatch(
-                    message.rows,
-                    lane=lane,
-                    step=message.step,
-                    has_next=message.has_next,
-                    state=state,
-                )
-                yield Delivery(batch, message.metrics, state, message.rows.tokens.dtype)
+                yield received
     finally:
-        for worker in workers:
-            worker.stop()
+        for receiver in receivers:
+            receiver.stop()
+        for worker in workers[len(receivers) :]:
+            worker.end_process()
+            worker.close()
 
 
 def fill_gaps(

@@ -20,11 +20,11 @@ from streampack.accumulation import BatchGroup
 from streampack.batch import PackedBatch
 from streampack.collectives import check_same_start, connect
 from streampack.dataset import PackedDataset
+from streampack.delivery import Delivery
 from streampack.device_copies import DeviceCopies
 from streampack.ending import End, Ending, Ranks
 from streampack.errors import ConfigError, StateError
 from streampack.feed import (
-    Delivery,
     WorkerSettings,
     feed_from_workers,
     feed_in_process,

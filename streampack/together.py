@@ -9,8 +9,9 @@ import numpy as np
 from streampack.batch import PackedBatch
 from streampack.collectives import check_same_start, connect
 from streampack.dataset import PackedDataset
+from streampack.delivery import Delivery
 from streampack.ending import Ending, Ranks
-from streampack.feed import Delivery, fill_gaps
+from streampack.feed import fill_gaps
 from streampack.state import batches_given
 
 __all__ = ["end_together"]

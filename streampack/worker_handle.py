@@ -65,21 +65,14 @@ class WorkerHandle:
         finally:
             sender.close()  # the worker's death then ends the pipe
 
-    def receive(self, timeout_s: float | None) -> Made | Dry:
+    def receive(self) -> Made | Dry:
         """The next message.
 
         Raises:
-            WorkerError: the process died, or gave nothing for `timeout_s` seconds.
+            WorkerError: the process died.
             Exception: what a lane raised there.
         """
-        ready = wait([self.receiver, self.process.sentinel], timeout_s)
-        if not ready:
-            raise WorkerError(
-                f"Worker {self.number} (process {self.process.pid}) gave nothing for {timeout_s} s "
-                f"(lanes {self._lane_names()}).",
-                "The loop would wait for ever.",
-                "Look at storage and tokenizer, or raise timeout_s.",
-            )
+        ready = wait([self.receiver, self.process.sentinel])
         if self.receiver not in ready and not self.receiver.poll():
             raise self._died()  # even if a process of the worker's own still holds the pipe
         try:
@@ -90,14 +83,26 @@ class WorkerHandle:
             raise _as_raised(message, self.number)
         return message
 
-    def stop(self) -> None:
-        """End the process; a worker blocked on a full pipe or in I/O does not hold this up."""
-        self.receiver.close()
+    def timed_out(self, timeout_s: float | None) -> WorkerError:
+        """The error to raise if it gave nothing for so long."""
+        return WorkerError(
+            f"Worker {self.number} (process {self.process.pid}) gave nothing for {timeout_s} s "
+            f"(lanes {self._lane_names()}).",
+            "The loop would wait for ever.",
+            "Look at storage and tokenizer, or raise timeout_s.",
+        )
+
+    def end_process(self) -> None:
+        """End it; a worker blocked on a full pipe or in I/O does not hold this up."""
         self.process.terminate()
         self.process.join(5)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self.receiver.close()
 
     def _died(self) -> WorkerError:
         self.process.join(5)
