@@ -22,6 +22,7 @@ from typing import Any
 
 from streampack.assembly import PackedRows
 from streampack.lane import LaneConfig, LaneEnd
+from streampack.messages import send_message
 from streampack.metrics import Metrics
 from streampack.rotation import rotate
 
@@ -140,7 +141,7 @@ def run_worker(
 def _send_all(waiting: queue.Queue[Any], sender: Connection) -> None:
     try:
         while (message := waiting.get()) is not None:
-            sender.send(message)
+            send_message(sender, message)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the loop is gone or has had enough
     except BaseException:  # nobody would take what is made, and the loop would wait for ever

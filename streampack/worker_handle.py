@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.messages import receive_message
 from streampack.worker import LOOP_SIGNALS, Dry, Failed, Made, held_back, run_worker
 
 __all__ = ["WorkerHandle"]
@@ -76,7 +77,7 @@ class WorkerHandle:
         if self.receiver not in ready and not self.receiver.poll():
             raise self._died()  # even if a process of the worker's own still holds the pipe
         try:
-            message: Made | Dry | Failed = self.receiver.recv()
+            message: Made | Dry | Failed = receive_message(self.receiver)
         except (EOFError, OSError):  # at the end of a message, or inside one
             raise self._died() from None
         if isinstance(message, Failed):

@@ -46,9 +46,9 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost
     while held != (held := unread_bytes(worker.receiver)) or held < 1 << 16:
         time.sleep(0.05)  # until the pipe is full and the message is not
     os.kill(worker.process.pid, signal.SIGKILL)
+    received = (batch.input_ids[:, 0].tolist() for batch in batches)
     with pytest.raises(WorkerError, match="killed by signal 9"):
-        for batch in batches:  # those that were received already
-            found.append(batch.input_ids[:, 0].tolist())
+        found.extend(received)
     assert len(found) < len(expected)
     found += [batch.input_ids[:, 0].tolist() for batch in loader]
     assert found == expected
