@@ -30,13 +30,13 @@ from streampack._jit import kernel
 from streampack.packing.fit import greedy_fit
 from streampack.packing.packer import (
     Overflow,
-    aligned,
     limit_lengths,
     require_align,
     require_extra_capacity,
     require_seq_len,
 )
 from streampack.packing.plan import Plan
+from streampack.packing.scratch import scratch_words
 
 __all__ = ["BestFitDecreasing", "FirstFitDecreasing", "decreasing_pieces", "lay_out", "lost_with"]
 
@@ -92,6 +92,7 @@ class _Decreasing:
             kept, self.seq_len, self.most_per_row,
             self.extra_capacity + 1 if self.protect_short else 0, self._best, self.align,
             row_offsets, columns, dropped, _NONE if dropped_with is None else dropped_with,
+            scratch_words(5 * pieces),
         )  # fmt: skip
         document, start, stop = columns[:, :segments]
         gaps = (start - stop) % self.align if self.align > 1 else np.zeros(segments, dtype=np.int64)
@@ -148,32 +149,38 @@ def _plan(
     columns: NDArray[np.int64],
     dropped: NDArray[np.int64],
     dropped_with: NDArray[np.int64],
+    words: NDArray[np.int64],
 ) -> tuple[int, int]:
     """Steps 2 to 4: fills `row_offsets` and (document, start, stop); the rows and the segments.
 
-    `dropped_with` is filled where it has entries.
+    `dropped_with` is filled where it has entries; `words` are 5 per piece to write over.
     """
-    document, start, size = decreasing_pieces(kept, seq_len)
-    bins, count = greedy_fit(aligned(size, align), capacity, least_room, best)
+    pieces = columns.shape[1]  # at most
+    start = words[:pieces]
+    narrow = words[pieces : 5 * pieces].view(np.int32)
+    document = narrow[:pieces]
+    size = narrow[pieces : 2 * pieces]
+    bins = narrow[2 * pieces : 3 * pieces]
+    links = narrow[3 * pieces : 6 * pieces]
+    used = narrow[6 * pieces : 7 * pieces]
+    pieces = decreasing_pieces(kept, seq_len, document, start, size)
+    start, document, size, bins = start[:pieces], document[:pieces], size[:pieces], bins[:pieces]
+    count = greedy_fit(size, capacity, least_room, best, align, bins, links)
     if len(dropped_with):
         lost_with(bins, count, document, size, seq_len, dropped_with)
-    offsets, documents, starts, stops = lay_out(
-        bins, count, document, start, size, seq_len, dropped
-    )
-    segments = len(documents)
-    row_offsets[: count + 1] = offsets
-    columns[0, :segments] = documents
-    columns[1, :segments] = starts
-    columns[2, :segments] = stops
+    segments = lay_out(
+        bins, count, document, start, size, seq_len, used if capacity > seq_len else used[:0],
+        row_offsets, columns, dropped,
+    )  # fmt: skip
     return count, segments
 
 
 @kernel
 def lost_with(
-    bins: NDArray[np.int64],
+    bins: NDArray[np.integer[Any]],
     count: int,
-    document: NDArray[np.int64],
-    size: NDArray[np.int64],
+    document: NDArray[np.integer[Any]],
+    size: NDArray[np.integer[Any]],
     seq_len: int,
     out: NDArray[np.int64],
 ) -> None:
@@ -190,9 +197,19 @@ def lost_with(
 
 @kernel
 def decreasing_pieces(
-    lengths: NDArray[np.int64], seq_len: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Pieces by decreasing length, ties by arrival: document, start and size, each (M,) int64."""
+    lengths: NDArray[np.int64],
+    seq_len: int,
+    document: NDArray[np.int32],
+    start: NDArray[np.int64],
+    size: NDArray[np.int32],
+) -> int:
+    """Fill in pieces by decreasing length, ties by arrival; returns how many there are.
+
+    Args:
+        lengths: (N,) int64; seq_len: tokens of a whole piece.
+        document, start, size: with room for every piece: its document, where in it the piece
+            begins, and its tokens.
+    """
     # Most documents are shorter than a row: they are spared the divisions, which are what is slow.
     counting = len(lengths) * 16 >= seq_len  # else documents are few and rows are long
     # place[s] is first how many remainders of size s there are, then where the next one goes.
@@ -202,83 +219,93 @@ def decreasing_pieces(
     for i in range(len(lengths)):
         remainder = lengths[i]
         if remainder >= seq_len:
-            full += remainder // seq_len
+            for piece in range(remainder // seq_len):
+                document[full] = i
+                start[full] = piece * seq_len
+                size[full] = seq_len
+                full += 1
             remainder %= seq_len
         if remainder > 0:
             rest += 1
             if counting:
                 place[remainder] += 1
-    document = np.empty(full + rest, dtype=np.int64)
-    start = np.zeros(full + rest, dtype=np.int64)
-    size = np.empty(full + rest, dtype=np.int64)
-    size[:full] = seq_len
-    k = 0
+    if not counting:
+        order = np.argsort(-(lengths % seq_len), kind="mergesort")
+        for k in range(rest):
+            remainder = lengths[order[k]] % seq_len
+            document[full + k] = order[k]
+            size[full + k] = remainder
+            start[full + k] = lengths[order[k]] - remainder
+        return full + rest
+    start[full : full + rest] = 0
+    at = full
+    for s in range(seq_len - 1, 0, -1):  # sizes descend, arrivals ascend
+        count = place[s]
+        place[s] = at
+        size[at : at + count] = s
+        at += count
     for i in range(len(lengths)):
-        if lengths[i] >= seq_len:
-            for piece in range(lengths[i] // seq_len):
-                document[k] = i
-                start[k] = piece * seq_len
-                k += 1
-    if counting:
-        at = full
-        for s in range(seq_len - 1, 0, -1):  # sizes descend, arrivals ascend
-            count = place[s]
-            place[s] = at
-            size[at : at + count] = s
-            at += count
-        for i in range(len(lengths)):
-            remainder = lengths[i]
-            if remainder >= seq_len:
-                remainder %= seq_len
-            if remainder > 0:
-                k = place[remainder]
-                place[remainder] += 1
-                document[k] = i
-                if remainder < lengths[i]:
-                    start[k] = lengths[i] - remainder
-        return document, start, size
-    order = np.argsort(-(lengths % seq_len), kind="mergesort")  # few documents, long rows
-    for i in order[:rest]:
-        document[k] = i
-        size[k] = lengths[i] % seq_len
-        start[k] = lengths[i] - size[k]
-        k += 1
-    return document, start, size
+        remainder = lengths[i]
+        if remainder >= seq_len:
+            remainder %= seq_len
+        if remainder > 0:
+            k = place[remainder]
+            place[remainder] += 1
+            document[k] = i
+            if remainder < lengths[i]:
+                start[k] = lengths[i] - remainder
+    return full + rest
 
 
 @kernel
 def lay_out(
-    bins: NDArray[np.int64],
+    bins: NDArray[np.integer[Any]],
     count: int,
-    document: NDArray[np.int64],
+    document: NDArray[np.integer[Any]],
     start: NDArray[np.int64],
-    size: NDArray[np.int64],
+    size: NDArray[np.integer[Any]],
     seq_len: int,
+    used: NDArray[np.integer[Any]],
+    row_offsets: NDArray[np.int64],
+    columns: NDArray[np.int64],
     dropped: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Segments grouped by row in placement order, cut at seq_len; adds the rest to `dropped`."""
-    used = np.zeros(count, dtype=np.int64)
-    row_offsets = np.zeros(count + 1, dtype=np.int64)
-    keep = np.empty(len(bins), dtype=np.int64)
+) -> int:
+    """Segments grouped by row in placement order, cut at seq_len; returns how many there are.
+
+    Args:
+        bins, document, start, size: (M,) of the pieces; `size` becomes what is left of them.
+        count: bins.
+        seq_len: tokens of a row.
+        used: (count or more,) to write over; empty where no bin holds more than a row.
+        row_offsets, columns: (count + 1 or more,) and (3, M or more), filled in: a row's
+            segments, and their (document, start, stop).
+        dropped: (N,), to which is added what is cut off.
+    """
+    row_offsets[: count + 1] = 0
+    if len(used):
+        used[:count] = 0
+        for k in range(len(bins)):
+            b = bins[k]
+            keep = min(size[k], max(seq_len - used[b], 0))
+            used[b] += size[k]
+            if keep < size[k]:
+                dropped[document[k]] += size[k] - keep
+                size[k] = keep
+            if keep > 0:
+                row_offsets[b + 1] += 1
+    else:
+        for k in range(len(bins)):
+            row_offsets[bins[k] + 1] += 1
+    total = 0
+    for b in range(1, count + 1):  # from how many there are of each to where the next one goes
+        here = row_offsets[b]
+        row_offsets[b] = total
+        total += here
     for k in range(len(bins)):
-        b = bins[k]
-        keep[k] = min(size[k], max(seq_len - used[b], 0))
-        used[b] += size[k]
-        if keep[k] > 0:
-            row_offsets[b + 1] += 1
-        dropped[document[k]] += size[k] - keep[k]
-    for b in range(count):
-        row_offsets[b + 1] += row_offsets[b]
-    place = row_offsets[:-1].copy()
-    total = row_offsets[count]
-    documents = np.empty(total, dtype=np.int64)
-    starts = np.empty(total, dtype=np.int64)
-    stops = np.empty(total, dtype=np.int64)
-    for k in range(len(bins)):
-        if keep[k] > 0:
-            at = place[bins[k]]
-            place[bins[k]] += 1
-            documents[at] = document[k]
-            starts[at] = start[k]
-            stops[at] = start[k] + keep[k]
-    return row_offsets, documents, starts, stops
+        if size[k] > 0:
+            at = row_offsets[bins[k] + 1]
+            row_offsets[bins[k] + 1] = at + 1
+            columns[0, at] = document[k]
+            columns[1, at] = start[k]
+            columns[2, at] = start[k] + size[k]
+    return total

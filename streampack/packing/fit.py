@@ -33,41 +33,56 @@ _BLOCK = 6  # rooms per block, as a power of two
 
 @kernel
 def greedy_fit(
-    sizes: NDArray[np.int64], capacity: int, least_room: int, best: bool
-) -> tuple[NDArray[np.int64], int]:
+    sizes: NDArray[np.integer[Any]],
+    capacity: int,
+    least_room: int,
+    best: bool,
+    align: int,
+    bins: NDArray[np.integer[Any]],
+    links: NDArray[np.int32],
+) -> int:
     """Assign items to bins.
 
     Args:
-        sizes: (M,) int64, each in [1, capacity], in the order in which they are placed.
+        sizes: (M,) integers, each in [1, capacity], in the order in which they are placed.
         capacity: room of an empty bin.
         least_room: an open bin is considered only if it has at least this much room left.
         best: best-fit if True, first-fit if False.
+        align: an item takes up the next multiple of this.
+        bins: (M,), filled with the bin of every item, numbered in order of opening.
+        links: (3 * M or more,) to write over.
 
     Returns:
-        (M,) int64 bin of every item, numbered in order of opening, and the number of bins.
+        The number of bins.
     """
-    bins = np.empty(len(sizes), dtype=np.int64)
+    items = len(sizes)
+    child, sibling = links[:items], links[items : 2 * items]
     if best:
-        count = _best_fit(sizes, capacity, least_room, bins)
-    else:
-        count = _first_fit(sizes, capacity, least_room, bins)
-    return bins, count
+        return _best_fit(sizes, capacity, least_room, align, bins, child, sibling)
+    rooms = links[2 * items : 3 * items]
+    return _first_fit(sizes, capacity, least_room, align, bins, child, sibling, rooms)
 
 
 @kernel
 def _first_fit(
-    sizes: NDArray[np.int64], capacity: int, least_room: int, bins: NDArray[np.int64]
+    sizes: NDArray[np.integer[Any]],
+    capacity: int,
+    least_room: int,
+    align: int,
+    bins: NDArray[np.integer[Any]],
+    child: NDArray[np.int32],
+    sibling: NDArray[np.int32],
+    rooms: NDArray[np.int32],
 ) -> int:
+    """`rooms` are those of every open bin."""
     none = np.int32(2**31 - 1)  # above every bin, so that minima need no test
     blocks = (capacity >> _BLOCK) + 1
     head = np.full(blocks << _BLOCK, none, dtype=np.int32)  # earliest opened bin of each room
     lowest = np.full(blocks, none, dtype=np.int32)  # the same of each block of rooms
-    rooms = np.empty(len(sizes), dtype=np.int32)  # of every open bin
-    child = np.empty(len(sizes), dtype=np.int32)
-    sibling = np.empty(len(sizes), dtype=np.int32)
     count = 0
     for i in range(len(sizes)):
-        need = max(sizes[i], least_room)
+        size = _aligned(sizes[i], align)
+        need = max(size, least_room)
         block = need >> _BLOCK
         chosen = min(
             _minimum(head[need : (block + 1) << _BLOCK], none), _minimum(lowest[block + 1 :], none)
@@ -75,16 +90,16 @@ def _first_fit(
         if chosen == none:
             chosen = np.int32(count)
             count += 1
-            room = np.int64(capacity)
+            room = capacity
         else:
-            room = np.int64(rooms[chosen])
+            room = int(rooms[chosen])
             root = _pop(child, sibling, chosen)
             head[room] = none if root < 0 else root
             block = room >> _BLOCK
             if lowest[block] == chosen:
                 lowest[block] = _minimum(head[block << _BLOCK : (block + 1) << _BLOCK], none)
         bins[i] = chosen
-        left = room - sizes[i]
+        left = room - size
         if left > 0:
             rooms[chosen] = left
             child[chosen] = -1
@@ -102,16 +117,25 @@ def _minimum(values: NDArray[np.int32], least: np.int32) -> np.int32:
 
 
 @kernel
+def _aligned(size: Any, align: int) -> Any:
+    return -(-np.int64(size) // align) * align if align > 1 else np.int64(size)
+
+
+@kernel
 def _best_fit(
-    sizes: NDArray[np.int64], capacity: int, least_room: int, bins: NDArray[np.int64]
+    sizes: NDArray[np.integer[Any]],
+    capacity: int,
+    least_room: int,
+    align: int,
+    bins: NDArray[np.integer[Any]],
+    child: NDArray[np.int32],
+    sibling: NDArray[np.int32],
 ) -> int:
     head = np.full(capacity + 1, -1, dtype=np.int32)  # earliest opened bin of each room
     words, groups = new_bitmap(capacity + 1)  # bit r: some bin has room r
-    child = np.empty(len(sizes), dtype=np.int32)
-    sibling = np.empty(len(sizes), dtype=np.int32)
     count = 0
     for i in range(len(sizes)):
-        size = sizes[i]
+        size = _aligned(sizes[i], align)
         room = next_set(words, groups, max(size, least_room))
         if room < 0:
             chosen = count

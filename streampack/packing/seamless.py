@@ -168,9 +168,12 @@ class Seamless:
             Their rows, and (N,) int64 the one in which a document's piece is lost whole, or -1.
         """
         rest = np.where(slides, 0, lengths % self.seq_len)
-        document, start, size = decreasing_pieces(rest, self.seq_len)
+        document, start, size = np.empty((3, len(rest)), dtype=np.int64)
+        pieces = decreasing_pieces(rest, self.seq_len, document, start, size)
+        document, size = document[:pieces], size[:pieces]
         start = lengths[document] - size
-        bins, count = greedy_fit(size, self.seq_len + self._extra, 0, False)
+        bins, links = np.empty(pieces, dtype=np.int64), np.empty(3 * pieces, dtype=np.int32)
+        count = greedy_fit(size, self.seq_len + self._extra, 0, False, 1, bins, links)
         totals = np.zeros(count, dtype=np.int64)
         np.add.at(totals, bins, size)
         full = totals >= self.seq_len
@@ -203,11 +206,15 @@ class Seamless:
     ) -> _Rows:
         """Rows of the `chosen` bins; `inside` says which pieces they hold."""
         number = np.cumsum(chosen) - 1
-        offsets, documents, starts, stops = lay_out(
-            number[bins[inside]], int(chosen.sum()), document[inside], start[inside],
-            size[inside], self.seq_len, dropped,
+        count = int(chosen.sum())
+        used, row_offsets = np.empty((2, count + 1), dtype=np.int64)
+        columns = np.empty((3, int(inside.sum())), dtype=np.int64)
+        segments = lay_out(
+            number[bins[inside]], count, document[inside], start[inside], size[inside],
+            self.seq_len, used, row_offsets, columns, dropped,
         )  # fmt: skip
-        return np.diff(offsets), documents, starts, stops
+        documents, starts, stops = columns[:, :segments]
+        return np.diff(row_offsets), documents, starts, stops
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
