@@ -85,8 +85,9 @@ class _Decreasing:
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         # One kernel, which fills what is passed: every array that one returns costs microseconds.
         pieces = len(kept) + int(kept.sum()) // self.seq_len
-        row_offsets = np.empty(pieces + 1, dtype=np.int64)
-        columns = np.empty((3, pieces), dtype=np.int64)
+        # In one block: numpy asks for huge pages for a large one, which are faulted in at once.
+        block = np.empty(6 * pieces + 1, dtype=np.int64)
+        columns, row_offsets = block[: 5 * pieces].reshape(5, pieces), block[5 * pieces :]
         dropped_with = np.full(len(kept), -1, dtype=np.int64) if self.extra_capacity else None
         count, segments = _plan(
             kept, self.seq_len, self.most_per_row,
@@ -94,15 +95,14 @@ class _Decreasing:
             row_offsets, columns, dropped, _NONE if dropped_with is None else dropped_with,
             scratch_words(5 * pieces),
         )  # fmt: skip
-        document, start, stop = columns[:, :segments]
-        gaps = (start - stop) % self.align if self.align > 1 else np.zeros(segments, dtype=np.int64)
+        document, start, stop, overlap, gaps = columns[:, :segments]
         return Plan(
             row_offsets=row_offsets[: count + 1],
             seq_len=np.full(count, self.seq_len, dtype=np.int32),
             document=document,
             start=start,
             stop=stop,
-            overlap=np.zeros(segments, dtype=np.int64),
+            overlap=overlap,
             insert_eos=np.zeros(segments, dtype=np.bool_),
             pad_after=gaps,
             dropped=dropped,
@@ -151,7 +151,7 @@ def _plan(
     dropped_with: NDArray[np.int64],
     words: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Steps 2 to 4: fills `row_offsets` and (document, start, stop); the rows and the segments.
+    """Steps 2 to 4: fills `row_offsets` and the five `columns`; the rows and the segments.
 
     `dropped_with` is filled where it has entries; `words` are 5 per piece to write over.
     """
@@ -172,6 +172,10 @@ def _plan(
         bins, count, document, start, size, seq_len, used if capacity > seq_len else used[:0],
         row_offsets, columns, dropped,
     )  # fmt: skip
+    columns[3:, :segments] = 0
+    if align > 1:
+        for k in range(segments):
+            columns[4, k] = (columns[1, k] - columns[2, k]) % align
     return count, segments
 
 
