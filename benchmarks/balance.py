@@ -161,10 +161,10 @@ def main() -> None:
     parser.add_argument("--seq-lens", type=int, nargs="+", default=[8192, 32768, 131072])
     parser.add_argument("--rows", type=int, default=1, help="of a batch")
     parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--skip", type=int, default=256, help="first batches, left out")
+    parser.add_argument("--skip", type=int, default=320, help="first batches, left out")
     parser.add_argument("--samples", type=int, default=3, help="schedules measured")
     parser.add_argument("--sample-documents", type=int, default=4096, help="of each")
-    parser.add_argument("--window-rows", type=int, help="of the balanced lanes; default 256")
+    parser.add_argument("--window-rows", type=int, help="default: the usual window's")
     parser.add_argument("--megabytes", type=int, default=128, help="of Python files")
     parser.add_argument("--lengths", type=Path, help=".npy of their lengths; made if missing")
     parser.add_argument("--only", choices=["python", "lognormal"])
@@ -185,18 +185,17 @@ def main() -> None:
 def compare(lengths: Lengths, seq_len: int, args: argparse.Namespace) -> None:
     """Three lines: without a balance, with one on average, and with the worst sample."""
     packer, batch_tokens = BestFitDecreasing(seq_len=seq_len), args.rows * seq_len
-    usual = WindowConfig().resolve(packer, batch_tokens)
     rows = args.window_rows
-    larger = WindowConfig(window_tokens=rows * seq_len if rows else None)
-    larger = larger.resolve(packer, batch_tokens, balanced=True)
+    window = WindowConfig(window_tokens=rows * seq_len if rows else None)
+    window = window.resolve(packer, batch_tokens)
     where = (lengths.of_lanes, seq_len, args.rows, args.steps, args.skip)
     name = f"{lengths.name} | {seq_len}"
-    print_line(f"{name} | none", [run(*where, usual, None)], np.mean, batch_tokens)
+    print_line(f"{name} | none", [run(*where, window, None)], np.mean, batch_tokens)
     runs = []
     for sample in range(args.samples):
         documents = lengths.of_samples(args.sample_documents, sample)
-        balance = measure_balance(documents, packer, larger, batch_tokens=batch_tokens)
-        runs.append(run(*where, larger, balance))
+        balance = measure_balance(documents, packer, window, batch_tokens=batch_tokens)
+        runs.append(run(*where, window, balance))
     print_line(f"{name} | attention", runs, np.mean, batch_tokens)
     print_line(f"{name} | worst sample", runs, np.max, batch_tokens)
 

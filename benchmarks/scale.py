@@ -113,7 +113,7 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
         next(batches)
     saved = loader.state_dict()
     lane = saved["lanes"]["0"]
-    show("state of a lane, window of 128 rows", f"{len(json.dumps(lane))} bytes")
+    show("state of a lane, default window", f"{len(json.dumps(lane))} bytes")
     text = json.dumps(lane)
     run = PackedDataset(dataset_source(folder), seq_len=SEQ_LEN, lanes=lanes, topology=Topology())
     parts = []

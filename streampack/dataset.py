@@ -161,9 +161,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             lanes=lanes or 0,  # 0: chosen when the number of workers is known
             preparation=replace(preparation, filter=filter, map=map),
             packer=packer,
-            window=(window or WindowConfig()).resolve(
-                packer, batch_tokens, balanced=schedule is not None
-            ),
+            window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
             row_format=replace(
                 row_format,

@@ -43,7 +43,7 @@ def documents(count: int, seed: int, longest: int = 1 << 30) -> NDArray[np.int64
 
 
 def measured(packer: Packer, rows: int = 1) -> tuple[WindowConfig, Balance]:
-    config = WindowConfig().resolve(packer, rows * SEQ_LEN, balanced=True)
+    config = WindowConfig().resolve(packer, rows * SEQ_LEN)
     sample = documents(4096, seed=0)
     return config, measure_balance(sample, packer, config, batch_tokens=rows * SEQ_LEN)
 

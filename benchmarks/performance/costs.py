@@ -21,11 +21,11 @@ from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
 
 __all__ = ["draw", "measure", "table"]
 
-USUAL = {"shards": 100_000, "lanes": 12, "window": 128, "rows": ROWS}
+USUAL = {"shards": 100_000, "lanes": 12, "window": 320, "rows": ROWS}
 SWEEPS = {
     "shards": (1_000, 10_000, 100_000, 1_000_000),
     "lanes": (1, 4, 12, 48, 192),
-    "window": (32, 128, 512, 2048),
+    "window": (32, 128, 320, 2048),
     "rows": (1, 4, 8, 32),
 }
 SHARD_DOCUMENTS = 64  # so that shards end all the time

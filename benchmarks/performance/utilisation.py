@@ -19,7 +19,7 @@ from streampack.comparison import smallest_window, window_curve
 from streampack.dry_run import stream_plan
 from streampack.packing import BestFitDecreasing
 from streampack.sizing import LANES_PER_RANK, WINDOWS_PER_LANE
-from streampack.window_config import WindowConfig
+from streampack.window_config import DEFAULT_ROWS, WindowConfig
 
 __all__ = ["draw", "measure", "table"]
 
@@ -46,7 +46,7 @@ def measure(options: Options) -> dict[str, Any]:
             "whole, %": 100 * whole,
             "smallest within 0.05 points": smallest_window(WINDOWS, curve, whole),
             "lanes": list(LANES),
-            "by lanes, %": [100 * _in_lanes(lengths, lanes, 128) for lanes in LANES],
+            "by lanes, %": [100 * _in_lanes(lengths, lanes, DEFAULT_ROWS) for lanes in LANES],
             "by window with default lanes": [
                 [rows, lanes, 100 * _in_lanes(lengths, lanes, rows)]
                 for rows in WITH_DEFAULT_LANES
@@ -89,12 +89,12 @@ def table(figures: dict[str, Any]) -> str:
     )  # fmt: skip
     first = markdown_table(head, rows)
     lanes = figures[names[0]]["lanes"]
-    head = ["lanes, windows of 128 rows", *names]
+    head = [f"lanes, windows of {DEFAULT_ROWS} rows", *names]
     rows = []
     for i, count in enumerate(lanes):
         cells = []
         for name in names:
-            windows_each = figures[name]["tokens"] / count / (128 * SEQ_LEN)
+            windows_each = figures[name]["tokens"] / count / (DEFAULT_ROWS * SEQ_LEN)
             percent = figures[name]["by lanes, %"][i]
             cells.append(f"{percent:.2f} % ({windows_each:.3g} windows per lane)")
         rows.append([str(count), *cells])
@@ -142,6 +142,6 @@ def draw(figures: dict[str, Any], path: Path) -> None:
         axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes[0].set(xlabel=f"window, rows of {SEQ_LEN:,} tokens (one lane)",
                 ylabel="utilisation, points behind planning everything")  # fmt: skip
-    axes[1].set(xlabel="lanes (windows of 128 rows), the same corpus in all")
+    axes[1].set(xlabel=f"lanes (windows of {DEFAULT_ROWS} rows), the same corpus in all")
     axes[0].legend(frameon=False)
     save(figure, path)
