@@ -2,11 +2,12 @@
 
 Listing reads footers only. A shard is then read by row groups, a page of rows at a time: pages
 begin at fixed rows of their row group, a block never crosses a page, and so a block is a pure
-function of the row it starts at. Token ids and masks are views of Arrow's buffers wherever their
-type allows it; texts become Python strings because tokenizers take nothing else.
+function of the row it starts at. Lists of token ids are decoded here where they are what writers
+of ids write (`_token_pages`), else by Arrow, of whose buffers ids and masks are views wherever
+their type allows it; texts become Python strings because tokenizers take nothing else.
 
-Cost: Arrow's decoding; per document nothing for ids, one string for texts. Starting inside a row
-group decodes that row group from its beginning.
+Cost: decoding; per document nothing for ids, one string for texts. Starting inside a row group
+decompresses it from its beginning, and decodes it from there too where Arrow does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import pyarrow.parquet as pq
 
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError, ContentError
+from streampack.sources._row_pages import row_pages
+from streampack.sources._token_pages import TokenPages
 from streampack.sources.arrow import (
     BlockMaker,
     Broken,
@@ -192,7 +195,7 @@ class Parquet(ShardedSource):
                     start, stop = places.row(start), places.row(stop)
                     position = start
                     make = self._block_maker(shard, file.schema_arrow, skips)
-                    for page, first in self._pages(file, start, stop, shard):
+                    for page, first in self._pages(file, str(path), start, stop, shard):
                         begin, end = max(start, first), min(stop, first + page.num_rows)
                         rows = page.slice(begin - first, end - begin)
                         for block, consumed in make(rows, begin):
@@ -221,9 +224,13 @@ class Parquet(ShardedSource):
         return _Places(rows, units)
 
     def _pages(
-        self, file: pq.ParquetFile, start: int, stop: int, shard: int
+        self, file: pq.ParquetFile, path: str, start: int, stop: int, shard: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Pages that overlap rows [start, stop), each with the number of its first row."""
+        """Pages that overlap rows [start, stop), each with the number of its first row.
+
+        They begin and end at fixed rows, but for the first and the last: what is not asked for
+        may be missing there.
+        """
         columns = self._columns(file.schema_arrow)
         metadata = file.metadata
         first = 0
@@ -231,15 +238,24 @@ class Parquet(ShardedSource):
             rows = metadata.row_group(group).num_rows
             if first + rows > start and rows > 0:
                 size = self._page_rows(metadata, group, columns)
-                at = first
-                for page in _batches(file, group, size, columns):
-                    if at >= stop:
-                        return
-                    if at + page.num_rows > start:
-                        yield page, at
-                    at += page.num_rows
-                if at != first + rows:
-                    self._unreadable(shard, max(at, start), f"row group {group} is too short")
+                low, high = max(start - first, 0), min(stop - first, rows)
+                if self.tokenized and columns == [self.column]:
+                    dtype = np.dtype(self.manifest.details["dtype"])
+                    lists = TokenPages(file, path, group, self.column, dtype)
+                    for page, at in lists.batches(size, low, high):
+                        yield page, first + at
+                        low = at + page.num_rows
+                at = 0
+                if low < high:
+                    for page in row_pages(file, group, size, columns):
+                        if at >= high:
+                            return
+                        if at + page.num_rows > low:
+                            yield page, first + at
+                        at += page.num_rows
+                    if at != rows:
+                        what = f"row group {group} is too short"
+                        self._unreadable(shard, max(first + at, start), what)
             first += rows
             if first >= stop:
                 return
@@ -386,33 +402,3 @@ class _Places:
     def unit(self, row: int) -> int:
         """The first unit that lies in a row."""
         return -(-row * self.units // max(self.rows, 1))
-
-
-def _batches(
-    file: pq.ParquetFile, group: int, size: int, columns: list[str]
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group in pages of exactly `size`, the last one excepted.
-
-    Arrow may hand out fewer rows at a time than it was asked for; where pages begin must not
-    depend on that.
-    """
-    held: list[pa.RecordBatch] = []
-    rows = 0
-    batches = file.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
-    for batch in batches:
-        while batch.num_rows:
-            piece = batch.slice(0, size - rows)
-            batch = batch.slice(piece.num_rows)
-            held.append(piece)
-            rows += piece.num_rows
-            if rows == size:
-                yield _joined(held)
-                held, rows = [], 0
-    if held:
-        yield _joined(held)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
