@@ -32,6 +32,7 @@ class Counts:
 
     Attributes:
         slots: of all rows, padding included; tokens: those that are not padding.
+        empty_slots: of batches that hold padding only, which `slots` leaves out.
         documents: delivered, at least in part; documents_cut: in more than one piece, or cropped.
         checksum: sum of all delivered ids, or None where ids are not looked at.
     """
@@ -41,6 +42,7 @@ class Counts:
     documents: int = 0
     documents_cut: int = 0
     checksum: int | None = None
+    empty_slots: int = 0
 
 
 class Runner(ABC):

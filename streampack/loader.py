@@ -265,7 +265,10 @@ class PackedLoader:
             self._metrics.stepped_over += batch.composition
         else:
             self._metrics.batches += 1
-            self._metrics.composition += batch.composition
+            if batch.num_documents:
+                self._metrics.composition += batch.composition
+            else:
+                self._metrics.empty_batches += 1
         if batch.num_documents == 0:
             state = self._run.lane(batch.lane)
         if not self._run.shares_lanes:

@@ -63,7 +63,8 @@ class Metrics:
     """Totals over the batches that the loop has consumed. Add two with ``+``.
 
     Attributes:
-        batches: batches consumed; composition: what their rows hold.
+        batches: batches consumed; empty_batches: those of them that hold padding only, from lanes
+            that ran dry before others; composition: what the rows of the rest hold.
         left: what ``end="stop"`` left in the lanes; stepped_over: what `PackedLoader.skip` did.
         empty_documents: documents without a token, left out; skipped: broken documents or shards
             that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped.
@@ -73,6 +74,7 @@ class Metrics:
     """
 
     batches: int = 0
+    empty_batches: int = 0
     composition: Composition = field(default_factory=Composition)
     left: Composition = field(default_factory=Composition)
     stepped_over: Composition = field(default_factory=Composition)
@@ -90,6 +92,7 @@ class Metrics:
         composition = self.composition
         return {
             "batches": self.batches,
+            "empty_batches": self.empty_batches,
             "tokens": composition.placed,
             "documents": composition.documents,
             "documents_lost": composition.documents_lost,

@@ -283,6 +283,9 @@ def test_empty_batches_are_padding_without_loss_of_the_lanes_shape_and_place() -
         assert not batch.has_next
         assert batch.state == states.get(batch.lane, batch.state)
     assert empty > 12
+    metrics = loader.metrics()
+    assert (metrics.batches, metrics.empty_batches) == (number + 1, empty)
+    assert metrics.composition.slots == 64 * (number + 1 - empty)
 
 
 def test_every_batch_says_whether_its_lane_has_another() -> None:

@@ -35,5 +35,8 @@ class Utilisation(Measured):
             "default window, %": 100 * counts.tokens / counts.slots,
             "planning over everything, %": 100 * everything,
             "points behind": 100 * (everything - counts.tokens / counts.slots),
+            "empty batches of lanes that end before others, %": (
+                100 * counts.empty_slots / (counts.slots + counts.empty_slots)
+            ),
             "tokens lost": self.workload.num_tokens - counts.tokens,
         }

@@ -222,7 +222,8 @@ class Tour:
     def _formats(self, sources: dict[str, Source], tokenizer: Tokenizer, tokens: int) -> None:
         """One epoch from each format: the same tokens, each once."""
         table = Table(title="One epoch from the object store, 2 workers", title_justify="left")
-        for heading in ("shards", "tokens", "seconds", "tokens/s", "utilisation"):
+        headings = ("shards", "tokens", "seconds", "tokens/s", "utilisation", "empty batches")
+        for heading in headings:
             table.add_column(heading, justify="left" if heading == "shards" else "right")
         counts = {}
         with self.phase("Each format") as say:
@@ -242,9 +243,14 @@ class Tour:
                     counts[name] += np.bincount(ids.numpy(), minlength=tokenizer.vocab_size)
                 took = time.monotonic() - began
                 got = int(counts[name].sum())
-                utilisation = loader.metrics().composition.utilisation
+                metrics = loader.metrics()
                 table.add_row(
-                    name, f"{got:,}", f"{took:.1f}", f"{got / took:,.0f}", f"{utilisation:.2%}"
+                    name,
+                    f"{got:,}",
+                    f"{took:.1f}",
+                    f"{got / took:,.0f}",
+                    f"{metrics.composition.utilisation:.2%}",
+                    f"{metrics.empty_batches} of {metrics.batches}",
                 )
             for name, count in counts.items():
                 if int(count.sum()) != tokens or not np.array_equal(count, counts["MDS"]):
