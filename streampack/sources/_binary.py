@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of
+from streampack.documents import Documents, offsets_of
 from streampack.errors import ConfigError
 
-__all__ = ["INTEGER_DTYPES", "gather_mask", "gather_tokens", "integer_kind"]
+__all__ = [
+    "INTEGER_DTYPES",
+    "Spans",
+    "gather_mask",
+    "gather_tokens",
+    "integer_kind",
+    "unsigned_dtype",
+]
 
 #: Integer dtypes that documents may be stored in, by kind: the size of an item in bytes, plus 16
 #: if it is signed.
@@ -75,6 +83,47 @@ def gather_tokens(
     tokens = np.empty(int(offsets[-1]), dtype=np.uint32)
     _widen(data, starts, offsets, kinds, tokens, bad)
     return tokens, offsets, bad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """A block of N documents that still lie where they were found: copied once, by `take`.
+
+    Attributes:
+        data: the bytes; starts, counts: (N,) int64, where each begins and how many ids it has.
+        dtype: of the ids, unsigned.
+        origin: (N,) of dtype `ORIGIN`.
+    """
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    dtype: np.dtype[Any]
+    origin: NDArray[np.void]
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    def take(self, order: NDArray[np.int64]) -> Documents:
+        """The documents `order` (M,), copied in that order into a compact block."""
+        offsets = offsets_of(self.counts[order])
+        tokens = np.empty(int(offsets[-1]), dtype=self.dtype)
+        _copy_spans(
+            self.data, self.starts[order], offsets * self.dtype.itemsize, tokens.view(np.uint8)
+        )
+        return Documents(tokens, offsets, self.origin[order])
+
+    def gathered(self) -> Documents:
+        """All of them, as they come."""
+        return self.take(np.arange(len(self), dtype=np.int64))
+
+
+def unsigned_dtype(kinds: NDArray[np.uint8]) -> np.dtype[Any] | None:
+    """The dtype that arrays of these kinds (N,) share, if it is unsigned and one of ids."""
+    if not len(kinds) or not bool((kinds == kinds[0]).all()):
+        return None
+    dtype = _TOKEN_KINDS.get(int(kinds[0]))
+    return dtype if dtype is not None and dtype.kind == "u" else None
 
 
 def gather_mask(

@@ -14,9 +14,11 @@ from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.sources._binary import (
     INTEGER_DTYPES,
+    Spans,
     gather_mask,
     gather_tokens,
     integer_kind,
+    unsigned_dtype,
 )
 from streampack.sources._mds_files import new_hash, normal_root, only_raw, refuse_links
 from streampack.sources._mds_format import (
@@ -180,6 +182,12 @@ class MDS(ShardedSource):
     def read_shard(
         self, shard: int, start: int, stop: int, skips: Skips
     ) -> Iterator[tuple[Block, int]]:
+        for block, end in self.read_spans(shard, start, stop, skips):
+            yield block.gathered() if isinstance(block, Spans) else block, end
+
+    def read_spans(
+        self, shard: int, start: int, stop: int, skips: Skips
+    ) -> Iterator[tuple[Block | Spans, int]]:
         path = self.manifest.paths[shard]
         stop = min(stop, int(self.manifest.units[shard]))
         with self.storage.local(path) as local:
@@ -313,7 +321,7 @@ class MDS(ShardedSource):
         start: int,
         stop: int,
         skips: Skips,
-    ) -> tuple[Block, int]:
+    ) -> tuple[Block | Spans, int]:
         layout = self._layout(shard)
         columns = self._columns(layout, self.manifest.paths[shard])
         room = min(self.block_documents, stop - start)
@@ -336,7 +344,7 @@ class MDS(ShardedSource):
         starts, sizes, status = starts[:, :n], sizes[:, :n], status[:n]
         index = np.arange(start, start + n, dtype=np.int64)
         if self.tokenized:
-            block: Block = self._documents(
+            block: Block | Spans = self._documents(
                 shard, data, columns, starts, sizes, status, index, skips
             )
         else:
@@ -353,7 +361,7 @@ class MDS(ShardedSource):
         status: NDArray[np.uint8],
         index: NDArray[np.int64],
         skips: Skips,
-    ) -> Documents:
+    ) -> Documents | Spans:
         """The token arrays (row 0) and masks (row 1) as a block, without the broken ones."""
         counts = np.zeros_like(starts)
         kinds = np.zeros(starts.shape, dtype=np.uint8)
@@ -374,6 +382,11 @@ class MDS(ShardedSource):
         good = np.flatnonzero(status == 0)
         if len(good) < len(index):
             starts, counts, kinds = starts[:, good], counts[:, good], kinds[:, good]
+        dtype = unsigned_dtype(kinds[0])
+        if dtype is not None and len(columns) == 1:  # none of their ids is wrong
+            for i in np.flatnonzero(status).tolist():
+                self._skip(skips, shard, int(index[i]), STATUS[int(status[i])])
+            return Spans(data, starts[0], counts[0], dtype, make_origin(shard, index[good]))
         tokens, offsets, bad = gather_tokens(data, starts[0], counts[0], kinds[0])
         status[good[bad]] = 6
         for i in np.flatnonzero(status).tolist():

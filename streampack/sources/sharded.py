@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from streampack.errors import ConfigError, ContentError
 from streampack.packing.rng import derive_seed, permutation
+from streampack.sources._binary import Spans
 from streampack.sources._cursor import cursor_field, damaged_cursor
 from streampack.sources._listed_once import listed_once
 from streampack.sources.base import Block, Cursor, LaneReader, Source
@@ -95,6 +96,15 @@ class ShardedSource(Source):
         skip it. What makes the rest of the shard unreadable is raised as
         `ContentError(rest_of_shard=True)`.
         """
+
+    def read_spans(
+        self, shard: int, start: int, stop: int, skips: Skips
+    ) -> Iterator[tuple[Block | Spans, int]]:
+        """Like `read_shard`; a format may leave blocks where they lie, until the next is asked for.
+
+        A block that is shuffled is then copied once instead of twice.
+        """
+        return self.read_shard(shard, start, stop, skips)
 
     def will_read(self, shards: Sequence[int]) -> None:
         """A hint that these shards are next, so that remote ones may be fetched ahead."""
@@ -357,11 +367,13 @@ class _ShardedReader(LaneReader):
     def _blocks(self, span: int, position: int, skips: Skips) -> Iterator[tuple[Block, int]]:
         shard, _, stop = self.spans[span]
         try:
-            for block, end in self.source.read_shard(shard, position, stop, skips):
+            for block, end in self.source.read_spans(shard, position, stop, skips):
                 kept, ended = skips.replay(block, shard)
                 if self.block_seed is not None and len(kept) > 1:
                     seed = derive_seed(self.block_seed, shard, position)
                     kept = kept.take(permutation(len(kept), seed))
+                elif isinstance(kept, Spans):
+                    kept = kept.gathered()
                 position = end
                 yield kept, end
                 if ended:

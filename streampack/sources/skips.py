@@ -10,12 +10,16 @@ import numpy as np
 
 from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError, ContentError
+from streampack.sources._binary import Spans
 
 __all__ = ["Skips"]
 
 logger = logging.getLogger(__name__)
 
-AnyBlock = TypeVar("AnyBlock", Documents, Texts, Documents | Texts | Conversations)
+AnyBlock = TypeVar(
+    "AnyBlock", Documents, Texts, Documents | Texts | Conversations,
+    Documents | Texts | Conversations | Spans,
+)  # fmt: skip
 
 
 @dataclass(slots=True)

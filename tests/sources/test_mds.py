@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.sources._binary import Spans
 from streampack.sources._streaming import streaming_module
 from streampack.sources.mds import MDS
 from streampack.sources.skips import Skips
 from streampack.sources.storage import Storage
+from tests.corpora import write_mds
 from tests.servers import HTTPServer, S3Server
 from tests.sources.contract import check_source_contract, read_all
 
@@ -607,3 +609,30 @@ def test_a_column_that_is_text_here_and_ids_there_is_refused(tmp_path: Path) -> 
     write(tmp_path / "b", {"t": "ndarray:uint16"}, [{"t": np.arange(3, dtype=np.uint16)}])
     with pytest.raises(ConfigError, match="two sources"):
         MDS([tmp_path / "a", tmp_path / "b"], column="t").prepare()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_block_left_where_it_lies_is_taken_in_any_order(tmp_path: Path, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 60_000, n).astype(dtype) for n in rng.integers(1, 50, 40)]
+    write_mds(tmp_path, ids, "t")
+    source = MDS(tmp_path, column="t", block_documents=16)
+    source.prepare()
+    eager = [block for block, _ in source.read_shard(0, 0, 40, Skips("raise", 0))]
+    lying = source.read_spans(0, 0, 40, Skips("raise", 0))
+    count = 0
+    for (block, _), whole in zip(lying, eager, strict=True):
+        order = rng.permutation(len(block))[: len(block) - 3]
+        taken, expected = block.take(order), whole.take(order)
+        assert isinstance(block, Spans)
+        assert isinstance(taken, Documents)
+        assert isinstance(whole, Documents)
+        assert isinstance(expected, Documents)
+        assert (taken.tokens == expected.tokens).all()
+        assert taken.tokens.dtype == dtype
+        assert (taken.offsets == expected.offsets).all()
+        assert (taken.origin == expected.origin).all()
+        for i in range(len(whole)):
+            assert (whole.document(i) == ids[count + i]).all()
+        count += len(whole)
+    assert count == 40
