@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.corpus_files import mds_shards, npy_tars, parquet_ids
 from benchmarks.workloads import Workload
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack.sources._binary import Spans
 from streampack.sources.sharded import ShardedSource
 
 SEQ_LEN = 2048
@@ -60,16 +61,19 @@ def restore(
     """Documents, bytes of ids and shards read until every lane has given a batch; seconds."""
     read = {"documents": 0.0, "bytes": 0.0}
     shards = set()
-    original = source.read_shard
+    original = source.read_spans
 
     def counting(shard: int, *place: Any) -> Iterator[tuple[Any, int]]:
         shards.add(shard)
         for block, end in original(shard, *place):
             read["documents"] += len(block)
-            read["bytes"] += block.num_tokens * block.tokens.itemsize
+            if isinstance(block, Spans):
+                read["bytes"] += int(block.counts.sum()) * block.dtype.itemsize
+            else:
+                read["bytes"] += block.num_tokens * block.tokens.itemsize
             yield block, end
 
-    source.read_shard = counting  # type: ignore[method-assign]
+    source.read_spans = counting  # type: ignore[method-assign]
     try:
         loader = PackedLoader(dataset_of(source, lanes, window))
         began = time.perf_counter()
@@ -81,7 +85,7 @@ def restore(
             pass
         all_s = time.perf_counter() - began
     finally:
-        source.read_shard = original  # type: ignore[method-assign]
+        source.read_spans = original  # type: ignore[method-assign]
     return {**read, "shards": len(shards), "first_s": first_s, "all_s": all_s}
 
 
