@@ -61,7 +61,7 @@ def restore(
     """Documents, bytes of ids and shards read until every lane has given a batch; seconds."""
     read = {"documents": 0.0, "bytes": 0.0}
     shards = set()
-    original = source.read_spans
+    original = source.read_shard
 
     def counting(shard: int, *place: Any) -> Iterator[tuple[Any, int]]:
         shards.add(shard)
@@ -73,7 +73,7 @@ def restore(
                 read["bytes"] += block.num_tokens * block.tokens.itemsize
             yield block, end
 
-    source.read_spans = counting  # type: ignore[method-assign]
+    source.read_shard = counting  # type: ignore[method-assign]
     try:
         loader = PackedLoader(dataset_of(source, lanes, window))
         began = time.perf_counter()
@@ -85,7 +85,7 @@ def restore(
             pass
         all_s = time.perf_counter() - began
     finally:
-        source.read_spans = original  # type: ignore[method-assign]
+        source.read_shard = original  # type: ignore[method-assign]
     return {**read, "shards": len(shards), "first_s": first_s, "all_s": all_s}
 
 

@@ -181,12 +181,6 @@ class MDS(ShardedSource):
 
     def read_shard(
         self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block, int]]:
-        for block, end in self.read_spans(shard, start, stop, skips):
-            yield block.gathered() if isinstance(block, Spans) else block, end
-
-    def read_spans(
-        self, shard: int, start: int, stop: int, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int]]:
         path = self.manifest.paths[shard]
         stop = min(stop, int(self.manifest.units[shard]))

@@ -83,28 +83,20 @@ class ShardedSource(Source):
     @abstractmethod
     def read_shard(
         self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block, int]]:
+    ) -> Iterator[tuple[Block | Spans, int]]:
         """Yield the blocks of shard number `shard` from position `start`, each with its end.
 
         Positions count the manifest's unit where that is "document" or "byte" (a document
         belongs to the byte range its first byte lies in); for "shard" they are the format's own,
         0 is the beginning, and `stop` is to be ignored. From the beginning of a range, or from
         any position yielded for it, the same blocks follow every time; that is what makes
-        cursors small. Blocks respect `block_documents` and `block_bytes`.
+        cursors small. Blocks respect `block_documents` and `block_bytes`. A format may leave a
+        block where it lies (`Spans`) until the next is asked for: it is then copied once, shuffled.
 
         A broken document goes to `skips.handle(ContentError(...))`, which raises or returns to
         skip it. What makes the rest of the shard unreadable is raised as
         `ContentError(rest_of_shard=True)`.
         """
-
-    def read_spans(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int]]:
-        """Like `read_shard`; a format may leave blocks where they lie, until the next is asked for.
-
-        A block that is shuffled is then copied once instead of twice.
-        """
-        return self.read_shard(shard, start, stop, skips)
 
     def will_read(self, shards: Sequence[int]) -> None:
         """A hint that these shards are next, so that remote ones may be fetched ahead."""
@@ -367,7 +359,7 @@ class _ShardedReader(LaneReader):
     def _blocks(self, span: int, position: int, skips: Skips) -> Iterator[tuple[Block, int]]:
         shard, _, stop = self.spans[span]
         try:
-            for block, end in self.source.read_spans(shard, position, stop, skips):
+            for block, end in self.source.read_shard(shard, position, stop, skips):
                 kept, ended = skips.replay(block, shard)
                 if self.block_seed is not None and len(kept) > 1:
                     seed = derive_seed(self.block_seed, shard, position)
