@@ -23,14 +23,13 @@ import pyarrow.parquet as pq
 
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError, ContentError
+from streampack.sources._parquet_footer import Footer, check_schema, read_footer
 from streampack.sources._row_pages import row_pages
 from streampack.sources._token_pages import TokenPages
 from streampack.sources.arrow import (
     BlockMaker,
     Broken,
     TokenBlocks,
-    is_text,
-    is_token_list,
     text_blocks,
 )
 from streampack.sources.base import Block
@@ -44,8 +43,6 @@ from streampack.sources.storage import FileInfo, Storage, in_threads
 __all__ = ["Parquet"]
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
-_FIRST_READ = 64 << 10
-_LARGEST_FOOTER = 1 << 30
 _PAGE_BYTES = 16 << 20
 
 
@@ -55,31 +52,16 @@ MOST_FOOTERS = 8192
 _FOOTER_THREADS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Footer:
-    """What the listing keeps of a file; `problem` says why there is nothing to keep.
-
-    Attributes:
-        rows: of the file; values, size: of the wanted column, `size` in bytes before compression.
-        narrow: whether uint16 holds its ids.
-    """
-
-    rows: int = 0
-    values: int = 0
-    size: int = 0
-    narrow: bool = True
-    problem: str = ""
-
-
 class Parquet(ShardedSource):
     """Documents in a column of Parquet files, split by rows among any number of lanes.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
         text: the column that holds the text (any string type).
-        tokens: the column that holds lists of token ids, of any integer type. uint16 and smaller
-            stay uint16, anything else becomes uint32; an id outside of it breaks its document.
-            If neither is given, the column "text" is read.
+        tokens: the column that holds lists of token ids, of any integer type. They become uint16
+            where their type, or what the footers of all files say of the largest and smallest,
+            fits into it, else uint32; an id outside of it breaks its document. If neither is
+            given, the column "text" is read.
         loss_mask: with `tokens`, a column with lists of as many booleans.
         storage: how files are reached and cached.
         open_shards: see `ShardedSource`, as for the rest.
@@ -143,6 +125,8 @@ class Parquet(ShardedSource):
                 "Check the path, and that the files are complete.",
             )
         narrow = all(footer.narrow for footer in readable)
+        if step == 1:  # what statistics say of some files says nothing of the others
+            narrow = all(footer.small for footer in readable)
         sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
         units = np.maximum(sizes, 1)  # an empty file is to be met, not passed over
         if step == 1:
@@ -205,6 +189,13 @@ class Parquet(ShardedSource):
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk's failure, not the file's
                 self._unreadable(shard, position, error)
+
+    def _footer(self, info: FileInfo) -> Footer:
+        return read_footer(self.storage, info, self.column, self._check_schema)
+
+    def _check_schema(self, name: str, schema: pa.Schema) -> bool:
+        """Refuse a file of another schema; True if uint16 holds ids of its type."""
+        return check_schema(name, schema, self.column, self.loss_mask, self.tokenized)
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
         """Where the manifest's units lie in a file, which is held against the listing."""
@@ -318,71 +309,6 @@ class Parquet(ShardedSource):
             index=position,
             rest_of_shard=True,
         ) from (error if isinstance(error, Exception) else None)
-
-    def _check_schema(self, name: str, schema: pa.Schema) -> bool:
-        """Refuse a file that lacks a column or has it in another type; True if uint16 holds it."""
-        there = ", ".join(f'"{field.name}" ({field.type})' for field in schema)
-        for column in (self.column, self.loss_mask):
-            if column is not None and schema.get_field_index(column) < 0:
-                raise ConfigError(
-                    f'{shown(name)} has no column "{column}", or has it more than once.',
-                    f"Its columns are {there}.",
-                    "Pass the right one as text= (strings) or tokens= (lists of token ids).",
-                )
-        kind = schema.field(self.column).type
-        if not (is_token_list(kind) if self.tokenized else is_text(kind)):
-            wanted = "lists of integers" if self.tokenized else "strings"
-            raise ConfigError(
-                f'The column "{self.column}" of {shown(name)} is {kind}.',
-                f"It should hold {wanted}.",
-                f"Pass text= for strings and tokens= for token ids. The columns are {there}.",
-            )
-        if self.loss_mask is not None:
-            mask = schema.field(self.loss_mask).type
-            if not is_token_list(mask) and not (
-                hasattr(mask, "value_type") and pa.types.is_boolean(mask.value_type)
-            ):
-                raise ConfigError(
-                    f'The column "{self.loss_mask}" of {shown(name)} is {mask}.',
-                    "A loss mask is a list of booleans per document.",
-                    f"Pass the right column. The columns are {there}.",
-                )
-        return self.tokenized and kind.value_type in (pa.uint8(), pa.uint16())
-
-    def _footer(self, info: FileInfo) -> _Footer:
-        """Read a footer by ranges; a wrong one is described, not raised."""
-        size = info.num_bytes
-        if size < 12:
-            return _Footer(problem=f"it has only {size} bytes")
-        tail = self.storage.read_range(info.path, max(0, size - _FIRST_READ), size)
-        if tail[-4:] != b"PAR1":
-            return _Footer(problem="it does not end in a Parquet footer")
-        length = int.from_bytes(tail[-8:-4], "little")
-        if length > min(size - 12, _LARGEST_FOOTER):
-            return _Footer(problem=f"its footer would have {length} of its {size} bytes")
-        if length + 8 > len(tail):
-            tail = self.storage.read_range(info.path, size - length - 8, size)
-        try:
-            metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + tail[-length - 8 :]))
-            schema = metadata.schema.to_arrow_schema()
-        except (pa.ArrowException, OSError) as error:
-            return _Footer(problem=f"its footer is broken ({error})")
-        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        if any(g.num_rows < 0 for g in groups) or sum(g.num_rows for g in groups) != (
-            metadata.num_rows
-        ):
-            return _Footer(problem="its row groups do not add up to its rows")
-        narrow = self._check_schema(info.path, schema)
-        values = column_bytes = 0
-        for group in groups:
-            for i in range(group.num_columns):
-                chunk = group.column(i)
-                if not 0 <= chunk.total_compressed_size <= size:
-                    return _Footer(problem=f"column {chunk.path_in_schema} is larger than the file")
-                if chunk.path_in_schema.split(".")[0] == self.column:
-                    values += chunk.num_values
-                    column_bytes += chunk.total_uncompressed_size
-        return _Footer(metadata.num_rows, values, column_bytes, narrow)
 
 
 @dataclass(frozen=True, slots=True)

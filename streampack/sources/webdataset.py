@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StorageError
-from streampack.sources._binary import gather_tokens, integer_kind
+from streampack.sources._binary import Spans, gather_tokens, integer_kind, unsigned_dtype
 from streampack.sources._items import BAD_ID, integer_array, token_block
 from streampack.sources._npy import UNCOMMON, npy_values, parse_uncommon
 from streampack.sources._spool import (
@@ -158,7 +158,7 @@ class WebDataset(ShardedSource):
 
     def read_shard(
         self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block, int]]:
+    ) -> Iterator[tuple[Block | Spans, int]]:
         extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
         with self._opened(shard) as (data, complete):
             document, offset, outcome = _seek(data, start, extension)
@@ -229,7 +229,7 @@ class WebDataset(ShardedSource):
         document: int,
         extension: NDArray[np.uint8],
         skips: Skips,
-    ) -> tuple[int, int, int, Block]:
+    ) -> tuple[int, int, int, Block | Spans]:
         """Scan and read one block: how many documents, where the next begins, how it ended."""
         starts = np.zeros(self.block_documents, dtype=np.int64)
         sizes = np.zeros_like(starts)
@@ -243,7 +243,7 @@ class WebDataset(ShardedSource):
             many = status[i] == DUPLICATE
             problems[i] = f"it has {'several files' if many else 'no file'} .{self.key}"
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
-        block: Block
+        block: Block | Spans
         if self.form == "json":
             block = self._from_json(data, starts, sizes, origin, problems)
         elif self.form == "text":
@@ -271,7 +271,7 @@ class WebDataset(ShardedSource):
         status: NDArray[np.uint8],
         origin: NDArray[np.void],
         problems: dict[int, str],
-    ) -> Documents:
+    ) -> Documents | Spans:
         """Arrays of ids, with a `.npy` header or bare."""
         counts = np.zeros_like(starts)
         kinds = np.zeros(len(starts), dtype=np.uint8)
@@ -290,9 +290,15 @@ class WebDataset(ShardedSource):
                 else:
                     starts[i] += found[0]
                     counts[i], kinds[i] = found[1:]
-        good = np.setdiff1d(np.arange(len(starts)), list(problems))
-        tokens, offsets, bad = gather_tokens(data, starts[good], counts[good], kinds[good])
-        block = Documents(tokens, offsets, origin[good])
+        good = np.arange(len(starts))
+        if problems:
+            good = np.setdiff1d(good, list(problems))
+            starts, counts, kinds, origin = starts[good], counts[good], kinds[good], origin[good]
+        dtype = unsigned_dtype(kinds)
+        if dtype is not None:  # none of their ids is wrong
+            return Spans(data, starts, counts, dtype, origin)
+        tokens, offsets, bad = gather_tokens(data, starts, counts, kinds)
+        block = Documents(tokens, offsets, origin)
         if bad.any():
             problems.update(dict.fromkeys(good[bad].tolist(), BAD_ID))
             block = block.take(np.flatnonzero(~bad))

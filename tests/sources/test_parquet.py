@@ -112,7 +112,8 @@ def test_every_list_and_integer_type_is_read(
     everything = []
     for shard in range(2):
         rows = ids_of(rng, 90, 120, 5 if nested == "fixed_size_list" else None)
-        write(tmp_path / f"{shard}.parquet", {"ids": pa.array(rows, LIST_TYPES[nested](kind))}, 40)
+        ids = pa.array(rows, LIST_TYPES[nested](kind))
+        write(tmp_path / f"{shard}.parquet", {"ids": ids}, 40, write_statistics=False)
         everything += rows
     source = Parquet(tmp_path, tokens="ids", block_documents=9, block_bytes=200)
     check_source_contract(source, everything, lane_counts=(1, 3), restarts=4)
@@ -122,6 +123,47 @@ def test_every_list_and_integer_type_is_read(
     if nested != "fixed_size_list":
         # the footer counts one value for an empty list
         assert source.estimate_tokens() == sum(max(1, len(row)) for row in everything)
+
+
+@pytest.mark.parametrize("kind", [pa.int16(), pa.int32(), pa.uint32(), pa.int64()])
+@pytest.mark.parametrize("nested", LIST_TYPES)
+def test_ids_that_fit_into_16_bits_by_the_statistics_are_kept_in_them(
+    tmp_path: Path, nested: str, kind: pa.DataType
+) -> None:
+    rows = ids_of(np.random.default_rng(1), 90, 120, 5 if nested == "fixed_size_list" else None)
+    write(tmp_path / "0.parquet", {"ids": pa.array(rows, LIST_TYPES[nested](kind))}, 40)
+    source = Parquet(tmp_path, tokens="ids")
+    assert [list(ids) for ids in read_all(source)] == rows
+    block, _ = next(source.read_shard(0, 0, 90, Skips()))
+    assert isinstance(block, Documents)
+    assert block.tokens.dtype == "uint16" == source.describe()["dtype"]
+
+
+def test_one_id_beyond_16_bits_or_one_file_without_statistics_widens_all(tmp_path: Path) -> None:
+    ids = pa.array([[1, 2], [65535]], pa.list_(pa.int32()))
+    write(tmp_path / "a.parquet", {"ids": ids})
+    for other, statistics, dtype in (
+        ([[3], []], True, "uint16"),
+        ([[3], [65536]], True, "uint32"),
+        ([[3], [-1]], True, "uint32"),
+        ([[3], []], False, "uint32"),
+    ):
+        column = {"ids": pa.array(other, pa.list_(pa.int32()))}
+        write(tmp_path / "b.parquet", column, write_statistics=statistics)
+        source = Parquet(tmp_path, tokens="ids")
+        assert source.describe()["dtype"] == dtype
+        if other[1] != [-1]:
+            assert read_all(source) == [(1, 2), (65535,), *map(tuple, other)]
+
+
+def test_an_id_that_the_statistics_ruled_out_breaks_its_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"ids": pa.array([[1], [2, 3]], pa.list_(pa.int32()))})
+    source = Parquet(tmp_path, tokens="ids")
+    assert source.describe()["dtype"] == "uint16"
+    write(path, {"ids": pa.array([[1], [70000, 3]], pa.list_(pa.int32()))})
+    with pytest.raises(ContentError, match="row 1 has an id outside of uint16"):
+        read_all(source)
+    assert read_all(source, Skips("skip")) == [(1,)]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
