@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.balancing import Balance
-from streampack.dry_run import stream_plan
+from streampack.forecast.dry_run import stream_plan
+from streampack.forecast.sizing import measure_balance
 from streampack.packing import BestFitDecreasing, Plan
-from streampack.sizing import measure_balance
-from streampack.window_config import WindowConfig
+from streampack.window.balancing import Balance
+from streampack.window.config import WindowConfig
 
 RANKS = 64
 WIDTHS = (4096, 1024, 0)

@@ -32,7 +32,7 @@ from benchmarks.process_memory import resident_bytes
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.manifest import Manifest
 from streampack.sources.sharded import ShardedSource
-from streampack.state import RunState, merge_states
+from streampack.states.state import RunState, merge_states
 
 T = TypeVar("T")
 TOKENS = 15_000_000_000_000

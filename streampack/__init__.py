@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from streampack import ordering, packing, sources
     from streampack.batch import PackedBatch
     from streampack.dataset import PackedDataset
-    from streampack.distributed_state import DistributedState
     from streampack.documents import Documents, Texts
     from streampack.errors import StreampackError
     from streampack.hooks import Hook
@@ -26,13 +25,14 @@ if TYPE_CHECKING:
         Pad,
         Seamless,
     )
-    from streampack.state import merge_states
+    from streampack.states.distributed_state import DistributedState
+    from streampack.states.state import merge_states
     from streampack.together import end_together
     from streampack.tokenization import Tokenizer
     from streampack.topology import Topology
     from streampack.torchdata_state import extract_state
     from streampack.tracker import StateTracker
-    from streampack.window_config import WindowConfig
+    from streampack.window.config import WindowConfig
 
 __all__ = [
     "BestFitCrop",
@@ -75,7 +75,7 @@ _HOME = {
     "Buckets": "packing",
     "Concat": "packing",
     "Curriculum": "packing",
-    "DistributedState": "distributed_state",
+    "DistributedState": "states.distributed_state",
     "Documents": "documents",
     "FirstFitDecreasing": "packing",
     "Hook": "hooks",
@@ -92,9 +92,9 @@ _HOME = {
     "end_together": "together",
     "token_mean_loss": "loss",
     "Topology": "topology",
-    "WindowConfig": "window_config",
+    "WindowConfig": "window",
     "extract_state": "torchdata_state",
-    "merge_states": "state",
+    "merge_states": "states.state",
 }
 
 

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streampack.assembly import PackedRows
 from streampack.consumers import BatchAdapters
 from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
 from streampack.staging import Staged, stage
-from streampack.token_fields import derive_fields
+from streampack.window.assembly import PackedRows
+from streampack.window.token_fields import derive_fields
 
 __all__ = ["PackedBatch"]
 

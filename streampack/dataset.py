@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.balancing import checked_balance
 from streampack.batch import PackedBatch
 from streampack.dataset_iterator import DatasetIterator
 from streampack.dataset_options import (
@@ -23,8 +22,8 @@ from streampack.dataset_options import (
     prepare,
 )
 from streampack.errors import ConfigError
-from streampack.estimation import Estimate, estimate_batches
-from streampack.fingerprint import changed_fields
+from streampack.forecast.estimation import Estimate, estimate_batches
+from streampack.forecast.sizing import choose_lanes, evaluation_lanes, with_balance, with_shares
 from streampack.hooks import Hook
 from streampack.lane import LaneConfig
 from streampack.location import Piece, locate
@@ -35,13 +34,14 @@ from streampack.packing import (
 )
 from streampack.replanning import carry_over, previous_config
 from streampack.resharding import refuse_resharding
-from streampack.sizing import choose_lanes, evaluation_lanes, with_balance, with_shares
 from streampack.sources.infer import as_source
 from streampack.sources.mixture import Mixture
-from streampack.state import RunState, batches_due, check_state
+from streampack.states.fingerprint import changed_fields
+from streampack.states.state import RunState, batches_due, check_state
 from streampack.tokenization import EosRule
 from streampack.topology import Topology
-from streampack.window_config import WindowConfig
+from streampack.window.balancing import checked_balance
+from streampack.window.config import WindowConfig
 
 __all__ = ["PackedDataset"]
 

@@ -10,12 +10,12 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 from streampack.batch import PackedBatch
-from streampack.delivery import Delivery
 from streampack.ending import Alone, Ending, Gap
 from streampack.errors import ConfigError, StateError
-from streampack.feed import feed_in_process, fill_gaps
 from streampack.lane import LaneConfig
-from streampack.state import RunState, batches_given
+from streampack.states.state import RunState, batches_given
+from streampack.workers.delivery import Delivery
+from streampack.workers.feed import feed_in_process, fill_gaps
 
 __all__ = ["DatasetIterator", "run_state"]
 

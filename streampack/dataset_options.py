@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from typing import Any, cast
 
-from streampack.assembly import RowFormat
 from streampack.errors import ConfigError
 from streampack.ordering import DocumentOrder
 from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Packer, Pad
 from streampack.sources.base import Source
 from streampack.sources.chat import Chat
 from streampack.sources.mixture import sources_of
-from streampack.stream import Preparation
+from streampack.streams.stream import Preparation
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
+from streampack.window.assembly import RowFormat
 
 __all__ = ["check_batch_tokens", "check_choices", "check_order", "choose_packer", "prepare"]
 

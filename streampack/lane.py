@@ -14,22 +14,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.assembly import PackedRows, RowFormat, gather_rows
-from streampack.balancing import Balance
 from streampack.documents import Documents, make_origin
-from streampack.entries import Entries
 from streampack.errors import StateError
-from streampack.lane_state import Round, SavedEntries, check_lane_state
-from streampack.lane_stream import LaneStream, open_stream
 from streampack.metrics import LaneTimes, Metrics
 from streampack.packing.composition import Composition
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.sources.skips import Skips
-from streampack.stream import Mark, StreamConfig
-from streampack.token_fields import derive_fields
-from streampack.window import PlannedWindow, Window
-from streampack.window_config import WindowConfig
+from streampack.states.lane_state import Round, SavedEntries, check_lane_state
+from streampack.streams.lane_stream import LaneStream, open_stream
+from streampack.streams.stream import Mark, StreamConfig
+from streampack.window.assembly import PackedRows, RowFormat, gather_rows
+from streampack.window.balancing import Balance
+from streampack.window.config import WindowConfig
+from streampack.window.entries import Entries
+from streampack.window.token_fields import derive_fields
+from streampack.window.window import PlannedWindow, Window
 
 __all__ = ["Lane", "LaneBatch", "LaneConfig", "LaneEnd", "warm_up"]
 

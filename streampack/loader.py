@@ -20,18 +20,18 @@ from streampack.accumulation import BatchGroup
 from streampack.batch import PackedBatch
 from streampack.collectives import check_same_start, connect
 from streampack.dataset import PackedDataset
-from streampack.delivery import Delivery
 from streampack.device_copies import DeviceCopies
 from streampack.ending import End, Ending, Ranks
 from streampack.errors import ConfigError, StateError
-from streampack.feed import (
+from streampack.metrics import Metrics
+from streampack.states.state import RunState, batches_given
+from streampack.workers.delivery import Delivery
+from streampack.workers.feed import (
     WorkerSettings,
     feed_from_workers,
     feed_in_process,
     fill_gaps,
 )
-from streampack.metrics import Metrics
-from streampack.state import RunState, batches_given
 
 __all__ = ["PackedLoader"]
 

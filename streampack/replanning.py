@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.balancing import Balance
-from streampack.entries import Entries
 from streampack.errors import StateError, StreampackError
 from streampack.lane import Lane, LaneConfig
-from streampack.lane_state import Round
-from streampack.mixed_place import changed_cursor
 from streampack.packing.rebuilding import rebuild_packer
-from streampack.planned_window import PlannedWindow, needed_tokens
 from streampack.sources.mixture import Mixture, earlier_mixture
-from streampack.window_config import WindowConfig
+from streampack.states.lane_state import Round
+from streampack.streams.mixed_place import changed_cursor
+from streampack.window.balancing import Balance
+from streampack.window.config import WindowConfig
+from streampack.window.entries import Entries
+from streampack.window.planned import PlannedWindow, needed_tokens
 
 __all__ = ["carry_over", "previous_config"]
 

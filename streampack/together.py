@@ -9,10 +9,10 @@ import numpy as np
 from streampack.batch import PackedBatch
 from streampack.collectives import check_same_start, connect
 from streampack.dataset import PackedDataset
-from streampack.delivery import Delivery
 from streampack.ending import Ending, Ranks
-from streampack.feed import fill_gaps
-from streampack.state import batches_given
+from streampack.states.state import batches_given
+from streampack.workers.delivery import Delivery
+from streampack.workers.feed import fill_gaps
 
 __all__ = ["end_together"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from streampack.dataset_iterator import run_state
 from streampack.errors import StateError
-from streampack.state import RunState, check_state
+from streampack.states.state import RunState, check_state
 from streampack.topology import Topology
 
 __all__ = ["extract_state"]

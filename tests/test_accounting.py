@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
-from streampack.dry_run import stream_plan
 from streampack.errors import ConfigError, ContentError
+from streampack.forecast.dry_run import stream_plan
 from streampack.lane import Lane, LaneEnd
 from streampack.metrics import Metrics
 from streampack.packing import BestFitDecreasing, Composition, Seamless, check_plan

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.assembly import RowFormat
 from streampack.errors import StateError
 from streampack.lane import Lane, LaneBatch, LaneConfig
 from streampack.packing import (
@@ -24,8 +23,9 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from streampack.stream import Preparation
-from streampack.window_config import WindowConfig
+from streampack.streams.stream import Preparation
+from streampack.window.assembly import RowFormat
+from streampack.window.config import WindowConfig
 from tests.memory_source import MemorySource, numbered_documents
 
 SEQ_LEN = 32

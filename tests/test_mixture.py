@@ -12,14 +12,14 @@ import pytest
 
 from streampack import Hook, PackedDataset, PackedLoader, SimilarityOrder, Topology, WindowConfig
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.lane_stream import open_stream
 from streampack.metrics import LaneTimes
-from streampack.mixed_place import changed_cursor
 from streampack.packing import Concat
 from streampack.sources import JSONL, Chat, Iterable, Mixture
 from streampack.sources.mixture import earlier_mixture
 from streampack.sources.skips import Skips
-from streampack.stream import Mark, Preparation, StreamConfig
+from streampack.streams.lane_stream import open_stream
+from streampack.streams.mixed_place import changed_cursor
+from streampack.streams.stream import Mark, Preparation, StreamConfig
 from tests.corpora import byte_tokenizer
 from tests.memory_source import MemorySource
 from tests.test_resume_everywhere import check_restores_everywhere

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack.assembly import RowFormat
-from streampack.dry_run import stream_plan
 from streampack.errors import ConfigError
+from streampack.forecast.dry_run import stream_plan
 from streampack.lane import Lane, LaneBatch
 from streampack.packing import (
     BestFitCrop,
@@ -22,8 +21,9 @@ from streampack.packing import (
     Seamless,
     check_plan,
 )
-from streampack.token_fields import derive_fields
-from streampack.window_config import WindowConfig
+from streampack.window.assembly import RowFormat
+from streampack.window.config import WindowConfig
+from streampack.window.token_fields import derive_fields
 from tests.packing import reference
 from tests.test_lane import (
     EOS,

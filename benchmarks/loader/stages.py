@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from streampack import Documents, PackedDataset, PackedLoader, Texts
 from streampack.lane import LaneConfig
-from streampack.lane_stream import open_stream
 from streampack.metrics import LaneTimes
 from streampack.sources.skips import Skips
+from streampack.streams.lane_stream import open_stream
 
 __all__ = [
     "Batches",

@@ -1,6 +1,7 @@
 """Utilisation against the window and against the number of lanes, for three distributions.
 
-Lengths alone: what is planned and emitted is exactly what a lane emits (`streampack.dry_run`).
+Lengths alone: what is planned and emitted is exactly what a lane emits
+(`streampack.forecast.dry_run`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from benchmarks.page import markdown_table
 from benchmarks.performance.options import Options
 from benchmarks.protocol import SEQ_LEN
 from benchmarks.workloads import WORKLOADS, Workload
-from streampack.comparison import smallest_window, window_curve
-from streampack.dry_run import stream_plan
+from streampack.forecast.comparison import smallest_window, window_curve
+from streampack.forecast.dry_run import stream_plan
+from streampack.forecast.sizing import LANES_PER_RANK, WINDOWS_PER_LANE
 from streampack.packing import BestFitDecreasing
-from streampack.sizing import LANES_PER_RANK, WINDOWS_PER_LANE
-from streampack.window_config import DEFAULT_ROWS, WindowConfig
+from streampack.window.config import DEFAULT_ROWS, WindowConfig
 
 __all__ = ["draw", "measure", "table"]
 

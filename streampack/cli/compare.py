@@ -14,7 +14,9 @@ from rich.table import Table
 
 from streampack.cli.corpus import open_corpus
 from streampack.cli.picture import Curve, check_target, draw
-from streampack.comparison import (
+from streampack.conversion.text_files import TextFiles
+from streampack.errors import ConfigError
+from streampack.forecast.comparison import (
     CLOSE_POINTS,
     Figures,
     bucket_shares,
@@ -23,10 +25,8 @@ from streampack.comparison import (
     window_curve,
     window_rows,
 )
-from streampack.conversion.text_files import TextFiles
-from streampack.errors import ConfigError
+from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import Packer
-from streampack.recommendation import Recommendation, recommend
 
 __all__ = ["compare"]
 
@@ -104,7 +104,7 @@ def _lengths(
     corpus: object, tokenizer: str | None, documents: int, seed: int, seq_len: list[int]
 ) -> NDArray[np.int64]:
     from streampack.dataset import PackedDataset  # imports torch: other commands need not wait
-    from streampack.sizing import sample_lengths
+    from streampack.forecast.sizing import sample_lengths
     from streampack.topology import Topology
 
     dataset = PackedDataset(

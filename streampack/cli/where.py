@@ -17,8 +17,8 @@ from rich.table import Table
 from streampack.cli.corpus import reopen_corpus
 from streampack.errors import ConfigError, StateError
 from streampack.sources.sharded import ShardedSource
-from streampack.state import check_state, merge_states
-from streampack.whereabouts import LanePlace, SourcePlace, lane_places, members, run_words
+from streampack.states.state import check_state, merge_states
+from streampack.states.whereabouts import LanePlace, SourcePlace, lane_places, members, run_words
 
 __all__ = ["where"]
 

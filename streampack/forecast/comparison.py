@@ -1,0 +1,208 @@
+"""Comparing strategies on the lengths of a corpus; `recommendation` names one.
+
+Steps:
+  1. `measure`: every strategy plans all of the sample at once; figures and planning speed.
+  2. `window_curve`: the same packer through the look-ahead window of a real run, for windows of
+     4, 8, 16, ... rows; `smallest_window` picks the one that is as good as planning everything.
+
+Lengths in, figures out: no I/O, and nothing random but the seeds given. The one thing that differs
+from run to run is how long planning took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import ConfigError
+from streampack.forecast.dry_run import stream_plan
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Buckets,
+    Composition,
+    Concat,
+    FirstFitDecreasing,
+    MultiBucket,
+    Packer,
+    Pad,
+    Seamless,
+)
+from streampack.window.config import WindowConfig
+
+__all__ = [
+    "CLOSE_POINTS",
+    "Figures",
+    "bucket_lengths",
+    "bucket_shares",
+    "measure",
+    "smallest_window",
+    "window_curve",
+    "window_rows",
+]
+
+CLOSE_POINTS = 0.05  # percentage points of utilisation that count as equal to planning everything
+PADDING_LIMIT = 0.005  # share of the slots a good strategy may pad
+CUT_PRICE = 0.5  # what cutting all documents costs, as a share of the slots: half of the compute
+SMALLEST_WINDOW, LARGEST_WINDOW = 4, 1024  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one strategy makes of the whole sample.
+
+    Attributes:
+        packer: the strategy.
+        seq_lens: row lengths it uses, in tokens, ascending.
+        composition: of its plan over the whole sample.
+        documents_per_second: how fast it planned that.
+    """
+
+    packer: Packer | MultiBucket
+    seq_lens: tuple[int, ...]
+    composition: Composition
+    documents_per_second: float
+
+    @property
+    def name(self) -> str:
+        """The packer's class."""
+        return type(self.packer).__name__
+
+    @property
+    def good(self) -> bool:
+        """Pads hardly more than the last row, which is as short as the sample happens to end."""
+        figures = self.composition
+        return figures.padding <= PADDING_LIMIT * figures.slots + self.seq_lens[-1]
+
+    @property
+    def price(self) -> float:
+        """Padding but for the last row, lost tokens and cut documents, as a share of the slots."""
+        figures = self.composition
+        padding = max(figures.padding - self.seq_lens[-1], 0) / max(figures.slots, 1)
+        return padding + figures.dropped_ratio + CUT_PRICE * figures.truncation_ratio
+
+
+def bucket_lengths(seq_lens: Sequence[int]) -> tuple[int, ...]:
+    """Row lengths for the bucket strategies: those given, or three up to the only one."""
+    if len(seq_lens) > 1:
+        return tuple(seq_lens)
+    return tuple(sorted({max(seq_lens[0] // part, 2) for part in (4, 2, 1)}))
+
+
+def measure(
+    lengths: NDArray[np.int64],
+    seq_lens: Sequence[int],
+    *,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Figures]:
+    """Every strategy on documents of these lengths (N,), all known at once.
+
+    Args:
+        lengths: tokens per document, in order of arrival.
+        seq_lens: row lengths in tokens; each is tried by itself, all together are the buckets.
+        seed: of packers that shuffle.
+        clock: seconds, to measure planning.
+
+    Raises:
+        ConfigError: no documents, no row length, or one that cannot be.
+    """
+    seq_lens = tuple(sorted(set(seq_lens)))
+    if not len(lengths) or not seq_lens:
+        raise ConfigError(
+            f"There are {len(lengths)} documents and {len(seq_lens)} row lengths to compare.",
+            "Without both there is nothing to plan.",
+            "Check the source, and pass at least one row length.",
+        )
+    found = []
+    kinds = (BestFitDecreasing, FirstFitDecreasing, Seamless, BestFitCrop, Concat, Pad)
+    for seq_len in seq_lens:
+        for kind in kinds:
+            packer = kind(seq_len=seq_len)
+            found.append(_timed(packer, (seq_len,), lengths, seed, clock))
+    sizes = bucket_lengths(seq_lens)
+    if len(sizes) > 1:
+        buckets = Buckets(seq_lens=sizes).with_shares_of(lengths)
+        found.append(_timed(buckets, sizes, lengths, seed, clock))
+        found.append(_timed(MultiBucket(seq_lens=sizes), sizes, lengths, seed, clock))
+    return found
+
+
+def _timed(
+    packer: Packer | MultiBucket,
+    seq_lens: tuple[int, ...],
+    lengths: NDArray[np.int64],
+    seed: int,
+    clock: Callable[[], float],
+) -> Figures:
+    plan = packer.plan(lengths, final=True, seed=seed)  # compiles what is not compiled yet
+    seconds = []
+    for _ in range(3):
+        began = clock()
+        packer.plan(lengths, final=True, seed=seed)
+        seconds.append(clock() - began)
+    return Figures(packer, seq_lens, plan.metrics(lengths), len(lengths) / max(min(seconds), 1e-9))
+
+
+def bucket_shares(
+    figures: Figures, lengths: NDArray[np.int64], *, seed: int = 0
+) -> dict[int, float]:
+    """Of each row length of a strategy, in tokens: the share of the slots in such rows."""
+    plan = figures.packer.plan(lengths, final=True, seed=seed)
+    total = max(int(plan.seq_len.sum(dtype=np.int64)), 1)
+    return {
+        size: float(plan.seq_len[plan.seq_len == size].sum(dtype=np.int64) / total)
+        for size in figures.seq_lens
+    }
+
+
+# ---------------------------------------------------------------------- windows
+
+
+def window_rows(lengths: NDArray[np.int64], longest: int) -> list[int]:
+    """Windows to try, in rows of `longest` tokens: powers of two, up to one that holds it all."""
+    windows = [SMALLEST_WINDOW]
+    while windows[-1] * longest < lengths.sum() and windows[-1] < LARGEST_WINDOW:
+        windows.append(2 * windows[-1])
+    return windows
+
+
+def window_curve(
+    lengths: NDArray[np.int64], packer: Packer, windows: Sequence[int], *, seed: int = 0
+) -> list[float]:
+    """Utilisation behind a window of each size (rows of the packer's longest), batches of a row."""
+    longest = packer.seq_lens[-1]
+    return [
+        stream_plan(
+            lengths,
+            packer,
+            WindowConfig(window_tokens=rows * longest),
+            batch_tokens=longest,
+            seed=seed,
+        )
+        .metrics(lengths)
+        .utilisation
+        for rows in windows
+    ]
+
+
+def smallest_window(windows: Sequence[int], curve: Sequence[float], whole: float) -> int | None:
+    """The smallest window from which on all are within 0.05 points of planning everything.
+
+    Args:
+        windows: rows, ascending; curve: the utilisation behind each.
+        whole: the utilisation of planning everything.
+
+    Returns:
+        Rows, or None if not even the largest comes so close.
+    """
+    found = None
+    for rows, utilisation in zip(reversed(windows), reversed(curve), strict=True):
+        if 100 * (whole - utilisation) > CLOSE_POINTS:
+            break
+        found = rows
+    return found

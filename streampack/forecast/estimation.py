@@ -1,0 +1,232 @@
+"""How many batches a run will give, from a sample: a number with its error.
+
+Steps:
+  1. Of each source, up to four places are read as the run would read them, for tokens per unit of
+     the manifest (a document, a byte, or a stored byte of shards that are read whole).
+  2. Units of an epoch times that are its tokens; those of a mixture follow from its shares.
+  3. The sample is packed as a lane packs, for slots per token.
+  4. Lanes are not equal, and a run lasts as long as its longest one.
+
+Cost: some thousand documents, read and tokenized. What is small enough is read whole, and exact up
+to how the last rows are packed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.forecast.dry_run import stream_plan
+from streampack.lane import LaneConfig
+from streampack.metrics import LaneTimes
+from streampack.sources.base import Source
+from streampack.sources.mixture import Mixture, sources_of
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
+from streampack.streams.lane_stream import open_stream
+from streampack.topology import Topology
+
+__all__ = ["Estimate", "estimate_batches"]
+
+PLACES = 4
+PLACE_DOCUMENTS = 1024
+PLACE_TOKENS = 4 << 20
+STEPS = 2000  # in which a mixture is followed
+
+
+class Estimate(NamedTuple):
+    """Batches that each rank's loop will get: `batches`, within `error` in most cases."""
+
+    batches: int
+    error: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What one epoch of a source holds.
+
+    Attributes:
+        tokens: of it; error: their standard error.
+        uneven: the longest lane over the mean of all, by its shards.
+        chance: by how much of the mean it is longer by chance, about.
+        lengths: (N,) of a sample of documents.
+    """
+
+    tokens: float
+    error: float
+    uneven: float
+    chance: float
+    lengths: NDArray[np.int64]
+
+
+def estimate_batches(config: LaneConfig, topology: Topology) -> Estimate | None:
+    """Batches of a whole run for each rank, empty ones at its end included.
+
+    Args:
+        config: of the run; topology: of its ranks.
+
+    Returns:
+        None of an endless run, and where the size of a source cannot be told.
+    """
+    if config.epochs is None:
+        return None
+    sizes = []
+    for number, source in enumerate(sources_of(config.source)):
+        size = _size_of(config, source, number)
+        if size is None:
+            return None
+        sizes.append(size)
+    drawn = _drawn(config, [size.tokens for size in sizes])
+    total = sum(drawn)
+    shares = [tokens / total if total else 0.0 for tokens in drawn]
+    epochs = [n / size.tokens if size.tokens else 0.0 for n, size in zip(drawn, sizes, strict=True)]
+    error = math.hypot(*(n * size.error for n, size in zip(epochs, sizes, strict=True)))
+    uneven = sum(share * size.uneven for share, size in zip(shares, sizes, strict=True))
+    chance = math.hypot(*(share * size.chance for share, size in zip(shares, sizes, strict=True)))
+    lengths = np.concatenate([size.lengths for size in sizes])
+    plan = stream_plan(lengths, config.packer, config.window, batch_tokens=config.batch_tokens)
+    slots_per_token = int(plan.seq_len.sum()) / max(int(lengths.sum()), 1)
+    of_lane = total * (uneven + chance / 2) * slots_per_token / config.batch_tokens / config.lanes
+    turns = config.lanes / topology.world_size
+    relative = error / total if total else 0.0
+    return Estimate(
+        batches=math.ceil((of_lane + 0.5) * turns) if total else 0,
+        # Packing the last rows of a lane, and of a sample, goes one way or the other.
+        error=math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
+    )
+
+
+def _drawn(config: LaneConfig, sizes: list[float]) -> list[float]:
+    """Tokens that a run draws from each source of so many tokens per epoch."""
+    mixture = config.source
+    if not isinstance(mixture, Mixture):
+        return [(config.epochs or 0) * sizes[0]]
+    epochs = mixture.source_epochs(config.epochs)
+    wanted = [math.inf if n is None else n * size for n, size in zip(epochs, sizes, strict=True)]
+    finite = [tokens for tokens in wanted if tokens < math.inf]
+    drawn, at = [0.0] * len(sizes), 0.0
+    step = max(sum(finite) / STEPS, 1.0)
+    while True:
+        active = [has < most for has, most in zip(drawn, wanted, strict=True)]
+        waited_for = [on for on, most in zip(active, wanted, strict=True) if most < math.inf]
+        if not any(waited_for) or (mixture.at_end == "stop" and not all(active)):
+            return drawn
+        rates = mixture.shares.rates(int(at), active)
+        if not any(rates):
+            return drawn
+        for i, rate in enumerate(rates):
+            drawn[i] = min(drawn[i] + step * rate / sum(rates), wanted[i])
+        at += step
+
+
+# ------------------------------------------------------------------ one source
+
+
+def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
+    """What one epoch of a source holds; None if that cannot be told."""
+    if source.once:
+        return None
+    places = min(PLACES, source.max_lanes() or PLACES)
+    preparation = config.preparation
+    own = replace(preparation, tokenizers=preparation.tokenizers[number : number + 1])
+    alone = replace(config, source=source, preparation=own, lanes=places, epochs=1, order=None)
+    found = [_place(alone, place) for place in range(places)]
+    lengths = np.concatenate([lengths for _, _, lengths in found])
+    uneven = _unevenness(config, source)
+    if all(whole for _, whole, _ in found):
+        tokens = float(lengths.sum())
+        return _Size(tokens, 0.0, uneven, _chance(config, lengths, len(lengths)), lengths)
+    if not isinstance(source, ShardedSource):
+        return None
+    read = np.array([units for units, _, _ in found], dtype=np.float64)
+    held = np.array([own.sum() for _, _, own in found], dtype=np.float64)
+    if not read.all():  # of a shard that is read whole, only a part
+        rough = source.estimate_tokens()
+        return None if rough is None else _Size(float(rough), rough / 2, uneven, 0.0, lengths)
+    per_unit = held.sum() / read.sum()
+    residual = float(((held - per_unit * read) ** 2).sum())
+    units = float(_units(source).sum())
+    spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
+    tokens = per_unit * units
+    documents = tokens / max(float(lengths.mean()), 1e-9)
+    return _Size(tokens, spread, uneven, _chance(config, lengths, documents), lengths)
+
+
+def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int64]]:
+    """Units read of one place, whether it is all there is, and the lengths (N,) of documents.
+
+    The lengths are those of the units; 0 units if no place in a shard could be named.
+    """
+    stream = open_stream(
+        config, place, skips=Skips(config.on_error, config.skip_limit), times=LaneTimes()
+    )
+    lengths: list[NDArray[np.int64]] = []
+    tokens = 0
+    while stream.serial < PLACE_DOCUMENTS and tokens < PLACE_TOKENS:
+        block = stream.peek()
+        if block is None:
+            return _read(config, place, None), True, _joined(lengths)
+        lengths.append(block.lengths)
+        tokens += block.num_tokens
+        stream.consume(len(block))
+    if stream.peek() is None:
+        return _read(config, place, None), True, _joined(lengths)
+    mark = stream.mark_before(stream.serial)
+    cursor = mark.cursor.get("at")
+    units = 0.0 if cursor is None else _read(config, place, cursor)
+    return units, False, _joined(lengths)[: mark.serial]
+
+
+def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
+    """Units before a cursor of one place; all of them if it is None."""
+    source = config.source
+    if not isinstance(source, ShardedSource):
+        return 1.0
+    lanes = source.lanes(config.lanes, seed=config.seed, epoch=0, shuffle=config.shuffle)
+    spans = lanes[place].spans
+    stored = _units(source)
+    behind = len(spans) if cursor is None else int(cursor["next"])
+    unread = {} if cursor is None else dict(cursor["open"])
+    total = 0.0
+    for k in range(behind):
+        shard, start, stop = spans[k]
+        if source.splittable:
+            total += unread.get(k, stop) - start
+        elif k not in unread:
+            total += float(stored[shard])
+    return total
+
+
+def _units(source: ShardedSource) -> NDArray[np.int64]:
+    """(S,) what the shards are measured in."""
+    manifest = source.manifest
+    return manifest.units if source.splittable else manifest.num_bytes
+
+
+def _unevenness(config: LaneConfig, source: Source) -> float:
+    """The longest lane over the mean of all, where shards are read whole."""
+    if not isinstance(source, ShardedSource) or source.splittable:
+        return 1.0
+    order = source.lanes(config.lanes, seed=config.seed, epoch=0, shuffle=config.shuffle)
+    stored = _units(source)
+    of_lanes = [
+        sum(int(stored[span[0]]) for span in order[lane].spans) for lane in range(config.lanes)
+    ]
+    return max(of_lanes) * config.lanes / max(sum(of_lanes), 1)
+
+
+def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) -> float:
+    """How much longer than the mean the longest lane is, with documents dealt out by chance."""
+    if not len(lengths) or config.lanes == 1:
+        return 0.0
+    each = max(documents * (config.epochs or 1) / config.lanes, 1.0)
+    deviation = float(lengths.std() / max(lengths.mean(), 1e-9)) / math.sqrt(each)
+    return deviation * math.sqrt(2 * math.log(config.lanes))
+
+
+def _joined(lengths: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)

@@ -1,0 +1,212 @@
+"""What a run finds out before it starts, where the caller does not say: lanes, and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import ConfigError
+from streampack.forecast.dry_run import stream_plan
+from streampack.lane import LaneConfig
+from streampack.metrics import LaneTimes
+from streampack.packing import Buckets, Packer
+from streampack.packing.rng import permutation
+from streampack.sources.base import Source
+from streampack.sources.skips import Skips
+from streampack.streams.lane_stream import open_stream
+from streampack.topology import Topology
+from streampack.window.balancing import Balance, row_costs
+from streampack.window.config import WindowConfig
+
+__all__ = [
+    "choose_lanes",
+    "evaluation_lanes",
+    "measure_balance",
+    "sample_lengths",
+    "with_balance",
+    "with_shares",
+]
+
+LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
+EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
+WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
+SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
+SAMPLE_DOCUMENTS = 1024  # of each place, where no number is asked for
+SAMPLE_TOKENS = 4 << 20  # of each place, in case documents are very long; more where more is asked
+BALANCE_WINDOWS = 3  # of rows packed from a sample to find out what rows cost
+BALANCE_ORDERS = 64  # of the sample at most
+BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
+
+
+def choose_lanes(
+    source: Source, topology: Topology, workers: int, *, window_tokens: int, memory_limit: int
+) -> int:
+    """Lanes for a run: 12 per rank, or fewer where corpus or memory do not allow so many.
+
+    Args:
+        source: prepared.
+        topology: of the first start; the lanes are a multiple of its ranks.
+        workers: worker processes per rank; each gets at least one lane where the source allows,
+            and all get equally many where that costs no more than half of the lanes.
+        window_tokens: of one lane.
+        memory_limit: bytes for the windows and readers of one rank.
+
+    Raises:
+        ConfigError: the source cannot be split into as many lanes as there are ranks.
+    """
+    ranks = topology.world_size
+    most = source.max_lanes()
+    if most is not None and most < ranks:
+        raise ConfigError(
+            f"{type(source).__name__} can be split into {most} lanes, and there are {ranks} ranks.",
+            "A rank would have nothing to read.",
+            f"Use {most} ranks or fewer, or rewrite the corpus with more shards or in a splittable "
+            "format with `streampack convert`.",
+        )
+    per_rank = LANES_PER_RANK
+    lane_bytes = BYTES_PER_TOKEN * window_tokens + source.reader_bytes()
+    tokens = source.estimate_tokens()
+    if tokens is not None:
+        per_rank = min(per_rank, tokens // (WINDOWS_PER_LANE * window_tokens * ranks))
+    per_rank = min(per_rank, memory_limit // lane_bytes)
+    per_rank = max(per_rank, workers, 1)
+    if most is not None:
+        per_rank = min(per_rank, most // ranks)
+    if workers > 1 and per_rank > workers:
+        per_rank -= per_rank % workers
+    return per_rank * ranks
+
+
+def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
+    """Lanes of an evaluation, whatever the ranks: up to 48, each of several windows.
+
+    Args:
+        source: prepared.
+        window_tokens: of one lane.
+    """
+    most = source.max_lanes() or EVALUATION_LANES[0]
+    tokens = source.estimate_tokens()
+    if tokens is not None:
+        most = min(most, tokens // (WINDOWS_PER_LANE * window_tokens))
+    return next((lanes for lanes in EVALUATION_LANES if lanes <= most), 1)
+
+
+def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArray[np.int64]:
+    """(N,) int64: tokens of some thousand documents, the same on every rank and at every start.
+
+    They are read from up to four places of the first epoch, as the run itself would prepare them;
+    neither the number of lanes nor the topology plays a part.
+
+    Args:
+        config: source and preparation; the packer is not asked.
+        documents: how many to read (fewer if the source has fewer, or if they are very long);
+            None is 1024 of each place.
+
+    Raises:
+        ConfigError: the source can be read only once, so a sample would be lost to the run.
+    """
+    source = config.source
+    if source.once:
+        raise ConfigError(
+            "The source can be read only once, and the packer wants shares measured on a sample.",
+            "The sample's documents would be missing from the run.",
+            "Pass the packer shares=, or a source that can be read again.",
+        )
+    lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
+    share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
+    most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
+    once = replace(config, lanes=lanes, epochs=1, order=None)
+    lengths = []
+    for lane in range(lanes):
+        skips = Skips(config.on_error, config.skip_limit)
+        stream = open_stream(once, lane, skips=skips, times=LaneTimes())
+        tokens = 0
+        while stream.serial < share and tokens < most_tokens:
+            block = stream.peek()
+            if block is None:
+                break
+            block = block[: share - stream.serial]
+            lengths.append(block.lengths)
+            tokens += block.num_tokens
+            stream.consume(len(block))
+    return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
+
+
+def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
+    """`config`, whose packer has the shares it is to have measured, if it is to.
+
+    Args:
+        config: of the run.
+        saved: description of the packer that a state was saved with: shares of the same buckets
+            are its, and the others are measured.
+    """
+    packer = config.packer
+    if not isinstance(packer, Buckets):
+        return config
+    shares = saved.get("shares") if saved else None
+    same = saved is not None and saved.get("seq_lens") == list(packer.seq_lens)
+    if same and isinstance(shares, list):
+        return replace(config, packer=replace(packer, shares=tuple(shares)))
+    if packer.shares is None:
+        return replace(config, packer=packer.with_shares_of(sample_lengths(config)))
+    return config
+
+
+def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
+    """`config`, whose balance has the costs of rows it is to have measured, if it is to.
+
+    Args:
+        config: of the run.
+        saved: fingerprint a state was saved with: its costs are taken if its rows are as long.
+
+    Raises:
+        ConfigError: the source can be read only once, so a sample would be lost to the run.
+    """
+    if config.balance is None:
+        return config
+    before = saved.get("balance") if saved else None
+    seq_len = saved["packer"].get("seq_len") if saved else None
+    if isinstance(before, Mapping) and seq_len == config.packer.seq_lens[-1]:
+        return replace(config, balance=Balance.from_description(before))
+    if config.balance.quantiles is not None:
+        return config
+    if config.source.once:
+        raise ConfigError(
+            "The source can be read only once, and balance= wants what rows cost measured on a "
+            "sample.",
+            "The sample's documents would be missing from the run.",
+            "Leave out balance=, or pass a source that can be read again.",
+        )
+    balance = measure_balance(
+        sample_lengths(config), config.packer, config.window, batch_tokens=config.batch_tokens
+    )
+    return replace(config, balance=balance)
+
+
+def measure_balance(
+    lengths: NDArray[np.int64], packer: Packer, window: WindowConfig, *, batch_tokens: int
+) -> Balance:
+    """The schedule of costs for documents of these lengths (N,), a sample.
+
+    The sample is packed as a lane would pack it without a balance, in several random orders one
+    behind the other, since in long rows a sample alone would make few.
+
+    Args:
+        lengths: int64, tokens per document.
+        packer, window (resolved), batch_tokens: of the run.
+    """
+    assert window.window_tokens is not None
+    lengths = lengths[lengths > 0]
+    total = max(int(np.minimum(lengths, window.window_tokens).sum()), 1)
+    orders = min(-(-BALANCE_WINDOWS * window.window_tokens // total), BALANCE_ORDERS)
+    stream = [lengths[permutation(len(lengths), order)] for order in range(orders)]
+    plan = stream_plan(np.concatenate(stream), packer, window, batch_tokens=batch_tokens)
+    if not plan.num_rows:
+        return Balance((0,))
+    full = plan.row_fill() >= window.min_fill * plan.seq_len
+    costs = row_costs(plan)[full if full.any() else slice(None)]
+    return Balance.measured(costs)

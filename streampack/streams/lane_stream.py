@@ -1,0 +1,49 @@
+"""What a lane reads its documents from: the streams between source and window, put together.
+
+    DocumentStream              one per source: reading, tokenizer, checks, hooks, epochs
+      MixedStream               of a mixture: which source gives the next documents
+        OrderedStream           if documents are to be ordered
+
+All of them give documents by `peek` and `consume` and name places by `mark_before`.
+"""
+
+from __future__ import annotations
+
+from streampack.metrics import LaneTimes
+from streampack.packing.rng import derive_seed
+from streampack.sources.mixture import Mixture
+from streampack.sources.skips import Skips
+from streampack.streams.mixed_stream import MixedStream
+from streampack.streams.ordered_stream import OrderedStream
+from streampack.streams.stream import DocumentStream, Mark, StreamConfig
+
+__all__ = ["LaneStream", "open_stream"]
+
+LaneStream = DocumentStream | MixedStream | OrderedStream
+
+
+def open_stream(
+    config: StreamConfig, lane: int, *, skips: Skips, times: LaneTimes, mark: Mark | None = None
+) -> LaneStream:
+    """The documents of one lane, from `mark` on (None: from the beginning).
+
+    Args:
+        config: of the run.
+        lane: number of the lane.
+        skips: what to do with broken content.
+        times: where the streams add up their seconds.
+        mark: a place that `mark_before` of such a stream gave.
+    """
+    inner = mark if config.order is None else OrderedStream.inner_mark(mark)
+    kind = MixedStream if isinstance(config.source, Mixture) else DocumentStream
+    stream = kind(config, lane, skips=skips, times=times, mark=inner)
+    if config.order is None:
+        return stream
+    return OrderedStream(
+        stream,
+        config.order,
+        source=config.source,
+        seed=derive_seed(config.seed, 3, lane),
+        times=times,
+        mark=mark,
+    )

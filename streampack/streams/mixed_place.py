@@ -1,0 +1,182 @@
+"""Places in the stream of a mixture: what their cursors say, written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streampack.errors import StateError
+from streampack.mixing import TokenShares
+from streampack.sources._cursor import cursor_field, damaged_cursor
+from streampack.sources.mixture import Mixture
+from streampack.streams.stream import Mark
+
+__all__ = ["MixedCursor", "Rules", "SourcePlace", "Start", "changed_cursor"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """Where a source stands at the start of a quantum.
+
+    Attributes:
+        mark: of its stream; behind: documents between there and here.
+        tokens: drawn from it; epoch: of the last one drawn; ended: it has no more.
+    """
+
+    mark: Mark
+    behind: int = 0
+    tokens: int = 0
+    epoch: int = 0
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How sources are mixed up to a document.
+
+    Attributes:
+        until: serial of the document; None for the rules of now.
+        shares: of all sources.
+        known: names of the sources there were.
+        quantum_documents: see `Mixture`.
+    """
+
+    until: int | None
+    shares: TokenShares
+    known: tuple[str, ...]
+    quantum_documents: int
+
+    @classmethod
+    def of(cls, mixture: Mixture) -> Rules:
+        """The rules of now."""
+        return cls(None, mixture.shares, tuple(mixture.sources), mixture.quantum_documents)
+
+    def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """JSON-able; `names` of all sources."""
+        known = [i for i, name in enumerate(names) if name in self.known]
+        return {
+            "until": self.until,
+            "sources": [names[i] for i in known],
+            "shares": [[at, [shares[i] for i in known]] for at, shares in self.shares.knots],
+            "quantum_documents": self.quantum_documents,
+        }
+
+    @classmethod
+    def read(cls, saved: Any, names: list[str]) -> Rules:
+        """Rules of a cursor, for the sources `names` there are now."""
+        try:
+            known = tuple(map(str, saved["sources"]))
+            knots = []
+            for at, shares in saved["shares"]:
+                of = dict(zip(known, shares, strict=True))
+                knots.append((int(at), tuple(int(of.get(name, 0)) for name in names)))
+            until, quantum = int(saved["until"]), int(saved["quantum_documents"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged_cursor(saved) from error
+        if not knots or knots[0][0] != 0 or quantum < 1:
+            raise damaged_cursor(saved)
+        return cls(until, TokenShares(tuple(knots)), known, quantum)
+
+
+def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> dict[str, Any]:
+    """A cursor of the mixture `before`, for a stream that goes on with another one.
+
+    Args:
+        cursor: of a mark of `MixedStream`.
+        before: the mixture it was made with.
+        until: serial of the first document that the other mixture gives (the quantum that has
+            begun by then is drawn to its end).
+    """
+    rules = replace(Rules.of(before), until=until).as_dict(list(before.sources))
+    return {**cursor, "before": [*cursor_field(cursor, "before", list), rules]}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The start of a quantum."""
+
+    serial: int
+    rules: tuple[Rules, ...]
+    tokens: int
+    quantum: int
+    credits: tuple[int, ...]
+    places: tuple[SourcePlace, ...]
+
+    def mark(self, names: Sequence[str]) -> Mark:
+        """The place as a mark of the stream, with the names of the sources."""
+        sources = {
+            name: {
+                "at": place.mark.cursor,
+                "behind": place.behind,
+                "tokens": place.tokens,
+                "credit": credit,
+                "epoch": place.epoch,
+                "ended": place.ended,
+            }
+            for name, place, credit in zip(names, self.places, self.credits, strict=True)
+        }
+        cursor = {
+            "tokens": self.tokens,
+            "quantum": self.quantum,
+            "before": [rules.as_dict(names) for rules in self.rules[:-1]],
+            "sources": sources,
+        }
+        return Mark(self.serial, cursor, tuple(place.mark.skipped[0] for place in self.places))
+
+
+@dataclass(frozen=True, slots=True)
+class MixedCursor:
+    """What the cursor of a mark says, by the numbers of the sources."""
+
+    tokens: int
+    quantum: int
+    credits: list[int]
+    places: list[SourcePlace]
+    before: list[Rules]
+
+    @classmethod
+    def beginning(cls, mixture: Mixture) -> MixedCursor:
+        """Before the first document."""
+        count = len(mixture.sources)
+        return cls(0, 0, [0] * count, [_beginning()] * count, [])
+
+    @classmethod
+    def read(cls, cursor: Mapping[str, Any], mixture: Mixture) -> MixedCursor:
+        """Of a saved mark.
+
+        Raises:
+            StateError: it is damaged, or the mixture lacks a source of it that had not ended.
+        """
+        saved = cursor_field(cursor, "sources", dict)
+        for name, source in saved.items():
+            if not isinstance(source, Mapping) or cursor_field(source, "behind", int) < 0:
+                raise damaged_cursor(cursor)
+            if name not in mixture.sources and not cursor_field(source, "ended", bool):
+                raise StateError(
+                    f'The mixture no longer has the source "{name}", which had not ended.',
+                    "The window may hold its documents, and they could not be read again.",
+                    "Keep it, with a weight of 0 from now on if no more is wanted of it.",
+                )
+        result = cls.beginning(mixture)
+        for number, name in enumerate(mixture.sources):
+            if name in saved:
+                source = saved[name]
+                result.credits[number] = cursor_field(source, "credit", int)
+                result.places[number] = SourcePlace(
+                    Mark(0, cursor_field(source, "at", dict)),
+                    cursor_field(source, "behind", int),
+                    cursor_field(source, "tokens", int),
+                    cursor_field(source, "epoch", int),
+                    cursor_field(source, "ended", bool),
+                )
+        tokens, quantum = cursor_field(cursor, "tokens", int), cursor_field(cursor, "quantum", int)
+        before = [
+            Rules.read(rules, list(mixture.sources))
+            for rules in cursor_field(cursor, "before", list)
+        ]
+        return cls(tokens, quantum, result.credits, result.places, before)
+
+
+def _beginning() -> SourcePlace:
+    return SourcePlace(Mark(0, {"epoch": 0, "at": None}))

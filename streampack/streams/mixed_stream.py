@@ -1,0 +1,248 @@
+"""The document stream of one lane of a mixture.
+
+Every source has a `DocumentStream` of its own, so tokens are counted as they come into the window:
+behind tokenizer, filter and map. Documents are drawn in quanta: some dozen documents of one source,
+up to `QUANTUM_TOKENS` and no further than its current block. `Balance` says whose turn it is.
+
+A place is the start of a quantum: for each source the mark of its stream at or before it, how many
+documents lie between, and its credit. From there on the same quanta follow, because whose turn it
+is depends on credits alone. A source is read again only once its turn comes.
+
+Where a run goes on with another mixture (`changed_cursor`), documents read before are read again
+by the rules of then: the place remembers them until it is behind the change.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from streampack.documents import Documents
+from streampack.errors import StateError
+from streampack.metrics import LaneTimes
+from streampack.mixing import Balance
+from streampack.sources.mixture import Mixture, source_seed
+from streampack.sources.skips import Skips
+from streampack.streams.mixed_place import MixedCursor, Rules, SourcePlace, Start
+from streampack.streams.stream import DocumentStream, Mark, StreamConfig
+
+__all__ = ["MixedStream"]
+
+#: A quantum ends with the document that makes it as long as this, so that a source of books does
+#: not fill whole windows in one turn.
+QUANTUM_TOKENS = 1 << 15
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """A source of the mixture: its stream, and where it stands."""
+
+    name: str
+    stream: DocumentStream
+    place: SourcePlace
+    unread: int  # documents behind the mark that are still to be stepped over
+
+    def peek(self) -> Documents | None:
+        """The documents that come next, or None at the end."""
+        stream = self.stream
+        reported = stream.empty_documents
+        while self.unread:
+            documents = stream.peek()
+            if documents is None:
+                raise StateError(
+                    f'Source "{self.name}" was read again from its saved place and ended '
+                    f"{self.unread} documents too early.",
+                    "Its documents, the tokenizer or a hook are not what they were when the state "
+                    "was saved.",
+                    "Resume with the same data and code, or start a new run.",
+                )
+            step = min(len(documents), self.unread)
+            stream.consume(step)
+            self.unread -= step
+            stream.empty_documents = reported  # before the state was saved
+        return stream.peek()
+
+    def arrive(self, tokens: int) -> None:
+        """Take note of the place behind a quantum of so many tokens."""
+        stream = self.stream
+        mark = stream.mark_before(stream.serial)
+        behind = stream.serial - mark.serial
+        self.place = SourcePlace(mark, behind, self.place.tokens + tokens, stream.epoch)
+
+
+class MixedStream:
+    """Token blocks of one lane of a mixture; the interface is that of `DocumentStream`.
+
+    Args:
+        config: its source is a `Mixture`.
+        lane: which part of each source this is.
+        skips: what to do with broken content.
+        times: where reading and preparing add up their seconds.
+        mark: where to start; None is the beginning. Sources it does not know start at their
+            beginning, with no claim to what was drawn before they came.
+
+    Raises:
+        StateError: the mark has a source that the mixture lacks and that had not ended.
+    """
+
+    def __init__(
+        self,
+        config: StreamConfig,
+        lane: int,
+        *,
+        skips: Skips,
+        times: LaneTimes,
+        mark: Mark | None = None,
+    ) -> None:
+        assert isinstance(config.source, Mixture)
+        self._mixture = mixture = config.source
+        self._epochs = mixture.source_epochs(config.epochs)
+        self._endless = config.epochs is None
+        self.skips = skips
+        self.duplicates = 0
+        self.serial = mark.serial if mark else 0
+        cursor = MixedCursor.read(mark.cursor, mixture) if mark else MixedCursor.beginning(mixture)
+        self._members = []
+        for number, (name, source) in enumerate(mixture.sources.items()):
+            place = cursor.places[number]
+            epochs = self._epochs[number]
+            if place.ended and place.mark.cursor.get("epoch") != epochs:
+                raise StateError(
+                    f'Source "{name}" had ended after {place.mark.cursor.get("epoch")} epochs, '
+                    f"and now it is to have {'no end' if epochs is None else epochs}.",
+                    "The others have taken its place since.",
+                    "Resume with the same number of epochs, or start a new run.",
+                )
+            seed = source_seed(config.seed, number)
+            own = replace(config, source=source, epochs=epochs, seed=seed)
+            stream = DocumentStream(
+                own,
+                lane,
+                skips=skips.of_source(number, name),
+                times=times,
+                mark=place.mark,
+                number=number,
+            )
+            self._members.append(_Member(name, stream, place, place.behind))
+        self._lanes = config.lanes
+        self._rules = (*cursor.before, Rules.of(mixture))
+        self._balance = self._balanced(cursor.tokens, cursor.quantum, cursor.credits)
+        self._current = 0
+        self._pending: Documents | None = None  # what is left of the current quantum
+        self._drawn = 0  # tokens of it that are consumed
+        self._starts: deque[Start] = deque([self._start()])
+
+    @property
+    def empty_documents(self) -> int:
+        """Documents without a token that were left out."""
+        return sum(member.stream.empty_documents for member in self._members)
+
+    @property
+    def epoch(self) -> int:
+        """A number that changes whenever a source goes on to its next epoch."""
+        total = sum(member.place.epoch for member in self._members)
+        if self._pending is not None:  # and the documents that come next may be its first
+            member = self._members[self._current]
+            total += member.stream.epoch - member.place.epoch
+        return total
+
+    def peek(self) -> Documents | None:
+        """The documents that come next (at least one), or None at the end."""
+        if self._pending is None:
+            self._pending = self._next_quantum()
+        return self._pending
+
+    def consume(self, count: int) -> None:
+        """Step over the next `count` documents of what `peek` returned."""
+        if not count:
+            return
+        assert self._pending is not None
+        member = self._members[self._current]
+        self._drawn += self._pending[:count].num_tokens
+        self._pending = self._pending[count:]
+        member.stream.consume(count)
+        self.serial += count
+        if not len(self._pending):
+            self._balance.draw(self._current, self._drawn)
+            member.arrive(self._drawn)
+            self._pending, self._drawn = None, 0
+            self._starts.append(self._start())
+
+    def mark_before(self, serial: int) -> Mark:
+        """The start of the quantum of document `serial`; earlier ones are let go."""
+        while len(self._starts) > 1 and self._starts[1].serial <= serial:
+            self._starts.popleft()
+        return self._starts[0].mark([member.name for member in self._members])
+
+    def skipped_since(self, mark: Mark) -> list[list[Any]]:
+        """Records of what was skipped behind `mark`, each with the number of its source."""
+        return [
+            [*record, number]
+            for number, (member, known) in enumerate(zip(self._members, mark.skipped, strict=True))
+            for record in member.stream.skips.since(known)
+        ]
+
+    def _start(self) -> Start:
+        balance = self._balance
+        places = tuple(member.place for member in self._members)
+        return Start(
+            self.serial,
+            self._rules,
+            balance.tokens,
+            balance.quantum,
+            tuple(balance.credits),
+            places,
+        )
+
+    def _next_quantum(self) -> Documents | None:
+        """The documents of the source whose turn it is; None at the end of the stream."""
+        while self._rules[0].until is not None and self.serial >= self._rules[0].until:
+            self._rules = self._rules[1:]
+            balance = self._balance
+            self._balance = self._balanced(balance.tokens, balance.quantum, balance.credits)
+            self._starts[-1] = self._start()
+        while not self._finished():
+            chosen = self._balance.choose()
+            if chosen is None:
+                break
+            documents = self._members[chosen].peek()
+            if documents is not None:
+                documents = documents[: self._rules[0].quantum_documents]
+                ends = documents.offsets[1:] - documents.offsets[0]
+                enough = int(np.searchsorted(ends, QUANTUM_TOKENS)) + 1
+                self._current = chosen
+                return documents[:enough]
+            if self._mixture.at_end == "stop":
+                break
+            member = self._members[chosen]
+            stream = member.stream
+            member.place = replace(
+                member.place, mark=stream.mark_before(stream.serial), behind=0, ended=True
+            )
+            self._balance.end(chosen)
+        return None
+
+    def _balanced(self, tokens: int, quantum: int, credits: list[int]) -> Balance:
+        """Whose turn it is by the rules in force; sources that were not there yet stand aside."""
+        rules = self._rules[0]
+        return Balance(
+            rules.shares,
+            self._lanes,
+            tokens=tokens,
+            quantum=quantum,
+            credits=credits,
+            active=[
+                member.name in rules.known and not member.place.ended for member in self._members
+            ],
+        )
+
+    def _finished(self) -> bool:
+        """True if nothing is left, or only endless sources and the run is to end."""
+        active = self._balance.active
+        if self._endless:
+            return not any(active)
+        finite = [on for on, epochs in zip(active, self._epochs, strict=True) if epochs is not None]
+        return not any(finite) if finite else not any(active)

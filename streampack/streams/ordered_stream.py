@@ -1,0 +1,248 @@
+"""The ordering window: between a lane's document stream and its packing window.
+
+It takes the documents of the stream a window at a time, orders them and gives them on, with the
+same interface as `DocumentStream`. An ordering window ends with its epoch, because the documents
+of the next are the same ones and would all be near-duplicates. The first windows of a lane may be
+smaller than the later ones, so that its first batch comes early.
+
+A place in it is where the stream is read again from: the stream's own mark at or before the start
+of an ordering window, and how many documents lie between. Reading again orders again; an order
+that may differ on another machine is part of the place.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Documents, offsets_of
+from streampack.errors import StateError
+from streampack.metrics import LaneTimes
+from streampack.ordering import DocumentOrder
+from streampack.packing.rng import derive_seed
+from streampack.sources._cursor import cursor_field, damaged_cursor
+from streampack.sources.base import Source
+from streampack.sources.skips import Skips
+from streampack.streams.mixed_stream import MixedStream
+from streampack.streams.stream import DocumentStream, Mark
+
+__all__ = ["OrderedStream"]
+
+_BEGINNING: dict[str, Any] = {"behind": 0, "number": 0, "windows": 0, "orders": []}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Place:
+    """The start of an ordering window.
+
+    `number` counts the lane's windows from 0. `mark` of the stream and `behind` it the documents
+    before the window; `order` (M,) of its `count` documents once they are read, None before.
+    """
+
+    number: int
+    serial: int
+    mark: Mark
+    behind: int
+    count: int = 0
+    order: NDArray[np.int64] | None = None
+
+
+class OrderedStream:
+    """Ordered token blocks of one lane.
+
+    Args:
+        stream: the lane's documents; started from ``inner_mark(mark)`` if there is a mark.
+        order: what orders them.
+        source: names the documents in the log.
+        seed: the lane's.
+        times: where ordering adds up its seconds.
+        mark: where to start; None is the beginning.
+
+    Raises (while reading):
+        StateError: a saved order does not fit the documents.
+        ConfigError: the embedder returned something it must not.
+    """
+
+    def __init__(
+        self,
+        stream: DocumentStream | MixedStream,
+        order: DocumentOrder,
+        *,
+        source: Source,
+        seed: int,
+        times: LaneTimes,
+        mark: Mark | None = None,
+    ) -> None:
+        self._stream = stream
+        self._order = order
+        self._source = source
+        self._seed = seed
+        self._times = times
+        self.skips: Skips = stream.skips
+        self.duplicates = 0
+        self.serial = mark.serial if mark else 0
+        saved: dict[str, Any] = mark.cursor if mark else _BEGINNING
+        # Counted and named before the state was saved:
+        self._known: int = cursor_field(saved, "windows", int)
+        self._orders: deque[list[Any]] = deque(cursor_field(saved, "orders", list))
+        self._behind: int = cursor_field(saved, "behind", int)
+        self._pending: Documents | None = None
+        number = cursor_field(saved, "number", int)
+        self._places = deque([_Place(number, self.serial, stream.mark_before(0), self._behind)])
+
+    @staticmethod
+    def inner_mark(mark: Mark | None) -> Mark | None:
+        """Where the stream below has to start."""
+        return None if mark is None else Mark(0, cursor_field(mark.cursor, "at", dict))
+
+    @property
+    def empty_documents(self) -> int:
+        """Documents without a token that were left out."""
+        return self._stream.empty_documents
+
+    def peek(self) -> Documents | None:
+        """The documents that come next (at least one), or None at the end of the last epoch."""
+        while self._pending is None or len(self._pending) == 0:
+            if not self._read_window():
+                return None
+        return self._pending
+
+    def consume(self, count: int) -> None:
+        """Step over the next `count` documents of what `peek` returned."""
+        if count:
+            assert self._pending is not None
+            self._pending = self._pending[count:]
+            self.serial += count
+
+    def mark_before(self, serial: int) -> Mark:
+        """The start of the ordering window of document `serial`; earlier ones are let go."""
+        while len(self._places) > 1 and self._places[1].serial <= serial:
+            self._places.popleft()
+        first = self._places[0]
+        read = [place for place in self._places if place.order is not None]
+        orders = [] if self._order.exact else [_encode(place) for place in read]
+        return Mark(
+            first.serial,
+            {
+                "at": first.mark.cursor,
+                "behind": first.behind,
+                "number": first.number,
+                "windows": len(read),
+                "orders": orders,
+            },
+            first.mark.skipped,
+        )
+
+    def skipped_since(self, mark: Mark) -> list[list[Any]]:
+        """Records of what was skipped behind `mark`; a replay from there must skip the same."""
+        return self._stream.skipped_since(mark)
+
+    def _read_window(self) -> bool:
+        """Read, order and hold the next window; False at the end of the last epoch."""
+        stream = self._stream
+        while self._behind and (documents := stream.peek()) is not None:
+            step = min(len(documents), self._behind)
+            stream.consume(step)
+            self._behind -= step
+        if self._places[-1].order is not None:
+            mark = stream.mark_before(stream.serial)
+            number = self._places[-1].number + 1
+            self._places.append(_Place(number, self.serial, mark, stream.serial - mark.serial))
+        parts: list[Documents] = []
+        wanted = self._window_documents(self._places[-1].number)
+        epoch: int | None = None
+        while wanted and (documents := stream.peek()) is not None:
+            if epoch is not None and stream.epoch != epoch:
+                break
+            epoch = stream.epoch
+            parts.append(documents[:wanted])
+            wanted -= len(parts[-1])
+            stream.consume(len(parts[-1]))
+        if not parts:
+            return False
+        with self._times.measure("order_s"):
+            self._pending = self._arrange(_join(parts), self._places[-1])
+        return True
+
+    def _window_documents(self, number: int) -> int:
+        """Documents of the lane's window `number`, counted from 0."""
+        full = self._order.order_window_documents
+        first = int(getattr(self._order, "first_window_documents", full))
+        return min(full, first << min(number, 40))
+
+    def _arrange(self, documents: Documents, place: _Place) -> Documents:
+        """The documents of a window in their order, which `place` takes note of."""
+        if self._orders:
+            order, dropped = self._saved_order(documents), np.zeros(0, dtype=np.int64)
+        else:
+            seed = derive_seed(self._seed, place.serial)
+            order, dropped = self._order.order(documents, seed=seed)
+        place.count, place.order = len(documents), order
+        if self._known:
+            self._known -= 1
+        elif len(dropped):
+            self.duplicates += len(dropped)
+            names = [self._source.document_name(origin) for origin in documents.origin[dropped]]
+            logger.info(
+                "dropped %d near-duplicates among %d documents: %s",
+                len(dropped),
+                len(documents),
+                ", ".join(names),
+            )
+        return documents.take(order)
+
+    def _saved_order(self, documents: Documents) -> NDArray[np.int64]:
+        try:
+            count, encoded = self._orders.popleft()
+            raw = zlib.decompress(base64.b64decode(encoded))
+        except (TypeError, ValueError, zlib.error) as error:
+            raise damaged_cursor(self._orders) from error
+        order = np.frombuffer(raw, dtype="<u4").astype(np.int64)
+        if count != len(documents) or order.max(initial=0) >= count:
+            raise StateError(
+                f"An ordering window had {count} documents when the state was saved and has "
+                f"{len(documents)} now.",
+                "The saved order does not fit it.",
+                "Resume with the same data and code, or start a new run.",
+            )
+        return order
+
+
+def _encode(place: _Place) -> list[Any]:
+    """JSON-able: number of documents, and their order."""
+    assert place.order is not None
+    raw = zlib.compress(place.order.astype("<u4").tobytes())
+    return [place.count, base64.b64encode(raw).decode()]
+
+
+def _join(parts: list[Documents]) -> Documents:
+    """One compact block; token ids take the widest dtype among the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    bounds = [(part.offsets[0], part.offsets[-1]) for part in parts]
+    tokens = [part.tokens[low:high] for part, (low, high) in zip(parts, bounds, strict=True)]
+    mask = None
+    if any(part.loss_mask is not None for part in parts):
+        mask = np.concatenate(
+            [
+                np.ones(high - low, dtype=np.bool_)
+                if part.loss_mask is None
+                else part.loss_mask[low:high]
+                for part, (low, high) in zip(parts, bounds, strict=True)
+            ]
+        )
+    return Documents(
+        np.concatenate(tokens),
+        offsets_of(np.concatenate([part.lengths for part in parts])),
+        np.concatenate([part.origin for part in parts]),
+        mask,
+    )

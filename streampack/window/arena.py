@@ -1,0 +1,252 @@
+"""Arena: what a window holds, in arrays that are used again: tokens end to end, and who they are.
+
+Tokens keep the width of the widest ids seen so far, and a loss mask is kept only once a document
+has brought one. Cost: every token is copied once when it comes and once per round that it stays;
+one kernel call for a block that comes and one for a round that ends, whatever they hold.
+
+Tokens are written over. Columns are not: `entries` are views, and a round's are asked for long
+after the next one began. What comes is written behind them, what stays into new ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.documents import ORIGIN, Documents, gather_ragged, offsets_of
+from streampack.window.entries import ARRIVED, HELD, LENGTH, REPEATED, SERIAL, START, Entries
+
+__all__ = ["Arena"]
+
+_LEAST_ENTRIES = 64
+_NO_MASK = np.zeros(0, dtype=np.bool_)
+
+
+class Arena:
+    """Documents that come at the end and go from anywhere.
+
+    Args:
+        expected: tokens it will hold at most in the usual course; it grows up to there by doubling,
+            and beyond as needed.
+
+    Attributes:
+        tokens: (capacity,) uint16 or uint32; the first `used` are held, document by document.
+        loss_mask: (capacity,) bool, or None while every token counts.
+        used: tokens held; count: documents held, in whole or in part.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self.tokens: NDArray[Any] = np.empty(0, dtype=np.uint16)
+        self.loss_mask: NDArray[np.bool_] | None = None
+        self.used = 0
+        self.count = 0
+        self._spare: NDArray[Any] = self.tokens
+        self._spare_mask: NDArray[np.bool_] = _NO_MASK
+        self._numbers, self._origin = _columns(_LEAST_ENTRIES)
+
+    @property
+    def entries(self) -> Entries:
+        """The documents held, in order; views that stay as they are."""
+        return Entries(self._numbers[:, : self.count], self._origin[: self.count])
+
+    def append(
+        self, documents: Documents, first: int, held: NDArray[np.int64], *, serial: int, round: int
+    ) -> None:
+        """Hold the beginnings of documents.
+
+        Args:
+            documents: a block; first: the first document to hold.
+            held: (N,) int64, tokens to hold of each, none of them more than it has.
+            serial: running number of the first; round: in which they come.
+        """
+        if not len(held):
+            return
+        self._make_room(documents, int(held.sum()), len(held))
+        if self.loss_mask is not None:
+            self._append_mask(documents, documents.offsets[first : first + len(held)], held)
+        self.used = _append(
+            documents.tokens, documents.offsets, _words(documents.origin), first, held,
+            serial, round, self.tokens, self.used, self._numbers, _words(self._origin), self.count,
+        )  # fmt: skip
+        self.count += len(held)
+
+    def restore(self, documents: Documents, entries: Entries) -> None:
+        """Hold what `entries` (N,) say of N documents, one for one."""
+        starts = documents.offsets[:-1] + entries.start
+        self._make_room(documents, int(entries.held.sum()), len(entries))
+        self._copy(documents, starts, entries.held)
+        place = slice(self.count, self.count + len(entries))
+        self._numbers[:, place] = entries.numbers
+        self._origin[place] = entries.origin
+        self.count += len(entries)
+
+    def extend_last(self, documents: Documents, begin: int, more: int, *, round: int) -> None:
+        """Hold more of the last document: the block's tokens from `begin` on."""
+        self._make_room(documents, more, 0)
+        self._copy(documents, np.array([begin]), np.array([more]))
+        self._numbers = self._numbers.copy()  # an entry changes that views may show
+        self._numbers[HELD, self.count - 1] += more
+        self._numbers[ARRIVED, self.count - 1] = round
+
+    def keep(
+        self,
+        kept: NDArray[np.int64],
+        moved: NDArray[np.int64],
+        repeated: NDArray[np.int64],
+        position: NDArray[np.int64],
+    ) -> None:
+        """Hold the tails of some documents only.
+
+        Args:
+            kept: (K,) int64, which, ascending.
+            moved: (K,) int64, tokens of each that go; repeated: (K,) its new `Entries.repeated`.
+            position: (N + 1,) int64, where the tokens of each of all N begin.
+        """
+        if len(self._spare) < len(self.tokens) or self._spare.dtype != self.tokens.dtype:
+            self._spare = np.empty_like(self.tokens)
+        mask = self.loss_mask
+        if mask is not None and len(self._spare_mask) < len(mask):
+            self._spare_mask = np.empty(len(mask), dtype=np.bool_)
+        numbers, origin = _columns(max(len(self._origin), _LEAST_ENTRIES))
+        self.used = _keep(
+            kept, moved, repeated, position, self.tokens, _NO_MASK if mask is None else mask,
+            self._numbers, _words(self._origin),
+            self._spare, self._spare_mask, numbers, _words(origin),
+        )  # fmt: skip
+        self.count = len(kept)
+        self._numbers, self._origin = numbers, origin
+        self.tokens, self._spare = self._spare, self.tokens
+        if mask is not None:
+            self.loss_mask, self._spare_mask = self._spare_mask, mask
+
+    # ------------------------------------------------------------------ room
+
+    def _copy(
+        self, documents: Documents, starts: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> None:
+        """Copy slices of a block, of `counts` tokens from `starts` on, to the end."""
+        if self.loss_mask is not None:
+            self._append_mask(documents, starts, counts)
+        offsets = offsets_of(counts) + self.used
+        gather_ragged(documents.tokens, starts, offsets, self.tokens)
+        self.used = int(offsets[-1])
+
+    def _append_mask(
+        self, documents: Documents, starts: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> None:
+        assert self.loss_mask is not None
+        offsets = offsets_of(counts) + self.used
+        if documents.loss_mask is None:
+            self.loss_mask[self.used : offsets[-1]] = True
+        else:
+            gather_ragged(documents.loss_mask, starts, offsets, self.loss_mask)
+
+    def _make_room(self, documents: Documents, more: int, entries: int) -> None:
+        """For `more` tokens of this block's dtype, for a mask if it has one, and for entries."""
+        if len(self._origin) < self.count + entries:
+            numbers, origin = _columns(max(2 * len(self._origin), self.count + entries))
+            numbers[:, : self.count] = self._numbers[:, : self.count]
+            origin[: self.count] = self._origin[: self.count]
+            self._numbers, self._origin = numbers, origin
+        dtype = self.tokens.dtype
+        if documents.tokens.dtype.itemsize > dtype.itemsize or len(self.tokens) == 0:
+            dtype = documents.tokens.dtype
+        if len(self.tokens) < self.used + more or dtype != self.tokens.dtype:
+            capacity = max(len(self.tokens), self.used + more)
+            if self.used + more > len(self.tokens):
+                capacity = max(capacity, min(2 * len(self.tokens), self._expected))
+            grown = np.empty(capacity, dtype=dtype)
+            grown[: self.used] = self.tokens[: self.used]
+            self.tokens = grown
+            if self.loss_mask is not None:
+                mask = np.empty(capacity, dtype=np.bool_)
+                mask[: self.used] = self.loss_mask[: self.used]
+                self.loss_mask = mask
+        if documents.loss_mask is not None and self.loss_mask is None:
+            self.loss_mask = np.ones(len(self.tokens), dtype=np.bool_)
+
+
+def _columns(capacity: int) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    """Columns of entries as in `Entries`, not filled."""
+    return np.empty((7, capacity), dtype=np.int64), np.empty(capacity, dtype=ORIGIN)
+
+
+def _words(origin: NDArray[np.void]) -> NDArray[np.int64]:
+    """(2 N,) int64: origins as kernels copy them."""
+    return np.ascontiguousarray(origin).view(np.int64)
+
+
+@kernel
+def _append(
+    source: NDArray[np.generic],
+    offsets: NDArray[np.int64],
+    origin: NDArray[np.int64],
+    first: int,
+    held: NDArray[np.int64],
+    serial: int,
+    arrived: int,
+    tokens: NDArray[np.generic],
+    used: int,
+    numbers: NDArray[np.int64],
+    origin_out: NDArray[np.int64],
+    count: int,
+) -> int:
+    """Tokens and columns of documents that come; returns the tokens then held."""
+    for i in range(len(held)):
+        begin = offsets[first + i]
+        piece = source[begin : begin + held[i]]
+        target = tokens[used : used + held[i]]
+        for k in range(len(target)):
+            target[k] = piece[k]
+        used += held[i]
+        at = count + i
+        numbers[:, at] = 0
+        numbers[SERIAL, at] = serial + i
+        numbers[HELD, at] = held[i]
+        numbers[LENGTH, at] = offsets[first + i + 1] - begin
+        numbers[ARRIVED, at] = arrived
+        origin_out[2 * at] = origin[2 * (first + i)]
+        origin_out[2 * at + 1] = origin[2 * (first + i) + 1]
+    return used
+
+
+@kernel
+def _keep(
+    kept: NDArray[np.int64],
+    moved: NDArray[np.int64],
+    repeated: NDArray[np.int64],
+    position: NDArray[np.int64],
+    tokens: NDArray[np.generic],
+    mask: NDArray[np.bool_],
+    numbers: NDArray[np.int64],
+    origin: NDArray[np.int64],
+    tokens_out: NDArray[np.generic],
+    mask_out: NDArray[np.bool_],
+    numbers_out: NDArray[np.int64],
+    origin_out: NDArray[np.int64],
+) -> int:
+    """Tokens and columns of what stays; returns the tokens then held."""
+    used = 0
+    for i in range(len(kept)):
+        d = kept[i]
+        held = numbers[HELD, d] - moved[i]
+        begin = position[d] + moved[i]
+        target = tokens_out[used : used + held]
+        piece = tokens[begin : begin + held]
+        for k in range(len(target)):
+            target[k] = piece[k]
+        if len(mask):
+            mask_out[used : used + held] = mask[begin : begin + held]
+        used += held
+        for c in range(len(numbers)):
+            numbers_out[c, i] = numbers[c, d]
+        numbers_out[START, i] += moved[i]
+        numbers_out[HELD, i] = held
+        numbers_out[REPEATED, i] = repeated[i]
+        origin_out[2 * i] = origin[2 * d]
+        origin_out[2 * i + 1] = origin[2 * d + 1]
+    return used

@@ -1,0 +1,400 @@
+"""Assembly: rows of a plan gathered into flat arrays.
+
+`gather_rows` runs where the lane runs (often a worker process) and makes `PackedRows`, the
+compact form of a batch: token ids in their narrow dtype and the boundaries of documents. The other
+per-token fields are functions of it, and are made where the batch is used (`token_fields`).
+
+Cost: one pass over the slots of a round, compiled; no Python per document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.documents import offsets_of
+from streampack.packing.composition import Composition
+from streampack.window.entries import Entries
+from streampack.window.window import PlannedWindow
+
+__all__ = ["PROVENANCE", "PackedRows", "RowFormat", "gather_rows"]
+
+#: One row per document piece of a batch: where it came from, and which of the document's tokens.
+PROVENANCE = np.dtype(
+    [("source", "<i4"), ("shard", "<i4"), ("index", "<i8"), ("start", "<i8"), ("stop", "<i8")]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """How rows are written.
+
+    Attributes:
+        pad_id: id on padding; eos_id: id of EOS tokens a packer inserts, -1 if there are none.
+        mask_repeated: tokens repeated from an earlier row do not count in the loss.
+        attention_by_row: one attention segment per row instead of one per document piece.
+        provenance: record where every piece came from.
+    """
+
+    pad_id: int
+    eos_id: int
+    attention_by_row: bool = False
+    mask_repeated: bool = False
+    provenance: bool = False
+
+
+class PackedRows(NamedTuple):
+    """A batch in compact form: R rows of seq_len, flattened to T slots.
+
+    Attributes:
+        seq_len: slots per row.
+        tokens: (T,) uint16 or uint32.
+        boundaries: (P + 1,) int32, ends of the document pieces and padding runs, in order.
+        piece: (P,) int32, number of the document piece in each run, -1 for padding.
+        cu_seqlens: (A + 1,) int32, ends of the attention segments, padding segments included.
+        loss_mask: (T,) bool or None.
+        source_ids: (D,) int32, source of each document piece.
+        provenance: (D,) of dtype `PROVENANCE`, or None.
+        max_seqlen: longest attention segment, padding segments included.
+        num_loss_tokens: labels that are not ignored.
+        sum_squared_lengths: over attention segments that are not padding.
+        composition: counts of these rows.
+    """
+
+    seq_len: int
+    tokens: NDArray[np.generic]
+    boundaries: NDArray[np.int32]
+    piece: NDArray[np.int32]
+    cu_seqlens: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_] | None
+    source_ids: NDArray[np.int32]
+    provenance: NDArray[np.void] | None
+    max_seqlen: int
+    num_loss_tokens: int
+    sum_squared_lengths: int
+    composition: Composition
+
+
+def gather_rows(
+    planned: PlannedWindow,
+    batch_tokens: int,
+    entries: Entries,
+    tokens: NDArray[np.generic],
+    loss_mask: NDArray[np.bool_] | None,
+    layout: RowFormat,
+) -> list[PackedRows]:
+    """Gather the rows of a round from the window's arrays, all batches in one pass.
+
+    Args:
+        planned: the plan, its rows that go, their batches (rows of one batch are of one seq_len),
+            and where its documents lie.
+        batch_tokens: a batch has ``batch_tokens // seq_len`` rows; what it lacks is padding.
+        entries: the window's documents as planned.
+        tokens: the window's tokens; loss_mask: its mask, or None.
+        layout: how rows are written.
+
+    Returns:
+        The batches, in order; their arrays are views of the round's.
+    """
+    plan, rows = planned.plan, planned.rows
+    if len(rows) == 0:
+        return []
+    batches = len(planned.batches) - 1
+    seq_lens = plan.seq_len[rows[planned.batches[:-1]]].astype(np.int64)
+    rows_per_batch = batch_tokens // seq_lens
+    places = offsets_of(rows_per_batch * seq_lens)
+    eos_id = max(layout.eos_id, 0)
+    widest = max(layout.pad_id, eos_id) >> (8 * tokens.dtype.itemsize)
+    out = np.empty(places[-1], dtype=np.uint32 if widest else tokens.dtype)
+    masked = loss_mask is not None or layout.mask_repeated
+    mask_out = np.empty(len(out) if masked else 0, dtype=np.bool_)
+    # At most: padding behind every piece, a row of padding alone, a 0 in front of each batch.
+    segments = int((plan.row_offsets[rows + 1] - plan.row_offsets[rows]).sum())
+    most = 2 * segments + batches + int(rows_per_batch.sum())
+    boundaries, piece, cu_seqlens = np.empty((3, most), dtype=np.int32)
+    segment = np.empty(segments, dtype=np.int64)
+    ends = np.zeros((batches + 1, 3), dtype=np.int64)
+    counts = np.zeros((batches, 10), dtype=np.int64)
+    sizes = np.zeros((batches, 3), dtype=np.int64)
+    _gather(
+        plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap, plan.insert_eos,
+        plan.pad_after,
+        rows, planned.batches, seq_lens, places, planned.position, tokens,
+        _NO_MASK if loss_mask is None else loss_mask, loss_mask is not None, layout.mask_repeated,
+        out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.attention_by_row,
+        planned.dropped, entries.start, entries.length, planned.lengths,
+        out, mask_out, boundaries, piece, cu_seqlens, segment, ends, counts, sizes,
+    )  # fmt: skip
+    sources = entries.origin["source"][plan.document[segment]]
+    origins = _provenance(planned, segment, entries) if layout.provenance else None
+    made = []
+    bounds, numbers, measured, slots, many, widths = (
+        column.tolist() for column in (ends, counts, sizes, places, rows_per_batch, seq_lens)
+    )
+    for b, (longest, loss_tokens, squares) in enumerate(measured):
+        (run, attention, first), (run_end, attention_end, last) = bounds[b], bounds[b + 1]
+        made.append(
+            PackedRows(
+                widths[b],
+                out[slots[b] : slots[b + 1]],
+                boundaries[run + b : run_end + b + 1],
+                piece[run:run_end],
+                cu_seqlens[attention + b : attention_end + b + 1],
+                mask_out[slots[b] : slots[b + 1]] if masked else None,
+                sources[first:last],
+                origins[first:last] if origins is not None else None,
+                longest,
+                loss_tokens,
+                squares,
+                Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
+            )
+        )
+    return made
+
+
+_NO_MASK = np.zeros(0, dtype=np.bool_)
+
+
+def _provenance(
+    planned: PlannedWindow, segment: NDArray[np.int64], entries: Entries
+) -> NDArray[np.void]:
+    document = planned.plan.document[segment]
+    rows = np.empty(len(segment), dtype=PROVENANCE)
+    for name in ("source", "shard", "index"):
+        rows[name] = entries.origin[name][document]
+    rows["start"] = entries.start[document] + planned.plan.start[segment]
+    rows["stop"] = entries.start[document] + planned.plan.stop[segment]
+    return rows
+
+
+@kernel
+def _gather(
+    row_offsets: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    pad_after: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    batches: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    places: NDArray[np.int64],
+    position: NDArray[np.int64],
+    tokens: NDArray[np.generic],
+    mask: NDArray[np.bool_],
+    has_source_mask: bool,
+    mask_repeated: bool,
+    pad_id: np.generic,
+    eos_id: np.generic,
+    by_row: bool,
+    dropped: NDArray[np.int64],
+    entry_start: NDArray[np.int64],
+    entry_length: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    out: NDArray[np.generic],
+    mask_out: NDArray[np.bool_],
+    boundaries: NDArray[np.int32],
+    piece: NDArray[np.int32],
+    cu_seqlens: NDArray[np.int32],
+    segment: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> None:
+    """Write the rows, and count what they hold; see `_write`, `_count` and `_measure`."""
+    _write(
+        row_offsets, document, start, stop, overlap, insert_eos, pad_after, rows, batches, seq_lens,
+        places, position, tokens, mask, has_source_mask, mask_repeated, pad_id, eos_id, by_row,
+        out, mask_out, boundaries, piece, cu_seqlens, segment, ends,
+    )  # fmt: skip
+    _count(
+        ends, segment, document, start, stop, overlap, insert_eos, dropped,
+        entry_start, entry_length, lengths, counts,
+    )  # fmt: skip
+    _measure(ends, boundaries, piece, cu_seqlens, mask_out, len(mask_out) > 0, places, sizes)
+
+
+@kernel
+def _write(
+    row_offsets: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    pad_after: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    batches: NDArray[np.int64],
+    seq_lens: NDArray[np.int64],
+    places: NDArray[np.int64],
+    position: NDArray[np.int64],
+    tokens: NDArray[np.generic],
+    mask: NDArray[np.bool_],
+    has_source_mask: bool,
+    mask_repeated: bool,
+    pad_id: np.generic,
+    eos_id: np.generic,
+    by_row: bool,
+    out: NDArray[np.generic],
+    mask_out: NDArray[np.bool_],
+    boundaries: NDArray[np.int32],
+    piece: NDArray[np.int32],
+    cu_seqlens: NDArray[np.int32],
+    segment: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> None:
+    """Write tokens, mask and boundaries; ends[b + 1] is where batch b's runs, segments, pieces end.
+
+    Batch b takes the slots from places[b] on and holds the rows rows[batches[b]:batches[b + 1]].
+    Boundaries count from the beginning of their batch, and every batch's begin with a 0, so batch
+    b's lie b entries further than its runs.
+    """
+    has_mask = has_source_mask or mask_repeated
+    runs = 0
+    attention = 0
+    pieces = 0
+    for b in range(len(ends) - 1):
+        boundaries[runs + b] = 0
+        cu_seqlens[attention + b] = 0
+        first_piece = pieces
+        base = places[b]
+        seq_len = seq_lens[b]
+        for i in range((places[b + 1] - base) // seq_len):
+            begin = base + i * seq_len
+            at = begin
+            end = at + seq_len
+            r = batches[b] + i
+            low = row_offsets[rows[r]] if r < batches[b + 1] else 0
+            high = row_offsets[rows[r] + 1] if r < batches[b + 1] else 0
+            for s in range(low, high):
+                source = position[document[s]] + start[s]
+                size = stop[s] - start[s]
+                # Through slices the loop needs no test for negative indices and becomes a copy.
+                target = out[at : at + size]
+                held = tokens[source : source + size]
+                for k in range(size):
+                    target[k] = held[k]
+                if has_source_mask:
+                    mask_out[at : at + size] = mask[source : source + size]
+                elif has_mask:
+                    mask_out[at : at + size] = True
+                if mask_repeated:
+                    mask_out[at : at + overlap[s]] = False
+                at += size
+                if insert_eos[s]:
+                    out[at] = eos_id
+                    if has_mask:
+                        mask_out[at] = True
+                    at += 1
+                segment[pieces] = s
+                piece[runs] = pieces - first_piece
+                pieces += 1
+                runs += 1
+                boundaries[runs + b] = at - base
+                if not by_row:
+                    attention += 1
+                    cu_seqlens[attention + b] = at - base
+                gap = pad_after[s] if s + 1 < high else 0
+                if gap > 0:
+                    if by_row and cu_seqlens[attention + b] < at - base:
+                        attention += 1
+                        cu_seqlens[attention + b] = at - base
+                    out[at : at + gap] = pad_id
+                    if has_mask:
+                        mask_out[at : at + gap] = False
+                    at += gap
+                    piece[runs] = -1
+                    runs += 1
+                    boundaries[runs + b] = at - base
+                    attention += 1
+                    cu_seqlens[attention + b] = at - base
+            if at > begin and cu_seqlens[attention + b] < at - base:
+                attention += 1
+                cu_seqlens[attention + b] = at - base
+            if at < end:
+                out[at:end] = pad_id
+                if has_mask:
+                    mask_out[at:end] = False
+                piece[runs] = -1
+                runs += 1
+                boundaries[runs + b] = end - base
+                attention += 1
+                cu_seqlens[attention + b] = end - base
+        ends[b + 1, 0] = runs
+        ends[b + 1, 1] = attention
+        ends[b + 1, 2] = pieces
+
+
+@kernel
+def _measure(
+    ends: NDArray[np.int64],
+    boundaries: NDArray[np.int32],
+    piece: NDArray[np.int32],
+    cu_seqlens: NDArray[np.int32],
+    mask: NDArray[np.bool_],
+    has_mask: bool,
+    places: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> None:
+    """Per batch: longest attention segment, loss tokens, sum of squared real lengths."""
+    for b in range(len(out)):
+        run = ends[b, 0]
+        for a in range(ends[b, 1], ends[b + 1, 1]):
+            low = np.int64(cu_seqlens[a + b])
+            size = np.int64(cu_seqlens[a + b + 1]) - low
+            out[b, 0] = max(out[b, 0], size)
+            while boundaries[run + b + 1] <= low:
+                run += 1
+            if piece[run] < 0:
+                continue
+            out[b, 2] += size * size
+            if has_mask:
+                for k in range(places[b] + low + 1, places[b] + low + size):
+                    out[b, 1] += mask[k]
+            else:
+                out[b, 1] += size - 1
+
+
+@kernel
+def _count(
+    ends: NDArray[np.int64],
+    segment: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    dropped: NDArray[np.int64],
+    entry_start: NDArray[np.int64],
+    entry_length: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> None:
+    """Per batch: the counts of `Composition` behind rows and slots, in its order.
+
+    A document is counted with its first segment, as cut or cropped with its last.
+    """
+    for b in range(len(out)):
+        counts = out[b]
+        for i in range(ends[b, 2], ends[b + 1, 2]):
+            s = segment[i]
+            d = document[s]
+            size = stop[s] - start[s]
+            body = size + insert_eos[s]
+            counts[0] += 1
+            counts[1] += size
+            counts[2] += overlap[s]
+            counts[3] += insert_eos[s]
+            begin = entry_start[d] + start[s]
+            counts[5] += begin == 0
+            if stop[s] + dropped[d] >= lengths[d]:
+                missing = entry_length[d] - entry_start[d] - stop[s]
+                counts[4] += missing
+                counts[6] += begin > 0
+                counts[7] += missing > 0
+            counts[9] += body * (body - 1) // 2

@@ -1,0 +1,109 @@
+"""Receiver: a thread of the loop's process that takes a worker's batches ahead of the loop.
+
+Receiving a batch and making its per-token fields take a few milliseconds where batches are large,
+and hold the interpreter lock for a small part of that: reading from the pipe and the compiled pass
+that writes the fields do without. So both happen while the loop computes, and the loop waits for a
+batch no longer than it takes to hand over a reference.
+
+Fields are made ahead only for a loop that uses them: copies to a device start from the compact
+form, and their fields are made there.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from streampack.batch import PackedBatch
+from streampack.workers.delivery import Delivery
+from streampack.workers.worker import Dry, Made
+from streampack.workers.worker_handle import WorkerHandle
+
+__all__ = ["FieldsAhead", "Receiver"]
+
+AHEAD = 2  # batches held with their fields; the worker has made more, in compact form
+
+
+class FieldsAhead:
+    """Whether the loop uses per-token fields on the host: it does once it has asked for some."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def note(self) -> None:
+        """A loop has asked for the fields of a batch that had none yet."""
+        self.wanted = True
+
+
+class Receiver:
+    """Takes one worker's messages ahead, in order, and turns them into batches.
+
+    Args:
+        worker: whose messages; nobody else receives from it.
+        fields: shared by all receivers of a loop.
+    """
+
+    def __init__(self, worker: WorkerHandle, fields: FieldsAhead) -> None:
+        self._worker = worker
+        self._fields = fields
+        self._rounds: dict[int, dict[str, Any]] = {}
+        self._received: queue.SimpleQueue[Delivery | Dry | BaseException] = queue.SimpleQueue()
+        self._room = threading.Semaphore(AHEAD)
+        self._stopped = False
+        # A thread that hangs must not keep the interpreter from ending.
+        self._thread = threading.Thread(
+            target=self._run, name=f"streampack-receiver-{worker.number}", daemon=True
+        )
+        self._thread.start()
+
+    def receive(self, timeout_s: float | None) -> Delivery | Dry:
+        """The next batch, or word of a lane that has none.
+
+        Raises:
+            WorkerError: the process died, or gave nothing for `timeout_s` seconds.
+            Exception: what a lane raised there.
+        """
+        try:
+            received = self._received.get(timeout=timeout_s)
+        except queue.Empty:
+            raise self._worker.timed_out(timeout_s) from None
+        if isinstance(received, BaseException):
+            raise received
+        self._room.release()
+        return received
+
+    def stop(self) -> None:
+        """End the process, and the thread with it."""
+        self._stopped = True
+        self._room.release()
+        self._worker.end_process()
+        self._thread.join(5)
+        self._worker.close()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._room.acquire()
+                if self._stopped:
+                    return
+                message = self._worker.receive()
+                self._received.put(message if isinstance(message, Dry) else self._delivery(message))
+        except BaseException as error:  # the loop raises it where it asks for the batch
+            self._received.put(error)
+
+    def _delivery(self, message: Made) -> Delivery:
+        if message.round is not None:
+            self._rounds[message.lane] = message.round
+        state = {**self._rounds[message.lane], "emitted": message.emitted}
+        batch = PackedBatch(
+            message.rows,
+            lane=message.lane,
+            step=message.step,
+            has_next=message.has_next,
+            state=state,
+            on_fields=self._fields.note,
+        )
+        if self._fields.wanted:
+            batch.make_fields()
+        return Delivery(batch, message.metrics, state, message.rows.tokens.dtype)

@@ -1,0 +1,144 @@
+"""The loop's side of a worker process: start it, receive what it sends, end it."""
+
+from __future__ import annotations
+
+import fcntl
+import pickle
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.workers.messages import receive_message
+from streampack.workers.worker import LOOP_SIGNALS, Dry, Failed, Made, held_back, run_worker
+
+__all__ = ["WorkerHandle"]
+
+PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux; batches fit in it
+_BYTES_PER_TOKEN = 8  # of a batch on its way, generously
+
+
+class WorkerHandle:
+    """The loop's side of one worker process.
+
+    Args:
+        context: of multiprocessing; number: of the worker in its rank.
+        config, lanes, states, prefetch_batches: see `run_worker`.
+        inherited: the loop's ends of other workers' pipes, which a forked child must not keep.
+
+    Raises:
+        ConfigError: the dataset cannot be sent to a process that is not forked.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        number: int,
+        config: Any,
+        lanes: list[int],
+        states: dict[int, Any],
+        prefetch_batches: int,
+        inherited: list[Connection],
+    ) -> None:
+        self.number = number
+        self.lanes = lanes
+        self.receiver, sender = context.Pipe(duplex=False)
+        # Room for the batches to be made ahead and not for many more: what a worker has sent is
+        # memory held, and a dead worker is noticed only behind it.
+        _widen(sender, min(PIPE_BYTES, prefetch_batches * config.batch_tokens * _BYTES_PER_TOKEN))
+        inherited = [*inherited, self.receiver]
+        forked = context.get_start_method() == "fork"
+        self.process = context.Process(
+            target=run_worker,
+            args=(config, lanes, states, prefetch_batches, sender, inherited if forked else []),
+            name=f"streampack-worker-{number}",
+            daemon=True,
+        )
+        try:
+            with held_back(LOOP_SIGNALS if forked else ()):
+                self.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.receiver.close()
+            raise ConfigError(
+                f"The dataset cannot be sent to a worker process: {error}.",
+                f"Processes started by {context.get_start_method()} get it pickled.",
+                'Define hooks and factories at the top level of a module, or use "fork".',
+            ) from error
+        finally:
+            sender.close()  # the worker's death then ends the pipe
+
+    def receive(self) -> Made | Dry:
+        """The next message.
+
+        Raises:
+            WorkerError: the process died.
+            Exception: what a lane raised there.
+        """
+        ready = wait([self.receiver, self.process.sentinel])
+        if self.receiver not in ready and not self.receiver.poll():
+            raise self._died()  # even if a process of the worker's own still holds the pipe
+        try:
+            message: Made | Dry | Failed = receive_message(self.receiver)
+        except (EOFError, OSError):  # at the end of a message, or inside one
+            raise self._died() from None
+        if isinstance(message, Failed):
+            raise _as_raised(message, self.number)
+        return message
+
+    def timed_out(self, timeout_s: float | None) -> WorkerError:
+        """The error to raise if it gave nothing for so long."""
+        return WorkerError(
+            f"Worker {self.number} (process {self.process.pid}) gave nothing for {timeout_s} s "
+            f"(lanes {self._lane_names()}).",
+            "The loop would wait for ever.",
+            "Look at storage and tokenizer, or raise timeout_s.",
+        )
+
+    def end_process(self) -> None:
+        """End it; a worker blocked on a full pipe or in I/O does not hold this up."""
+        self.process.terminate()
+        self.process.join(5)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self.receiver.close()
+
+    def _died(self) -> WorkerError:
+        self.process.join(5)
+        code = self.process.exitcode
+        how = f"was killed by signal {-code}" if code and code < 0 else f"exited with code {code}"
+        return WorkerError(
+            f"Worker {self.number} (process {self.process.pid}) {how} "
+            f"(lanes {self._lane_names()}).",
+            "Batches it had made ahead are gone; none that the loop got is affected.",
+            "Iterate the loader again to go on behind the last batch, or resume from a saved "
+            "state. If the system killed it, look at the memory of the machine.",
+        )
+
+    def _lane_names(self) -> str:
+        return ", ".join(map(str, self.lanes))
+
+
+def _as_raised(failed: Failed, number: int) -> BaseException:
+    """The worker's own error, or one in its place, with the worker's traceback as its cause."""
+    cause = WorkerError(f"In worker {number}:\n{failed.traceback}")
+    error = failed.error
+    if not isinstance(error, Exception):
+        error = WorkerError(
+            f"Worker {number} failed.",
+            "Its lanes cannot go on.",
+            "The cause above names the place.",
+        )
+    if isinstance(error, StreampackError) or error.__cause__ is None:
+        error.__cause__ = cause
+    return error
+
+
+def _widen(connection: Connection, num_bytes: int) -> None:
+    """Give the pipe room for batches, so that the worker need not wait while the loop computes."""
+    try:
+        fcntl.fcntl(connection.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), num_bytes)
+    except OSError:
+        pass  # not Linux, or over the user's quota for pipes: slower, not wrong

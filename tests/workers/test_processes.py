@@ -1,0 +1,165 @@
+"""Worker processes: none outlives its loop, none takes the loop's signals, none is waited for."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import Hook, PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack.errors import ConfigError, WorkerError
+from streampack.packing import BestFitDecreasing
+from tests.memory_source import MemorySource
+from tests.test_loader import child_processes, identity, make_dataset
+
+
+def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost() -> None:
+    def big_batches() -> PackedDataset:
+        # Two MiB in a message, and no pipe holds more than one.
+        documents = [np.full(1024, i, dtype=np.uint32) for i in range(8 * 512)]
+        packer = BestFitDecreasing(seq_len=1024)
+        window = WindowConfig(window_tokens=1 << 20)
+        return PackedDataset(
+            MemorySource([documents]), packer=packer, batch_tokens=1 << 19, window=window,
+            lanes=1, topology=Topology(),
+        )  # fmt: skip
+
+    expected = [batch.input_ids[:, 0].tolist() for batch in PackedLoader(big_batches())]
+    loader = PackedLoader(big_batches(), num_workers=1, prefetch_batches=1)
+    batches = iter(loader)
+    found = [next(batches).input_ids[:, 0].tolist()]
+    assert loader._live is not None
+    feed = loader._live.gi_frame.f_locals["feed"]
+    worker = feed.gi_frame.f_locals["workers"][0]
+    held = -1
+    while held != (held := unread_bytes(worker.receiver)) or held < 1 << 16:
+        time.sleep(0.05)  # until the pipe is full and the message is not
+    os.kill(worker.process.pid, signal.SIGKILL)
+    received = (batch.input_ids[:, 0].tolist() for batch in batches)
+    with pytest.raises(WorkerError, match="killed by signal 9"):
+        found.extend(received)
+    assert len(found) < len(expected)
+    found += [batch.input_ids[:, 0].tolist() for batch in loader]
+    assert found == expected
+
+
+def unread_bytes(connection: Any) -> int:
+    count = array.array("i", [0])
+    fcntl.ioctl(connection.fileno(), termios.FIONREAD, count)
+    return count[0]
+
+
+ORPHANS = """
+import multiprocessing, sys, threading
+from streampack import Hook, PackedLoader
+from tests.test_loader import make_dataset
+
+def block(documents, seeds):
+    if documents.origin["index"].max() > 100:
+        threading.Event().wait()  # as storage that never answers
+    return documents
+
+if __name__ == "__main__":
+    dataset = make_dataset(map=Hook("block", block))
+    loader = PackedLoader(dataset, num_workers=2, multiprocessing_context=sys.argv[1])
+    for batch in loader:
+        print(*(process.pid for process in multiprocessing.active_children()), flush=True)
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_no_worker_survives_a_loop_that_is_killed(context: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ORPHANS)
+    root = Path(__file__).parents[2]
+    loop = subprocess.Popen(
+        [sys.executable, str(tmp_path / "train.py"), context],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert loop.stdout is not None
+    workers = [int(pid) for pid in loop.stdout.readline().split()]
+    assert len(workers) == 2
+    loop.kill()
+    loop.wait()
+    loop.stdout.close()
+    while any(map(is_running, workers)):
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_ctrl_c_is_the_loops_to_answer() -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    found = []
+    for batch in PackedLoader(make_dataset(), num_workers=2, prefetch_batches=1):
+        found.append(identity(batch))
+        for pid in child_processes("streampack-worker"):
+            os.kill(pid, signal.SIGINT)
+    assert found == expected
+
+
+def test_the_loops_handlers_do_not_run_in_workers(tmp_path: Path) -> None:
+    ran = tmp_path / "handler-ran"
+    before = signal.signal(signal.SIGTERM, lambda *_: ran.touch())
+    try:
+        next(iter(PackedLoader(make_dataset(), num_workers=2, multiprocessing_context="fork")))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert child_processes("streampack-worker") == []
+    assert not ran.exists()
+
+
+def test_loops_that_stop_half_way_leave_no_process_and_no_file_open() -> None:
+    loader = PackedLoader(make_dataset(epochs=None), num_workers=2)
+    next(iter(loader))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        batches = iter(loader)
+        next(batches)
+        next(batches)
+        del batches
+    assert multiprocessing.active_children() == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+class Unsendable(MemorySource):
+    """Its cursors cannot be pickled."""
+
+    def lanes(self, n: int, **options: Any) -> Any:
+        return [self] * n
+
+    def read(self, cursor: Any, skips: Any) -> Any:
+        for block, end in self.read_shard(0, 0, len(self.shards[0]), skips):
+            yield block, {"end": end, "unsendable": lambda: None}
+
+
+def test_a_worker_that_cannot_send_is_an_error_and_not_a_wait(capfd: Any) -> None:
+    source = Unsendable([[np.zeros(20, dtype=np.uint16)] * 200], block_documents=2)
+    dataset = PackedDataset(source, seq_len=32, lanes=1, topology=Topology())
+    with pytest.raises(WorkerError, match="exited with code 1"):
+        list(PackedLoader(dataset, num_workers=1))
+    assert "lambda" in capfd.readouterr().err
+
+
+def test_a_hook_that_cannot_be_sent_to_a_spawned_worker_is_named() -> None:
+    dataset = make_dataset(filter=Hook("all", lambda documents, seeds: documents.lengths >= 0))
+    with pytest.raises(ConfigError, match="lambda"):
+        next(iter(PackedLoader(dataset, num_workers=2, multiprocessing_context="spawn")))
+    assert child_processes("streampack-worker") == []
