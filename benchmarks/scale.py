@@ -33,6 +33,7 @@ from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.manifest import Manifest
 from streampack.sources.sharded import ShardedSource
 from streampack.states.state import RunState, merge_states
+from streampack.window.config import DEFAULT_ROWS
 
 T = TypeVar("T")
 TOKENS = 15_000_000_000_000
@@ -217,7 +218,7 @@ def main() -> None:
             folder = name if kind == "MDS" else f"{name}/parquet"
             with multiprocessing.get_context("spawn").Pool(1) as process:
                 found = process.apply(stream, (kind, folder, lanes, open_shards, rows))
-            window = 2 * 2 * 128 * SEQ_LEN  # uint16 ids, twice
+            window = 2 * 2 * DEFAULT_ROWS * SEQ_LEN  # uint16 ids, twice
             print(
                 f"{kind}, {lanes} lanes, {open_shards} open shards, "
                 f"blocks of {found['documents']:.0f}: "

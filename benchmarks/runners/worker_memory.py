@@ -55,6 +55,7 @@ def read_memory(lengths: NDArray[np.int64], tokens: int) -> Readings:
     """Run one worker, started afresh ("spawn"), over so many tokens of documents so long."""
     from benchmarks.synthetic import Synthetic
     from streampack import PackedDataset, PackedLoader, Topology
+    from streampack.window.config import DEFAULT_ROWS
 
     dataset = PackedDataset(
         Synthetic(lengths, tokens),
@@ -78,7 +79,7 @@ def read_memory(lengths: NDArray[np.int64], tokens: int) -> Readings:
     if taken < tokens:
         raise WrongOutputError(f"{taken} tokens came, {tokens} were to come.")
     lanes = loader.state_dict()["fingerprint"]["lanes"]
-    windows = lanes * 128 * SEQ_LEN * 2 / 2**20
+    windows = lanes * DEFAULT_ROWS * SEQ_LEN * 2 / 2**20
     return Readings(at, resident, peak, lanes, windows, interpreter_mib())
 
 
