@@ -63,9 +63,19 @@ def read_footer(
         tail = storage.read_range(info.path, size - length - 8, size)
     try:
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + tail[-length - 8 :]))
-        schema = metadata.schema.to_arrow_schema()
-    except (pa.ArrowException, OSError) as error:
+        return _kept(metadata, info, column, check)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: names
         return Footer(problem=f"its footer is broken ({error})")
+
+
+def _kept(
+    metadata: pq.FileMetaData,
+    info: FileInfo,
+    column: str,
+    check: Callable[[str, pa.Schema], bool],
+) -> Footer:
+    """What the listing keeps of a footer."""
+    schema = metadata.schema.to_arrow_schema()
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     if any(g.num_rows < 0 for g in groups) or sum(g.num_rows for g in groups) != (
         metadata.num_rows
@@ -76,7 +86,7 @@ def read_footer(
     for group in groups:
         for i in range(group.num_columns):
             chunk = group.column(i)
-            if not 0 <= chunk.total_compressed_size <= size:
+            if not 0 <= chunk.total_compressed_size <= info.num_bytes:
                 return Footer(problem=f"column {chunk.path_in_schema} is larger than the file")
             if chunk.path_in_schema.split(".")[0] == column:
                 values += chunk.num_values

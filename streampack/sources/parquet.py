@@ -185,7 +185,7 @@ class Parquet(ShardedSource):
                         for block, consumed in make(rows, begin):
                             position = begin + consumed
                             yield block, places.unit(position)
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk's failure, not the file's
                 self._unreadable(shard, position, error)

@@ -309,6 +309,24 @@ def test_a_truncated_parquet_file_is_named_and_skipped(tmp_path: Path, keep: int
     assert [record[:3] for record in skips.records] == [[1, 0, True]]
 
 
+@pytest.mark.parametrize("footers", [1, 8192], ids=["footer-unseen", "footer-listed"])
+@pytest.mark.parametrize("place", ["schema", "chunk"])
+def test_a_file_whose_column_names_are_no_utf8_is_named_and_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, footers: int
+) -> None:
+    monkeypatch.setattr(parquet, "MOST_FOOTERS", footers)
+    for name in "ab":
+        values = pa.array([[1, 2], [3]], pa.list_(pa.int64()))
+        pq.write_table(pa.table({"ids": values}), tmp_path / f"{name}.parquet", store_schema=False)
+    broken = tmp_path / "b.parquet"
+    data = broken.read_bytes()
+    at = data.index(b"ids") if place == "schema" else data.rindex(b"ids")
+    broken.write_bytes(data[:at] + b"i\xe4s" + data[at + 3 :])
+    with pytest.raises(ContentError, match=r"b\.parquet"):
+        read_all(Parquet(tmp_path, tokens="ids"))
+    assert read_all(Parquet(tmp_path, tokens="ids"), Skips("skip")) == [(1, 2), (3,)]
+
+
 def test_damage_inside_a_file_loses_what_lies_behind_it_only(tmp_path: Path) -> None:
     texts = [f"{i} " + "word " * (i % 50) for i in range(400)]
     path = write(tmp_path / "x.parquet", {"text": texts}, 100, compression="zstd")
