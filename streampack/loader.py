@@ -10,7 +10,7 @@ import multiprocessing
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any, Literal
 
@@ -146,8 +146,7 @@ class PackedLoader:
         return self._metrics + Metrics()
 
     def __iter__(self) -> Iterator[Any]:
-        deliveries = self._open()
-        with closing(deliveries):
+        with self._iterating() as deliveries:
             while True:
                 began = time.perf_counter()
                 if not self._await(deliveries, 1):
@@ -178,11 +177,10 @@ class PackedLoader:
                 "A step needs at least one.",
                 "Use accumulate(1) or more.",
             )
-        deliveries = self._open()
         ranks = self._connected()
         counted: Delivery | None = None
         count: Callable[[], int] | None = None
-        with closing(deliveries):
+        with self._iterating() as deliveries:
             while True:
                 began = time.perf_counter()
                 group = self._queue(deliveries, batches)
@@ -209,6 +207,8 @@ class PackedLoader:
         Returns:
             How many there were: fewer than `batches` at the end of the run.
         """
+        if self._finished:
+            return 0
         live = self._live
         deliveries = live if live is not None else self._open()
         first, found = self._run.next_batch, 0
@@ -229,6 +229,16 @@ class PackedLoader:
         self._stop()
         self._live = self._deliveries()
         return self._live
+
+    @contextmanager
+    def _iterating(self) -> Iterator[Generator[Delivery, None, None]]:
+        """The deliveries of one iterator, live until the loop leaves it."""
+        deliveries = self._open()
+        try:
+            yield deliveries
+        finally:
+            if self._live is deliveries:
+                self._stop()
 
     def _stop(self) -> None:
         """End the live iterator's workers, if there is one."""

@@ -330,3 +330,22 @@ def test_skipped_batches_are_consumed_recorded_and_counted() -> None:
         assert again.state_dict()["stepped_over"] == [[0, 2], [12, 18]]
     loader = PackedLoader(make_dataset())
     assert loader.skip(10**6) == len(expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_was_left_can_be_skipped_ahead(workers: int) -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    loader = PackedLoader(make_dataset(), num_workers=workers)
+    found = []
+    for batch in loader:
+        found.append(identity(batch))
+        break
+    assert loader.skip(2) == 2
+    for group in loader.accumulate(3):
+        found.extend(identity(batch) for batch in group)
+        break
+    assert loader.skip(1) == 1
+    assert loader.state_dict()["stepped_over"] == [[1, 3], [6, 7]]
+    found.extend(identity(batch) for batch in loader)
+    assert found == expected[:1] + expected[3:6] + expected[7:]
+    assert loader.skip(1) == 0  # the run has ended

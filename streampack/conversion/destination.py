@@ -28,6 +28,9 @@ class Destination:
     Args:
         url: local path or URL.
         retries: attempts after the first for remote files.
+
+    Raises:
+        ConfigError: there is a file, or nothing can be written there.
     """
 
     def __init__(self, url: str, *, retries: int = 5) -> None:
@@ -36,6 +39,12 @@ class Destination:
         self.local = Path(rest).expanduser().absolute() if protocol is None else None
         self._retries = retries
         self._filesystem: Any = None
+        if self.local is not None and self.local.exists() and not self.local.is_dir():
+            raise ConfigError(
+                f"{url} is a file.",
+                "Shards need a folder to lie in.",
+                "Name an empty folder, or one that does not exist yet.",
+            )
         if protocol in ("http", "https"):
             raise ConfigError(
                 f"{shown(url)} is an HTTP address.",

@@ -485,3 +485,12 @@ def test_without_the_extra_the_program_says_what_to_install(tmp_path: Path) -> N
         "streampack: the command line needs typer, which is not installed; "
         'run `pip install "streampack[cli]"`.'
     )
+
+
+def test_a_file_is_no_destination(lines: Path) -> None:
+    file = min(lines.iterdir())
+    before = file.read_bytes()
+    result = CliRunner().invoke(app, ["convert", str(lines), str(file), "--to", "mds"])
+    assert isinstance(result.exception, ConfigError)
+    assert "is a file" in str(result.exception)
+    assert file.read_bytes() == before
