@@ -213,6 +213,15 @@ def test_documents_that_are_not_aligned_are_refused_for_context_parallelism() ->
         [batch.megatron(cp_size=2) for batch in batches()]
 
 
+@pytest.mark.parametrize(("cp_size", "cp_rank"), [(2, 2), (2, -1), (0, 0), (-1, 0), (1, 1)])
+def test_a_context_parallel_rank_that_there_is_not_is_refused(cp_size: int, cp_rank: int) -> None:
+    batch = batches(packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4))[0]
+    with pytest.raises(ConfigError, match=rf"cp_size is {cp_size}, and cp_rank is {cp_rank}"):
+        batch.megatron(cp_size=cp_size, cp_rank=cp_rank)
+    with pytest.raises(ConfigError, match="cp_size is 0"):
+        batch.packed_seq_params(cp_size=0)
+
+
 @pytest.mark.parametrize(
     "packer",
     [Concat(seq_len=SEQ_LEN), Seamless(seq_len=SEQ_LEN), BestFitCrop(seq_len=SEQ_LEN)],

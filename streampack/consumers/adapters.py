@@ -162,8 +162,10 @@ class BatchAdapters:
                 this rank holds. All ranks of the group pass the same batch.
 
         Raises:
-            ConfigError: documents were not packed with ``align=2 * cp_size``.
+            ConfigError: documents were not packed with ``align=2 * cp_size``; there is no such
+                rank.
         """
+        _check_rank(cp_size, cp_rank)
         labels = self._next_labels()
         counts = labels != -100
         tensors = {
@@ -190,6 +192,7 @@ class BatchAdapters:
         Raises:
             ConfigError: as in `megatron`.
         """
+        _check_rank(cp_size)
         segments = self._padded(cp_size)
         real = torch.from_numpy(segments.cu_seqlens).to(self.device, non_blocking=True)
         placed = torch.from_numpy(segments.cu_seqlens_padded).to(self.device, non_blocking=True)
@@ -225,3 +228,12 @@ class BatchAdapters:
         cu_seqlens, boundaries, piece = self._runs
         run = np.searchsorted(boundaries, cu_seqlens[:-1])
         return padded_segments(cu_seqlens, piece[run] < 0, align)
+
+
+def _check_rank(cp_size: int, cp_rank: int = 0) -> None:
+    if not 0 <= cp_rank < cp_size:
+        raise ConfigError(
+            f"cp_size is {cp_size}, and cp_rank is {cp_rank}.",
+            "There is no such rank, and it would get other documents' tokens.",
+            "Use a cp_size of 1 or more, and a cp_rank from 0 to cp_size - 1.",
+        )
