@@ -75,10 +75,9 @@ def row_starts(data: NDArray[np.uint8], count: int, out: NDArray[np.int64]) -> i
                 return -1
             run = min(head >> 1, count - i)
             if data[at] == 0:
-                for k in range(run):
-                    if found < len(out):
-                        out[found] = i + k
-                    found += 1
+                for k in range(min(run, len(out) - found)):
+                    out[found + k] = i + k
+                found += run
             at += 1
             i += run
     return found
@@ -102,15 +101,19 @@ def without_value(
         size = (head >> 1) * width if packed else 1
         if size > len(data) - at:
             return -1
-        if packed or data[at] != full:
+        if not packed and data[at] == empty:  # however long, it costs what fits
+            for k in range(min(run, len(out) - found)):
+                out[found + k] = i + k
+            found += run
+        elif not packed and data[at] != full:
+            return -1
+        elif packed:
             for k in range(run):
-                level = int(data[at])
-                if packed:
-                    first = k * width
-                    level = int(data[at + (first >> 3)]) >> (first & 7)
-                    if (first & 7) + width > 8:
-                        level |= int(data[at + (first >> 3) + 1]) << (8 - (first & 7))
-                    level &= (1 << width) - 1
+                first = k * width
+                level = int(data[at + (first >> 3)]) >> (first & 7)
+                if (first & 7) + width > 8:
+                    level |= int(data[at + (first >> 3) + 1]) << (8 - (first & 7))
+                level &= (1 << width) - 1
                 if level == empty:
                     if found < len(out):
                         out[found] = i + k

@@ -202,7 +202,7 @@ class TokenPages:
             data = np.frombuffer(source.read_buffer(chunk.total_compressed_size), dtype=np.uint8)
         view, at = memoryview(cast(Any, data)), 0
         known = full, int(self.file.schema_arrow.field(self.column).nullable)
-        most = chunk.num_values
+        most = chunk.num_values, self.file.metadata.row_group(self.group).num_rows
         while at < len(data):
             head, at = read_struct(view, at)
             size, kept = head.get(2), head.get(3)
@@ -274,15 +274,16 @@ def _page(
     definition: NDArray[np.uint8],
     body: NDArray[np.uint8],
     levels: tuple[int, int],
-    most: int,
+    most: tuple[int, int],
 ) -> _Page:
+    """`most`: levels of the chunk and rows of its group, before memory is taken for either."""
     full, empty = levels
-    if count > most:
+    if count > most[0]:
         raise _OtherwiseError
     rows = row_starts(repetition, count, _NONE)
     width = full.bit_length()
     blanks = without_value(definition, count, width, full, empty, _NONE)
-    if rows < 0 or blanks < 0:
+    if not (0 <= blanks <= rows <= most[1]):  # every empty list is a row
         raise _OtherwiseError
     starts, without = np.empty(rows, dtype=np.int64), _NONE
     row_starts(repetition, count, starts)

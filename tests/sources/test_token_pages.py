@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streampack.errors import ContentError
 from streampack.sources import Parquet
 from streampack.sources._lent_memory import lent
-from streampack.sources._token_pages import TokenPages
+from streampack.sources._token_pages import TokenPages, _OtherwiseError, _page
 from streampack.sources.skips import Skips
 
 DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
@@ -173,3 +173,13 @@ def test_memory_is_lent_again_only_when_nobody_holds_it() -> None:
     assert view.tolist() == [7] * 10
     del view
     assert address in {lent(1000, np.dtype(np.uint32)).ctypes.data for _ in range(8)}
+
+
+@pytest.mark.parametrize("level", [0, 1], ids=["begins-a-row", "empty-list"])
+def test_a_page_that_claims_more_rows_than_its_group_takes_no_memory_for_them(level: int) -> None:
+    one_run = np.frombuffer(b"\xfe\xff\xff\xff\x7f", dtype=np.uint8)  # of 2**34 - 1 levels
+    repetition = np.append(one_run, np.uint8(0))
+    definition = np.append(one_run, np.uint8(2 - level))
+    body = np.zeros(0, dtype=np.uint8)
+    with pytest.raises(_OtherwiseError):
+        _page(2**34 - 1, 0, repetition, definition, body, (2, 1), (2**40, 10))
