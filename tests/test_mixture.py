@@ -338,6 +338,10 @@ def test_what_was_skipped_stays_skipped_once_it_can_be_read(tmp_path: Path) -> N
         (lambda: Mixture({"a": [[1]]}, weights={"a": 0}), "cannot be shares"),
         (lambda: Mixture({"a": [[1]]}, weights={"a": float("nan")}), "cannot be shares"),
         (lambda: Mixture({"a": [[1]]}, weights=[(1, {"a": 1})]), "known from 0"),
+        (lambda: Mixture({"a": [[1]]}, weights=5), "which share"),  # type: ignore[arg-type]
+        (lambda: Mixture({"a": [[1]]}, weights={"a": "1"}), "which share"),  # type: ignore[dict-item]
+        (lambda: Mixture({"a": [[1]]}, weights=[(0, 5)]), "which share"),  # type: ignore[list-item]
+        (lambda: Mixture({"a": [[1]]}, weights=[("0", {"a": 1})]), "which share"),  # type: ignore[list-item]
         (lambda: Mixture({"a": [[1]]}, weights={"a": 1}, temperature=2), "Leave out one"),
         (lambda: Mixture({"a": [[1]]}, temperature=0), "positive number"),
         (lambda: Mixture({"a": [[1]]}, epochs={"b": 1}), "no source"),

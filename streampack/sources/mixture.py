@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -325,7 +326,22 @@ def _check_epochs(epochs: Mapping[str, int | None], names: list[str]) -> dict[st
 def _knots(
     weights: Weights | Sequence[tuple[int, Weights]], names: list[str]
 ) -> list[tuple[int, list[Fraction]]]:
-    pairs = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+    try:
+        pairs = [(0, weights)] if isinstance(weights, Mapping) else [(at, w) for at, w in weights]
+        understood = all(
+            isinstance(at, numbers.Real)
+            and isinstance(given, Mapping)
+            and all(isinstance(weight, numbers.Real) for weight in given.values())
+            for at, given in pairs
+        )
+    except (TypeError, ValueError):
+        understood = False
+    if not understood:
+        raise ConfigError(
+            f"weights is {weights!r:.200}.",
+            "It does not say which share of the tokens each source has.",
+            "Pass a dict of numbers by name, or pairs (tokens of the run, such a dict).",
+        )
     places = [at for at, _ in pairs]
     if not places or places[0] != 0 or any(a >= b for a, b in pairwise(places)):
         raise ConfigError(
