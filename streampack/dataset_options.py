@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from numbers import Integral
 from typing import Any, cast
 
 from streampack.errors import ConfigError
@@ -121,6 +122,24 @@ def check_choices(attention: str, epochs: int | None, lanes: int | None) -> None
             )
 
 
+def _check_ids(eos_id: int | None, pad_id: int | None, vocab_size: int | None) -> None:
+    """Refuse what is no token id, or no number of them."""
+    for name, value, low in (
+        ("eos_id", eos_id, 0),
+        ("pad_id", pad_id, 0),
+        ("vocab_size", vocab_size, 1),
+    ):
+        if value is None:
+            continue
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not whole or not low <= value < (1 << 32) + low:
+            raise ConfigError(
+                f"{name} is {value!r}.",
+                "Token ids are whole numbers from 0 to 4,294,967,295.",
+                "Take it from the tokenizer or the model's configuration, or leave it out.",
+            )
+
+
 def prepare(
     source: Source,
     tokenizer: Any,
@@ -130,6 +149,7 @@ def prepare(
     vocab_size: int | None,
 ) -> tuple[Preparation, RowFormat]:
     """What tokenizer and ids mean for this kind of source; -1 stands for an unknown EOS id."""
+    _check_ids(eos_id, pad_id, vocab_size)
     texts = any(not part.tokenized for part in sources_of(source))
     ids = any(part.tokenized for part in sources_of(source))
     if tokenizer is not None:
