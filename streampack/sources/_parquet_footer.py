@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
+from streampack.sources._column_chunks import Chunk, DamagedFooterError, column_chunks
+from streampack.sources._spool import map_file
 from streampack.sources.arrow import is_text, is_token_list
 from streampack.sources.remote import shown
 from streampack.sources.storage import FileInfo, Storage
 
-__all__ = ["Footer", "check_schema", "read_footer"]
+__all__ = ["Footer", "check_schema", "footer_bytes", "read_footer"]
 
 _FIRST_READ = 64 << 10
 _LARGEST_FOOTER = 1 << 30
@@ -61,56 +66,63 @@ def read_footer(
         return Footer(problem=f"its footer would have {length} of its {size} bytes")
     if length + 8 > len(tail):
         tail = storage.read_range(info.path, size - length - 8, size)
+    footer = np.frombuffer(tail[-length - 8 : -8], dtype=np.uint8)
     try:
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + tail[-length - 8 :]))
-        return _kept(metadata, info, column, check)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: names
-        return Footer(problem=f"its footer is broken ({error})")
+        return _kept(metadata, footer, info, column, check)
+    except (pa.ArrowException, OSError, DamagedFooterError, UnicodeDecodeError) as error:
+        return Footer(problem=f"its footer is broken ({error})")  # the last one: names
+
+
+def footer_bytes(path: str) -> NDArray[np.uint8]:
+    """(B,) bytes of the footer of a local file that pyarrow has opened."""
+    data = map_file(Path(path))
+    length = int.from_bytes(data[-8:-4].tobytes(), "little")
+    return data[len(data) - 8 - length : len(data) - 8]
 
 
 def _kept(
     metadata: pq.FileMetaData,
+    footer: NDArray[np.uint8],
     info: FileInfo,
     column: str,
     check: Callable[[str, pa.Schema], bool],
 ) -> Footer:
     """What the listing keeps of a footer."""
     schema = metadata.schema.to_arrow_schema()
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    if any(g.num_rows < 0 for g in groups) or sum(g.num_rows for g in groups) != (
-        metadata.num_rows
-    ):
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
         return Footer(problem="its row groups do not add up to its rows")
     narrow = check(info.path, schema)
-    values = column_bytes = 0
-    for group in groups:
-        for i in range(group.num_columns):
-            chunk = group.column(i)
-            if not 0 <= chunk.total_compressed_size <= info.num_bytes:
-                return Footer(problem=f"column {chunk.path_in_schema} is larger than the file")
-            if chunk.path_in_schema.split(".")[0] == column:
-                values += chunk.num_values
-                column_bytes += chunk.total_uncompressed_size
-    small = narrow or _small(metadata, column)
-    return Footer(metadata.num_rows, values, column_bytes, narrow, small)
+    chunks = [chunk for group in column_chunks(metadata, footer, [column]) for chunk in group]
+    for chunk in chunks:
+        if not 0 <= chunk.compressed_bytes <= info.num_bytes:
+            return Footer(problem=f"column {column} is larger than the file")
+        if chunk.num_values < 0 or chunk.uncompressed_bytes < 0:
+            return Footer(problem=f"column {column} has a size below zero")
+    return Footer(
+        rows=metadata.num_rows,
+        values=sum(chunk.num_values for chunk in chunks),
+        size=sum(chunk.uncompressed_bytes for chunk in chunks),
+        narrow=narrow,
+        small=narrow or all(map(_small, chunks)),
+    )
 
 
-def _small(metadata: pq.FileMetaData, column: str) -> bool:
-    """Whether the statistics of a column say that it holds ids, and uint16 all of them."""
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        chunks = map(group.column, range(group.num_columns))
-        wanted = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] == column]
-        if not wanted:
-            return False
-        for chunk in wanted:
-            known = chunk.statistics
-            if chunk.num_values and not (known is not None and known.has_min_max):
-                return False
-            if chunk.num_values and not (
-                isinstance(known.min, int) and 0 <= known.min <= known.max < 1 << 16
-            ):
-                return False
-    return True
+def _small(chunk: Chunk) -> bool:
+    """Whether uint16 holds all ids of a chunk, by its statistics.
+
+    Ids below zero and large ones that were compared as such are large without their sign.
+    """
+    if chunk.num_values == 0:
+        return True
+    if not chunk.physical_type or chunk.smallest is None or chunk.largest is None:
+        return False
+    size = 4 if chunk.physical_type == "INT32" else 8
+    if not len(chunk.smallest) == len(chunk.largest) == size:
+        return False
+    low, high = (int.from_bytes(bound, "little") for bound in (chunk.smallest, chunk.largest))
+    return low <= high < 1 << 16
 
 
 def check_schema(

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from streampack.sources._column_chunks import Chunk
 from streampack.sources._lent_memory import lent
 from streampack.sources._page_headers import DamagedHeaderError, read_struct
 from streampack.sources._runs import look_up, row_starts, without_value
@@ -60,13 +61,14 @@ class TokenPages:
 
     Args:
         file: open; path: of the same file.
-        group: number of the row group; column: name of the column.
+        chunk: the column's in a row group of `rows` rows; column: name of the column.
         dtype: uint16 or uint32, what ids become.
     """
 
     file: pq.ParquetFile
     path: str
-    group: int
+    chunk: Chunk
+    rows: int
     column: str
     dtype: np.dtype[Any]
     _ids: NDArray[Any] = field(init=False)
@@ -89,15 +91,17 @@ class TokenPages:
     def _batches(self, size: int, start: int, stop: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         if start >= stop:
             return
-        rows = self.file.metadata.row_group(self.group).num_rows
-        chunk, stored, full = self._chunk()
+        rows, chunk = self.rows, self.chunk
+        stored, full = self._stored()
+        if chunk.num_values < 0 or chunk.compressed_bytes < 0:
+            raise _OtherwiseError
         expected = chunk.num_values * min(size, stop - start) // max(rows, 1) + (1 << 17)
         self._ids = lent(min(expected, chunk.num_values, _MOST_EXPECTED), self.dtype)
         # Rows from `first` on are held, those that begin at `begins` in `_ids`; the last of
         # them may go on in the next page. `seen` is the row behind it.
         first = seen = levels = 0
         begins = _NONE
-        for page in self._pages(chunk, stored, full):
+        for page in self._pages(stored, full):
             if not page.levels:
                 continue
             levels += page.levels
@@ -168,41 +172,43 @@ class TokenPages:
 
     # ------------------------------------------------------------------ pages
 
-    def _chunk(self) -> tuple[Any, np.dtype[Any], int]:
-        """The column chunk, how ids are stored in it, and the level of an id that is there."""
-        metadata = self.file.metadata
-        group = metadata.row_group(self.group)
-        numbers = [
-            i
-            for i in range(group.num_columns)
-            if group.column(i).path_in_schema.split(".")[0] == self.column
-        ]
+    def _stored(self) -> tuple[np.dtype[Any], int]:
+        """How ids are stored, and the level of an id that is there."""
+        schema = self.file.metadata.schema
+        leaves = map(schema.column, range(len(schema)))
+        leaf = next(leaf for leaf in leaves if leaf.path.split(".")[0] == self.column)
         kind = self.file.schema_arrow.field(self.column)
-        if len(numbers) != 1 or not (
-            pa.types.is_list(kind.type) or pa.types.is_large_list(kind.type)
-        ):
+        if not (pa.types.is_list(kind.type) or pa.types.is_large_list(kind.type)):
             raise _OtherwiseError
-        chunk, leaf = group.column(numbers[0]), metadata.schema.column(numbers[0])
         full = 1 + kind.nullable + kind.type.value_field.nullable
         width = {"INT32": 4, "INT64": 8}.get(leaf.physical_type)
-        if width is None or (leaf.max_repetition_level, leaf.max_definition_level) != (1, full):
+        if width is None or leaf.physical_type != self.chunk.physical_type:
+            raise _OtherwiseError
+        if (leaf.max_repetition_level, leaf.max_definition_level) != (1, full):
             raise _OtherwiseError
         if not pa.types.is_integer(kind.type.value_type):
             raise _OtherwiseError
         sign = "u" if pa.types.is_unsigned_integer(kind.type.value_type) else "i"
-        return chunk, np.dtype(f"<{sign}{width}"), full
+        return np.dtype(f"<{sign}{width}"), full
 
-    def _pages(self, chunk: Any, stored: np.dtype[Any], full: int) -> Iterator[_Page]:
-        """The data pages; a dictionary is kept."""
+    def _data(self) -> NDArray[np.uint8]:
+        """(B,) the bytes of all pages."""
+        chunk = self.chunk
         first = chunk.data_page_offset
-        if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+        if chunk.dictionary_page_offset > 0:
             first = min(first, chunk.dictionary_page_offset)
         with pa.memory_map(self.path) as source:
+            if not 0 < first <= first + chunk.compressed_bytes <= source.size():
+                raise _OtherwiseError
             source.seek(first)
-            data = np.frombuffer(source.read_buffer(chunk.total_compressed_size), dtype=np.uint8)
+            return np.frombuffer(source.read_buffer(chunk.compressed_bytes), dtype=np.uint8)
+
+    def _pages(self, stored: np.dtype[Any], full: int) -> Iterator[_Page]:
+        """The data pages; a dictionary is kept."""
+        chunk, data = self.chunk, self._data()
         view, at = memoryview(cast(Any, data)), 0
         known = full, int(self.file.schema_arrow.field(self.column).nullable)
-        most = chunk.num_values, self.file.metadata.row_group(self.group).num_rows
+        most = chunk.num_values, self.rows
         while at < len(data):
             head, at = read_struct(view, at)
             size, kept = head.get(2), head.get(3)
@@ -210,12 +216,12 @@ class TokenPages:
                 isinstance(size, int) and isinstance(kept, int) and 0 <= kept <= len(data) - at
             ):
                 raise _OtherwiseError
-            if not 0 <= size <= chunk.total_uncompressed_size:
+            if not 0 <= size <= chunk.uncompressed_bytes:
                 raise _OtherwiseError
             body, at = data[at : at + kept], at + kept
             if head.get(1) == _DICTIONARY:
                 entries = _field(head, 7, 1)
-                values = _unpacked(body, size, chunk.compression)
+                values = _unpacked(body, size, chunk.codec)
                 if _field(head, 7, 2) not in (_PLAIN, _PLAIN_DICTIONARY):
                     raise _OtherwiseError
                 if entries * stored.itemsize > len(values):
@@ -225,7 +231,7 @@ class TokenPages:
             elif head.get(1) == _DATA:
                 if (_field(head, 5, 3), _field(head, 5, 4)) != (_LEVELS, _LEVELS):
                     raise _OtherwiseError
-                values = _unpacked(body, size, chunk.compression)
+                values = _unpacked(body, size, chunk.codec)
                 repetition, values = _prefixed(values)
                 definition, values = _prefixed(values)
                 count, encoding = _field(head, 5, 1), _field(head, 5, 2)
@@ -236,7 +242,7 @@ class TokenPages:
                     raise _OtherwiseError
                 levels, values = body[: one + two], body[one + two :]
                 if head[8].get(7, True):
-                    values = _unpacked(values, size - one - two, chunk.compression)
+                    values = _unpacked(values, size - one - two, chunk.codec)
                 count, encoding = _field(head, 8, 1), _field(head, 8, 4)
                 yield _page(count, encoding, levels[:one], levels[one:], values, known, most)
 

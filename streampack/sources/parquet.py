@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError, ContentError
-from streampack.sources._parquet_footer import Footer, check_schema, read_footer
+from streampack.sources._column_chunks import Chunk, DamagedFooterError, column_chunks
+from streampack.sources._parquet_footer import Footer, check_schema, footer_bytes, read_footer
 from streampack.sources._row_pages import row_pages
 from streampack.sources._token_pages import TokenPages
 from streampack.sources.arrow import (
@@ -185,7 +186,7 @@ class Parquet(ShardedSource):
                         for block, consumed in make(rows, begin):
                             position = begin + consumed
                             yield block, places.unit(position)
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            except (pa.ArrowException, OSError, DamagedFooterError, UnicodeDecodeError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk's failure, not the file's
                 self._unreadable(shard, position, error)
@@ -224,15 +225,17 @@ class Parquet(ShardedSource):
         """
         columns = self._columns(file.schema_arrow)
         metadata = file.metadata
+        chunks = column_chunks(metadata, footer_bytes(path), columns)
         first = 0
         for group in range(metadata.num_row_groups):
             rows = metadata.row_group(group).num_rows
             if first + rows > start and rows > 0:
-                size = self._page_rows(metadata, group, columns)
+                size = self._page_rows(chunks[group], rows)
                 low, high = max(start - first, 0), min(stop - first, rows)
-                if self.tokenized and columns == [self.column]:
+                if self.tokenized and columns == [self.column] and len(chunks[group]) == 1:
+                    (chunk,) = chunks[group]
                     dtype = np.dtype(self.manifest.details["dtype"])
-                    lists = TokenPages(file, path, group, self.column, dtype)
+                    lists = TokenPages(file, path, chunk, rows, self.column, dtype)
                     for page, at in lists.batches(size, low, high):
                         yield page, first + at
                         low = at + page.num_rows
@@ -255,17 +258,11 @@ class Parquet(ShardedSource):
         """The columns that are read from a file of this schema."""
         return [name for name in (self.column, self.loss_mask) if name]
 
-    def _page_rows(self, metadata: pq.FileMetaData, group: int, columns: list[str]) -> int:
-        """Rows per page: about `_PAGE_BYTES`, in whole blocks if they are small enough."""
-        row_group = metadata.row_group(group)
-        size: int = 0
-        for i in range(row_group.num_columns):
-            chunk = row_group.column(i)
-            if chunk.path_in_schema.split(".")[0] in columns:
-                size += chunk.total_uncompressed_size
-        per_row = max(1, size // max(1, int(row_group.num_rows)))
-        rows = max(1, min(max(_PAGE_BYTES, 2 * self.block_bytes) // per_row, 1 << 16))
-        return rows - rows % self.block_documents if rows > self.block_documents else rows
+    def _page_rows(self, chunks: list[Chunk], rows: int) -> int:
+        """Rows per page of a row group: about `_PAGE_BYTES`, in whole blocks if they are small."""
+        per_row = max(1, sum(max(chunk.uncompressed_bytes, 0) for chunk in chunks) // rows)
+        size = max(1, min(max(_PAGE_BYTES, 2 * self.block_bytes) // per_row, 1 << 16))
+        return size - size % self.block_documents if size > self.block_documents else size
 
     def _block_maker(self, shard: int, schema: pa.Schema, skips: Skips) -> BlockMaker:
         """What turns rows into blocks, for this file's types."""

@@ -310,9 +310,8 @@ def test_a_truncated_parquet_file_is_named_and_skipped(tmp_path: Path, keep: int
 
 
 @pytest.mark.parametrize("footers", [1, 8192], ids=["footer-unseen", "footer-listed"])
-@pytest.mark.parametrize("place", ["schema", "chunk"])
 def test_a_file_whose_column_names_are_no_utf8_is_named_and_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, footers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, footers: int
 ) -> None:
     monkeypatch.setattr(parquet, "MOST_FOOTERS", footers)
     for name in "ab":
@@ -320,7 +319,7 @@ def test_a_file_whose_column_names_are_no_utf8_is_named_and_skipped(
         pq.write_table(pa.table({"ids": values}), tmp_path / f"{name}.parquet", store_schema=False)
     broken = tmp_path / "b.parquet"
     data = broken.read_bytes()
-    at = data.index(b"ids") if place == "schema" else data.rindex(b"ids")
+    at = data.index(b"ids")  # in the schema; the names in chunks are not looked at
     broken.write_bytes(data[:at] + b"i\xe4s" + data[at + 3 :])
     with pytest.raises(ContentError, match=r"b\.parquet"):
         read_all(Parquet(tmp_path, tokens="ids"))

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from streampack.errors import ContentError
 from streampack.sources import Parquet
+from streampack.sources._column_chunks import column_chunks
 from streampack.sources._lent_memory import lent
+from streampack.sources._parquet_footer import footer_bytes
 from streampack.sources._token_pages import TokenPages, _OtherwiseError, _page
 from streampack.sources.skips import Skips
 
@@ -35,7 +37,9 @@ def _decoded(
     """Rows as `TokenPages` gives them; pages begin where they should."""
     rows: list[list[int]] = []
     with pq.ParquetFile(path, memory_map=True) as file:
-        pages = TokenPages(file, str(path), group, "ids", np.dtype(dtype))
+        ((chunk,),) = column_chunks(file.metadata, footer_bytes(str(path)), ["ids"])[group:][:1]
+        count = file.metadata.row_group(group).num_rows
+        pages = TokenPages(file, str(path), chunk, count, "ids", np.dtype(dtype))
         for batch, first in pages.batches(size, start, stop):
             assert first == start + len(rows)
             assert first == start or first % size == 0
