@@ -90,7 +90,8 @@ class Receiver:
                 message = self._worker.receive()
                 self._received.put(message if isinstance(message, Dry) else self._delivery(message))
         except BaseException as error:  # the loop raises it where it asks for the batch
-            self._received.put(error)
+            if not self._stopped:  # or it and its frames would keep this object alive
+                self._received.put(error)
 
     def _delivery(self, message: Made) -> Delivery:
         if message.round is not None:

@@ -102,8 +102,9 @@ class WorkerHandle:
             self.process.join()
 
     def close(self) -> None:
-        """Close the pipe."""
+        """Close the pipe, and let go of the process, which has ended."""
         self.receiver.close()
+        self.process.close()
 
     def _died(self) -> WorkerError:
         self.process.join(5)
