@@ -27,6 +27,7 @@ from streampack.forecast.comparison import (
 )
 from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import Packer
+from streampack.sources.base import Source
 
 __all__ = ["compare"]
 
@@ -101,8 +102,14 @@ def compare(
 
 
 def _lengths(
-    corpus: object, tokenizer: str | None, documents: int, seed: int, seq_len: list[int]
+    corpus: Source, tokenizer: str | None, documents: int, seed: int, seq_len: list[int]
 ) -> NDArray[np.int64]:
+    if tokenizer is None and not corpus.tokenized:
+        raise ConfigError(
+            "The documents are read as text, and there is no tokenizer.",
+            "Lengths are counted in tokens.",
+            "Pass --tokenizer PATH; or --tokens NAME, if a field or column holds token ids.",
+        )
     from streampack.dataset import PackedDataset  # imports torch: other commands need not wait
     from streampack.forecast.sizing import sample_lengths
     from streampack.topology import Topology

@@ -192,7 +192,7 @@ def _summary(places: list[LanePlace]) -> Table:
         of = "" if name is None else f" of {name}"
         figures[f"epoch{of}"] = [source.epoch for source in own]
         if name is not None:
-            figures[f"tokens drawn{of}"] = [source.tokens or 0 for source in own]
+            figures[f"tokens drawn before{of}"] = [source.tokens or 0 for source in own]
     for what, values in figures.items():
         whole = "" if what.startswith("epoch") else f"{sum(values):,}"
         table.add_row(escape(what), f"{min(values):,}", f"{max(values):,}", whole)

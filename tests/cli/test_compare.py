@@ -167,8 +167,8 @@ def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
     ("arguments", "words"),
     [
         (["nowhere.jsonl"], "nowhere.jsonl"),
-        (["in/a.jsonl"], "there is no tokenizer"),
-        (["in/a.jsonl", "--seq-len", "1"], "seq_len is 1"),
+        (["in/a.jsonl"], "--tokens NAME, if a field"),
+        (["in/a.jsonl", "--tokens", "text", "--seq-len", "1"], "seq_len is 1"),
         (["in/a.jsonl", "--out", "a.bmp"], "a.bmp"),
         (["in/a.jsonl", "--out", "none/a.png"], "none/a.png"),
         (["in/empty.parquet", "--tokens", "ids"], "no document"),
