@@ -15,9 +15,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from streampack.batch import PackedBatch
 from streampack.dataset_iterator import DatasetIterator
 from streampack.dataset_options import (
+    check_attention,
     check_batch_tokens,
-    check_choices,
     check_order,
+    checked_counts,
     choose_packer,
     prepare,
 )
@@ -27,6 +28,7 @@ from streampack.forecast.sizing import choose_lanes, evaluation_lanes, with_bala
 from streampack.hooks import Hook
 from streampack.lane import LaneConfig
 from streampack.location import Piece, locate
+from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import (
     Buckets,
@@ -121,24 +123,19 @@ class PackedDataset(IterableDataset[PackedBatch]):
         super().__init__()
         for name, value, kind in (
             ("packer", packer, Packer),
-            ("seq_len", seq_len, int),
-            ("batch_tokens", batch_tokens, int),
             ("window", window, WindowConfig),
-            ("seed", seed, int),
-            ("epochs", epochs, int),
-            ("lanes", lanes, int),
             ("topology", topology, Topology),
-            ("memory_limit", memory_limit, int),
         ):
             if value is not None and not isinstance(value, kind):
                 raise ConfigError(
                     f"{name} is {value!r}.", "It is of another kind.", f"Pass a {kind.__name__}."
                 )
+        seed, epochs, lanes, memory_limit = checked_counts(seed, epochs, lanes, memory_limit)
         check_order(order)
         source = as_source(source)
         packer = choose_packer(seq_len, packer, order, source)
         batch_tokens = check_batch_tokens(batch_tokens, packer)
-        check_choices(attention, epochs, lanes)
+        check_attention(attention)
         schedule = checked_balance(balance, attention, packer)
         self.topology = Topology.detect() if topology is None else topology
         self._memory_limit = memory_limit
@@ -205,6 +202,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         config = dataset._config
         if lanes is None:
             lanes = evaluation_lanes(config.source, window_tokens=_lane_tokens(config))
+        lanes = whole_number("lanes", lanes, "There would be nothing to do.")
         config.source.check_lanes(lanes, seed=config.seed, shuffle=config.shuffle)
         dataset._config = replace(config, lanes=lanes)
         dataset._lanes_chosen = False

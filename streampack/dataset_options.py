@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from numbers import Integral
 from typing import Any, cast
 
 from streampack.errors import ConfigError
+from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Packer, Pad
 from streampack.sources.base import Source
@@ -16,7 +16,14 @@ from streampack.streams.stream import Preparation
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
 from streampack.window.assembly import RowFormat
 
-__all__ = ["check_batch_tokens", "check_choices", "check_order", "choose_packer", "prepare"]
+__all__ = [
+    "check_attention",
+    "check_batch_tokens",
+    "check_order",
+    "checked_counts",
+    "choose_packer",
+    "prepare",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +103,7 @@ def check_batch_tokens(batch_tokens: int | None, packer: Packer) -> int:
     longest = packer.seq_lens[-1]
     if batch_tokens is None:
         return longest
+    batch_tokens = whole_number("batch_tokens", batch_tokens, "A batch is a whole number of rows.")
     if not longest <= batch_tokens < 1 << 31 or batch_tokens % longest:
         raise ConfigError(
             f"batch_tokens is {batch_tokens}, a row has {longest} tokens.",
@@ -105,39 +113,50 @@ def check_batch_tokens(batch_tokens: int | None, packer: Packer) -> int:
     return batch_tokens
 
 
-def check_choices(attention: str, epochs: int | None, lanes: int | None) -> None:
-    """Raise `ConfigError` for values that mean nothing."""
+def checked_counts(
+    seed: int, epochs: int | None, lanes: int | None, memory_limit: int
+) -> tuple[int, int | None, int | None, int]:
+    """The same as plain integers; raises `ConfigError` where they are none, or mean nothing."""
+    nothing = "There would be nothing to do."
+    seed = whole_number("seed", seed, "Random decisions start from it.", least=None)
+    if epochs is not None:
+        epochs = whole_number("epochs", epochs, nothing, otherwise="or None (endless)")
+    if lanes is not None:
+        lanes = whole_number("lanes", lanes, nothing, otherwise="or None (chosen)")
+    limit = whole_number("memory_limit", memory_limit, "No lane would fit into it.")
+    return seed, epochs, lanes, limit
+
+
+def check_attention(attention: str) -> None:
+    """Raise `ConfigError` unless it says where attention segments end."""
     if attention not in ("document", "row"):
         raise ConfigError(
             f"attention is {attention!r}.",
             "It decides where attention segments end.",
             'Use "document" or "row".',
         )
-    for name, value in (("epochs", epochs), ("lanes", lanes)):
-        if value is not None and value < 1:
-            raise ConfigError(
-                f"{name} is {value}.",
-                "There would be nothing to do.",
-                f"Use a positive number, or None ({'endless' if name == 'epochs' else 'chosen'}).",
-            )
 
 
-def _check_ids(eos_id: int | None, pad_id: int | None, vocab_size: int | None) -> None:
-    """Refuse what is no token id, or no number of them."""
-    for name, value, low in (
-        ("eos_id", eos_id, 0),
-        ("pad_id", pad_id, 0),
-        ("vocab_size", vocab_size, 1),
-    ):
-        if value is None:
-            continue
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if not whole or not low <= value < (1 << 32) + low:
+def _checked_ids(
+    eos_id: int | None, pad_id: int | None, vocab_size: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """The same as plain integers; refuses what is no token id, or no number of them."""
+    ids = "Token ids are whole numbers from 0 to 4,294,967,295."
+    if vocab_size is not None:
+        vocab_size = whole_number("vocab_size", vocab_size, ids, most=1 << 32)
+    checked: list[int | None] = []
+    for name, value in (("eos_id", eos_id), ("pad_id", pad_id)):
+        if value is not None:
+            value = whole_number(name, value, ids, least=0, most=(1 << 32) - 1)
+        if value is not None and vocab_size is not None and value >= vocab_size:
             raise ConfigError(
-                f"{name} is {value!r}.",
-                "Token ids are whole numbers from 0 to 4,294,967,295.",
-                "Take it from the tokenizer or the model's configuration, or leave it out.",
+                f"{name} is {value}, and vocab_size is {vocab_size}.",
+                "The id would reach an embedding that has no row for it.",
+                "Pass the number of rows of the model's embedding as vocab_size (it counts added "
+                f"special tokens too), or a {name} below it.",
             )
+        checked.append(value)
+    return checked[0], checked[1], vocab_size
 
 
 def prepare(
@@ -149,7 +168,7 @@ def prepare(
     vocab_size: int | None,
 ) -> tuple[Preparation, RowFormat]:
     """What tokenizer and ids mean for this kind of source; -1 stands for an unknown EOS id."""
-    _check_ids(eos_id, pad_id, vocab_size)
+    eos_id, pad_id, vocab_size = _checked_ids(eos_id, pad_id, vocab_size)
     texts = any(not part.tokenized for part in sources_of(source))
     ids = any(part.tokenized for part in sources_of(source))
     if tokenizer is not None:

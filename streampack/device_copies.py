@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from streampack.batch import PackedBatch
+from streampack.errors import ConfigError
 
 __all__ = ["DeviceCopies"]
 
@@ -20,7 +21,7 @@ class DeviceCopies:
     """
 
     def __init__(self, device: torch.device | str) -> None:
-        self.device = torch.device(device)
+        self.device = _usable(device)
         cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
         self._started: tuple[PackedBatch, PackedBatch] | None = None
@@ -46,3 +47,17 @@ class DeviceCopies:
             return batch.to(self.device)
         with torch.cuda.stream(self._stream):
             return batch.pin_memory().to(self.device, non_blocking=True)
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """The device, which takes a tensor; a name alone may be of one that is not in this machine."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        reason = lines[0].split(". ")[0].rstrip(".")  # torch may go on to list all it was built of
+        raise ConfigError(
+            f"device is {device!r}, and torch says: {reason}.",
+            "No batch can be copied there.",
+            'Use a device that this process has, for example "cpu" or "cuda:0".',
+        ) from error

@@ -7,6 +7,7 @@ rank after the same step; see `streampack.ending`.
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
@@ -24,6 +25,7 @@ from streampack.device_copies import DeviceCopies
 from streampack.ending import End, Ending, Ranks
 from streampack.errors import ConfigError, StateError
 from streampack.metrics import Metrics
+from streampack.numeric import real_number, whole_number
 from streampack.states.state import RunState, batches_given
 from streampack.workers.delivery import Delivery
 from streampack.workers.feed import (
@@ -85,12 +87,7 @@ class PackedLoader:
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        if num_workers < 0 or prefetch_batches < 1:
-            raise ConfigError(
-                f"num_workers is {num_workers}, prefetch_batches is {prefetch_batches}.",
-                "There is no such number of processes or batches.",
-                "Use num_workers >= 0 and prefetch_batches >= 1.",
-            )
+        workers = _settings(num_workers, prefetch_batches, multiprocessing_context, timeout_s)
         if end not in ("drain", "stop"):
             raise ConfigError(
                 f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
@@ -100,19 +97,14 @@ class PackedLoader:
                 f"output is {output!r}.", "It says what the loop gets.", 'Use "batch" or "hf".'
             )
         self.dataset = dataset
-        self.num_workers = num_workers
+        self.num_workers = workers.num_workers
         self._output = output
         self._copies = None if device is None else DeviceCopies(device)
-        self._workers = WorkerSettings(
-            num_workers=num_workers,
-            prefetch_batches=prefetch_batches,
-            context=multiprocessing.get_context(multiprocessing_context),
-            timeout_s=timeout_s,
-        )
+        self._workers = workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._end = end
         self._ranks = ranks
-        self._config = dataset.lane_config(max(num_workers, 1))
+        self._config = dataset.lane_config(max(self.num_workers, 1))
         self._run = dataset.start()
         self._finished = False
         self._live: Generator[Delivery, None, None] | None = None
@@ -170,13 +162,13 @@ class PackedLoader:
 
         Args:
             batches: per group, equal on all ranks.
+
+        Raises:
+            ConfigError: `batches` is no whole number of at least one.
         """
-        if batches < 1:
-            raise ConfigError(
-                f"{batches} batches are to be accumulated.",
-                "A step needs at least one.",
-                "Use accumulate(1) or more.",
-            )
+        return self._groups(whole_number("batches", batches, "A step needs at least one."))
+
+    def _groups(self, batches: int) -> Generator[BatchGroup, None, None]:
         ranks = self._connected()
         counted: Delivery | None = None
         count: Callable[[], int] | None = None
@@ -206,7 +198,11 @@ class PackedLoader:
 
         Returns:
             How many there were: fewer than `batches` at the end of the run.
+
+        Raises:
+            ConfigError: `batches` is no whole number, or negative.
         """
+        batches = whole_number("batches", batches, "So many cannot be skipped.", least=0)
         if self._finished:
             return 0
         live = self._live
@@ -328,6 +324,35 @@ class PackedLoader:
         if self._ranks is None:
             self._ranks = connect(self._run.topology)
         return self._ranks
+
+
+def _settings(
+    num_workers: int, prefetch_batches: int, start_method: str | None, timeout_s: float | None
+) -> WorkerSettings:
+    """How workers are run; raises `ConfigError` where they cannot be."""
+    none = "There is no such number of processes or batches."
+    methods = multiprocessing.get_all_start_methods()
+    if start_method is not None and start_method not in methods:
+        raise ConfigError(
+            f"multiprocessing_context is {start_method!r}.",
+            "Python cannot start worker processes that way here.",
+            f"Use one of {', '.join(methods)}, or None (Python's default).",
+        )
+    if timeout_s is not None:
+        timeout_s = real_number(
+            "timeout_s",
+            timeout_s,
+            "No worker could be waited for so long.",
+            least=0.001,
+            most=threading.TIMEOUT_MAX,
+            otherwise="or None (as long as the worker lives)",
+        )
+    return WorkerSettings(
+        num_workers=whole_number("num_workers", num_workers, none, least=0),
+        prefetch_batches=whole_number("prefetch_batches", prefetch_batches, none),
+        context=multiprocessing.get_context(start_method),
+        timeout_s=timeout_s,
+    )
 
 
 def _loss_tokens(deliveries: list[Delivery]) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from streampack.errors import ConfigError
+from streampack.numeric import whole_number
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,6 +37,11 @@ class Topology:
     world_size: int = 1
 
     def __post_init__(self) -> None:
+        for name, least in (("rank", 0), ("world_size", 1)):
+            value = whole_number(
+                name, getattr(self, name), "Its share of the lanes is undefined.", least=least
+            )
+            object.__setattr__(self, name, value)
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"Rank {self.rank} is not one of {self.world_size}.",

@@ -11,9 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import PackedDataset, PackedLoader, StreampackError, Topology, sources
+from streampack import (
+    PackedDataset,
+    PackedLoader,
+    StreampackError,
+    Topology,
+    WindowConfig,
+    sources,
+)
 from streampack.errors import ConfigError, ContentError, PlanError, StorageError
-from streampack.packing import BestFitDecreasing, Concat, Pad
+from streampack.packing import BestFitDecreasing, Buckets, Concat, Pad, Seamless
 from tests.corpora import byte_tokenizer, write_mds, write_tar
 from tests.memory_source import MemorySource
 
@@ -166,6 +173,14 @@ def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:
         {"batch_tokens": 16.0},
         {"seed": "x"},
         {"lanes": 2.5},
+        {"lanes": True},
+        {"seq_len": True},
+        {"seq_len": 16.0},
+        {"epochs": 1.5},
+        {"seed": 0.5},
+        {"memory_limit": 0},
+        {"memory_limit": -1},
+        {"memory_limit": 2e9},
         {"window": 3},
         {"packer": 3},
         {"topology": (0, 1)},
@@ -174,6 +189,9 @@ def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:
         {"pad_id": 1 << 32},
         {"eos_id": 1.5},
         {"eos_id": -5, "eos": "append"},
+        {"pad_id": 50, "vocab_size": 50},
+        {"eos_id": 51, "vocab_size": 50},
+        {"pad_id": 0, "vocab_size": "x"},
         {"vocab_size": 0},
         {"epochs": 0},
         {"lanes": -1},
@@ -187,6 +205,169 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as raised:
         load(MemorySource([ids(5)]), **options)
     says(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": -1},
+        {"num_workers": 1.5},
+        {"num_workers": "2"},
+        {"num_workers": True},
+        {"prefetch_batches": 0},
+        {"prefetch_batches": 2.5},
+        {"multiprocessing_context": "thread"},
+        {"multiprocessing_context": ["fork"]},
+        {"device": "nonsense"},
+        {"device": 1.5},
+        {"device": "cuda:99"},
+        {"timeout_s": 0},
+        {"timeout_s": -1},
+        {"timeout_s": "x"},
+        {"timeout_s": True},
+        {"timeout_s": float("nan")},
+        {"timeout_s": float("inf")},
+    ],
+    ids=str,
+)
+def test_a_loader_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
+    dataset = PackedDataset(MemorySource([ids(5)]), seq_len=16, lanes=1, topology=Topology())
+    with pytest.raises(ConfigError, match=next(iter(options))) as raised:
+        PackedLoader(dataset, **options)
+    says(raised.value)
+
+
+@pytest.mark.parametrize("batches", [-1, 1.5, "x", None, True])
+def test_groups_and_skips_of_no_number_of_batches_are_refused(batches: Any) -> None:
+    loader = load(MemorySource([ids(5, 16, 16)]))
+    for refusing in (loader.accumulate, loader.skip):
+        with pytest.raises(ConfigError, match="batches is") as raised:
+            refusing(batches)
+        says(raised.value)
+    with pytest.raises(ConfigError, match="batches is 0"):
+        loader.accumulate(0)
+    assert len(list(loader)) == 3  # nothing has moved
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_fill": "x"},
+        {"min_fill": 1.5},
+        {"min_fill": float("nan")},
+        {"carry": None},
+        {"carry": 0.99},
+        {"window_tokens": 4096.5},
+        {"window_tokens": 0},
+        {"window_documents": 1000.5},
+        {"window_documents": None},
+        {"max_carries": 2.5},
+        {"max_carries": True},
+        {"max_carries": -1},
+    ],
+    ids=str,
+)
+def test_a_window_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))) as raised:
+        WindowConfig(**options)
+    says(raised.value)
+
+
+@pytest.mark.parametrize("value", ["x", 0, -1, 1.5, True])
+@pytest.mark.parametrize("name", ["block_documents", "block_bytes", "open_shards"])
+def test_blocks_of_no_number_of_documents_are_refused(name: str, value: Any) -> None:
+    options = {name: value}
+    made: list[Any] = [
+        lambda: sources.Parquet("a.parquet", text="text", **options),
+        lambda: sources.JSONL("a.jsonl", **options),
+        lambda: sources.MDS("a", column="t", **options),
+        lambda: sources.WebDataset("a.tar", key="npy", **options),
+        lambda: sources.Chat("a.jsonl", **options),
+    ]
+    if name != "open_shards":
+        made.append(lambda: sources.Iterable(ids(5), **options))
+    for make in made:
+        with pytest.raises(ConfigError, match=name) as raised:
+            make()
+        says(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cache_limit_bytes": "x"},
+        {"retries": 1.5},
+        {"retries": -1},
+        {"timeout_s": None},
+        {"timeout_s": 0},
+        {"read_ahead_bytes": 0.5},
+    ],
+    ids=str,
+)
+def test_storage_that_cannot_be_read_with_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))) as raised:
+        sources.Storage(**options)
+    says(raised.value)
+
+
+@pytest.mark.parametrize(
+    "place", [(0, 1.5), (0.0, 1), (0, 0), (1, 1), (-1, 1), ("0", 1), (0, True)]
+)
+def test_a_place_that_is_not_among_the_ranks_is_refused(place: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Topology(*place)
+    says(raised.value)
+
+
+def test_an_evaluation_takes_a_whole_number_of_lanes() -> None:
+    for lanes in (True, 1.5, 0, "x"):
+        with pytest.raises(ConfigError, match="lanes is") as raised:
+            PackedDataset.evaluation(
+                MemorySource([ids(5)]), seq_len=16, topology=Topology(), lanes=lanes
+            )
+        says(raised.value)
+
+
+def test_integers_of_numpy_count_as_integers_and_the_state_stays_json() -> None:
+    def states(i: Any, number: Any) -> list[str]:
+        source = MemorySource(
+            [ids(5, 9, 16, 3)], open_shards=i(1), block_documents=i(2), block_bytes=i(1 << 20)
+        )
+        dataset = PackedDataset(
+            source,
+            packer=BestFitDecreasing(seq_len=i(16), align=i(1), extra_capacity=i(0)),
+            batch_tokens=i(16),
+            eos="append",
+            eos_id=i(18),
+            pad_id=i(19),
+            vocab_size=i(20),
+            window=WindowConfig(
+                window_tokens=i(512),
+                window_documents=i(64),
+                min_fill=number(0.5),
+                max_carries=i(4),
+            ),
+            seed=i(3),
+            epochs=i(1),
+            lanes=i(1),
+            topology=Topology(i(0), i(1)),
+            memory_limit=i(1 << 30),
+        )
+        loader = PackedLoader(dataset, num_workers=i(0), prefetch_batches=i(2), timeout_s=i(9))
+        groups = loader.accumulate(i(1))
+        next(groups)
+        made = [json.dumps(loader.state_dict())]
+        assert loader.skip(i(1)) == 1
+        return [*made, json.dumps(loader.state_dict())]
+
+    assert states(np.int64, np.float32) == states(int, float)
+    for packer in (
+        Concat(seq_len=np.int64(16), atom=np.int32(4)),
+        Pad(seq_len=np.int64(16), atom=np.int32(4)),
+        Seamless(seq_len=np.int64(16), extra_capacity=np.int64(2)),
+        Buckets(seq_lens=(np.int64(16),), align=np.int64(2), warm_up=np.int64(1)),
+    ):
+        json.dumps(packer.describe())
 
 
 def test_a_corpus_broken_throughout_does_not_pass_in_silence(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError, ContentError
+from streampack.numeric import whole_number
 from streampack.sources.base import Block, Cursor, LaneReader, Source
 from streampack.sources.skips import Skips
 from streampack.sources.storage import FileInfo, Storage
@@ -43,8 +44,9 @@ class TextFiles(Source):
     ) -> None:
         self.path = path
         self.storage = Storage() if storage is None else storage
-        self.block_documents = block_documents
-        self.block_bytes = block_bytes
+        needed = "A block needs at least one."
+        self.block_documents = whole_number("block_documents", block_documents, needed)
+        self.block_bytes = whole_number("block_bytes", block_bytes, needed)
         self._files: list[FileInfo] | None = None
 
     @property

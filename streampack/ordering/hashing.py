@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents import Documents
-from streampack.errors import ConfigError
+from streampack.numeric import whole_number
 
 __all__ = ["HashedNgrams"]
 
@@ -49,16 +49,10 @@ class HashedNgrams:
     revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        for name, value, most in (
-            ("dimension", self.dimension, 1 << 16),
-            ("ngrams", self.ngrams, 8),
-        ):
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise ConfigError(
-                    f"{name} is {value!r}.",
-                    "Documents cannot be hashed with that.",
-                    f"Use a whole number from 1 to {most}.",
-                )
+        for name, most in (("dimension", 1 << 16), ("ngrams", 8)):
+            unfit = "Documents cannot be hashed with that."
+            value = whole_number(name, getattr(self, name), unfit, most=most)
+            object.__setattr__(self, name, value)
 
     @property
     def name(self) -> str:

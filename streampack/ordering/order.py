@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents
 from streampack.errors import ConfigError
+from streampack.numeric import is_number, whole_number
 from streampack.ordering.approximate import find_neighbours_approximately, require_faiss
 from streampack.ordering.embedding import Embedder, embed, embedder_name
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
 from streampack.ordering.traversal import walk
-from streampack.packing.packer import is_number
 
 __all__ = ["DocumentOrder", "SimilarityOrder"]
 
@@ -175,10 +175,5 @@ class SimilarityOrder:
 def require_counts(order: Any, *names: str) -> None:
     """Raise `ConfigError` unless these attributes are positive whole numbers."""
     for name in names:
-        value = getattr(order, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(
-                f"{name} is {value!r}.",
-                "Documents cannot be ordered with that.",
-                "Use a positive whole number.",
-            )
+        value = whole_number(name, getattr(order, name), "Documents cannot be ordered with that.")
+        object.__setattr__(order, name, value)

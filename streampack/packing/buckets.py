@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.errors import ConfigError
+from streampack.numeric import is_number, is_whole
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.concat import cut_joined
 from streampack.packing.packer import (
     Overflow,
     aligned,
     checked_lengths,
-    is_number,
     require_align,
     require_buckets,
 )
@@ -80,20 +80,21 @@ class Buckets:
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
         for size in self.seq_lens:
-            require_align(self.align, size)
+            object.__setattr__(self, "align", require_align(self.align, size))
         if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
             raise ConfigError(
                 f"padding_threshold is {self.padding_threshold!r}.",
                 "It is a share of a row.",
                 "Use a number from 0 (cut rather than pad) to 1 (pad rather than cut).",
             )
-        whole = isinstance(self.warm_up, int) and self.warm_up >= 0
+        whole = is_whole(self.warm_up) and self.warm_up >= 0
         if not whole or (self.warm_up and isinstance(self.shares, Curriculum)):
             raise ConfigError(
                 f"warm_up is {self.warm_up!r} and shares is {self.shares!r}.",
                 "A warm-up is a number of rotations, and a curriculum has its own.",
                 "Pass warm_up >= 0 with plain shares, or put the warm-up into the curriculum.",
             )
+        object.__setattr__(self, "warm_up", int(self.warm_up))
         if self.shares is not None:
             if not isinstance(self.shares, Curriculum):
                 object.__setattr__(self, "shares", plain_shares(self.shares))

@@ -58,8 +58,9 @@ class Concat:
     online: ClassVar[Online] = Online(whole_batches=True, keep_order=True)
 
     def __post_init__(self) -> None:
-        require_seq_len(self.seq_len, self.overflow)
-        require_atom(self.atom, self.seq_len)
+        object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
+        if self.atom is not None:
+            object.__setattr__(self, "atom", require_atom(self.atom, self.seq_len))
 
     @property
     def seq_lens(self) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ class BestFitCrop:
     online: ClassVar[Online] = Online(best_first=True)
 
     def __post_init__(self) -> None:
-        require_seq_len(self.seq_len, self.overflow)
+        object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
 
     @property
     def seq_lens(self) -> tuple[int, ...]:

@@ -66,9 +66,10 @@ class _Decreasing:
     _best: ClassVar[bool]
 
     def __post_init__(self) -> None:
-        require_seq_len(self.seq_len, self.overflow)
-        require_extra_capacity(self.extra_capacity, self.seq_len)
-        require_align(self.align, self.seq_len, self.extra_capacity)
+        object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
+        extra = require_extra_capacity(self.extra_capacity, self.seq_len)
+        object.__setattr__(self, "extra_capacity", extra)
+        object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
 
     @property
     def seq_lens(self) -> tuple[int, ...]:

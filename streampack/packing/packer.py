@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.errors import ConfigError, PlanError
+from streampack.numeric import is_whole
 from streampack.packing.plan import Plan
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "aligned",
     "checked_lengths",
     "foreseen",
-    "is_number",
     "limit_lengths",
     "most_per_row",
     "online",
@@ -201,9 +200,9 @@ class TailPacker(Packer, Protocol):
         ...
 
 
-def require_seq_len(seq_len: int, overflow: str) -> None:
-    """Raise `ConfigError` unless these settings make sense."""
-    if not isinstance(seq_len, int) or not 2 <= seq_len < 1 << 31:
+def require_seq_len(seq_len: int, overflow: str) -> int:
+    """`seq_len` as a plain int; raises `ConfigError` unless these settings make sense."""
+    if not is_whole(seq_len) or not 2 <= seq_len < 1 << 31:
         raise ConfigError(
             f"seq_len is {seq_len!r}.",
             "A row needs at least 2 tokens, and its length must fit in 31 bits.",
@@ -215,13 +214,13 @@ def require_seq_len(seq_len: int, overflow: str) -> None:
             "It decides what happens to documents longer than a row.",
             f"Use one of {', '.join(OVERFLOWS)}.",
         )
+    return int(seq_len)
 
 
 def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
     """`seq_lens` as a tuple; raises `ConfigError` unless they ascend."""
     sizes = tuple(seq_lens) if isinstance(seq_lens, Sequence) else ()
-    for size in sizes:
-        require_seq_len(size, "split")
+    sizes = tuple(require_seq_len(size, "split") for size in sizes)
     if not sizes or list(sizes) != sorted(set(sizes)):
         raise ConfigError(
             f"seq_lens is {seq_lens!r}.",
@@ -235,26 +234,26 @@ def require_atom(atom: int | None, seq_len: int) -> int:
     """`atom`, by default `seq_len`; raises `ConfigError` unless one divides the other."""
     if atom is None:
         return seq_len
-    fits = isinstance(atom, int) and 2 <= atom < 1 << 31
+    fits = is_whole(atom) and 1 <= atom < 1 << 31
     if not fits or (seq_len % atom and atom % seq_len):
         raise ConfigError(
             f"atom is {atom!r} for seq_len {seq_len}.",
             "Atoms are merged or split into rows, so one of the two must divide the other.",
             "Leave it out for one row, or use a quarter, a half, two or four times seq_len.",
         )
-    return atom
+    return int(atom)
 
 
-def require_align(align: int, seq_len: int, extra_capacity: int = 0) -> None:
-    """Raise `ConfigError` unless rows of `seq_len` can hold pieces of multiples of `align`."""
-    whole = isinstance(align, int) and not isinstance(align, bool)
-    if not whole or align < 1 or seq_len % align or (align > 1 and extra_capacity):
+def require_align(align: int, seq_len: int, extra_capacity: int = 0) -> int:
+    """`align`; raises `ConfigError` unless rows of `seq_len` can hold pieces of multiples of it."""
+    if not is_whole(align) or align < 1 or seq_len % align or (align > 1 and extra_capacity):
         raise ConfigError(
             f"align is {align!r} for seq_len {seq_len} and extra_capacity {extra_capacity}.",
             "A row is made of whole multiples of it, and nothing lies beyond its end.",
             "Use a divisor of seq_len (2 * cp_size for context parallelism), and no extra "
             "capacity.",
         )
+    return int(align)
 
 
 @kernel
@@ -269,19 +268,13 @@ def aligned(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
 
 def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:
     """`extra_capacity`; raises `ConfigError` unless it is a number of tokens below a row's."""
-    whole = isinstance(extra_capacity, int) and not isinstance(extra_capacity, bool)
-    if not whole or not 0 <= extra_capacity < seq_len:
+    if not is_whole(extra_capacity) or not 0 <= extra_capacity < seq_len:
         raise ConfigError(
             f"extra_capacity is {extra_capacity!r} for seq_len {seq_len}.",
             "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
             "The paper uses about seq_len / 41; 0 drops nothing.",
         )
-    return extra_capacity
-
-
-def is_number(value: object) -> bool:
-    """True for integers, floats and fractions, not for True and False."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return int(extra_capacity)
 
 
 def checked_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import offsets_of
+from streampack.errors import ConfigError
 from streampack.packing.packer import (
     Online,
     Overflow,
@@ -49,7 +50,8 @@ class Pad:
     Args:
         seq_len: tokens per row.
         overflow: what happens to documents longer than a row.
-        atom: slots of a piece; it divides seq_len or is a multiple of it. None is seq_len.
+        atom: slots of a piece; it divides seq_len or is a multiple of it, and is
+            at least 2, of which the EOS of a cut takes one. None is seq_len.
     """
 
     seq_len: int
@@ -61,8 +63,16 @@ class Pad:
     online: ClassVar[Online] = Online(keep_order=True)
 
     def __post_init__(self) -> None:
-        require_seq_len(self.seq_len, self.overflow)
-        require_atom(self.atom, self.seq_len)
+        object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
+        if self.atom is not None:
+            object.__setattr__(self, "atom", require_atom(self.atom, self.seq_len))
+        if self.atom == 1:
+            raise ConfigError(
+                f"atom is 1 for seq_len {self.seq_len}.",
+                "Each piece of a cut document ends with an inserted EOS, so it would hold no "
+                "token.",
+                "Use an atom of at least 2; Concat takes one of 1.",
+            )
 
     @property
     def seq_lens(self) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.errors import ConfigError
-from streampack.packing.packer import is_number
+from streampack.numeric import is_number, is_whole
 from streampack.packing.rng import derive_seed
 
 __all__ = ["BucketSchedule", "Curriculum", "bucket_schedule", "plain_shares"]
@@ -78,13 +78,15 @@ class Curriculum:
                     "Every bucket needs one, none negative, and not all of them zero.",
                     f"Pass {width} shares, one for each bucket.",
                 )
-        whole = self.repeat is None or isinstance(self.repeat, int)
-        if not whole or (self.repeat is not None and self.repeat <= places[-1]):
+        if self.repeat is None:
+            return
+        if not is_whole(self.repeat) or self.repeat <= places[-1]:
             raise ConfigError(
                 f"repeat is {self.repeat!r} and the last knot is at rotation {places[-1]}.",
                 "It is a whole number of rotations, and the last knot must be reached.",
                 f"Use repeat={places[-1] + 1} or more.",
             )
+        object.__setattr__(self, "repeat", int(self.repeat))
 
     @classmethod
     def constant(cls, shares: Sequence[float]) -> Curriculum:

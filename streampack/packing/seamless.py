@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import offsets_of
 from streampack.errors import ConfigError
+from streampack.numeric import is_number
 from streampack.packing.concat import cut_joined
 from streampack.packing.decreasing import decreasing_pieces, lay_out, lost_with
 from streampack.packing.fit import greedy_fit
@@ -48,7 +49,6 @@ from streampack.packing.packer import (
     Online,
     Overflow,
     checked_lengths,
-    is_number,
     require_extra_capacity,
     require_seq_len,
 )
@@ -85,14 +85,16 @@ class Seamless:
     online: ClassVar[Online] = Online(join_short=True)
 
     def __post_init__(self) -> None:
-        require_seq_len(self.seq_len, self.overflow)
+        object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
         if not is_number(self.max_repetition) or not 0 <= self.max_repetition < 1:
             raise ConfigError(
                 f"max_repetition is {self.max_repetition!r}.",
                 "It is the share of a document's rows that may be repeated, so it lies in [0, 1).",
                 "The paper finds 0.3 best; 0 repeats nothing.",
             )
-        require_extra_capacity(self._extra, self.seq_len)
+        extra = require_extra_capacity(self._extra, self.seq_len)
+        if self.extra_capacity is not None:
+            object.__setattr__(self, "extra_capacity", extra)
 
     @property
     def seq_lens(self) -> tuple[int, ...]:

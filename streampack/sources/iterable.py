@@ -18,6 +18,7 @@ import numpy as np
 
 from streampack.documents import make_origin
 from streampack.errors import ConfigError, ContentError, StateError
+from streampack.numeric import whole_number
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources._cursor import cursor_field
 from streampack.sources._items import (
@@ -54,15 +55,9 @@ class ItemSource(Source):
     fields: Fields
 
     def __init__(self, *, block_documents: int = 256, block_bytes: int = 4 << 20) -> None:
-        for name, value in (("block_documents", block_documents), ("block_bytes", block_bytes)):
-            if value < 1:
-                raise ConfigError(
-                    f"{name} is {value}.",
-                    "A block needs at least one.",
-                    f"Pass a positive {name}, or leave it out for the default.",
-                )
-        self.block_documents = block_documents
-        self.block_bytes = block_bytes
+        needed = "A block needs at least one."
+        self.block_documents = whole_number("block_documents", block_documents, needed)
+        self.block_bytes = whole_number("block_bytes", block_bytes, needed)
 
     @abstractmethod
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:

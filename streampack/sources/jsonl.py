@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin, offsets_of
 from streampack.errors import ConfigError, ContentError
+from streampack.numeric import whole_number
 from streampack.sources._records import BrokenRecordError, flags_of, ids_of, require_field
 from streampack.sources.base import Block
 from streampack.sources.lines import (
@@ -96,18 +97,14 @@ class JSONL(ShardedSource):
                 "A mask counts token ids, which a text does not have yet.",
                 "Pass tokens=, or leave the mask out.",
             )
-        if max_document_bytes < 1:
-            raise ConfigError(
-                f"max_document_bytes is {max_document_bytes}.",
-                "Every document would be too long.",
-                "Pass a positive number of bytes.",
-            )
         self.paths = paths
         self.tokenized = tokens is not None
         self.column = tokens if tokens is not None else text if text is not None else "text"
         self.loss_mask = loss_mask
         self.storage = storage or Storage()
-        self.max_document_bytes = max_document_bytes
+        self.max_document_bytes = whole_number(
+            "max_document_bytes", max_document_bytes, "Every document would be too long."
+        )
 
     @property
     def splittable(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]

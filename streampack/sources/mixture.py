@@ -20,6 +20,7 @@ import numpy as np
 
 from streampack.errors import ConfigError, StateError
 from streampack.mixing import TokenShares
+from streampack.numeric import whole_number
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import LaneReader, Source
 from streampack.sources.infer import as_source
@@ -80,13 +81,17 @@ class Mixture(Source):
                     "Shares of shares are not kept.",
                     "Name all sources in one Mixture, with the products of their weights.",
                 )
-        _check_choices(at_end, quantum_documents, temperature, weights)
+        _check_choices(at_end, temperature, weights)
         self._knots = None if weights is None else _knots(weights, list(self.sources))
         self._temperature = 1.0 if temperature is None else float(temperature)
         self._shares: TokenShares | None = None
         self._epochs = _check_epochs(epochs or {}, list(self.sources))
         self.at_end = at_end
-        self.quantum_documents = quantum_documents
+        self.quantum_documents = whole_number(
+            "quantum_documents",
+            quantum_documents,
+            "So many documents are drawn from a source at once.",
+        )
         members = self.sources.values()
         self.seekable = all(source.seekable for source in members)
         self.splittable = all(source.splittable for source in members)
@@ -277,18 +282,12 @@ def _check_sources(sources: Any) -> None:
             )
 
 
-def _check_choices(at_end: str, quantum_documents: int, temperature: Any, weights: Any) -> None:
+def _check_choices(at_end: str, temperature: Any, weights: Any) -> None:
     if at_end not in ("share", "stop"):
         raise ConfigError(
             f"at_end is {at_end!r}.",
             "It says what happens in a lane when a source ends there.",
             'Use "share" or "stop".',
-        )
-    if not isinstance(quantum_documents, int) or quantum_documents < 1:
-        raise ConfigError(
-            f"quantum_documents is {quantum_documents!r}.",
-            "So many documents are drawn from a source at once.",
-            "Use a positive number, or leave it out.",
         )
     if temperature is None:
         return
@@ -307,6 +306,7 @@ def _check_choices(at_end: str, quantum_documents: int, temperature: Any, weight
 
 
 def _check_epochs(epochs: Mapping[str, int | None], names: list[str]) -> dict[str, int | None]:
+    checked: dict[str, int | None] = {}
     for name, passes in epochs.items():
         if name not in names:
             raise ConfigError(
@@ -314,13 +314,15 @@ def _check_epochs(epochs: Mapping[str, int | None], names: list[str]) -> dict[st
                 "Nobody can say what ends there.",
                 f"The sources are {', '.join(names)}.",
             )
-        if passes is not None and (not isinstance(passes, int) or passes < 1):
-            raise ConfigError(
-                f'epochs of "{name}" is {passes!r}.',
+        if passes is not None:
+            passes = whole_number(
+                f'epochs of "{name}"',
+                passes,
                 "There would be nothing to read.",
-                "Use a positive number, or None for endless.",
+                otherwise="or None (endless)",
             )
-    return dict(epochs)
+        checked[name] = passes
+    return checked
 
 
 def _knots(

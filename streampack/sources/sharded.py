@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError, ContentError
+from streampack.numeric import whole_number
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources._binary import Spans
 from streampack.sources._cursor import cursor_field, damaged_cursor
@@ -57,22 +58,12 @@ class ShardedSource(Source):
         block_documents: int | None = None,
         block_bytes: int = 4 << 20,
     ) -> None:
+        needed = "A reader needs at least one."
+        self.open_shards = whole_number("open_shards", open_shards, needed)
         if block_documents is None:
-            block_documents = max(LEAST_DOCUMENTS, TURN_DOCUMENTS // max(open_shards, 1))
-        for name, value in (
-            ("open_shards", open_shards),
-            ("block_documents", block_documents),
-            ("block_bytes", block_bytes),
-        ):
-            if value < 1:
-                raise ConfigError(
-                    f"{name} is {value}.",
-                    "A reader needs at least one.",
-                    f"Pass a positive {name}, or leave it out for the default.",
-                )
-        self.open_shards = open_shards
-        self.block_documents = block_documents
-        self.block_bytes = block_bytes
+            block_documents = max(LEAST_DOCUMENTS, TURN_DOCUMENTS // self.open_shards)
+        self.block_documents = whole_number("block_documents", block_documents, needed)
+        self.block_bytes = whole_number("block_bytes", block_bytes, needed)
         self._manifest: Manifest | None = None
         self._orders: dict[int | None, _Order] = {}
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.numeric import real_number, whole_number
 from streampack.sources.cache import Cache, Entry, default_cache_dir
 from streampack.sources.listing import FileInfo, in_threads, list_remote
 from streampack.sources.patterns import expand_braces, local_files, local_names
@@ -86,23 +87,12 @@ class Storage:
         read_ahead_bytes: int = 256 << 20,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
-        for name, value, least in (
-            ("cache_limit_bytes", cache_limit_bytes, 1),
-            ("retries", retries, 0),
-            ("timeout_s", timeout_s, 0.001),
-            ("read_ahead_bytes", read_ahead_bytes, 0),
-        ):
-            if value < least:
-                raise ConfigError(
-                    f"{name} is {value}.",
-                    f"The least that makes sense is {least}.",
-                    f"Pass a larger {name}, or leave it out for the default.",
-                )
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
-        self.cache_limit_bytes = cache_limit_bytes
-        self.retries = retries
-        self.timeout_s = timeout_s
-        self.read_ahead_bytes = read_ahead_bytes
+        unfit = "Nothing could be read that way."
+        self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes, unfit)
+        self.retries = whole_number("retries", retries, unfit, least=0)
+        self.timeout_s = real_number("timeout_s", timeout_s, unfit, least=0.001)
+        self.read_ahead_bytes = whole_number("read_ahead_bytes", read_ahead_bytes, unfit, least=0)
         self.storage_options = dict(storage_options or {})
         self._processes: dict[int, _Process] = {}
 

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError
+from streampack.numeric import whole_number
 from streampack.sources.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
 from streampack.tokenization.threads import configure
@@ -95,12 +96,8 @@ class Tokenizer:
     ) -> None:
         vocabulary = open_vocabulary(tokenizer)
         check_rule(eos)
-        if threads is not None and threads < 1:
-            raise ConfigError(
-                f"threads is {threads}.",
-                "Encoding needs at least one thread.",
-                "Pass a positive number, or leave it out.",
-            )
+        if threads is not None:
+            threads = whole_number("threads", threads, "Encoding needs at least one thread.")
         self.eos: EosRule = eos
         self.eos_id = _check_id("eos_id", vocabulary.eos_id if eos_id is None else eos_id)
         self.bos_id = _check_id("bos_id", vocabulary.bos_id if bos_id is None else bos_id)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.errors import ConfigError
+from streampack.numeric import real_number, whole_number
 from streampack.packing.packer import Packer, most_per_row
 
 __all__ = ["DEFAULT_ROWS", "WindowConfig", "sure_tokens"]
 
 #: Of a window: with the lanes chosen by default, within 0.05 points of planning everything.
 DEFAULT_ROWS = 320
+
+_UNDEFINED = "What the window holds would be undefined."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +38,15 @@ class WindowConfig:
     max_carries: int = 16
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("window_documents", self.window_documents, 1, 1 << 31),
-            ("min_fill", self.min_fill, 0, 1),
-            ("carry", self.carry, 0, 0.95),
-            ("max_carries", self.max_carries, 0, 1000),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(
-                    f"{name} is {value}.",
-                    f"It must lie in [{low}, {high}].",
-                    "Leave it out for the default.",
-                )
+        if self.window_tokens is not None:
+            tokens = whole_number("window_tokens", self.window_tokens, _UNDEFINED)
+            object.__setattr__(self, "window_tokens", tokens)
+        for name, least, most in (("window_documents", 1, 1 << 31), ("max_carries", 0, 1000)):
+            number = whole_number(name, getattr(self, name), _UNDEFINED, least=least, most=most)
+            object.__setattr__(self, name, number)
+        for name, highest in (("min_fill", 1.0), ("carry", 0.95)):
+            share = real_number(name, getattr(self, name), _UNDEFINED, least=0, most=highest)
+            object.__setattr__(self, name, share)
 
     def resolve(self, packer: Packer, batch_tokens: int) -> WindowConfig:
         """The same with `window_tokens` as a number.

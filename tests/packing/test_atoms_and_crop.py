@@ -68,8 +68,22 @@ def test_pad_shuffles_pieces_and_keeps_each_documents_in_order() -> None:
         assert starts == sorted(starts)
 
 
+@given(LENGTHS, SEQ_LENS, st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_concat_shuffles_single_tokens(lengths: list[int], seq_len: int, seed: int) -> None:
+    order = permutation(sum(lengths), seed).tolist()
+    expected = reference.atoms(lengths, seq_len, 1, order)
+    packer = Concat(seq_len=seq_len, atom=1)
+    assert rows_of(planned(packer, lengths, seed)) == expected  # `planned` runs check_plan
+
+
+def test_pad_has_no_atoms_of_a_single_token() -> None:
+    with pytest.raises(ConfigError, match="would hold no token"):
+        Pad(seq_len=16, atom=1)
+
+
 @pytest.mark.parametrize("kind", [Concat, Pad])
-@pytest.mark.parametrize("atom", [0, 1, 3, 12, 24, -16, 8.0])
+@pytest.mark.parametrize("atom", [True, 0, 3, 12, 24, -16, 8.0])
 def test_atoms_that_do_not_divide_are_refused(kind: Any, atom: Any) -> None:
     with pytest.raises(ConfigError, match="atom"):
         kind(seq_len=16, atom=atom)
