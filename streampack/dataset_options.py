@@ -153,7 +153,7 @@ def _checked_ids(
                 f"{name} is {value}, and vocab_size is {vocab_size}.",
                 "The id would reach an embedding that has no row for it.",
                 "Pass the number of rows of the model's embedding as vocab_size (it counts added "
-                f"special tokens too), or a {name} below it.",
+                "special tokens too), or an id below it.",
             )
         checked.append(value)
     return checked[0], checked[1], vocab_size

@@ -190,7 +190,7 @@ def test_what_a_worker_raises_reaches_the_loop(context: str) -> None:
     broken = make_dataset(filter=Hook("broken", _reject))
     with pytest.raises(RuntimeError, match="this hook is broken"):
         list(PackedLoader(broken, num_workers=2, multiprocessing_context=context))
-    beyond = make_dataset(vocab_size=100)
+    beyond = make_dataset(vocab_size=100, eos_id=99)
     with pytest.raises(ContentError, match="the vocabulary has 100"):
         list(PackedLoader(beyond, num_workers=2, multiprocessing_context=context))
 
@@ -216,9 +216,9 @@ def test_a_state_of_another_run_is_refused_with_field_and_both_values() -> None:
 
 
 def test_lanes_chosen_for_other_workers_give_way_to_those_of_the_state() -> None:
-    loader = PackedLoader(make_dataset(lanes=None, memory_limit=0), num_workers=2)
+    loader = PackedLoader(make_dataset(lanes=None, memory_limit=1), num_workers=2)
     expected = [identity(batch) for batch in loader]
-    again = PackedLoader(make_dataset(lanes=None, memory_limit=0))
+    again = PackedLoader(make_dataset(lanes=None, memory_limit=1))
     assert again.state_dict()["fingerprint"]["lanes"] == 1
     batches = iter(loader)
     next(batches)
