@@ -190,7 +190,7 @@ def test_what_a_worker_raises_reaches_the_loop(context: str) -> None:
     broken = make_dataset(filter=Hook("broken", _reject))
     with pytest.raises(RuntimeError, match="this hook is broken"):
         list(PackedLoader(broken, num_workers=2, multiprocessing_context=context))
-    beyond = make_dataset(vocab_size=100, eos_id=99)
+    beyond = make_dataset(vocab_size=100, pad_id=98, eos_id=99)
     with pytest.raises(ContentError, match="the vocabulary has 100"):
         list(PackedLoader(beyond, num_workers=2, multiprocessing_context=context))
 
