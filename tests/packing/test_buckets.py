@@ -217,7 +217,10 @@ def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
         assert len(rows) >= 1
         assert set(plan.seq_len[rows]) == {seq_lens[bucket]}
         assert len(rows) == batch_tokens // seq_lens[bucket] or taken.sum() == sum(lengths)
-    assert taken.sum() >= min(wanted, sum(lengths)) * (1 - threshold) * 0.5 or threshold > 0.25
+    # Rows are filled up to the threshold while there are documents.
+    smallest_batch = min(batch_tokens // seq_len * seq_len for seq_len in seq_lens)
+    full = wanted // batch_tokens * smallest_batch
+    assert taken.sum() >= min(full * (1 - threshold), sum(lengths))
 
 
 def test_a_document_too_long_for_the_bucket_waits_until_it_must_go() -> None:
