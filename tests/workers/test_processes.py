@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import fcntl
-import multiprocessing
 import os
 import signal
 import subprocess
