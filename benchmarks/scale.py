@@ -43,6 +43,7 @@ CASES = [  # format, lanes, open shards, rows of a batch
     *(("MDS", 16, open_shards, 1) for open_shards in (1, 2, 8)),
     *(("Parquet", 16, open_shards, 1) for open_shards in (1, 2)),
 ]
+FULL_ROWS = 2 * DEFAULT_ROWS + 60  # of a lane, by which its window has been full
 SHOWN = "{:52s} {:>12s}"
 
 
@@ -179,7 +180,7 @@ def stream(
             most = max(most, resident_bytes())
             maps = Path("/proc/self/maps").read_text().count(folder)
             files = max(files, maps + sum(folder in name for name in _open_files()))
-        if number > 60 * lanes:
+        if number * batch_rows > FULL_ROWS * lanes:
             break
     return {
         "memory": most - base,
