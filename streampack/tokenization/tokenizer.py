@@ -28,6 +28,8 @@ from streampack.tokenization.vocabulary import open_vocabulary
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
+PILES = 8  # that texts are dealt into
+
 
 def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
     """A `Tokenizer` from whatever the caller has; nothing is ever downloaded.
@@ -204,7 +206,11 @@ class Tokenizer:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError  # the library would take a pair for two texts to be joined
         encode = self._engine.encode_batch if places else self._engine.encode_batch_fast
-        encodings: list[Encoding] = encode(list(texts), add_special_tokens=False)
+        order = _dealt(texts)
+        found: list[Encoding] = encode([texts[i] for i in order], add_special_tokens=False)
+        encodings = found.copy()
+        for i, encoding in zip(order, found, strict=True):
+            encodings[i] = encoding
         return encodings
 
     def _encode_good(
@@ -232,6 +238,15 @@ class Tokenizer:
             else:
                 kept.append(i)
         return encodings, np.array(kept, dtype=np.int64)
+
+
+def _dealt(texts: Sequence[str]) -> list[int]:
+    """An order in which every stretch of texts has its share of the long ones.
+
+    The library's threads take stretches, and the batch waits for the last of them.
+    """
+    longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    return [i for pile in range(PILES) for i in longest_first[pile::PILES]]
 
 
 def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[int, int]:
