@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, Topology
+from streampack.device.staging import stage
 from streampack.documents import Documents
-from streampack.staging import stage
 
 FIELDS = ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens")
 VOCABULARY = 32000

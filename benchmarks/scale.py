@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 from benchmarks.corpus_files import write_shards
 from benchmarks.process_memory import resident_bytes
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.sources.manifest import Manifest
-from streampack.sources.sharded import ShardedSource
-from streampack.states.state import RunState, merge_states
+from streampack.reading.manifest import Manifest
+from streampack.reading.sharded import ShardedSource
+from streampack.run.state import RunState, merge_states
 from streampack.window.config import DEFAULT_ROWS
 
 T = TypeVar("T")

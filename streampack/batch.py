@@ -1,4 +1,4 @@
-"""PackedBatch: what the training loop gets.
+"""PackedBatch: what the training loop gets; BatchGroup: those of one optimiser step.
 
 A batch travels in compact form (`PackedRows`: narrow token ids and boundaries). The other
 per-token fields are functions of it and are made on first use, on the device the batch is on.
@@ -6,7 +6,7 @@ per-token fields are functions of it and are made on first use, on the device th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streampack.consumers import BatchAdapters
+from streampack.device.staging import Staged, stage
 from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
-from streampack.staging import Staged, stage
-from streampack.window.assembly import PackedRows
+from streampack.window.gather import PackedRows
 from streampack.window.token_fields import derive_fields
 
-__all__ = ["PackedBatch"]
+__all__ = ["BatchGroup", "PackedBatch"]
 
 
 class PackedBatch(BatchAdapters):
@@ -209,6 +209,31 @@ class PackedBatch(BatchAdapters):
         moved._staged = staged._replace(buffer=copy(staged.buffer))
         moved._compact = moved._staged.views()
         return moved
+
+
+class BatchGroup:
+    """Batches whose gradients are added up before the optimiser steps.
+
+    Attributes:
+        batches: this rank's, in order; fewer than asked for at the end of a run.
+        num_loss_tokens: labels that count in the loss, over these batches on all data-parallel
+            ranks together.
+    """
+
+    def __init__(self, batches: Sequence[PackedBatch], num_loss_tokens: int) -> None:
+        self.batches = tuple(batches)
+        self.num_loss_tokens = num_loss_tokens
+        for batch in batches:
+            batch.num_items_in_batch = num_loss_tokens
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[PackedBatch]:
+        return iter(self.batches)
+
+    def __repr__(self) -> str:
+        return f"BatchGroup(batches={len(self)}, num_loss_tokens={self.num_loss_tokens})"
 
 
 def _rebuild(packed: PackedRows, lane: int, step: int, has_next: bool, state: Any) -> PackedBatch:

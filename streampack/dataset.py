@@ -13,8 +13,23 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.batch import PackedBatch
-from streampack.dataset_iterator import DatasetIterator
-from streampack.dataset_options import (
+from streampack.errors import ConfigError
+from streampack.forecast.estimation import Estimate, estimate_batches
+from streampack.forecast.sizing import choose_lanes, evaluation_lanes, with_balance, with_shares
+from streampack.hooks import Hook
+from streampack.job.double_sharding import refuse_resharding
+from streampack.job.topology import Topology
+from streampack.lane.lane import LaneConfig
+from streampack.numeric import whole_number
+from streampack.ordering import DocumentOrder
+from streampack.packing import (
+    Buckets,
+    Packer,
+)
+from streampack.run.changed_settings import carry_over, previous_config
+from streampack.run.dataset_iterator import DatasetIterator
+from streampack.run.fingerprint import changed_fields
+from streampack.run.options import (
     check_attention,
     check_batch_tokens,
     check_order,
@@ -22,26 +37,11 @@ from streampack.dataset_options import (
     choose_packer,
     prepare,
 )
-from streampack.errors import ConfigError
-from streampack.forecast.estimation import Estimate, estimate_batches
-from streampack.forecast.sizing import choose_lanes, evaluation_lanes, with_balance, with_shares
-from streampack.hooks import Hook
-from streampack.lane import LaneConfig
-from streampack.location import Piece, locate
-from streampack.numeric import whole_number
-from streampack.ordering import DocumentOrder
-from streampack.packing import (
-    Buckets,
-    Packer,
-)
-from streampack.replanning import carry_over, previous_config
-from streampack.resharding import refuse_resharding
+from streampack.run.provenance import Piece, locate
+from streampack.run.state import RunState, batches_due, check_state
 from streampack.sources.infer import as_source
-from streampack.sources.mixture import Mixture
-from streampack.states.fingerprint import changed_fields
-from streampack.states.state import RunState, batches_due, check_state
+from streampack.sources.mixture.source import Mixture
 from streampack.tokenization import EosRule
-from streampack.topology import Topology
 from streampack.window.balancing import checked_balance
 from streampack.window.config import WindowConfig
 

@@ -1,7 +1,7 @@
 """PackedLoader: the batches of a rank, made ahead by worker processes, with exact state.
 
 Its state is what the loop has taken, never what a worker has made ahead. Finite runs end on every
-rank after the same step; see `streampack.ending`.
+rank after the same step; see `streampack.job.ending`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from typing import Any, Literal
 
 import torch
 
-from streampack.accumulation import BatchGroup
-from streampack.batch import PackedBatch
-from streampack.collectives import check_same_start, connect
+from streampack.batch import BatchGroup, PackedBatch
 from streampack.dataset import PackedDataset
-from streampack.device_copies import DeviceCopies
-from streampack.ending import End, Ending, Ranks
+from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError, StateError
+from streampack.job.ending import End, Ending, Ranks
+from streampack.job.exchange import check_same_start, connect
 from streampack.metrics import Metrics
 from streampack.numeric import real_number, whole_number
-from streampack.states.state import RunState, batches_given
+from streampack.run.state import RunState, batches_given
 from streampack.workers.delivery import Delivery
 from streampack.workers.feed import (
     WorkerSettings,
@@ -64,7 +63,7 @@ class PackedLoader:
             for trainers that call ``model(**batch)``.
         device: copy batches there, the next one while the loop computes on the one at hand; None
             leaves them on the CPU.
-        ranks: who agrees; None finds the job's processes (see `streampack.collectives`).
+        ranks: who agrees; None finds the job's processes (see `streampack.job.exchange`).
 
     Raises (while iterating):
         WorkerError: a worker was killed or timed out. The loader can be iterated again: it starts
@@ -99,7 +98,9 @@ class PackedLoader:
         self.dataset = dataset
         self.num_workers = workers.num_workers
         self._output = output
-        self._copies = None if device is None else DeviceCopies(device)
+        self._copies: DeviceCopies[PackedBatch] | None = (
+            None if device is None else DeviceCopies(device)
+        )
         self._workers = workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._end = end

@@ -10,7 +10,7 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
 from streampack.errors import ConfigError, ContentError
 from streampack.forecast.dry_run import stream_plan
-from streampack.lane import Lane, LaneEnd
+from streampack.lane.lane import Lane, LaneEnd
 from streampack.metrics import Metrics
 from streampack.packing import BestFitDecreasing, Composition, Seamless, check_plan
 from tests.memory_source import MemorySource

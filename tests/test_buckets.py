@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
 from streampack.errors import ConfigError, StateError
-from streampack.lane import Lane, LaneBatch
+from streampack.lane.lane import Lane, LaneBatch
 from streampack.packing import Buckets, Curriculum
-from streampack.packing.schedule import bucket_schedule
+from streampack.packing.buckets.schedule import bucket_schedule
 from tests.test_lane import (
     SEQ_LEN,
     check_equal,

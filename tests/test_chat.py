@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.documents import Conversations, Documents, make_origin
 from streampack.errors import ConfigError, ContentError
-from streampack.sources._records import conversation_of
-from streampack.sources.skips import Skips
+from streampack.reading.records import conversation_of
+from streampack.reading.skips import Skips
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.chats import (
     CHATML,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, end_together
-from streampack.ending import Alone, End, Ending, Gap
 from streampack.errors import RankError, StateError
+from streampack.job.ending import Alone, End, Ending, Gap
 from streampack.packing import BestFitDecreasing, Buckets
 from tests.memory_source import MemorySource, numbered_documents
 from tests.simulated_ranks import on_ranks

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import StateError
-from streampack.lane import Lane, LaneBatch, LaneConfig
+from streampack.lane.lane import Lane, LaneBatch, LaneConfig
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
@@ -24,8 +24,8 @@ from streampack.packing import (
     Seamless,
 )
 from streampack.streams.stream import Preparation
-from streampack.window.assembly import RowFormat
 from streampack.window.config import WindowConfig
+from streampack.window.gather import RowFormat
 from tests.memory_source import MemorySource, numbered_documents
 
 SEQ_LEN = 32

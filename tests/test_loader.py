@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, Topology, WindowConfig
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
-from streampack.lane import Lane
+from streampack.lane.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
 from tests.memory_source import MemorySource, numbered_documents
 from tests.test_lane import heavy_tailed

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, token_mean_loss
-from streampack.accumulation import BatchGroup
+from streampack.batch import BatchGroup
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing
 from tests.memory_source import numbered_documents

@@ -14,8 +14,8 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.errors import ConfigError, RankError
-from streampack.sources import _listed_once
-from streampack.sources._listed_once import listed_once
+from streampack.job import listed_once as listed_once_module
+from streampack.job.listed_once import listed_once
 from tests.chats import messages, write_lines
 from tests.corpora import write_mds, write_tar
 from tests.servers import http_server
@@ -114,7 +114,7 @@ def test_a_process_that_dies_while_it_lists_fails_the_others_in_time(
     from torch.distributed import HashStore
 
     store = HashStore()
-    monkeypatch.setattr(_listed_once, "_job_store", lambda: store)
+    monkeypatch.setattr(listed_once_module, "_job_store", lambda: store)
     store.add("streampack/manifest/" + _key({"paths": "a"}) + "/claims", 1)  # and died
     with pytest.raises(RankError, match=r"gave nothing for 0.2 s"):
         listed_once({"paths": "a"}, lambda: pytest.fail("it must wait"), timeout_s=0.2)
@@ -131,11 +131,11 @@ def test_a_large_listing_is_handed_round_in_pieces_and_whole(
 ) -> None:
     from torch.distributed import HashStore
 
-    from streampack.sources.manifest import Manifest
+    from streampack.reading.manifest import Manifest
 
     store = HashStore()
-    monkeypatch.setattr(_listed_once, "_job_store", lambda: store)
-    monkeypatch.setattr(_listed_once, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(listed_once_module, "_job_store", lambda: store)
+    monkeypatch.setattr(listed_once_module, "PIECE_BYTES", 1000)
     sizes = np.random.default_rng(0).integers(1, 1 << 40, 5000)
     listing = Manifest([f"s3://b/{i}" for i in range(5000)], sizes, sizes, "byte")
     assert listed_once({"paths": "a"}, lambda: listing) is listing

@@ -14,9 +14,9 @@ from streampack import Hook, PackedDataset, PackedLoader, SimilarityOrder, Topol
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.metrics import LaneTimes
 from streampack.packing import Concat
+from streampack.reading.skips import Skips
 from streampack.sources import JSONL, Chat, Iterable, Mixture
-from streampack.sources.mixture import earlier_mixture
-from streampack.sources.skips import Skips
+from streampack.sources.mixture.source import earlier_mixture
 from streampack.streams.lane_stream import open_stream
 from streampack.streams.mixed_place import changed_cursor
 from streampack.streams.stream import Mark, Preparation, StreamConfig

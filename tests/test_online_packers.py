@@ -10,7 +10,7 @@ import pytest
 
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
-from streampack.lane import Lane, LaneBatch
+from streampack.lane.lane import Lane, LaneBatch
 from streampack.packing import (
     BestFitCrop,
     Concat,
@@ -21,8 +21,8 @@ from streampack.packing import (
     Seamless,
     check_plan,
 )
-from streampack.window.assembly import RowFormat
 from streampack.window.config import WindowConfig
+from streampack.window.gather import RowFormat
 from streampack.window.token_fields import derive_fields
 from tests.packing import reference
 from tests.test_lane import (

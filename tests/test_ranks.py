@@ -20,7 +20,7 @@ JOB = """
 import json, os, signal, sys, time
 import torch.distributed as dist
 from streampack import PackedLoader, Topology
-from streampack.collectives import ProcessRanks
+from streampack.job.exchange import ProcessRanks
 from streampack.errors import StreampackError
 from tests.test_ending import identity, uneven
 

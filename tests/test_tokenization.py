@@ -21,7 +21,7 @@ from tokenizers.processors import TemplateProcessing
 
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
 from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer
 
 
@@ -354,7 +354,7 @@ import os, sys, json
 import numpy as np
 from streampack.tokenization import load_tokenizer
 from streampack.documents import Texts, make_origin
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
 threads = json.loads(sys.argv[2])
 tokenizer = load_tokenizer(sys.argv[1], threads=threads)
 block = Texts(["hello world"] * 300, make_origin(0, np.arange(300)))

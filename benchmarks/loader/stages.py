@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack import Documents, PackedDataset, PackedLoader, Texts
-from streampack.lane import LaneConfig
+from streampack.lane.lane import LaneConfig
 from streampack.metrics import LaneTimes
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
 from streampack.streams.lane_stream import open_stream
 
 __all__ = [

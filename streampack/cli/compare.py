@@ -27,7 +27,7 @@ from streampack.forecast.comparison import (
 )
 from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import Packer
-from streampack.sources.base import Source
+from streampack.reading.base import Source
 
 __all__ = ["compare"]
 
@@ -112,7 +112,7 @@ def _lengths(
         )
     from streampack.dataset import PackedDataset  # imports torch: other commands need not wait
     from streampack.forecast.sizing import sample_lengths
-    from streampack.topology import Topology
+    from streampack.job.topology import Topology
 
     dataset = PackedDataset(
         corpus,

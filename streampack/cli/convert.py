@@ -15,10 +15,10 @@ from streampack.conversion.convert import Progress as Figures
 from streampack.conversion.destination import Destination
 from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError
-from streampack.sources.base import Source
-from streampack.sources.jsonl import JSONL
-from streampack.sources.sharded import ShardedSource
-from streampack.sources.storage import Storage
+from streampack.reading.base import Source
+from streampack.reading.sharded import ShardedSource
+from streampack.sources.jsonl.source import JSONL
+from streampack.storage.storage import Storage
 from streampack.tokenization import load_tokenizer
 
 __all__ = ["convert", "file_kind", "open_source", "parse_bytes"]
@@ -172,7 +172,7 @@ def open_source(path: str, *, text: str | None = None, tokens: str | None = None
         text = "text"
     if kind == "json":
         return JSONL(path, text=text, tokens=tokens, storage=storage, open_shards=1)
-    from streampack.sources.parquet import Parquet
+    from streampack.sources.parquet.source import Parquet
 
     return Parquet(path, text=text, tokens=tokens, storage=storage, open_shards=1)
 

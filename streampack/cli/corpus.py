@@ -9,14 +9,14 @@ from typing import Any
 
 from streampack.cli.convert import file_kind, open_source
 from streampack.errors import ConfigError
-from streampack.sources._mds_format import parse_index
-from streampack.sources.base import Source
-from streampack.sources.chat import Chat
-from streampack.sources.jsonl import JSONL
-from streampack.sources.mds import MDS
-from streampack.sources.sharded import ShardedSource
-from streampack.sources.storage import FileInfo, Storage
-from streampack.sources.webdataset import WebDataset
+from streampack.reading.base import Source
+from streampack.reading.sharded import ShardedSource
+from streampack.sources.chat.source import Chat
+from streampack.sources.jsonl.source import JSONL
+from streampack.sources.mds.index import parse_index
+from streampack.sources.mds.source import MDS
+from streampack.sources.tar.source import WebDataset
+from streampack.storage.storage import FileInfo, Storage
 
 __all__ = ["open_corpus", "reopen_corpus"]
 
@@ -100,7 +100,7 @@ def reopen_corpus(path: str, described: Mapping[str, Any]) -> ShardedSource:
     elif kind == "JSONL":
         source = JSONL(path, text=column, storage=storage)
     elif kind == "Parquet":
-        from streampack.sources.parquet import Parquet
+        from streampack.sources.parquet.source import Parquet
 
         text = described.get("dtype") == "text"
         source = Parquet(

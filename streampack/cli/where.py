@@ -16,9 +16,9 @@ from rich.table import Table
 
 from streampack.cli.corpus import reopen_corpus
 from streampack.errors import ConfigError, StateError
-from streampack.sources.sharded import ShardedSource
-from streampack.states.state import check_state, merge_states
-from streampack.states.whereabouts import LanePlace, SourcePlace, lane_places, members, run_words
+from streampack.reading.sharded import ShardedSource
+from streampack.run.place import LanePlace, SourcePlace, lane_places, members, run_words
+from streampack.run.state import check_state, merge_states
 
 __all__ = ["where"]
 

@@ -23,9 +23,9 @@ from streampack.conversion.destination import HIDDEN, Destination
 from streampack.conversion.shard_writers import Payload, ShardWriter, shard_writer
 from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError, StateError
-from streampack.sources.base import Block, Cursor, Source
-from streampack.sources.skips import Skips
-from streampack.sources.storage import in_threads
+from streampack.reading.base import Block, Cursor, Source
+from streampack.reading.skips import Skips
+from streampack.storage.storage import in_threads
 from streampack.tokenization import Tokenizer
 
 __all__ = ["Conversion", "Progress", "convert_source"]

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.conversion.mosaic import streaming_module
 from streampack.errors import ConfigError
-from streampack.sources._streaming import streaming_module
 
 __all__ = ["MDSShards", "Payload", "ShardWriter", "TarShards", "shard_writer"]
 

@@ -11,9 +11,9 @@ import numpy as np
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError, ContentError
 from streampack.numeric import whole_number
-from streampack.sources.base import Block, Cursor, LaneReader, Source
-from streampack.sources.skips import Skips
-from streampack.sources.storage import FileInfo, Storage
+from streampack.reading.base import Block, Cursor, LaneReader, Source
+from streampack.reading.skips import Skips
+from streampack.storage.storage import FileInfo, Storage
 
 __all__ = ["TextFiles"]
 

@@ -157,7 +157,7 @@ def _moto() -> Iterator[int]:
 
 
 def _make_bucket() -> None:
-    from streampack.sources.remote import open_filesystem, with_retries
+    from streampack.storage.remote import open_filesystem, with_retries
 
     filesystem = open_filesystem("s3", {}, 10.0)
 

@@ -34,12 +34,12 @@ from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.loader import PackedLoader
 from streampack.packing import BestFitDecreasing, Concat, Pad
-from streampack.sources.base import Source
-from streampack.sources.mds import MDS
-from streampack.sources.parquet import Parquet
-from streampack.sources.skips import Skips
-from streampack.sources.storage import Storage
-from streampack.sources.webdataset import WebDataset
+from streampack.reading.base import Source
+from streampack.reading.skips import Skips
+from streampack.sources.mds.source import MDS
+from streampack.sources.parquet.source import Parquet
+from streampack.sources.tar.source import WebDataset
+from streampack.storage.storage import Storage
 from streampack.tokenization import Tokenizer
 
 __all__ = ["Tour"]

@@ -26,8 +26,8 @@ from streampack.dataset import PackedDataset
 from streampack.demo.gpt import GPT
 from streampack.errors import WorkerError
 from streampack.loader import PackedLoader
-from streampack.sources.mds import MDS
-from streampack.sources.storage import Storage
+from streampack.sources.mds.source import MDS
+from streampack.storage.storage import Storage
 
 __all__ = ["Job", "digest_of", "open_loader"]
 

@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.forecast.dry_run import stream_plan
-from streampack.lane import LaneConfig
+from streampack.job.topology import Topology
+from streampack.lane.lane import LaneConfig
 from streampack.metrics import LaneTimes
-from streampack.sources.base import Source
-from streampack.sources.mixture import Mixture, sources_of
-from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
+from streampack.reading.base import Source
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
+from streampack.sources.mixture.source import Mixture, sources_of
 from streampack.streams.lane_stream import open_stream
-from streampack.topology import Topology
 
 __all__ = ["Estimate", "estimate_batches"]
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
-from streampack.lane import LaneConfig
+from streampack.job.topology import Topology
+from streampack.lane.lane import LaneConfig
 from streampack.metrics import LaneTimes
 from streampack.packing import Buckets, Packer
 from streampack.packing.rng import permutation
-from streampack.sources.base import Source
-from streampack.sources.skips import Skips
+from streampack.reading.base import Source
+from streampack.reading.skips import Skips
 from streampack.streams.lane_stream import open_stream
-from streampack.topology import Topology
 from streampack.window.balancing import Balance, row_costs
 from streampack.window.config import WindowConfig
 

@@ -1,15 +1,15 @@
 """Sources: where documents come from."""
 
-from streampack.sources.base import Source
-from streampack.sources.chat import Chat
-from streampack.sources.hf import HFStream
-from streampack.sources.iterable import Iterable
-from streampack.sources.jsonl import JSONL
-from streampack.sources.mds import MDS
-from streampack.sources.mixture import Mixture
-from streampack.sources.parquet import Parquet
-from streampack.sources.storage import Storage
-from streampack.sources.webdataset import WebDataset
+from streampack.reading.base import Source
+from streampack.sources.chat.source import Chat
+from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.source import Iterable
+from streampack.sources.jsonl.source import JSONL
+from streampack.sources.mds.source import MDS
+from streampack.sources.mixture.source import Mixture
+from streampack.sources.parquet.source import Parquet
+from streampack.sources.tar.source import WebDataset
+from streampack.storage.storage import Storage
 
 __all__ = [
     "JSONL",

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from streampack.errors import ConfigError
-from streampack.sources.base import Source
-from streampack.sources.jsonl import JSONL
-from streampack.sources.parquet import Parquet
+from streampack.reading.base import Source
+from streampack.sources.jsonl.source import JSONL
+from streampack.sources.parquet.source import Parquet
 
 __all__ = ["as_source"]
 
@@ -36,7 +36,7 @@ def as_source(source: Any) -> Source:
         and all(isinstance(item, os.PathLike) or _is_path(item) for item in source)
     ):
         return _by_name([os.fspath(item) for item in source])
-    from streampack.sources.iterable import Iterable
+    from streampack.sources.iterable.source import Iterable
 
     return Iterable(source)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from streampack.metrics import LaneTimes
 from streampack.packing.rng import derive_seed
-from streampack.sources.mixture import Mixture
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
+from streampack.sources.mixture.source import Mixture
 from streampack.streams.mixed_stream import MixedStream
 from streampack.streams.ordered_stream import OrderedStream
 from streampack.streams.stream import DocumentStream, Mark, StreamConfig

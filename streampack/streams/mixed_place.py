@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.mixing import TokenShares
-from streampack.sources._cursor import cursor_field, damaged_cursor
-from streampack.sources.mixture import Mixture
+from streampack.reading.cursor import cursor_field, damaged_cursor
+from streampack.sources.mixture.credits import TokenShares
+from streampack.sources.mixture.source import Mixture
 from streampack.streams.stream import Mark
 
 __all__ = ["MixedCursor", "Rules", "SourcePlace", "Start", "changed_cursor"]

@@ -23,9 +23,9 @@ import numpy as np
 from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
-from streampack.mixing import Balance
-from streampack.sources.mixture import Mixture, source_seed
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
+from streampack.sources.mixture.credits import Balance
+from streampack.sources.mixture.source import Mixture, source_seed
 from streampack.streams.mixed_place import MixedCursor, Rules, SourcePlace, Start
 from streampack.streams.stream import DocumentStream, Mark, StreamConfig
 

@@ -27,9 +27,9 @@ from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.packing.rng import derive_seed
-from streampack.sources._cursor import cursor_field, damaged_cursor
-from streampack.sources.base import Source
-from streampack.sources.skips import Skips
+from streampack.reading.base import Source
+from streampack.reading.cursor import cursor_field, damaged_cursor
+from streampack.reading.skips import Skips
 from streampack.streams.mixed_stream import MixedStream
 from streampack.streams.stream import DocumentStream, Mark
 

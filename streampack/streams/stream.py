@@ -20,9 +20,9 @@ from streampack.errors import ConfigError, ContentError
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
-from streampack.sources._cursor import cursor_field
-from streampack.sources.base import Block, Source
-from streampack.sources.skips import Skips
+from streampack.reading.base import Block, Source
+from streampack.reading.cursor import cursor_field
+from streampack.reading.skips import Skips
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
 __all__ = ["DocumentStream", "Mark", "Preparation", "StreamConfig"]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Conversation, Conversations, Documents, Texts
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import extend
 from streampack.tokenization.template import ChatTemplate, Rendered, RenderError
 from streampack.tokenization.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Engine
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.numeric import whole_number
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
 from streampack.tokenization.threads import configure
 from streampack.tokenization.vocabulary import open_vocabulary

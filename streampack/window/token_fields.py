@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.window.assembly import PackedRows
+from streampack.window.gather import PackedRows
 
 __all__ = ["Fields", "derive_fields"]
 

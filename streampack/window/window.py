@@ -25,10 +25,9 @@ from streampack.errors import PlanError, StreampackError
 from streampack.packing.packer import BatchPacker, Packer, TailPacker, foreseen, online
 from streampack.packing.plan import Plan
 from streampack.packing.rng import derive_seed
-from streampack.window.arena import Arena
 from streampack.window.balancing import Balance
+from streampack.window.buffer import Arena
 from streampack.window.config import WindowConfig, sure_tokens
-from streampack.window.emission import choose_rows, chooses_by_cost, in_turn
 from streampack.window.entries import HELD, LENGTH, START, Entries
 from streampack.window.planned import (
     PlannedWindow,
@@ -38,6 +37,7 @@ from streampack.window.planned import (
     oldest_tokens,
     what_stays,
 )
+from streampack.window.selection import choose_rows, chooses_by_cost, in_turn
 
 __all__ = ["PlannedWindow", "Window"]
 

@@ -1,1 +1,4 @@
-"""Batches of several lanes in rotation, made in this process or by worker processes."""
+"""Worker processes: started, sent their lanes, received from, ended.
+
+Knows processes, pipes and messages; it does not know ranks, nor when a run ends.
+"""

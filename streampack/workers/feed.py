@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from streampack.batch import PackedBatch
-from streampack.ending import Gap
-from streampack.lane import LaneConfig, LaneEnd, warm_up
+from streampack.job.ending import Gap
+from streampack.lane.empty_batch import padding_rows
+from streampack.lane.lane import LaneConfig, LaneEnd, warm_up
+from streampack.lane.rotation import rotate
 from streampack.metrics import Metrics
 from streampack.workers.delivery import Delivery, LaneState
-from streampack.workers.padding import padding_rows
 from streampack.workers.receiver import FieldsAhead, Receiver
-from streampack.workers.rotation import rotate
 from streampack.workers.worker import Dry
 from streampack.workers.worker_handle import WorkerHandle
 

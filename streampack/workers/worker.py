@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from streampack.lane import LaneConfig, LaneEnd
+from streampack.lane.lane import LaneConfig, LaneEnd
+from streampack.lane.rotation import rotate
 from streampack.metrics import Metrics
-from streampack.window.assembly import PackedRows
+from streampack.window.gather import PackedRows
 from streampack.workers.messages import send_message
-from streampack.workers.rotation import rotate
 
 __all__ = ["LOOP_SIGNALS", "Dry", "Failed", "Made", "held_back", "run_worker"]
 

@@ -20,8 +20,8 @@ from streampack.cli import main
 from streampack.cli.app import app
 from streampack.cli.corpus import open_corpus
 from streampack.errors import ConfigError
-from streampack.sources.mds import MDS
-from streampack.sources.webdataset import WebDataset
+from streampack.sources.mds.source import MDS
+from streampack.sources.tar.source import WebDataset
 from tests.corpora import byte_tokenizer, write_mds, write_tar
 
 pytest.importorskip("matplotlib")
@@ -152,7 +152,7 @@ def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
 
 
 def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
-    from streampack.sources._streaming import streaming_module
+    from streampack.conversion.mosaic import streaming_module
 
     with streaming_module("base.format.mds") as mds:
         columns = {"a": "str", "b": "str"}

@@ -25,9 +25,9 @@ from streampack.conversion.convert import Conversion, Progress, convert_source
 from streampack.conversion.destination import Destination
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
-from streampack.sources.jsonl import JSONL
-from streampack.sources.mds import MDS
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
+from streampack.sources.jsonl.source import JSONL
+from streampack.sources.mds.source import MDS
 from streampack.tokenization import Tokenizer, load_tokenizer
 from tests.servers import s3_server
 
@@ -119,7 +119,7 @@ def test_json_lines_become_mds_with_token_ids(
 
 
 def test_mds_written_here_is_read_by_mosaicml_streaming(lines: Path, tmp_path: Path) -> None:
-    from streampack.sources._streaming import streaming_module
+    from streampack.conversion.mosaic import streaming_module
 
     run(lines, tmp_path / "out", "--to", "mds", "--shard-size", "10KB", "--compression", "zstd")
     index = json.loads((tmp_path / "out" / "index.json").read_text())

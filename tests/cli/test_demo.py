@@ -17,14 +17,14 @@ import torch
 
 from streampack import errors
 from streampack.conversion.destination import Destination
+from streampack.conversion.mosaic import streaming_module
 from streampack.demo.corpus import gather, write_parquet
 from streampack.demo.gpt import GPT
 from streampack.demo.object_store import find_weed, object_store
 from streampack.demo.train import Job, Training, digest_of
 from streampack.demo.vocabulary import find_tokenizer
 from streampack.documents import Texts, make_origin
-from streampack.sources._streaming import streaming_module
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
 
 
 @pytest.mark.parametrize("weed", [find_weed(), None], ids=["seaweedfs", "moto"])

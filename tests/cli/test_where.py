@@ -15,7 +15,7 @@ from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sour
 from streampack.cli.app import app
 from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing
-from streampack.states.state import RunState
+from streampack.run.state import RunState
 from tests.corpora import byte_tokenizer, write_mds
 from tests.memory_source import MemorySource, numbered_documents
 

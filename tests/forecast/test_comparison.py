@@ -19,6 +19,7 @@ from streampack.forecast.comparison import (
 )
 from streampack.forecast.dry_run import stream_plan
 from streampack.forecast.recommendation import recommend
+from streampack.job.topology import Topology
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
@@ -31,7 +32,6 @@ from streampack.packing import (
     check_plan,
 )
 from streampack.packing.rng import derive_seed
-from streampack.topology import Topology
 from streampack.window.config import WindowConfig
 from tests.memory_source import MemorySource, numbered_documents
 

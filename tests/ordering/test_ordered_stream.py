@@ -11,9 +11,9 @@ import pytest
 
 from streampack import Hook, PackedDataset, PackedLoader, SimilarityOrder, Topology, WindowConfig
 from streampack.errors import ConfigError, StateError
+from streampack.lane.state import checksum
 from streampack.ordering import ClusterOrder, NeighbourOrder, RandomOrder, TokenEmbedder
 from streampack.packing import BestFitDecreasing, Concat
-from streampack.states.lane_state import checksum
 from tests.memory_source import MemorySource
 from tests.ordering.test_order import together, topical
 from tests.test_resume_everywhere import check_restores_everywhere

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
 from streampack.packing import Buckets, Curriculum, MultiBucket, Plan, check_plan
-from streampack.packing.schedule import bucket_schedule
+from streampack.packing.buckets.schedule import bucket_schedule
 from tests.packing import reference
 from tests.packing.test_packers import rows_of
 

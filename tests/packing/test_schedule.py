@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
 from streampack.packing import Curriculum
-from streampack.packing.schedule import BucketSchedule
+from streampack.packing.buckets.schedule import BucketSchedule
 
 SHARES = st.lists(
     st.one_of(st.just(0.0), st.floats(1e-4, 1), st.just(1.0)), min_size=1, max_size=6

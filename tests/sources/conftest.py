@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack.sources.storage import Storage
+from streampack.storage.storage import Storage
 from tests.servers import HTTPServer, S3Server, http_server, s3_server
 
 

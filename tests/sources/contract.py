@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from streampack.documents import Conversations, Documents
-from streampack.sources.base import Block, Cursor, LaneReader
-from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
+from streampack.reading.base import Block, Cursor, LaneReader
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
 
 __all__ = ["check_source_contract", "contents", "read_all", "read_lane"]
 

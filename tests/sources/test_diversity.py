@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack.sources._streaming import streaming_module
-from streampack.sources.base import Block
-from streampack.sources.jsonl import JSONL
-from streampack.sources.mds import MDS
-from streampack.sources.parquet import Parquet
-from streampack.sources.sharded import TURN_DOCUMENTS, ShardedSource
-from streampack.sources.skips import Skips
-from streampack.sources.webdataset import WebDataset
+from streampack.conversion.mosaic import streaming_module
+from streampack.reading.base import Block
+from streampack.reading.sharded import TURN_DOCUMENTS, ShardedSource
+from streampack.reading.skips import Skips
+from streampack.sources.jsonl.source import JSONL
+from streampack.sources.mds.source import MDS
+from streampack.sources.parquet.source import Parquet
+from streampack.sources.tar.source import WebDataset
 from tests.corpora import write_tar
 from tests.sources.contract import read_lane
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from streampack.errors import ConfigError
-from streampack.sources.hf import HFStream
-from streampack.sources.iterable import Iterable
+from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.source import Iterable
 from tests.sources.contract import read_lane
 from tests.sources.test_iterable import check_rest, restarts
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.sources.base import Cursor, LaneReader, Source
-from streampack.sources.iterable import Iterable
-from streampack.sources.skips import Skips
+from streampack.reading.base import Cursor, LaneReader, Source
+from streampack.reading.skips import Skips
+from streampack.sources.iterable.source import Iterable
 from tests.sources.contract import Document, read_lane
 
 IDS = [list(range(i % 9)) for i in range(50)]

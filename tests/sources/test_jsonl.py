@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.sources.jsonl import JSONL
-from streampack.sources.skips import Skips
-from streampack.sources.storage import Storage
+from streampack.reading.skips import Skips
+from streampack.sources.jsonl.source import JSONL
+from streampack.storage.storage import Storage
 from tests.servers import S3Server
 from tests.sources.contract import check_source_contract, read_all, read_lane
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from streampack.conversion.mosaic import streaming_module
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
-from streampack.sources._binary import Spans
-from streampack.sources._streaming import streaming_module
-from streampack.sources.mds import MDS
-from streampack.sources.skips import Skips
-from streampack.sources.storage import Storage
+from streampack.reading.integer_arrays import Spans
+from streampack.reading.skips import Skips
+from streampack.sources.mds.source import MDS
+from streampack.storage.storage import Storage
 from tests.corpora import write_mds
 from tests.servers import HTTPServer, S3Server
 from tests.sources.contract import check_source_contract, read_all
@@ -549,8 +549,8 @@ def test_reading_plain_and_compressed_shards_imports_no_mosaicml_streaming(tmp_p
     corpus(tmp_path / "c", 10, compression="zstd", hashes=["sha256"])
     out = run_python(f"""
 import sys
-from streampack.sources.mds import MDS
-from streampack.sources.skips import Skips
+from streampack.sources.mds.source import MDS
+from streampack.reading.skips import Skips
 source = MDS({str(tmp_path / "c")!r}, column="tokens", validate_hash="sha256")
 lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
 print(sum(len(block) for block, _ in lane.read(None, Skips())))
@@ -569,7 +569,7 @@ except Exception as error:
 """
     helper = """
 import sys
-from streampack.sources._streaming import streaming_module
+from streampack.conversion.mosaic import streaming_module
 before = {key for key in sys.modules if key.startswith("streaming")}
 with streaming_module("base.format.mds") as mds:
     assert mds.MDSWriter
@@ -589,7 +589,7 @@ import sys, types
 package = types.ModuleType("streaming"); package.__path__ = []
 part = types.ModuleType("streaming.part")
 sys.modules.update({"streaming": package, "streaming.part": part})
-from streampack.sources._streaming import streaming_module
+from streampack.conversion.mosaic import streaming_module
 with streaming_module("part") as found:
     print(found is part, sys.modules["streaming"] is package)
 print(sys.modules["streaming"] is package)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.sources import parquet
-from streampack.sources.parquet import Parquet
-from streampack.sources.skips import Skips
-from streampack.sources.storage import Storage
+from streampack.reading.skips import Skips
+from streampack.sources.parquet import source as parquet
+from streampack.sources.parquet.source import Parquet
+from streampack.storage.storage import Storage
 from tests.servers import HTTPServer, S3Server
 from tests.sources.contract import check_source_contract, read_all
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.sources._column_chunks import DamagedFooterError, column_chunks
-from streampack.sources._parquet_footer import footer_bytes
+from streampack.sources.parquet.column_chunks import DamagedFooterError, column_chunks
+from streampack.sources.parquet.footer import footer_bytes
 
 KINDS = ["int8", "uint16", "int32", "uint32", "int64", "uint64"]
 
@@ -106,7 +106,7 @@ import logging, sys
 from pathlib import Path
 from streampack.errors import StreampackError
 from streampack.sources import Parquet
-from streampack.sources.skips import Skips
+from streampack.reading.skips import Skips
 
 logging.disable()
 whole, folder = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.packing.rng import derive_seed, permutation
-from streampack.sources.manifest import Manifest, Names
-from streampack.sources.skips import Skips
+from streampack.reading.manifest import Manifest, Names
+from streampack.reading.skips import Skips
 from tests.memory_source import MemorySource, numbered_documents
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from streampack.demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, ContentError, StorageError
-from streampack.sources.patterns import expand_braces
-from streampack.sources.remote import open_filesystem
-from streampack.sources.storage import FileInfo, Storage
+from streampack.storage.patterns import expand_braces
+from streampack.storage.remote import open_filesystem
+from streampack.storage.storage import FileInfo, Storage
 from tests.servers import HTTPServer, S3Server
 
 WAIT_S = 60.0  # for something that happens at once: how long until it is called broken
@@ -501,7 +501,7 @@ def test_secrets_stay_out_of_the_repr(tmp_path: Path) -> None:
 FORKED_USE = """
 import asyncio, gc, os, sys
 import fsspec.asyn
-from streampack.sources.remote import open_filesystem
+from streampack.storage.remote import open_filesystem
 
 url = sys.argv[1]
 parents = [open_filesystem("s3", {}, 10.0)]

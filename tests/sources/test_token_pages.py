@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ContentError
+from streampack.reading.skips import Skips
 from streampack.sources import Parquet
-from streampack.sources._column_chunks import column_chunks
-from streampack.sources._lent_memory import lent
-from streampack.sources._parquet_footer import footer_bytes
-from streampack.sources._token_pages import TokenPages, _OtherwiseError, _page
-from streampack.sources.skips import Skips
+from streampack.sources.parquet.column_chunks import column_chunks
+from streampack.sources.parquet.footer import footer_bytes
+from streampack.sources.parquet.lent_memory import lent
+from streampack.sources.parquet.token_pages import TokenPages, _OtherwiseError, _page
 
 DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 

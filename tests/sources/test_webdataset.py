@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
-from streampack.sources.skips import Skips
-from streampack.sources.storage import Storage
-from streampack.sources.webdataset import WebDataset
+from streampack.reading.skips import Skips
+from streampack.sources.tar.source import WebDataset
+from streampack.storage.storage import Storage
 from tests.servers import HTTPServer, S3Server
 from tests.sources.contract import check_source_contract, read_all
 

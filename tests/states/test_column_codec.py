@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.states.column_codec import LARGEST, decode_column, encode_column
+from streampack.lane.column_codec import LARGEST, decode_column, encode_column
 
 decode_column(encode_column(np.ones(1, dtype=np.int64)), 1)  # compiled, for hypothesis' deadlines
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.documents import Documents, make_origin, offsets_of
-from streampack.window.arena import Arena
+from streampack.window.buffer import Arena
 
 ROUND = 3
 

@@ -28,8 +28,8 @@ from streampack import (
 from streampack.errors import ConfigError, StateError
 from streampack.forecast.dry_run import stream_plan
 from streampack.forecast.sizing import measure_balance
+from streampack.lane.state import checksum
 from streampack.packing import Packer, Plan, check_plan
-from streampack.states.lane_state import checksum
 from streampack.window.balancing import Balance, choose_by_cost, order_by_cost
 from tests.corpora import write_mds
 from tests.memory_source import MemorySource

@@ -1,0 +1,146 @@
+"""What the processes of a job tell one another, over a gloo group on the CPU.
+
+Sums over data-parallel ranks: do others still have batches, how many loss tokens has a group of
+batches. All processes of the job take part, those of a model-parallel group too; what they
+contribute counts once.
+
+torch.distributed must be initialised; everything here fails with `RankError` when another process
+dies, or answers nothing for `timeout_s`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from streampack.errors import ConfigError, RankError
+from streampack.job.ending import Alone, Ranks
+from streampack.job.topology import Topology
+
+__all__ = ["ProcessRanks", "check_same_start", "connect"]
+
+#: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
+TIMEOUT_S = 1800.0
+
+
+def connect(topology: Topology) -> Ranks:
+    """The ranks of this topology: the processes of the job, or this rank alone.
+
+    Alone is a single rank, a process without an initialised process group (ranks that are only
+    simulated; each ends when its own lanes are dry) and a worker process.
+    """
+    return ProcessRanks(topology) if _connected(topology) else Alone()
+
+
+class ProcessRanks:
+    """The data-parallel ranks of a job whose processes torch.distributed connects.
+
+    Creating one is a collective operation: every process of the job does it.
+
+    Args:
+        topology: of this process; every data-parallel rank is shared by equally many processes.
+        timeout_s: how long to wait for others.
+
+    Raises:
+        ConfigError: the processes' topologies do not fit together.
+        RankError: a process died or did not answer.
+    """
+
+    def __init__(self, topology: Topology, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._group = _group(timeout_s)
+        processes = dist.get_world_size()
+        found = torch.empty(processes, 2, dtype=torch.int64)
+        mine = torch.tensor([[topology.rank, topology.world_size]])
+        self._finish(lambda: dist.all_gather_into_tensor(found, mine, group=self._group))
+        counts = torch.bincount(found[:, 0], minlength=topology.world_size)
+        if len({*counts.tolist()}) > 1 or len({*found[:, 1].tolist()}) > 1:
+            raise ConfigError(
+                f"The job's {processes} processes have data-parallel ranks "
+                f"{found[:, 0].tolist()} of {found[:, 1].tolist()}.",
+                "Every rank must be taken by equally many processes, or its batches would be lost "
+                "or count twice.",
+                "Pass topology=Topology.from_mesh(mesh, dims), or Topology(rank, world_size) with "
+                "the same world_size everywhere.",
+            )
+        self._replicas = int(counts[0])
+
+    def total(self, count: int) -> Callable[[], int]:
+        """Start to add up `count` over the data-parallel ranks; the result waits for the sum."""
+        value = torch.tensor([count], dtype=torch.int64)
+        work = self._finish(lambda: dist.all_reduce(value, group=self._group, async_op=True))
+
+        def wait() -> int:
+            self._finish(work.wait)
+            return int(value) // self._replicas
+
+        return wait
+
+    def _finish(self, operation: Callable[[], Any]) -> Any:
+        return _finish(operation, self._timeout_s)
+
+
+def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
+    """Raise `RankError` on every rank unless all start the same run at the same batch.
+
+    Args:
+        ranks: who is asked.
+        start: number of the first batch; run: its fingerprint.
+    """
+    text = json.dumps([start, run], sort_keys=True, default=str).encode()
+    digest = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
+    # One sum gives the number of ranks, above, and that of their digests. If it is so many times
+    # one's own on every rank, then all are equal.
+    count, total = divmod(ranks.total((1 << 48) + digest)(), 1 << 48)
+    if ranks.total(int(total != count * digest))():
+        raise RankError(
+            f"The ranks do not start the same run from the same place; this one starts at batch "
+            f"{start} with {run.get('lanes')} lanes.",
+            "They would repeat or lose batches, and not end together.",
+            "Build the dataset with the same arguments and load states of the same step on every "
+            "rank.",
+        )
+
+
+def _connected(topology: Topology) -> bool:
+    return (
+        topology.world_size > 1
+        and get_worker_info() is None
+        and dist.is_available()
+        and dist.is_initialized()
+        and dist.get_world_size() > 1
+    )
+
+
+_groups: dict[float, tuple[Any, Any]] = {}  # by timeout: the default group of its time, and it
+
+
+def _group(timeout_s: float) -> Any:
+    """A gloo group over all processes, made once per timeout."""
+    world = dist.group.WORLD
+    made_in, group = _groups.get(timeout_s, (None, None))
+    if made_in is not world:
+        group = _finish(
+            lambda: dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)), timeout_s
+        )
+        _groups[timeout_s] = world, group
+    return group
+
+
+def _finish(operation: Callable[[], Any], timeout_s: float) -> Any:
+    try:
+        return operation()
+    except RuntimeError as error:
+        raise RankError(
+            f"Another process of the job died, or answered nothing for {timeout_s:g} s: "
+            f"{str(error).splitlines()[0]:.200}",
+            "The ranks can no longer agree on when the run ends, so this one stops too.",
+            "Look for the process that failed first, and resume all of them from a saved state.",
+        ) from error

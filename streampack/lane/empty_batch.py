@@ -1,0 +1,42 @@
+"""Empty batches: rows of padding only, for lanes that have run dry before others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streampack.lane.lane import LaneConfig
+from streampack.packing.composition import Composition
+from streampack.packing.packer import BatchPacker
+from streampack.window.gather import PROVENANCE, PackedRows
+
+__all__ = ["padding_rows"]
+
+
+def padding_rows(config: LaneConfig, step: int, dtype: np.dtype[np.generic]) -> PackedRows:
+    """The rows of an empty batch, in the shape that batch number `step` of any lane has.
+
+    Args:
+        config: of the run.
+        step: of the lane; with a packer of several row lengths it fixes the row length.
+        dtype: of other batches' tokens, uint16 or uint32.
+    """
+    packer, layout = config.packer, config.row_format
+    seq_len = packer.seq_lens[-1]
+    if isinstance(packer, BatchPacker):
+        seq_len = packer.seq_len_at(step, schedule_seed=config.seed)
+    rows = config.batch_tokens // seq_len
+    ends = np.arange(0, (rows + 1) * seq_len, seq_len, dtype=np.int32)
+    return PackedRows(
+        seq_len=seq_len,
+        tokens=np.full(rows * seq_len, layout.pad_id, dtype=dtype),
+        boundaries=ends,
+        piece=np.full(rows, -1, dtype=np.int32),
+        cu_seqlens=ends,
+        loss_mask=None,
+        source_ids=np.zeros(0, dtype=np.int32),
+        provenance=np.zeros(0, dtype=PROVENANCE) if layout.provenance else None,
+        max_seqlen=seq_len,
+        num_loss_tokens=0,
+        sum_squared_lengths=0,
+        composition=Composition(rows=rows, slots=rows * seq_len),
+    )

@@ -1,0 +1,370 @@
+"""A lane: document stream, window, plan, batches; and the state that repeats them.
+
+A lane is deterministic on its own: the same source, settings and seed give the same batches on
+any machine, rank or worker. Its state is coordinates only: where to read again from, which of the
+documents read since then the window held at the start of the current round, and how many of the
+round's batches are emitted. Restoring reads them again, plans again and skips those batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streampack.documents import Documents, make_origin
+from streampack.errors import StateError
+from streampack.lane.state import Round, SavedEntries, check_lane_state
+from streampack.metrics import LaneTimes, Metrics
+from streampack.packing.composition import Composition
+from streampack.packing.packer import Packer
+from streampack.packing.rng import derive_seed
+from streampack.reading.skips import Skips
+from streampack.streams.lane_stream import LaneStream, open_stream
+from streampack.streams.stream import Mark, StreamConfig
+from streampack.window.balancing import Balance
+from streampack.window.config import WindowConfig
+from streampack.window.entries import Entries
+from streampack.window.gather import PackedRows, RowFormat, gather_rows
+from streampack.window.token_fields import derive_fields
+from streampack.window.window import PlannedWindow, Window
+
+__all__ = ["Lane", "LaneBatch", "LaneConfig", "LaneEnd", "warm_up"]
+
+
+logger = logging.getLogger(__name__)
+
+ADMIT_DOCUMENTS = 4096  # that the window is shown at once
+NAMED_DOCUMENTS = 10  # of those dropped for their length, in the log of a lane
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneConfig(StreamConfig):
+    """Everything that determines the batches of a run, shared by all of its lanes.
+
+    Attributes:
+        packer, window (resolved), batch_tokens: how rows are made and grouped.
+        row_format: how they are written.
+        balance: the schedule of costs, measured; None goes by no costs.
+    """
+
+    packer: Packer
+    window: WindowConfig
+    batch_tokens: int
+    row_format: RowFormat
+    balance: Balance | None = None
+
+
+class LaneBatch(NamedTuple):
+    """One batch of a lane.
+
+    Attributes:
+        rows: the batch in compact form; step: its number in the lane.
+        round, emitted: the lane's state is ``round.state(emitted)`` once this batch is consumed.
+        metrics: what was lost or spent since the batch before that the rows do not tell; None if
+            nothing, as for all but the first batch of a round.
+        has_next: True if the lane has another batch. The last one's state is that of the end.
+    """
+
+    rows: PackedRows
+    step: int
+    round: Round
+    emitted: int
+    metrics: Metrics | None
+    has_next: bool = True
+
+
+class LaneEnd(NamedTuple):
+    """What is to be known of a lane that has nothing more, where no batch could say so.
+
+    Attributes:
+        round, emitted: the lane's state is ``round.state(emitted)``.
+        metrics: what was lost or spent since the last batch.
+    """
+
+    round: Round
+    emitted: int
+    metrics: Metrics
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Lane number `lane`; starts from `state` (of `Round.state`) or from the beginning.
+
+    Raises (while reading):
+        StateError: the documents are not those the state was made from.
+        ContentError, StorageError: from the source.
+    """
+
+    config: LaneConfig
+    lane: int
+    state: dict[str, Any] | None = None
+    _stream: LaneStream = field(init=False)
+    _window: Window = field(init=False)
+    _round: Round | None = field(init=False, default=None)
+    _planned: PlannedWindow | None = field(init=False, default=None)
+    _batches: list[PackedRows] = field(init=False, default_factory=list)
+    _emitted: int = field(init=False, default=0)
+    _step: int = field(init=False, default=0)
+    _lost: Composition = field(init=False, default_factory=Composition)
+    _times: LaneTimes = field(init=False, default_factory=LaneTimes)
+    _unreported: bool = field(init=False, default=False)
+    _reported: Metrics = field(init=False, default_factory=Metrics)
+    _dropped: int = field(init=False, default=0)
+    _following: LaneBatch | LaneEnd | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self._window = Window(
+            config.window,
+            config.packer,
+            batch_tokens=config.batch_tokens,
+            seed=derive_seed(config.seed, 2, self.lane),
+            schedule_seed=config.seed,
+            balance=config.balance,
+        )
+        state, mark = self.state, None
+        skips = Skips(config.on_error, config.skip_limit)
+        if state is not None:
+            check_lane_state(self.lane, state)
+            mark = Mark(state["serial"], state["cursor"])
+            skips.expect(state["skipped"], state["skipped_count"])
+        self._stream = open_stream(config, self.lane, skips=skips, times=self._times, mark=mark)
+        if state is not None:
+            self._restore(state)
+
+    def next(self) -> LaneBatch | LaneEnd:
+        """The next batch, or the lane's end when the last epoch is packed to its end.
+
+        A batch says whether another one follows. That is known without work unless it is the last
+        of its round; then the next round is made before the batch is handed out.
+        """
+        item, self._following = self._following or self._make_next(), None
+        if isinstance(item, LaneEnd) or self._emitted < len(self._batches):
+            return item
+        if self.config.epochs is None:
+            return item
+        following = self._make_next()
+        if isinstance(following, LaneEnd):
+            metrics = following.metrics + (item.metrics or Metrics())
+            return item._replace(
+                round=following.round, emitted=following.emitted, metrics=metrics, has_next=False
+            )
+        self._following = following
+        return item
+
+    def _make_next(self) -> LaneBatch | LaneEnd:
+        while True:
+            if self._round is None:
+                self._start_round()
+            started = self._round
+            assert started is not None
+            if self._emitted < len(self._batches):
+                rows = self._batches[self._emitted]
+                self._emitted += 1
+                self._step += 1
+                metrics = self._report() if self._unreported else None
+                return LaneBatch(rows, self._step - 1, started, self._emitted, metrics)
+            if started.final:
+                return LaneEnd(started, self._emitted, self._report())
+            self._round = None
+
+    def _report(self) -> Metrics:
+        """What was lost and spent since the last report."""
+        stream, before = self._stream, self._reported
+        self._unreported = False
+        self._reported = Metrics(
+            empty_documents=stream.empty_documents,
+            skipped=stream.skips.count,
+            duplicates=stream.duplicates,
+            times=replace(self._times),
+        )
+        lost, self._lost = self._lost, Composition()
+        return Metrics(
+            composition=lost,
+            empty_documents=self._reported.empty_documents - before.empty_documents,
+            skipped=self._reported.skipped - before.skipped,
+            duplicates=self._reported.duplicates - before.duplicates,
+            times=self._reported.times - before.times,
+        )
+
+    # ------------------------------------------------------------------ one round
+
+    def _start_round(self) -> None:
+        if self._planned is not None:
+            with self._times.measure("pack_s"):
+                self._window.advance(self._planned)
+        final = self._fill()
+        self._emitted = 0
+        self._begin(final)
+        if self.config.packer.overflow == "drop":
+            self._name_dropped(self._window.entries)
+
+    def _fill(self) -> bool:
+        """Admit what this round wants; True if nothing comes behind it."""
+        window, stream = self._window, self._stream
+        while window.wants:
+            documents = stream.peek()
+            if documents is None:
+                return True
+            # Not more at a time than a round may use, for it looks at all of them again.
+            documents = documents[:ADMIT_DOCUMENTS]
+            with self._times.measure("pack_s"):
+                taken, full = window.admit(documents, 0, stream.serial)
+            stream.consume(taken)
+            if full:
+                break
+        return False
+
+    def _begin(self, final: bool) -> None:
+        """Plan the window as it is, remember how it was made, and gather what goes."""
+        window = self._window
+        with self._times.measure("pack_s"):
+            planned = self._planned = window.plan(final=final, step=self._step)
+        started = self._round = self._round_now(final)
+        config = self.config
+        with self._times.measure("gather_s"):
+            self._batches = gather_rows(
+                planned,
+                config.batch_tokens,
+                started.entries,
+                window.tokens,
+                window.loss_mask,
+                config.row_format,
+            )
+        self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
+        self._unreported = True
+
+    def _round_now(self, final: bool | None) -> Round:
+        """The round that the window is at the start of."""
+        window, stream = self._window, self._stream
+        entries, continued = window.entries, window.continued
+        mark = stream.mark_before(int(entries.serial[0]) if len(entries) else stream.serial)
+        return Round(
+            number=window.round,
+            step=self._step,
+            final=final,
+            mark=mark,
+            admitted=stream.serial + continued - mark.serial,
+            continued=continued,
+            entries=entries,
+            skips=(stream.skipped_since(mark), stream.skips.count),
+        )
+
+    def _name_dropped(self, entries: Entries) -> None:
+        """Log which documents are longer than a row, the first few by name."""
+        longest = self.config.packer.seq_lens[-1]
+        for i in np.flatnonzero(entries.length > longest).tolist():
+            self._dropped += 1
+            if self._dropped <= NAMED_DOCUMENTS:
+                logger.warning(
+                    "dropped: %s has %d tokens and a row has %d%s",
+                    self.config.source.document_name(entries.origin[i]),
+                    entries.length[i],
+                    longest,
+                    "; further ones are only counted (metrics: documents_lost)"
+                    if self._dropped == NAMED_DOCUMENTS
+                    else "",
+                )
+
+    # ------------------------------------------------------------------ restoring
+
+    def place(self) -> tuple[Round, PlannedWindow | None, int]:
+        """Where the lane stands: its round, the round's plan, and how many batches it has given.
+
+        The plan is None where the round is not planned yet.
+        """
+        return self._round or self._round_now(None), self._planned, self._emitted
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Refill the window the state describes, plan it again and skip what was emitted."""
+        window, stream = self._window, self._stream
+        saved = SavedEntries(state, window)
+        while (remaining := saved.admitted - saved.read) > 0:
+            documents = stream.peek()
+            if documents is None:
+                raise self._changed(f"the source ended {remaining} documents too early")
+            count = min(len(documents), remaining)
+            saved.take(documents[:count], stream.serial)
+            held_in_part = saved.continued and count == remaining
+            stream.consume(count - held_in_part)
+        if window.entries.digest() != state["digest"]:
+            raise self._changed(
+                f"the window's digest is {window.entries.digest()}, the state says "
+                f"{state['digest']}"
+            )
+        window.round = state["round"]
+        self._step = state["step"]
+        if state["final"] is None:  # the round has still to read and to be planned
+            self._report()
+            return
+        # The round had read on until its window was full, and what it had read was reported.
+        ended = window.wants and stream.peek() is None
+        if ended != state["final"]:
+            raise self._changed(
+                "there is more to read than when the end of the run was packed"
+                if state["final"]
+                else "the source ends where it went on"
+            )
+        self._begin(ended)
+        self._emitted = state["emitted"]
+        if self._emitted > len(self._batches):
+            raise self._changed(
+                f"the round has {len(self._batches)} batches, of which {self._emitted} were given"
+            )
+        self._step += self._emitted
+        self._lost = Composition()
+        self._report()
+
+    def _changed(self, what: str) -> StateError:
+        return StateError(
+            f"Lane {self.lane} was read again from its saved place, and {what}.",
+            "The documents, the tokenizer, a hook or the number of epochs are not what they were "
+            "when the state was saved, so batches would repeat or lose tokens.",
+            "Resume with the same data and code, or start a new run.",
+        )
+
+
+def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Composition:
+    """Counts of the documents of which the plan places nothing; rows have at most seq_len tokens.
+
+    Of some of them earlier rows hold a part; where that is more than one row, they are cut too.
+    """
+    lost = planned.dropped >= planned.lengths  # overflow tells the packer a length of 0
+    if not lost.any():
+        return Composition()
+    rest = entries.length - entries.start
+    return Composition(
+        dropped=int(rest[lost].sum()),
+        documents_cut=int((lost & (entries.start > seq_len)).sum()),
+        documents_cropped=int(lost.sum()),
+        documents_lost=int((lost & (entries.start == 0)).sum()),
+    )
+
+
+def warm_up(config: LaneConfig) -> None:
+    """Compile or load every kernel a lane needs, so that forked workers inherit them."""
+    for dtype in (np.uint16, np.uint32):
+        tokens = np.zeros(5, dtype=dtype)
+        origin = make_origin(0, np.arange(2, dtype=np.int64))
+        documents = Documents(tokens, np.array([0, 3, 5], dtype=np.int64), origin)
+        documents.take(np.array([1, 0], dtype=np.int64))
+        if config.order is not None and config.order.exact:  # others may load a model
+            config.order.order(documents)
+        window = Window(
+            config.window,
+            config.packer,
+            batch_tokens=config.batch_tokens,
+            seed=0,
+            balance=config.balance,
+        )
+        window.admit(documents, 0, 0)
+        planned = window.plan(final=True)
+        rows = gather_rows(
+            planned, config.batch_tokens, window.entries,
+            window.tokens, None, config.row_format,
+        )  # fmt: skip
+        derive_fields(rows[0])
+        window.advance(planned)

@@ -1,0 +1,9 @@
+"""Buckets: rows of several lengths, and the schedule that says which one is due.
+
+Knows lengths and shares; it does not know tokens, lanes or ranks.
+"""
+
+from streampack.packing.buckets.packer import Buckets, MultiBucket
+from streampack.packing.buckets.schedule import Curriculum
+
+__all__ = ["Buckets", "Curriculum", "MultiBucket"]

@@ -1,0 +1,414 @@
+"""Buckets: rows of several lengths, each document in the shortest that holds it.
+
+Steps (`Buckets.plan`; documents by decreasing length, ties by arrival):
+  1. While any remain, the row is of the smallest bucket that holds the longest of them, or of the
+     largest if none does; then it takes the document's head and the rest stays in the order.
+  2. Again and again the longest remaining document that fits the room left is added whole.
+  3. If room / bucket is above `padding_threshold`, the head of the shortest remaining document
+     (ties: the latest arrival) fills the room and its rest stays; otherwise the room is padding.
+With ``align`` every piece of a document takes up a multiple of it, padding included.
+
+Cost: O(documents), one compiled pass: documents stand in a bitmap by length, so the longest that
+fits is found in a few instructions. Keeps every token; cuts at most one document per row and, with
+many short documents about, hardly any; pads at most the threshold's share of a row, but for the
+last one.
+
+Online (`Buckets.plan_batches`) a seeded schedule fixes the bucket of every batch; see
+`packing/serving.py` and `packing/schedule.py`.
+
+Source: "Bucket Pre-training is All You Need" (2024), algorithm 1, which leaves open what a tie is
+and what happens to several chunks of one document; its baseline is `MultiBucket`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.errors import ConfigError
+from streampack.numeric import is_number, is_whole
+from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.buckets.rows import serve
+from streampack.packing.buckets.schedule import Curriculum, bucket_schedule, plain_shares
+from streampack.packing.concat import cut_joined
+from streampack.packing.packer import (
+    Overflow,
+    aligned,
+    checked_lengths,
+    require_align,
+    require_buckets,
+)
+from streampack.packing.plan import Plan
+from streampack.packing.rng import derive_seed, permutation
+
+__all__ = ["Buckets", "MultiBucket"]
+
+DEFAULT_SEQ_LENS = (2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """Rows of several lengths; online, batches of one length each, after a schedule.
+
+    Args:
+        seq_lens: the buckets, tokens per row, ascending.
+        padding_threshold: share of a row that may stay empty before a document is cut to fill it.
+        shares: share of the tokens (so of the batches) that each bucket gets: numbers, or a
+            `Curriculum` that changes them over training. None: measured on a sample of the corpus
+            when a dataset starts, and kept in its state.
+        warm_up: rotations over which the longer buckets come in one after another.
+        align: pad every piece to a multiple of this inside its row, as context parallelism wants
+            (``2 * cp_size``); it counts as padding.
+    """
+
+    seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
+    padding_threshold: float = 0.05
+    shares: Curriculum | Sequence[float] | None = None
+    warm_up: int = 0
+    align: int = 1
+
+    overflow: ClassVar[Overflow] = "split"
+    carries: ClassVar[bool] = True
+    inserts_eos: ClassVar[bool] = False
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
+        for size in self.seq_lens:
+            object.__setattr__(self, "align", require_align(self.align, size))
+        if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
+            raise ConfigError(
+                f"padding_threshold is {self.padding_threshold!r}.",
+                "It is a share of a row.",
+                "Use a number from 0 (cut rather than pad) to 1 (pad rather than cut).",
+            )
+        whole = is_whole(self.warm_up) and self.warm_up >= 0
+        if not whole or (self.warm_up and isinstance(self.shares, Curriculum)):
+            raise ConfigError(
+                f"warm_up is {self.warm_up!r} and shares is {self.shares!r}.",
+                "A warm-up is a number of rotations, and a curriculum has its own.",
+                "Pass warm_up >= 0 with plain shares, or put the warm-up into the curriculum.",
+            )
+        object.__setattr__(self, "warm_up", int(self.warm_up))
+        if self.shares is not None:
+            if not isinstance(self.shares, Curriculum):
+                object.__setattr__(self, "shares", plain_shares(self.shares))
+            count = self.curriculum.num_buckets
+            if count != len(self.seq_lens):
+                raise ConfigError(
+                    f"There are {count} shares for the buckets {self.seq_lens}.",
+                    "Every bucket needs one.",
+                    f"Pass {len(self.seq_lens)} shares, shortest bucket first.",
+                )
+
+    @property
+    def curriculum(self) -> Curriculum:
+        """The shares as a function of the rotation.
+
+        Raises:
+            ConfigError: they are neither given nor measured.
+        """
+        if isinstance(self.shares, Curriculum):
+            return self.shares
+        if self.shares is None:
+            raise ConfigError(
+                "The shares of the buckets are not known.",
+                "There is no schedule without them.",
+                "Pass shares=, or measure them with `with_shares_of(lengths)`.",
+            )
+        if self.warm_up:
+            return Curriculum.warm_up(self.shares, self.warm_up)
+        return Curriculum.constant(self.shares)
+
+    def with_shares_of(self, lengths: NDArray[np.int64]) -> Buckets:
+        """The same with the token shares that algorithm 1 gives documents of these lengths (N,)."""
+        plan = self.plan(lengths, final=True, seed=0)
+        slots = [
+            int(plan.seq_len[plan.seq_len == size].sum(dtype=np.int64)) for size in self.seq_lens
+        ]
+        if not plan.num_rows:
+            raise ConfigError(
+                "The shares of the buckets are to be measured on no documents.",
+                "There is no schedule without them.",
+                "Pass shares=, or check what the source and the filter leave.",
+            )
+        return replace(self, shares=tuple(round(size / sum(slots), 6) for size in slots))
+
+    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
+        """Algorithm 1 over all of them, rows in the order in which it makes them.
+
+        Neither `final` nor `seed` changes anything, for nothing here is random.
+        """
+        lengths = checked_lengths(lengths)
+        room = aligned(lengths, self.align)
+        longest = self.seq_lens[-1]
+        heads = np.maximum(room - 1, 0) // longest  # full rows cut off a document's front
+        document, start = _heads(room, heads, longest)
+        sizes = np.array(self.seq_lens, dtype=np.int64)
+        row_offsets, bucket, documents, starts, stops = _compose(
+            room - heads * longest, heads * longest, sizes, self.padding_threshold
+        )
+        cut = len(document)
+        return _plan_of(
+            row_offsets=np.concatenate([np.arange(cut, dtype=np.int64), row_offsets + cut]),
+            seq_len=np.concatenate([np.full(cut, longest), sizes[bucket]]).astype(np.int32),
+            document=np.concatenate([document, documents]),
+            start=np.concatenate([start, starts]),
+            stop=np.concatenate([start + longest, stops]),
+            lengths=lengths,
+            align=self.align,
+        )
+
+    def plan_batches(
+        self,
+        lengths: NDArray[np.int64],
+        *,
+        must_go: NDArray[np.bool_],
+        batch_tokens: int,
+        least_tokens: int,
+        rotation: int,
+        schedule_seed: int,
+        seed: int,
+    ) -> tuple[Plan, NDArray[np.int64]]:
+        """Rows for the next batches, each of the bucket of its rotation; see `BatchPacker`.
+
+        Raises:
+            ConfigError: the shares are neither given nor measured.
+        """
+        lengths = checked_lengths(lengths)
+        room = aligned(lengths, self.align)
+        total = int(room.sum())
+        count = max(min(-(-least_tokens // batch_tokens), total // batch_tokens), 1)
+        if must_go.all():
+            count = max(-(-total // batch_tokens), 1)
+        schedule = bucket_schedule(self.curriculum, schedule_seed)
+        sizes = np.array(self.seq_lens, dtype=np.int64)
+        order = permutation(len(lengths), seed)
+        at_most = 2 * count + 8
+        while True:
+            buckets = schedule.buckets(rotation, at_most)
+            served = serve(
+                room, must_go, order, sizes, buckets, count, batch_tokens,
+                self.padding_threshold,
+            )  # fmt: skip
+            if served.complete:
+                break
+            at_most *= 2
+        plan = _plan_of(
+            row_offsets=served.row_offsets,
+            seq_len=served.seq_len.astype(np.int32),
+            document=served.document,
+            start=served.start,
+            stop=served.stop,
+            lengths=lengths,
+            align=self.align,
+        )
+        return plan, served.batches
+
+    def seq_len_at(self, rotation: int, *, schedule_seed: int) -> int:
+        """Tokens per row of every lane's batch number `rotation`, after the schedule."""
+        schedule = bucket_schedule(self.curriculum, schedule_seed)
+        return self.seq_lens[int(schedule.buckets(rotation, 1)[0])]
+
+    def describe(self) -> dict[str, Any]:
+        """Class, parameters and algorithm revision."""
+        shares = self.shares
+        return {
+            **({"align": self.align} if self.align > 1 else {}),
+            "kind": "Buckets",
+            "revision": self.revision,
+            "seq_lens": list(self.seq_lens),
+            "padding_threshold": self.padding_threshold,
+            "shares": shares.describe()
+            if isinstance(shares, Curriculum)
+            else shares and list(shares),
+            "warm_up": self.warm_up,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiBucket:
+    """The paper's baseline: documents by length class, each class concatenated and cut.
+
+    A document goes to the smallest bucket that holds it, or to the largest; the documents of a
+    bucket are joined in order of arrival and cut at its length. Offline only: rows are planned
+    for a whole corpus, with one short row per bucket at most.
+
+    Args:
+        seq_lens: the buckets, tokens per row, ascending.
+    """
+
+    seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
+
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
+
+    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
+        """Rows of the shortest bucket first; the seed orders the full rows of each."""
+        lengths = checked_lengths(lengths)
+        sizes = np.array(self.seq_lens, dtype=np.int64)
+        bucket = np.minimum(np.searchsorted(sizes, lengths), len(sizes) - 1)
+        parts = []
+        for b, size in enumerate(self.seq_lens):
+            own = np.where(bucket == b, lengths, 0)
+            order = permutation(int(own.sum()) // size, derive_seed(seed, b))
+            parts.append(cut_joined(own, size, size, order))
+        rows = [len(part[0]) - 1 for part in parts]
+        counts = np.concatenate([np.diff(part[0]) for part in parts])
+        return _plan_of(
+            row_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            seq_len=np.repeat(sizes, rows).astype(np.int32),
+            document=np.concatenate([part[1] for part in parts]),
+            start=np.concatenate([part[2] for part in parts]),
+            stop=np.concatenate([part[3] for part in parts]),
+            lengths=lengths,
+            align=1,
+        )
+
+
+def _plan_of(
+    *,
+    row_offsets: NDArray[np.int64],
+    seq_len: NDArray[np.int32],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    align: int,
+) -> Plan:
+    """A plan that repeats, inserts and drops nothing; `stop` may count alignment's padding."""
+    segments = len(document)
+    stop = np.minimum(stop, lengths[document])
+    return Plan(
+        row_offsets=row_offsets,
+        seq_len=seq_len,
+        document=document,
+        start=start,
+        stop=stop,
+        overlap=np.zeros(segments, dtype=np.int64),
+        insert_eos=np.zeros(segments, dtype=np.bool_),
+        pad_after=(start - stop) % align,
+        dropped=np.zeros(len(lengths), dtype=np.int64),
+    )
+
+
+def _heads(
+    lengths: NDArray[np.int64], heads: NDArray[np.int64], longest: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Full rows of documents beyond the largest bucket, as (document, start), in order.
+
+    All of them come before anything else does: what remains of such a document is the longest
+    there is until it fits. So the order is that of what remains at each cut.
+    """
+    document = np.repeat(np.arange(len(lengths), dtype=np.int64), heads)
+    number = np.arange(len(document), dtype=np.int64) - (np.cumsum(heads) - heads)[document]
+    start = number * longest
+    order = np.lexsort((document, start - lengths[document]))
+    return document[order], start[order]
+
+
+@kernel
+def _compose(
+    lengths: NDArray[np.int64],
+    begin: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    threshold: float,
+) -> tuple[
+    NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]
+]:
+    """Algorithm 1 for documents of at most the largest bucket.
+
+    Args:
+        lengths: (N,) int64, 0 for none; begin: (N,) int64, where in the document they start.
+        sizes: (B,) int64, the buckets.
+        threshold: see `Buckets`.
+
+    Returns:
+        Row offsets, the bucket of every row, and the segments' document, start and stop.
+    """
+    largest = sizes[-1]
+    # Documents sorted by length, ties by arrival; those of length s that are left are
+    # by_length[first[s]:last[s]]. At most one has been cut and not used up: it is shorter than
+    # all others, so it needs no place among them.
+    first, last, by_length, words, groups = _by_length(lengths, largest)
+    left = len(by_length)
+    shortest = 1
+    cut, cut_left = -1, 0
+    offsets = np.zeros(left + 1, dtype=np.int64)
+    bucket = np.empty(left, dtype=np.int64)
+    document = np.empty(2 * left, dtype=np.int64)
+    start = np.empty(2 * left, dtype=np.int64)
+    stop = np.empty(2 * left, dtype=np.int64)
+    at = begin.copy()
+    rows = 0
+    k = 0
+    while left > 0:
+        b = np.searchsorted(sizes, largest - next_set(words, groups, 0))
+        room = sizes[b]
+        while True:
+            place = next_set(words, groups, largest - room)
+            if place < 0:
+                break
+            size = largest - place
+            if size == cut_left:
+                d, cut_left = cut, 0
+            else:
+                d = by_length[first[size]]
+                first[size] += 1
+            if first[size] == last[size]:
+                clear_bit(words, groups, place)
+            document[k], start[k], stop[k] = d, at[d], at[d] + size
+            k += 1
+            left -= 1
+            room -= size
+        if left > 0 and room / sizes[b] > threshold:
+            if cut_left == 0:
+                while first[shortest] == last[shortest]:
+                    shortest += 1
+                last[shortest] -= 1
+                cut, cut_left = by_length[last[shortest]], shortest
+            if first[cut_left] == last[cut_left]:
+                clear_bit(words, groups, largest - cut_left)
+            document[k], start[k], stop[k] = cut, at[cut], at[cut] + room
+            k += 1
+            at[cut] += room
+            cut_left -= room  # more than 0: whatever fits has been added
+            set_bit(words, groups, largest - cut_left)
+        bucket[rows] = b
+        rows += 1
+        offsets[rows] = k
+    return offsets[: rows + 1], bucket[:rows], document[:k], start[:k], stop[:k]
+
+
+@kernel
+def _by_length(
+    lengths: NDArray[np.int64], largest: int
+) -> tuple[
+    NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]
+]:
+    """A counting sort of the non-empty documents, and a bitmap of `largest` minus length."""
+    first = np.zeros(largest + 2, dtype=np.int64)
+    for i in range(len(lengths)):
+        first[lengths[i] + 1] += 1
+    total = len(lengths) - first[1]
+    first[1] = 0
+    for s in range(1, largest + 1):
+        first[s + 1] += first[s]
+    last = first.copy()
+    by_length = np.empty(total, dtype=np.int64)
+    for i in range(len(lengths)):
+        if lengths[i] > 0:
+            by_length[last[lengths[i]]] = i
+            last[lengths[i]] += 1
+    words, groups = new_bitmap(largest + 1)
+    for s in range(1, largest + 1):
+        if first[s] < last[s]:
+            set_bit(words, groups, largest - s)
+    return first, last, by_length, words, groups

@@ -1,0 +1,127 @@
+"""What happens to broken content: raise, or skip it, count it, name it and remember it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from streampack.documents import Conversations, Documents, Texts
+from streampack.errors import ConfigError, ContentError
+from streampack.reading.integer_arrays import Spans
+
+__all__ = ["Skips"]
+
+logger = logging.getLogger(__name__)
+
+AnyBlock = TypeVar(
+    "AnyBlock", Documents, Texts, Documents | Texts | Conversations,
+    Documents | Texts | Conversations | Spans,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Skips:
+    """The broken content of one lane.
+
+    Attributes:
+        on_error: "raise" stops at the first `ContentError`; "skip" steps over it.
+        limit: with "skip", the number of skips in a lane after which it raises all the same,
+            because a corpus that is broken throughout should not pass in silence.
+        records: what was skipped: ``[shard, index, rest_of_shard, message]``, JSON-able; those
+            that `expect` is given may end with the number of a mixture's source.
+        name: of the source in a mixture, or None.
+    """
+
+    on_error: Literal["raise", "skip"] = "raise"
+    limit: int = 1000
+    records: list[list[Any]] = field(default_factory=list)
+    name: str | None = None
+    _known: dict[int, list[list[Any]]] = field(default_factory=dict)
+    _tally: list[int] = field(default_factory=lambda: [0])  # one for all sources of a mixture
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("raise", "skip"):
+            raise ConfigError(
+                f'on_error is "{self.on_error}".',
+                "It decides what happens to broken documents and shards.",
+                'Use "raise" or "skip".',
+            )
+
+    @property
+    def count(self) -> int:
+        """How many were skipped since the run began (records of long ago are let go)."""
+        return self._tally[0]
+
+    @property
+    def is_empty(self) -> bool:
+        """True if a replay leaves nothing out."""
+        return not any(self._known.values())
+
+    def of_source(self, number: int, name: str) -> Skips:
+        """The skips of one source of a mixture; count and limit are those of the lane."""
+        known = [record for records in self._known.values() for record in records]
+        own = [record[:4] for record in known if (record[4:] or [0]) == [number]]
+        part = Skips(self.on_error, self.limit, name=name, _tally=self._tally)
+        part.expect(own, self.count)
+        return part
+
+    def since(self, number: int) -> list[list[Any]]:
+        """The records from `number` on, and those of a saved state that are still to be met."""
+        ahead = [record for records in self._known.values() for record in records]
+        return self.records[number:] + ahead
+
+    def handle(self, error: ContentError) -> None:
+        """Raise `error`, or record it and return."""
+        if self.name is not None:
+            error = error.of_source(self.name)
+        if self.on_error == "raise":
+            raise error
+        for known in self._known.get(error.shard, []):
+            if known[1] == error.index:  # skipped before the state was saved, counted and named
+                self._known[error.shard].remove(known)
+                self.records.append(known)
+                return
+        if self.count >= self.limit:
+            raise ContentError(
+                f"{self.count} broken documents or shards were skipped in one lane, and now: "
+                f"{error.fact}",
+                'That is the limit for on_error="skip".',
+                "Repair the corpus, or raise the limit if losing this much is intended.",
+            ) from error
+        self._tally[0] += 1
+        self.records.append([error.shard, error.index, error.rest_of_shard, str(error)])
+        logger.warning("skipped: %s", error)
+
+    def expect(self, records: list[list[Any]], count: int) -> None:
+        """Take over the skips of a saved state, so that a replay skips the same again."""
+        self.records = []
+        self._tally[0] = count
+        self._known = {}
+        for record in records:
+            self._known.setdefault(record[0], []).append(list(record))
+
+    def replay(self, block: AnyBlock, shard: int) -> tuple[AnyBlock, bool]:
+        """Drop from a block what a saved state skipped; True if the rest of the shard is to go.
+
+        Content that was broken when the state was saved and is readable now stays skipped: the
+        stream behind the state was made without it.
+        """
+        known = self._known.get(shard)
+        if not known:
+            return block, False
+        index = block.origin["index"]
+        dropped = np.zeros(len(block), dtype=np.bool_)
+        ended = False
+        for record in list(known):
+            here = ~dropped & (index >= record[1] if record[2] else index == record[1])
+            if here.any():
+                dropped |= here
+                ended = ended or bool(record[2])
+                known.remove(record)
+                self.records.append(record)
+        if not dropped.any():
+            return block, False
+        return block.take(np.flatnonzero(~dropped)), ended

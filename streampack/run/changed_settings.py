@@ -1,0 +1,215 @@
+"""Going on with other settings: what stays of a lane's last plan is planned anew.
+
+Steps, for each lane:
+  1. Restore the lane under the settings its state was saved with.
+  2. Of the plan of its current round, the rows of the batches that were given went. What they do
+     not hold of a document stays: since rows go in shuffled order, that may be several parts of
+     one document, each an entry of its own from now on.
+  3. What the old settings dropped with a row that went is gone. A document of which nothing went
+     is as it was, also if the old overflow policy was about to shorten or drop it.
+  4. That makes the window of the next round, which reads on and plans with the new settings.
+
+Documents keep their age, and a lane its number of batches, so `next_batch` and the rotation are the
+same on any number of ranks. Tokens that the next row would have repeated (`Seamless`) are not
+repeated. The new overflow policy holds for whole documents: what is left of one that it would have
+shortened or dropped is dropped, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import StateError, StreampackError
+from streampack.lane.lane import Lane, LaneConfig
+from streampack.lane.state import Round
+from streampack.packing.rebuilding import rebuild_packer
+from streampack.sources.mixture.source import Mixture, earlier_mixture
+from streampack.streams.mixed_place import changed_cursor
+from streampack.window.balancing import Balance
+from streampack.window.config import WindowConfig
+from streampack.window.entries import Entries
+from streampack.window.planned import PlannedWindow, needed_tokens
+
+__all__ = ["carry_over", "previous_config"]
+
+
+def previous_config(
+    config: LaneConfig,
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+    changed: Collection[str],
+) -> LaneConfig:
+    """The configuration of a saved fingerprint that differs from the current one in `changed`.
+
+    Raises:
+        StateError: it cannot be rebuilt.
+    """
+    source = config.source
+    if "source" in changed:
+        if not isinstance(source, Mixture):
+            raise StateError(
+                "`source` is not what it was when the state was saved.",
+                "The documents of the window could not be read again.",
+                "Go on with the same source (in a Mixture others may join it), or start a new run.",
+            )
+        if config.order is not None:
+            raise StateError(
+                "The mixture is not what it was when the state was saved, and there is an order.",
+                "Documents that wait to be ordered could not be told from those of the new source.",
+                "Go on with the same mixture, or start a new run.",
+            )
+        source = earlier_mixture(source, saved["source"], current["source"])
+    packer = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
+    try:
+        window = WindowConfig(**saved["window"]).resolve(packer, saved["batch_tokens"])
+        if saved["batch_tokens"] % packer.seq_lens[-1]:
+            raise ValueError
+    except (StreampackError, TypeError, ValueError, ArithmeticError) as error:
+        raise StateError(
+            f"The state was saved with window {dict(saved['window'])!r:.200} and batch_tokens "
+            f"{saved['batch_tokens']!r:.80}."
+            if isinstance(saved.get("window"), Mapping) and "batch_tokens" in saved
+            else "The state's fingerprint lacks its window or batch_tokens.",
+            "No run can have had these settings.",
+            "Pass what `state_dict()` returned, unchanged.",
+        ) from error
+    balance = config.balance
+    if "balance" in changed:
+        described = saved.get("balance")
+        balance = Balance.from_description(described) if isinstance(described, Mapping) else None
+    return replace(
+        config,
+        source=source,
+        packer=packer,
+        window=window,
+        batch_tokens=saved["batch_tokens"],
+        balance=balance,
+    )
+
+
+def carry_over(
+    before: LaneConfig, config: LaneConfig, lane: int, state: dict[str, Any], due: int
+) -> dict[str, Any]:
+    """The state of a lane under `config`, from its state under `before`.
+
+    Args:
+        before, config: of the run so far, and from now on.
+        lane, state: of which lane.
+        due: batches of this lane before the place the run goes on from. One that was dry gave
+            fewer; if it has documents again, they come now and not in turns that are over.
+
+    Raises:
+        StateError: the documents are not those the state was made from.
+    """
+    place, planned, emitted = Lane(before, lane, state).place()
+    entries, mark = place.entries, place.mark
+    if planned is not None and emitted:
+        entries = _left(entries, planned, emitted, place.continued)
+    if isinstance(before.source, Mixture) and before.source is not config.source:
+        if place.final and not len(entries):
+            raise StateError(
+                f"Lane {lane} has ended.",
+                "What is added now would come out of step with the other lanes.",
+                "Add sources before the first one ends, or start a new run.",
+            )
+        until = mark.serial + place.admitted
+        mark = replace(mark, cursor=changed_cursor(mark.cursor, before.source, until))
+    # What the next row would have repeated is delivered already.
+    start = entries.start + entries.repeated
+    packer = config.packer
+    held = np.maximum(needed_tokens(packer, entries.length) - start, 0)
+    continued = place.continued and packer.overflow in ("split", "error")
+    if continued:  # whole rows, as always of a document that goes on
+        was = int(entries.held[-1] - entries.repeated[-1])
+        held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
+    entries = entries.changed(start=start, held=held, repeated=np.zeros_like(start))
+    following = Round(
+        number=place.number + 1,
+        step=max(place.step + emitted, due),
+        final=True if place.final and not len(entries) else None,
+        mark=mark,
+        admitted=place.admitted,
+        continued=continued,
+        entries=entries,
+        skips=place.skips,
+    )
+    return following.state(0)
+
+
+def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: bool) -> Entries:
+    """What stays of a window once the first `emitted` batches of its plan went.
+
+    `held` is right for the last entry if it is held in part, and of no meaning otherwise.
+    """
+    plan = planned.plan
+    went = planned.rows[: int(planned.batches[emitted])]
+    goes = np.zeros(plan.num_rows, dtype=np.bool_)
+    goes[went] = True
+    row_of = np.repeat(np.arange(plan.num_rows, dtype=np.int64), np.diff(plan.row_offsets))
+    order = np.lexsort((plan.start, plan.document))
+    segments = np.searchsorted(plan.document[order], np.arange(len(entries) + 1))
+    dropped = plan.dropped_by(went)
+    index: list[int] = []
+    parts: list[tuple[int, int]] = []
+    for i in range(len(entries)):
+        own = order[segments[i] : segments[i + 1]]
+        rest = int(entries.length[i] - entries.start[i])
+        most = int(planned.lengths[i])
+        whole = continued and i == len(entries) - 1
+        found = _parts(
+            plan.start[own],
+            plan.stop[own],
+            goes[row_of[own]],
+            rest=rest,
+            ends=not whole and _ends(plan.stop[own], goes[row_of[own]], int(dropped[i]), most),
+            begin=int(entries.repeated[i]),
+        )
+        index += [i] * len(found)
+        parts += found
+    picked = entries.pick(np.array(index, dtype=np.int64))
+    low, high = np.array(parts, dtype=np.int64).reshape(-1, 2).T
+    length = picked.start + high
+    return picked.changed(
+        start=picked.start + low,
+        held=picked.held - low,
+        length=length,
+        cut=picked.cut + picked.length - length,
+        repeated=np.zeros_like(low),
+    )
+
+
+def _ends(stop: NDArray[np.int64], goes: NDArray[np.bool_], dropped: int, most: int) -> bool:
+    """True if a document ends with its last segment: that went, and what lies behind is dropped."""
+    if not len(stop):
+        return 0 < most <= dropped
+    return bool(goes[-1]) and int(stop[-1]) + dropped >= most
+
+
+def _parts(
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    goes: NDArray[np.bool_],
+    *,
+    rest: int,
+    ends: bool,
+    begin: int,
+) -> list[tuple[int, int]]:
+    """What is left of a document's `rest` tokens, of which those before `begin` are delivered.
+
+    `start`, `stop` and `goes` are of its segments, in order; `ends` says that what lies behind
+    them is dropped.
+    """
+    parts = []
+    for low, high, went in zip(start.tolist(), stop.tolist(), goes.tolist(), strict=True):
+        if went:
+            if low > begin:
+                parts.append((begin, low))
+            begin = max(begin, high)
+    if begin < rest and not ends:
+        parts.append((begin, rest))
+    return parts

@@ -1,0 +1,213 @@
+"""What the arguments of `PackedDataset` mean together, and which of them cannot work."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+from streampack.errors import ConfigError
+from streampack.numeric import whole_number
+from streampack.ordering import DocumentOrder
+from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Packer, Pad
+from streampack.reading.base import Source
+from streampack.sources.chat.source import Chat
+from streampack.sources.mixture.source import sources_of
+from streampack.streams.stream import Preparation
+from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
+from streampack.window.gather import RowFormat
+
+__all__ = [
+    "check_attention",
+    "check_batch_tokens",
+    "check_order",
+    "checked_counts",
+    "choose_packer",
+    "prepare",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def choose_packer(
+    seq_len: int | None, packer: Packer | None, order: DocumentOrder | None, source: Source
+) -> Packer:
+    """The packer of a run, from what is given of row length, packer and order."""
+    if (seq_len is None) == (packer is None):
+        raise ConfigError(
+            f"seq_len is {seq_len!r} and packer is {packer!r}.",
+            "The row length must come from one of them.",
+            "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
+        )
+    if packer is None and len({part.overflow for part in sources_of(source)}) > 1:
+        raise ConfigError(
+            "The mixture has conversations, which are dropped if they are longer than a row, and "
+            "documents that are cut.",
+            "One rule holds for all.",
+            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
+            '"truncate" or "drop".',
+        )
+    if packer is None and order is None:
+        return BestFitDecreasing(seq_len=seq_len or 0, overflow=source.overflow)
+    if packer is None and source.overflow != "split":
+        raise ConfigError(
+            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
+            f"The documents of {type(source).__name__} are not cut unless you say so.",
+            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
+        )
+    if packer is None:
+        return Concat(seq_len=seq_len or 0)
+    if source.overflow != "split" and (packer.overflow == "split" or _cuts(packer)):
+        logger.warning(
+            "%s cuts conversations, and what is cut off is learnt without what was said before; "
+            'BestFitDecreasing(seq_len=%d, overflow="drop") keeps them whole.',
+            type(packer).__name__,
+            packer.seq_lens[-1],
+        )
+    if order is not None and not _keeps_order(packer):
+        raise ConfigError(
+            f"{type(packer).__name__} puts documents into rows by their lengths.",
+            f"What {type(order).__name__} puts side by side would be torn apart again.",
+            f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
+        )
+    return packer
+
+
+def _cuts(packer: Packer) -> bool:
+    """True if documents that fit a row may be cut all the same."""
+    return not isinstance(packer, BestFitDecreasing | FirstFitDecreasing | Pad)
+
+
+def _keeps_order(packer: Packer) -> bool:
+    """True if documents that arrive one behind the other mostly share a row.
+
+    A packer may say so by its attribute `keeps_order`; of ours, `Concat` does unless it shuffles
+    atoms smaller than a row.
+    """
+    atom = getattr(packer, "atom", None) or packer.seq_lens[-1]
+    concat = isinstance(packer, Concat) and atom >= packer.seq_lens[-1]
+    return bool(getattr(packer, "keeps_order", concat))
+
+
+def check_order(order: DocumentOrder | None) -> None:
+    """Raise `ConfigError` unless it orders documents."""
+    if order is not None and not isinstance(order, DocumentOrder):
+        raise ConfigError(
+            f"order is a {type(order).__name__}.",
+            "Documents cannot be ordered with it.",
+            "Use SimilarityOrder(), or an object with the attributes of `DocumentOrder`.",
+        )
+
+
+def check_batch_tokens(batch_tokens: int | None, packer: Packer) -> int:
+    """Tokens per batch; raises `ConfigError` unless they are whole rows."""
+    longest = packer.seq_lens[-1]
+    if batch_tokens is None:
+        return longest
+    batch_tokens = whole_number("batch_tokens", batch_tokens, "A batch is a whole number of rows.")
+    if not longest <= batch_tokens < 1 << 31 or batch_tokens % longest:
+        raise ConfigError(
+            f"batch_tokens is {batch_tokens}, a row has {longest} tokens.",
+            "A batch is a whole number of rows, and its boundaries are numbers of 31 bits.",
+            f"Use a multiple of {longest}.",
+        )
+    return batch_tokens
+
+
+def checked_counts(
+    seed: int, epochs: int | None, lanes: int | None, memory_limit: int
+) -> tuple[int, int | None, int | None, int]:
+    """The same as plain integers; raises `ConfigError` where they are none, or mean nothing."""
+    nothing = "There would be nothing to do."
+    seed = whole_number("seed", seed, "Random decisions start from it.", least=None)
+    if epochs is not None:
+        epochs = whole_number("epochs", epochs, nothing, otherwise="or None (endless)")
+    if lanes is not None:
+        lanes = whole_number("lanes", lanes, nothing, otherwise="or None (chosen)")
+    limit = whole_number("memory_limit", memory_limit, "No lane would fit into it.")
+    return seed, epochs, lanes, limit
+
+
+def check_attention(attention: str) -> None:
+    """Raise `ConfigError` unless it says where attention segments end."""
+    if attention not in ("document", "row"):
+        raise ConfigError(
+            f"attention is {attention!r}.",
+            "It decides where attention segments end.",
+            'Use "document" or "row".',
+        )
+
+
+def _checked_ids(
+    eos_id: int | None, pad_id: int | None, vocab_size: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """The same as plain integers; refuses what is no token id, or no number of them."""
+    ids = "Token ids are whole numbers from 0 to 4,294,967,295."
+    if vocab_size is not None:
+        vocab_size = whole_number("vocab_size", vocab_size, ids, most=1 << 32)
+    checked: list[int | None] = []
+    for name, value in (("eos_id", eos_id), ("pad_id", pad_id)):
+        if value is not None:
+            value = whole_number(name, value, ids, least=0, most=(1 << 32) - 1)
+        if value is not None and vocab_size is not None and value >= vocab_size:
+            raise ConfigError(
+                f"{name} is {value}, and vocab_size is {vocab_size}.",
+                "The id would reach an embedding that has no row for it.",
+                "Pass the number of rows of the model's embedding as vocab_size (it counts added "
+                "special tokens too), or an id below it.",
+            )
+        checked.append(value)
+    return checked[0], checked[1], vocab_size
+
+
+def prepare(
+    source: Source,
+    tokenizer: Any,
+    eos: EosRule | None,
+    eos_id: int | None,
+    pad_id: int | None,
+    vocab_size: int | None,
+) -> tuple[Preparation, RowFormat]:
+    """What tokenizer and ids mean for this kind of source; -1 stands for an unknown EOS id."""
+    eos_id, pad_id, vocab_size = _checked_ids(eos_id, pad_id, vocab_size)
+    texts = any(not part.tokenized for part in sources_of(source))
+    ids = any(part.tokenized for part in sources_of(source))
+    if tokenizer is not None:
+        given = {"eos": eos, "eos_id": eos_id, "pad_id": pad_id}
+        if not texts:  # the tokenizer only lends its ids
+            given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
+        tokenizer = load_tokenizer(
+            tokenizer, **{name: value for name, value in given.items() if value is not None}
+        )
+        eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
+        vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
+    elif texts:
+        raise ConfigError(
+            "The source gives texts, and there is no tokenizer.",
+            "Only token ids can be packed.",
+            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
+            "tokenizer).",
+        )
+    rule = eos or "as-is"
+    if ids and rule != "as-is" and eos_id is None:
+        raise ConfigError(
+            f'eos is "{rule}", and the id is unknown.',
+            "There is nothing to append.",
+            "Pass eos_id=, or a tokenizer that declares it.",
+        )
+    preparation = Preparation(
+        tokenizers=tuple(_for_source(tokenizer, part) for part in sources_of(source)),
+        eos=rule,
+        eos_id=eos_id,
+        vocab_size=vocab_size,
+    )
+    return preparation, RowFormat(
+        pad_id=0 if pad_id is None else pad_id, eos_id=-1 if eos_id is None else eos_id
+    )
+
+
+def _for_source(tokenizer: Any, source: Source) -> Tokenizer | ChatTokenizer | None:
+    if source.tokenized:
+        return None
+    if isinstance(source, Chat):
+        return ChatTokenizer(tokenizer, source.template, source.document_name)
+    return cast(Tokenizer, tokenizer)

@@ -1,0 +1,302 @@
+"""The state of a run: what the loop has consumed, as coordinates that any process can go on from.
+
+``{"version": 2, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, behind], ...],
+"lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
+The state of a rank holds the lanes it owns; `merge_states` makes one of the states of all ranks,
+from which any number of ranks that divides the lanes goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from streampack.errors import StateError
+from streampack.job.topology import Topology
+from streampack.lane.state import check_lane_state, checksum
+from streampack.run.fingerprint import changed_fields
+
+__all__ = ["VERSION", "RunState", "batches_due", "batches_given", "check_state", "merge_states"]
+
+VERSION = 2
+
+LaneState = dict[str, Any] | None
+
+
+def batches_given(state: LaneState) -> int:
+    """Batches that a lane had given when its state was taken."""
+    return 0 if state is None else int(state["step"]) + int(state["emitted"])
+
+
+def batches_due(lane: int, next_batch: int, lanes: int) -> int:
+    """How many of the batches before `next_batch` are this lane's; it may have been dry sooner."""
+    return -((lane - next_batch) // lanes) if next_batch > lane else 0
+
+
+class RunState:
+    """What one rank has consumed.
+
+    Args:
+        fingerprint: of the run; see `PackedDataset.fingerprint`.
+        topology: whose lanes these are.
+        next_batch: global number of the first batch not consumed by all ranks in step.
+        lanes: state of each lane this rank owns.
+        stepped_over: [first, behind the last] numbers of batches that the loop stepped over.
+    """
+
+    def __init__(
+        self,
+        fingerprint: dict[str, Any],
+        topology: Topology,
+        next_batch: int,
+        lanes: Mapping[int, LaneState],
+        stepped_over: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.fingerprint = fingerprint
+        self.topology = topology
+        self.next_batch = next_batch
+        self._lanes: dict[int, LaneState | Callable[[], LaneState]] = dict(lanes)
+        self.stepped_over = [list(numbers) for numbers in stepped_over]
+
+    @classmethod
+    def begin(cls, fingerprint: dict[str, Any], topology: Topology) -> RunState:
+        """The state before the first batch."""
+        lanes = topology.lanes(0, fingerprint["lanes"])
+        return cls(fingerprint, topology, 0, dict.fromkeys(lanes))
+
+    @classmethod
+    def load(
+        cls, state: Mapping[str, Any], fingerprint: dict[str, Any], topology: Topology
+    ) -> RunState:
+        """A saved state, if it belongs to this run.
+
+        Raises:
+            StateError: it is of a newer version, malformed, of another run (naming the field and
+                both values), or does not hold the lanes this rank owns.
+        """
+        check_state(state)
+        changed_fields(state["fingerprint"], fingerprint)
+        return cls.of_rank(state, fingerprint, topology)
+
+    @classmethod
+    def of_rank(
+        cls, state: Mapping[str, Any], fingerprint: dict[str, Any], topology: Topology
+    ) -> RunState:
+        """The lanes of one rank, of a checked state.
+
+        Raises:
+            StateError: it does not hold all of them.
+        """
+        start = state["next_batch"]
+        owned = topology.lanes(start, fingerprint["lanes"])
+        missing = [lane for lane in owned if str(lane) not in state["lanes"]]
+        if missing:
+            raise StateError(
+                f"The state holds lanes {_named(map(int, state['lanes']))}; rank {topology.rank} "
+                f"of {topology.world_size} also needs {_named(missing)}.",
+                "It is another rank's, or was saved with another number of ranks.",
+                "Load the state that this rank saved, or that of all ranks together, which "
+                "`merge_states` makes.",
+            )
+        lanes = {lane: state["lanes"][str(lane)] for lane in owned}
+        return cls(fingerprint, topology, start, lanes, state["stepped_over"])
+
+    def commit(self, lane: int, step: int, state: LaneState | Callable[[], LaneState]) -> None:
+        """Take note that the loop has consumed batch number `step` of `lane`."""
+        batch = step * self.fingerprint["lanes"] + lane
+        self.next_batch = batch - self.topology.rank + self.topology.world_size
+        self._lanes[lane] = state
+
+    def end(self, lane: int, state: LaneState) -> None:
+        """Take note that `lane` has nothing more."""
+        self._lanes[lane] = state
+
+    def step_over(self, first: int) -> None:
+        """Take note that the batches from number `first` on were consumed without being used."""
+        if first == self.next_batch:
+            return
+        if self.stepped_over and self.stepped_over[-1][1] == first:
+            first = self.stepped_over.pop()[0]
+        self.stepped_over.append([first, self.next_batch])
+
+    def replan(self, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
+        """Change the state of every lane that has begun."""
+        for lane in self._lanes:
+            state = self.lane(lane)
+            if state is not None:
+                self._lanes[lane] = change(lane, state)
+
+    def lane(self, lane: int) -> LaneState:
+        """The state of one lane."""
+        state = self._lanes[lane]
+        if callable(state):
+            state = self._lanes[lane] = state()
+        return state
+
+    @property
+    def shares_lanes(self) -> bool:
+        """True in an evaluation on ranks that do not divide the lanes."""
+        return bool(self.fingerprint["lanes"] % self.topology.world_size)
+
+    def require_own_lanes(self) -> None:
+        """Raise `StateError` if this rank does not give all batches of its lanes."""
+        if self.shares_lanes:
+            raise StateError(
+                f"{self.topology.world_size} ranks evaluate {self.fingerprint['lanes']} lanes, so "
+                "lanes are run by several ranks.",
+                "There is no state of such a run that other ranks could go on from.",
+                "Evaluate from the beginning, or on a number of ranks that divides the lanes.",
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; shares nothing with what later batches change."""
+        head = {
+            "version": VERSION,
+            "fingerprint": self.fingerprint,
+            "next_batch": self.next_batch,
+            "stepped_over": [list(numbers) for numbers in self.stepped_over],
+        }
+        lanes = {str(lane): self.lane(lane) for lane in sorted(self._lanes)}
+        return {**head, "checksum": checksum(head), "lanes": lanes}
+
+
+def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state of the states that the ranks of a run saved after the same step.
+
+    Args:
+        states: of all ranks, in any order.
+
+    Returns:
+        A state for any number of data-parallel ranks that divides the lanes.
+
+    Raises:
+        StateError: they are of different runs or steps, or do not hold every lane exactly once.
+    """
+    if not states:
+        raise StateError(
+            "There are no states to merge.",
+            "Nobody can tell where to go on from.",
+            "Pass the states that the ranks saved.",
+        )
+    lanes: dict[int, LaneState] = {}
+    first = states[0]
+    for number, state in enumerate(states):
+        check_state(state)
+        if state["fingerprint"] != first["fingerprint"]:
+            changed_fields(first["fingerprint"], state["fingerprint"])
+        for name in ("next_batch", "stepped_over"):
+            if state[name] != first[name]:
+                raise StateError(
+                    f"`{name}` is {first[name]} in the first state and {state[name]} in number "
+                    f"{number + 1}.",
+                    "They were not saved after the same step.",
+                    "Merge what all ranks saved in one checkpoint.",
+                )
+        twice = [int(lane) for lane in state["lanes"] if int(lane) in lanes]
+        if twice:
+            raise StateError(
+                f"Lanes {_named(twice)} are in state number {number + 1} and in one before it.",
+                "A rank's state was passed twice, or the states are of different topologies.",
+                "Pass one state of every data-parallel rank.",
+            )
+        lanes |= {int(lane): state["lanes"][lane] for lane in state["lanes"]}
+    missing = sorted(set(range(first["fingerprint"]["lanes"])) - set(lanes))
+    if missing:
+        raise StateError(
+            f"Lanes {_named(missing)} are in none of the {len(states)} states.",
+            "Their documents would be lost.",
+            "Pass the states of all ranks.",
+        )
+    merged = {str(lane): lanes[lane] for lane in sorted(lanes)}
+    return {**{name: first[name] for name in _FIELDS}, "lanes": merged}
+
+
+_FIELDS = ("version", "fingerprint", "next_batch", "stepped_over", "checksum", "lanes")
+
+
+def check_structure(state: Mapping[str, Any]) -> None:
+    """Raise `StateError` unless the outer parts of this state can be read by this version."""
+    if not isinstance(state, Mapping):
+        raise _damaged(f"The state is a {type(state).__name__}.")
+    version = state.get("version", VERSION)
+    if isinstance(version, int) and version != VERSION:
+        raise StateError(
+            f"The state has version {version}, this streampack reads version {VERSION}.",
+            "Its meaning may have changed.",
+            "Resume with the streampack that saved it, or a newer one.",
+        )
+    missing = set(_FIELDS) - set(state)
+    if missing:
+        raise StateError(
+            f"The state lacks {', '.join(sorted(missing))}.",
+            "It is not a streampack state, or only a part of one.",
+            "Pass what `state_dict()` returned.",
+        )
+    fingerprint, lanes = state["fingerprint"], state["lanes"]
+    if not isinstance(fingerprint, Mapping) or not _is_count(fingerprint.get("lanes"), 1):
+        raise _damaged("The state's fingerprint names no number of lanes.")
+    if not isinstance(fingerprint.get("packer"), Mapping):
+        raise _damaged("The state's fingerprint names no packer.")
+    for name in ("version", "next_batch"):
+        if not _is_count(state[name], 0):
+            raise _damaged(f"The state's {name} is {state[name]!r:.80}.")
+    stepped_over = state["stepped_over"]
+    if not isinstance(stepped_over, list) or not all(map(_is_range, stepped_over)):
+        raise _damaged(f"The state's stepped_over is {stepped_over!r:.80}.")
+    if not isinstance(lanes, Mapping) or not lanes:
+        raise _damaged("The state's lanes are not a mapping from their numbers, as text.")
+    for lane in lanes:
+        number = int(lane) if isinstance(lane, str) and _is_number(lane) else -1
+        if not 0 <= number < fingerprint["lanes"]:
+            raise _damaged(f"The state has a lane {lane!r:.80} of {fingerprint['lanes']}.")
+    head = {name: state[name] for name in state if name not in ("checksum", "lanes")}
+    if checksum(head) != state["checksum"]:
+        raise _damaged("The state's fields do not add up to its checksum.")
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raise `StateError`, naming the place, unless a state is whole and agrees with itself.
+
+    What each lane has given follows from `next_batch`, unless its last epoch has ended.
+    """
+    check_structure(state)
+    total, next_batch = state["fingerprint"]["lanes"], state["next_batch"]
+    for name, lane in state["lanes"].items():
+        if lane is not None:
+            check_lane_state(int(name), lane)
+        due = batches_due(int(name), next_batch, total)
+        given = batches_given(lane)
+        ended = lane is not None and lane["final"] is True
+        if given != due and not (ended and given < due):
+            raise _damaged(
+                f"Lane {name} has given {given} batches, and before batch {next_batch} of the run, "
+                f"the next one, come {due} of its own."
+            )
+
+
+def _named(lanes: Iterable[int]) -> str:
+    """Numbers in words, not too many."""
+    numbers = sorted(lanes)
+    shown = ", ".join(map(str, numbers[:12]))
+    return shown if len(numbers) <= 12 else f"{shown}, ... ({len(numbers)} in all)"
+
+
+def _is_number(text: str) -> bool:
+    """True for a whole number as Python writes it."""
+    return text.isascii() and text.isdecimal() and len(text) < 12 and str(int(text)) == text
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 53
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_is_count(n, 0) for n in value)
+
+
+def _damaged(fact: str) -> StateError:
+    return StateError(
+        fact,
+        "It is not what streampack saved.",
+        "Pass what `state_dict()` returned, unchanged.",
+    )

@@ -1,0 +1,8 @@
+"""Conversations in Parquet files or JSON lines.
+
+Knows the fields of a record; it does not know templates, which are the tokenizer's.
+"""
+
+from streampack.sources.chat.source import Chat
+
+__all__ = ["Chat"]

@@ -1,0 +1,156 @@
+"""Readers of chat records: JSON lines and Parquet, each with its own machinery for shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streampack.documents import Conversations, Documents, make_origin
+from streampack.errors import ConfigError
+from streampack.reading.base import Block
+from streampack.reading.manifest import Manifest
+from streampack.reading.records import BrokenRecordError, conversation_of, labelled_ids_of
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
+from streampack.sources.jsonl.lines import LineBlock
+from streampack.sources.jsonl.source import JSONL
+from streampack.sources.parquet.columns import BlockMaker, cut
+from streampack.sources.parquet.source import Parquet
+from streampack.storage.remote import shown
+
+__all__ = ["ChatLines", "ChatRows", "is_parquet"]
+
+_FIELDS = ("messages", "prompt", "completion", "tools", "input_ids", "labels", "loss_mask")
+
+
+def is_parquet(paths: str | Path | Sequence[str | Path]) -> bool:
+    """True if the names say so."""
+    names = [paths] if isinstance(paths, str | Path) else list(paths)
+    endings = (".parquet", ".parq", ".pq")
+    return bool(names) and all(str(n).split("?")[0].lower().endswith(endings) for n in names)
+
+
+class _ToldByFiles(ShardedSource):
+    """Whether documents are ids is found out by listing, and handed on with the manifest."""
+
+    listing_fields: tuple[str, ...] = ("paths",)
+
+    def list_shards(self) -> Manifest:
+        manifest = super().list_shards()  # type: ignore[safe-super]
+        manifest.details["tokenized"] = self.tokenized
+        return manifest
+
+    def listed(self) -> Manifest:
+        manifest = super().listed()
+        self.tokenized = bool(manifest.details["tokenized"])
+        return manifest
+
+
+class ChatLines(_ToldByFiles, JSONL):
+    """Conversations, or labelled ids, in JSON lines; which of the two, the first file tells."""
+
+    def _check_fields(self, path: str, size: int) -> None:
+        names = self._first_names(path, size)
+        self.tokenized = _holds_ids(names, path) if names else False
+
+    def _parse(self, shard: int, block: LineBlock, skips: Skips) -> Block:
+        def broken(i: int, reason: BrokenRecordError) -> None:
+            skips.handle(self._error(shard, int(block.index[i]), reason))
+
+        make = labelled_ids_of if self.tokenized else conversation_of
+        made = _tried(lambda line: make(self._load(line)), block.lines, broken)
+        return _block(made, make_origin(shard, block.index))
+
+
+class ChatRows(_ToldByFiles, Parquet):
+    """Conversations, or labelled ids, in Parquet; which of the two, the columns tell."""
+
+    def _check_schema(self, name: str, schema: pa.Schema) -> bool:
+        self.tokenized = _holds_ids(set(schema.names), name)
+        return False
+
+    def _columns(self, schema: pa.Schema) -> list[str]:
+        return [name for name in _FIELDS if name in schema.names]
+
+    def _block_maker(self, shard: int, schema: pa.Schema, skips: Skips) -> BlockMaker:
+        say = self._broken(shard, skips)
+        make = labelled_ids_of if self.tokenized else conversation_of
+
+        def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
+            start = 0
+            while start < rows.num_rows:
+                records = rows.slice(start, self.block_documents).to_pylist()
+                sizes = np.array([_size(record) for record in records], dtype=np.int64)
+                _, count = next(cut(sizes, (self.block_documents, self.block_bytes)))
+                numbers = np.arange(first + start, first + start + count, dtype=np.int64)
+
+                def broken(
+                    i: int, reason: BrokenRecordError, numbers: NDArray[np.int64] = numbers
+                ) -> None:
+                    say(int(numbers[i]), str(reason))
+
+                made = _tried(make, records[:count], broken)
+                start += count
+                yield _block(made, make_origin(shard, numbers)), start
+
+        return blocks
+
+
+def _holds_ids(names: set[str], path: str) -> bool:
+    """Whether files with these fields hold ids; raises `ConfigError` if they hold no chats."""
+    if "messages" in names or {"prompt", "completion"} <= names:
+        return False
+    if "input_ids" in names:
+        return True
+    there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
+    hint = (
+        'Rename them: "conversations" to "messages", "from" to "role" and "value" to "content".'
+        if "conversations" in names
+        else "Bring the records into one of these forms."
+    )
+    raise ConfigError(
+        f"{shown(path)} has the fields {there}.",
+        'Chat reads "messages", "prompt" and "completion", or "input_ids" with "labels" or '
+        '"loss_mask".',
+        hint,
+    )
+
+
+def _tried(
+    make: Callable[[Any], Any],
+    items: Sequence[Any],
+    broken: Callable[[int, BrokenRecordError], None],
+) -> dict[int, Any]:
+    """What is made of the items, by their numbers, without those that are broken."""
+    made: dict[int, Any] = {}
+    for i, item in enumerate(items):
+        try:
+            made[i] = make(item)
+        except BrokenRecordError as reason:
+            broken(i, reason)
+    return made
+
+
+def _block(made: dict[int, Any], origin: NDArray[np.void]) -> Block:
+    """Conversations, or pairs of ids and masks, as a block; `origin` (N,) is of all items."""
+    values = list(made.values())
+    origin = origin[list(made)]
+    if values and isinstance(values[0], tuple):
+        return Documents.from_arrays([v[0] for v in values], origin, [v[1] for v in values])
+    return Conversations(values, origin)
+
+
+def _size(value: Any) -> int:
+    """Bytes of a record, about."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list):
+        return 4 * len(value) if value and isinstance(value[0], int) else sum(map(_size, value))
+    return 4

@@ -1,0 +1,143 @@
+"""Chat: conversations in JSON lines or Parquet, of which only the assistant's turns are learnt.
+
+The source reads and checks records. What tokens they become, and which of them carry loss, is
+decided when they are rendered and tokenized (`streampack.tokenization.chat`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import ConfigError
+from streampack.packing.packer import Overflow
+from streampack.reading.base import Block
+from streampack.reading.manifest import Manifest
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
+from streampack.sources.chat.rows import ChatLines, ChatRows, is_parquet
+from streampack.storage.storage import Storage
+
+__all__ = ["Chat"]
+
+
+class Chat(ShardedSource):
+    """Instruction and chat data: one conversation per line of JSON or row of Parquet.
+
+    A record is one of
+
+    - ``{"messages": [{"role": ..., "content": ...}, ...]}``, and optionally ``"tools"``;
+    - ``{"prompt": [messages], "completion": [messages]}``: the completion's turns are learnt;
+    - ``{"prompt": text, "completion": text}``: joined as they are and ended by EOS, or, where
+      `template` is given, a user's and an assistant's turn;
+    - ``{"input_ids": [...]}`` with ``"labels"`` (a token's own id, or -100) or ``"loss_mask"``.
+
+    Content may be text or a list of parts of text. Every token of an assistant's turn carries
+    loss, with the token that ends it, and no other token does. Conversations longer than a row
+    are dropped, counted and named, unless a packer is given that does something else.
+
+    Args:
+        paths: files, directories, globs or brace expansions, local or any fsspec URL; Parquet if
+            the names end so, otherwise JSON lines (plain, ``.gz``, ``.zst`` or ``.bz2``).
+        template: a Jinja chat template, or the path of one. None takes the tokenizer's.
+        storage: how files are reached and cached.
+        max_document_bytes: a longer line of JSON is a broken document.
+        open_shards: see `ShardedSource`, as for the rest.
+        block_documents: conversations per block at most; see `ShardedSource`.
+        block_bytes: a block ends as soon as it holds this many bytes.
+
+    Raises:
+        ConfigError: no such template, or files whose fields hold no conversations.
+    """
+
+    overflow: Overflow = "drop"
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        template: str | Path | None = None,
+        storage: Storage | None = None,
+        max_document_bytes: int = 256 << 20,
+        open_shards: int = 2,
+        block_documents: int | None = None,
+        block_bytes: int = 4 << 20,
+    ) -> None:
+        super().__init__(
+            open_shards=open_shards, block_documents=block_documents, block_bytes=block_bytes
+        )
+        self.template = None if template is None else _read_template(template)
+        limits: dict[str, Any] = {
+            "storage": storage,
+            "open_shards": open_shards,
+            "block_documents": block_documents,
+            "block_bytes": block_bytes,
+        }
+        self._rows: ChatLines | ChatRows = (
+            ChatRows(paths, **limits)
+            if is_parquet(paths)
+            else ChatLines(paths, max_document_bytes=max_document_bytes, **limits)
+        )
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """True if the records hold ids; lists the files on first use."""
+        _ = self.manifest
+        return self._rows.tokenized
+
+    @property
+    def splittable(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """False for compressed JSON lines; lists the files on first use."""
+        return self._rows.splittable
+
+    @property
+    def seekable(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """False for compressed JSON lines; lists the files on first use."""
+        return self._rows.seekable
+
+    def list_shards(self) -> Manifest:
+        return self._rows.manifest
+
+    def describe(self) -> dict[str, Any]:
+        """Adds the form of the records and the template that was given."""
+        template = self.template
+        return {
+            **super().describe(),
+            "tokenized": self.tokenized,
+            "template": template and hashlib.blake2b(template.encode(), digest_size=8).hexdigest(),
+        }
+
+    def estimate_tokens(self) -> int:
+        return self._rows.estimate_tokens()
+
+    def reader_bytes(self) -> int:
+        return self._rows.reader_bytes()
+
+    def document_name(self, origin: np.void) -> str:
+        return self._rows.document_name(origin)
+
+    def will_read(self, shards: Sequence[int]) -> None:
+        self._rows.will_read(shards)
+
+    def read_shard(
+        self, shard: int, start: int, stop: int, skips: Skips
+    ) -> Iterator[tuple[Block, int]]:
+        yield from self._rows.read_shard(shard, start, stop, skips)
+
+
+def _read_template(template: str | Path) -> str:
+    """The template itself, from its file if that is what is named."""
+    if isinstance(template, str) and "{" in template:
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"template is {str(template)!r:.200}: {error}.",
+            "It is neither a Jinja template, which would have braces, nor a file that holds one.",
+            "Pass the template, its path, or a tokenizer that has one.",
+        ) from error

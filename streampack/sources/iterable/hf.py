@@ -1,0 +1,121 @@
+"""Streaming datasets of Hugging Face as a source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streampack.errors import ConfigError
+from streampack.reading.items import Fields, check_fields
+from streampack.sources.iterable.source import ItemSource, has_exact_state
+
+__all__ = ["HFStream"]
+
+
+class HFStream(ItemSource):
+    """Documents from a `datasets.IterableDataset`, as `load_dataset(..., streaming=True)` gives.
+
+    A lane reads ``dataset.shard(lanes, lane)``, so there can be as many lanes as the dataset has
+    shards (usually files).
+
+    Resuming: a cursor holds the dataset's own `state_dict`, with which it goes on inside a file.
+    A dataset with a shuffle buffer (`dataset.shuffle(...)`) has a state too, but forgets what is
+    in the buffer; such a dataset is read again up to the saved place instead, with a warning, and
+    only repeats itself if it was given a seed. It is better not shuffled there: streampack's own
+    shuffling permutes documents inside blocks.
+
+    Epochs: where documents are to be shuffled, `set_epoch(epoch)` is called on the dataset, which
+    since datasets 5 reorders its shards in every epoch but the first, and before that does so
+    only if `dataset.shuffle(...)` was called. The shards of a lane stay with it.
+
+    Args:
+        dataset: the streaming dataset, not split by node: every rank passes the same one.
+        tokens: column of token ids.
+        text: column of text, instead.
+        loss_mask: column with one number or bool per token.
+        block_documents: see `ItemSource`, like `block_bytes`.
+
+    Raises:
+        ConfigError: not a streaming dataset, a version of datasets that cannot split one, or
+            columns that are not there.
+    """
+
+    splittable = False
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        tokens: str | None = None,
+        text: str | None = None,
+        loss_mask: str | None = None,
+        block_documents: int = 256,
+        block_bytes: int = 4 << 20,
+    ) -> None:
+        super().__init__(block_documents=block_documents, block_bytes=block_bytes)
+        check_fields(tokens, text, loss_mask)
+        _check_dataset(dataset)
+        columns = list(dataset.features) if dataset.features is not None else None
+        wanted = [name for name in (tokens, text, loss_mask) if name is not None]
+        missing = [name for name in wanted if columns is not None and name not in columns]
+        if missing or (tokens is None and text is None):
+            raise ConfigError(
+                f"The dataset has no column {missing[0]!r}."
+                if missing
+                else "Neither tokens nor text was given.",
+                "Its rows have columns, and one of them is the document.",
+                f"Name one of them: {', '.join(columns) if columns else 'they are not listed'}.",
+            )
+        self.dataset = dataset
+        self.tokenized = tokens is not None
+        self.fields = Fields(self.tokenized, tokens if self.tokenized else text, loss_mask)
+        self.seekable = has_exact_state(dataset)
+
+    def max_lanes(self) -> int | None:
+        return int(self.dataset.num_shards)
+
+    def describe(self) -> dict[str, Any]:
+        info = self.dataset.info
+        return {
+            **super().describe(),
+            "builder": info.builder_name,
+            "config": info.config_name,
+            "version": None if info.version is None else str(info.version),
+            "split": None if self.dataset.split is None else str(self.dataset.split),
+            "num_shards": int(self.dataset.num_shards),
+        }
+
+    def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
+        """A lane's part of the dataset, as an object of its own."""
+        part = self.dataset.shard(num_shards=lanes, index=lane)
+        if shuffle:
+            part.set_epoch(epoch)
+        return part
+
+    def _more_lanes(self, most: int) -> str:
+        return (
+            f"The dataset has {most} shards: use lanes={most} or fewer (and as few ranks x "
+            "workers), split its files further with `dataset.reshard()` where datasets has it, "
+            "or convert the corpus with `streampack convert`."
+        )
+
+
+def _check_dataset(dataset: Any) -> None:
+    if not hasattr(dataset, "set_epoch") or not hasattr(dataset, "features"):
+        raise ConfigError(
+            f"dataset is a {type(dataset).__name__}.",
+            "HFStream reads datasets.IterableDataset.",
+            "Load it with streaming=True, or use sources.Iterable for anything else "
+            "(`dataset.to_iterable_dataset(num_shards=...)` makes one of a datasets.Dataset).",
+        )
+    if not hasattr(dataset, "shard") or not hasattr(dataset, "num_shards"):
+        raise ConfigError(
+            "This version of datasets cannot split a streaming dataset.",
+            "Its parts could not be given to lanes.",
+            'Install a newer one with `pip install "streampack[hf]"`.',
+        )
+    if getattr(dataset, "_distributed", None) is not None:
+        raise ConfigError(
+            "The dataset was split by node already.",
+            "streampack gives each rank its own lanes, so most of it would never be read.",
+            "Pass the whole dataset on every rank, without split_dataset_by_node.",
+        )

@@ -1,0 +1,392 @@
+"""Any Python iterable as a source: lists, generators, map-style and streaming datasets."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import logging
+import re
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable as AnyIterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streampack.documents import make_origin
+from streampack.errors import ConfigError, ContentError, StateError
+from streampack.numeric import whole_number
+from streampack.packing.rng import derive_seed, permutation
+from streampack.reading.base import Block, Cursor, LaneReader, Source
+from streampack.reading.cursor import cursor_field
+from streampack.reading.items import (
+    Ahead,
+    Fields,
+    check_fields,
+    item_block,
+    item_sizes,
+    joined_arrays,
+    outside_worker,
+)
+from streampack.reading.skips import Skips
+
+__all__ = ["ItemSource", "Iterable"]
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 16  # items asked for at once, which may be in memory beside those of a block
+
+
+class ItemSource(Source):
+    """A source whose documents come one by one as Python objects.
+
+    Subclasses set `fields` (and with it `tokenized`), `seekable` and `splittable`, and say how to
+    open a lane. The order is the iterable's own; with shuffling, documents are permuted inside
+    blocks, by seed, epoch and place.
+
+    Args:
+        block_documents: items per block at most.
+        block_bytes: a block ends as soon as its text or ids take this many bytes.
+    """
+
+    fields: Fields
+
+    def __init__(self, *, block_documents: int = 256, block_bytes: int = 4 << 20) -> None:
+        needed = "A block needs at least one."
+        self.block_documents = whole_number("block_documents", block_documents, needed)
+        self.block_bytes = whole_number("block_bytes", block_bytes, needed)
+
+    @abstractmethod
+    def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
+        """A fresh iterable over the items of one lane; `resume` says that a cursor follows."""
+
+    def prepare(self) -> None:
+        """Nothing to list: items are known when they come."""
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": type(self).__name__,
+            "tokenized": self.fields.tokenized,
+            "document": self.fields.document,
+            "loss_mask": self.fields.loss_mask,
+            "block_documents": self.block_documents,
+            "block_bytes": self.block_bytes,
+        }
+
+    def shard_name(self, shard: int) -> str:
+        return f"lane {shard}"
+
+    def document_name(self, origin: np.void) -> str:
+        return f"item {int(origin['index'])} of lane {int(origin['shard'])}"
+
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
+        most = self.max_lanes()
+        if most is not None and n > most:
+            raise ConfigError(
+                f"{type(self).__name__} can be split into {most} lanes at most, not {n}.",
+                "A lane would have nothing to read.",
+                self._more_lanes(most),
+            )
+        return [_ItemLane(self, lane, n, seed, epoch, shuffle) for lane in range(n)]
+
+    def _more_lanes(self, most: int) -> str:
+        return f"Use lanes={most} or fewer (and as few ranks x workers)."
+
+
+@dataclass(frozen=True, slots=True)
+class _ItemLane(LaneReader):
+    """One lane; its cursor is ``{"count": items consumed, "state": the iterable's or null}``."""
+
+    source: ItemSource
+    lane: int
+    lanes: int
+    seed: int
+    epoch: int
+    shuffle: bool
+
+    def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
+        source = self.source
+        count = cursor_field(cursor, "count", int) if cursor is not None else 0
+        state = cursor.get("state") if cursor is not None else None
+        with outside_worker():
+            items = source.open_lane(
+                self.lane, self.lanes, self.epoch, self.shuffle, cursor is not None
+            )
+            stateful = has_exact_state(items)
+            if state is not None:
+                if not stateful:
+                    raise StateError(
+                        f"{_name(items)} has no `load_state_dict`, and the saved state has one "
+                        "of its states.",
+                        "It cannot go on from there.",
+                        "Pass the same kind of iterable as when the state was saved.",
+                    )
+                items.load_state_dict(state)
+            iterator = _iterate(items)
+            if count and state is None:
+                self._replay(iterator, count, items)
+        ahead = Ahead(iterator)
+        while True:
+            with outside_worker():
+                taken = self._take(ahead, stateful)
+                state = items.state_dict() if stateful and taken else None
+            if not taken:
+                return
+            if state is not None:
+                _check_state(state, items)
+            block = self._block(taken, count, skips)
+            count += len(taken)
+            if len(block):
+                yield block, {"count": count, "state": state}
+
+    def _replay(self, iterator: Iterator[Any], count: int, items: Any) -> None:
+        logger.warning(
+            "%s cannot be resumed in the middle: lane %d reads %d items again to pass over them.",
+            _name(items),
+            self.lane,
+            count,
+        )
+        if sum(1 for _ in itertools.islice(iterator, count)) < count:
+            raise StateError(
+                f"{_name(items)} ended before item {count}, where the saved state goes on.",
+                "It does not yield what it yielded when the state was saved.",
+                "Pass the same data in the same order, or start a new run.",
+            )
+
+    def _take(self, items: Ahead, exact: bool) -> list[Any]:
+        """The items of the next block: a function of where it starts.
+
+        Args:
+            items: where they come from.
+            exact: take no item ahead, since the iterable's own state is to be asked next.
+        """
+        source = self.source
+        taken: list[Any] = []
+        size = 0
+        while len(taken) < source.block_documents and size < source.block_bytes:
+            several = items.some(1 if exact else min(AHEAD, source.block_documents - len(taken)))
+            if not several:
+                break
+            sizes = item_sizes(several, source.fields)
+            if size + sum(sizes) < source.block_bytes:
+                taken += several
+                size += sum(sizes)
+                continue
+            count = 0
+            while size < source.block_bytes:
+                size += sizes[count]
+                count += 1
+            taken += several[:count]
+            items.give_back(several[count:])
+        return taken
+
+    def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
+        index = np.arange(first, first + len(items), dtype=np.int64)
+        seed = derive_seed(self.seed, self.epoch, self.lane, first)
+        if self.shuffle and skips.is_empty and self.source.fields.plain_ids:
+            # In their order before they are joined: a copy less. What is left out changes that.
+            order = permutation(len(items), seed)
+            joined = joined_arrays(
+                [items[i] for i in order.tolist()], make_origin(self.lane, index[order])
+            )
+            if joined is not None:
+                return joined
+        block, problems = item_block(items, self.source.fields, make_origin(self.lane, index))
+        for i in sorted(problems):
+            skips.handle(
+                ContentError(
+                    f"Item {first + i} of lane {self.lane} of {type(self.source).__name__} is "
+                    f"broken: {problems[i]}.",
+                    "It cannot be delivered.",
+                    'Repair it, or skip it with on_error="skip".',
+                    shard=self.lane,
+                    index=first + i,
+                )
+            )
+        kept, _ = skips.replay(block, self.lane)
+        if self.shuffle and len(kept) > 1:
+            kept = kept.take(permutation(len(kept), seed))
+        return kept
+
+
+class Iterable(ItemSource):
+    """Documents from any Python iterable.
+
+    Items may be mappings (name the field with `tokens` or `text`), strings, lists of ids or
+    integer arrays. Python makes an object per document here; for a large corpus, shards that are
+    read in bulk (see `streampack convert`) are ten times faster and more.
+
+    Resuming: if the iterable has `state_dict` and `load_state_dict` as the datasets of Hugging
+    Face and torchdata do, they are used. They must follow those: `state_dict()` while iterating
+    is the place behind the last item, and `load_state_dict(state)` applies to the next `iter()`.
+    Every reader works on a deep copy, so that no state stays behind in yours. Anything else is
+    read from its beginning again up to the saved place, with a warning that says so, and must
+    yield the same items each time.
+
+    Args:
+        data: an iterable; a map-style dataset (`__len__` and `__getitem__`); or a function
+            ``(lane, lanes) -> iterable``, which makes any number of lanes possible. A generator
+            can be read only once: one epoch and no resuming. If it has `set_epoch`, that is
+            called when documents are to be shuffled.
+        tokens: field of token ids, where items are mappings.
+        text: field of text, instead.
+        loss_mask: field with one number or bool per token, 0 where it does not count in the loss.
+        name: goes into the fingerprint of saved states, to tell corpora apart.
+        block_documents: see `ItemSource`, like `block_bytes`.
+    """
+
+    def __init__(
+        self,
+        data: AnyIterable[Any] | Callable[[int, int], AnyIterable[Any]],
+        *,
+        tokens: str | None = None,
+        text: str | None = None,
+        loss_mask: str | None = None,
+        name: str | None = None,
+        block_documents: int = 256,
+        block_bytes: int = 4 << 20,
+    ) -> None:
+        super().__init__(block_documents=block_documents, block_bytes=block_bytes)
+        self.name = name
+        self.factory = callable(data) and not hasattr(data, "__iter__")
+        if not self.factory and not hasattr(data, "__iter__") and not _by_index(data):
+            raise ConfigError(
+                f"data is {_name(data)}.",
+                "It cannot be iterated.",
+                "Pass an iterable, or a function (lane, lanes) -> iterable.",
+            )
+        self.data: Any = data
+        self.once = not self.factory and hasattr(data, "__next__")
+        self._begun = False
+        self._kind = _name(data)
+        self.splittable = self.factory
+        tokenized = tokens is not None
+        check_fields(tokens, text, loss_mask)
+        if tokens is None and text is None:
+            tokenized = self._peek()
+        self.fields = Fields(tokenized, tokens if tokenized else text, loss_mask)
+        self.tokenized = tokenized
+        self.seekable = not self.factory and has_exact_state(data)
+
+    def _peek(self) -> bool:
+        """Whether items are ids, by the first one."""
+        with outside_worker():
+            iterator = _iterate(self.data(0, 1) if self.factory else self.data)
+            first = next(iterator, None)
+        if self.once:
+            self.data = itertools.chain([first], iterator)
+        if first is None or isinstance(first, Mapping):
+            what = "There are no items" if first is None else "The items are mappings"
+            fields = "" if first is None else f" The fields are: {', '.join(map(str, first))}."
+            raise ConfigError(
+                f"{what}, and neither tokens nor text was given.",
+                "It is unknown what the documents are." + fields,
+                'Name the field with tokens="..." or text="...".',
+            )
+        return not isinstance(first, str)
+
+    def describe(self) -> dict[str, Any]:
+        length = len(self.data) if hasattr(self.data, "__len__") else None
+        return {**super().describe(), "name": self.name, "length": length}
+
+    def max_lanes(self) -> int | None:
+        return None if self.factory else 1
+
+    def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
+        """A fresh iterable over the items of one lane."""
+        if self.once:
+            if self._begun or resume:
+                raise ConfigError(
+                    f"A {self._kind} can be read only once.",
+                    "A second epoch and resuming both need its beginning again.",
+                    "Pass something that can be iterated anew: a list, a dataset, or a function "
+                    "(lane, lanes) -> iterable that makes a new generator.",
+                )
+            self._begun = True
+            return self.data
+        items = self.data(lane, lanes) if self.factory else self.data
+        if hasattr(items, "load_state_dict") and not self.factory:
+            items = _own_copy(items)
+        if shuffle and hasattr(items, "set_epoch"):
+            items.set_epoch(epoch)
+        return items
+
+    def _more_lanes(self, most: int) -> str:
+        return (
+            f"Use lanes={most}, or pass a function (lane, lanes) -> iterable that yields each "
+            "lane's part."
+        )
+
+
+def has_exact_state(items: Any) -> bool:
+    """Whether an iterable's own state leads back to exactly the next item.
+
+    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. From
+    datasets 4.7 on and before 5.2, the state of a mapped or filtered dataset is ahead of what was
+    taken from it, so that resuming would lose rows.
+    """
+    if not (hasattr(items, "state_dict") and hasattr(items, "load_state_dict")):
+        return False
+    inexact = ["BufferShuffled"]
+    library = sys.modules.get("datasets")
+    if library is not None and (4, 7) <= _version(library.__version__) < (5, 2):
+        inexact += ["MappedExamples", "FilteredExamples"]
+    return not _has_node(getattr(items, "_ex_iterable", None), inexact)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def _own_copy(items: Any) -> Any:
+    """A copy that shares no state; Hugging Face's datasets share theirs with shallow copies."""
+    try:
+        return copy.deepcopy(items)
+    except Exception as error:
+        raise ConfigError(
+            f"{_name(items)} has a state and cannot be copied: {error}.",
+            "Its state would be mixed up between readers.",
+            "Pass a function (lane, lanes) -> iterable that makes a new one.",
+        ) from error
+
+
+def _has_node(node: Any, names: Sequence[str]) -> bool:
+    """Whether a Hugging Face pipeline has a step whose class has one of these in its name."""
+    if node is None:
+        return False
+    if any(name in type(node).__name__ for name in names):
+        return True
+    below = [getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())]
+    return any(_has_node(inner, names) for inner in below)
+
+
+def _by_index(data: Any) -> bool:
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def _iterate(items: Any) -> Iterator[Any]:
+    """An iterator; a map-style dataset is read by index, because it need not end by itself."""
+    if not hasattr(items, "__iter__") and _by_index(items):
+        return (items[i] for i in range(len(items)))
+    return iter(items)
+
+
+def _check_state(state: Any, items: Any) -> None:
+    try:
+        same = json.loads(json.dumps(state)) == state
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise ConfigError(
+            f"The state_dict() of {_name(items)} holds more than JSON can.",
+            "It cannot be part of a checkpoint.",
+            "Let it return numbers, strings, lists and dicts only, or pass an iterable without "
+            "state_dict, which is then read again from its beginning.",
+        )
+
+
+def _name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,8 @@
+"""MDS shards, as mosaicml-streaming writes them.
+
+Knows `index.json` and the layout of a `.mds` file; it does not know lanes or tokenizers.
+"""
+
+from streampack.sources.mds.source import MDS
+
+__all__ = ["MDS"]

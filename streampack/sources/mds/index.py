@@ -1,0 +1,347 @@
+"""The MDS format, version 2: what an `index.json` says, and kernels that take samples apart.
+
+A directory holds `index.json` and shards. A shard is ``u32 n | u32 offsets[n + 1] | JSON config |
+samples``, offsets counting from the file's beginning; a sample is ``u32 size`` for each column of
+variable size, then the bytes of all columns, in the order of the index. All little-endian.
+An array column (`ndarray`) begins with what its encoding leaves open: a byte for the dtype, then
+``ndim << 2 | log2(bytes per dimension)`` and the dimensions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.errors import ConfigError
+from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
+
+__all__ = [
+    "STATUS",
+    "Column",
+    "IndexedShard",
+    "Layout",
+    "array_values",
+    "mask_column",
+    "parse_index",
+    "scan_samples",
+    "token_column",
+]
+
+#: What a kernel found wrong with a sample.
+STATUS = {
+    1: "the sizes of its columns do not add up to its length",
+    2: "its array header is cut short",
+    3: "its array does not hold integers",
+    4: "its array has more than one dimension",
+    5: "its array's bytes do not match its shape",
+    6: "it has an id that is negative or does not fit into 32 bits",
+    7: "its loss mask is not as long as its tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a shard, in stored order: names, encodings, bytes (0 where it varies)."""
+
+    names: tuple[str, ...]
+    encodings: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedShard:
+    """A shard as its index describes it.
+
+    Attributes:
+        name: the uncompressed file, relative to the index.
+        num_bytes: its size.
+        samples: how many it holds.
+        hashes: algorithm -> hexadecimal digest of the uncompressed file.
+        zip_name: the compressed file, or "" if there is none; `zip_bytes` and `zip_hashes` are
+            its size and digests, `codec` is what it is compressed with.
+    """
+
+    name: str
+    num_bytes: int
+    samples: int
+    hashes: dict[str, str]
+    layout: Layout
+    zip_name: str = ""
+    zip_bytes: int = 0
+    zip_hashes: dict[str, str] | None = None
+    codec: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How to read a column of integers.
+
+    Attributes:
+        number: its place among the shard's columns.
+        kind: dtype as in `INTEGER_DTYPES`, 0 if each sample says its own.
+        has_shape: whether each sample says its shape.
+    """
+
+    number: int
+    kind: int
+    has_shape: bool
+
+
+def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
+    """The shards of an index, one at a time; `where` is its path, for messages.
+
+    Raises:
+        ConfigError: not an MDS index of version 2, or one that names files outside its directory.
+    """
+    try:
+        for shard in json.loads(text)["shards"]:
+            yield _indexed_shard(shard, where)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{where} is not an MDS index: {type(error).__name__}: {error}.",
+            "It says which shards there are and what they hold.",
+            "Check the path, or write the index again.",
+        ) from error
+
+
+def _indexed_shard(shard: dict[str, Any], where: str) -> IndexedShard:
+    if shard["version"] != 2 or shard["format"] != "mds":
+        raise ConfigError(
+            f"{where} lists a shard of format {shard['format']!r}, version {shard['version']!r}.",
+            "Only MDS version 2 can be read.",
+            "Convert the corpus with `streampack convert`.",
+        )
+    names = tuple(str(name) for name in shard["column_names"])
+    encodings = tuple(str(encoding) for encoding in shard["column_encodings"])
+    sizes = tuple(_natural(size or 0) for size in shard["column_sizes"])
+    if not len(names) == len(encodings) == len(sizes):
+        raise ValueError("column names, encodings and sizes differ in number")
+    raw, zipped = shard["raw_data"], shard.get("zip_data")
+    fields: dict[str, Any] = {}
+    if zipped:
+        fields = {
+            "zip_name": _inside(zipped["basename"], where),
+            "zip_bytes": _natural(zipped["bytes"]),
+            "zip_hashes": dict(zipped["hashes"]),
+            "codec": str(shard["compression"]).split(":")[0],
+        }
+    return IndexedShard(
+        name=_inside(raw["basename"], where),
+        num_bytes=_natural(raw["bytes"]),
+        samples=_natural(shard["samples"]),
+        hashes=dict(raw["hashes"]),
+        layout=Layout(names, encodings, sizes),
+        **fields,
+    )
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is not a size")
+    return value
+
+
+def _inside(name: Any, where: str) -> str:
+    """A file name from an index, if it cannot lead outside of the index's directory.
+
+    Characters that mean something in URLs and patterns are refused along with `..`, because an
+    index is data from elsewhere and these names are joined to a path that will be opened.
+    """
+    parts = name.split("/") if isinstance(name, str) else [""]
+    strange = not isinstance(name, str) or not set(name).isdisjoint("\\:%?#*[]{}~")
+    if strange or any(part in ("", ".", "..") for part in parts) or not name.isprintable():
+        raise ConfigError(
+            f"{where} names the shard {name!r}.",
+            "An index may only name files inside its own directory, so it is refused.",
+            "Write the index again with plain file names, and find out where this one came from.",
+        )
+    return str(name)
+
+
+def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: str) -> Column:
+    """How to read integer column `name`; `argument` is what the caller calls it.
+
+    Raises:
+        ConfigError: there is no such column, or its encoding is not one of integers.
+    """
+    if name not in layout.names:
+        raise ConfigError(
+            f"{where} has no column {name!r}.",
+            f"It was asked for with {argument}.",
+            f"The columns are: {', '.join(layout.names)}.",
+        )
+    number = layout.names.index(name)
+    base, *rest = layout.encodings[number].split(":")
+    if base == "bytes" and not rest:
+        if dtype is None:
+            raise ConfigError(
+                f"Column {name!r} of {where} is `bytes`.",
+                "Bytes do not say which integers they are.",
+                'Pass dtype, for example dtype="uint16".',
+            )
+        return Column(number, integer_kind(dtype), False)
+    if base == "ndarray" and len(rest) <= 2:
+        kind = integer_kind(rest[0], f"The encoding of column {name!r} of {where}") if rest else 0
+        if kind and dtype is not None and kind != integer_kind(dtype):
+            raise ConfigError(
+                f"dtype is {dtype!r}, and column {name!r} of {where} is {rest[0]}.",
+                "dtype is for columns of bytes.",
+                "Leave it out.",
+            )
+        if len(rest) < 2:
+            return Column(number, kind, True)
+        shape = [int(part) for part in rest[1].split(",")]
+        if len(shape) == 1:
+            if layout.sizes[number] != math.prod(shape) * INTEGER_DTYPES[kind].itemsize:
+                raise ValueError(f"column {name!r} has another size than its encoding says")
+            return Column(number, kind, False)
+    raise ConfigError(
+        f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}.",
+        f"{argument} needs a column of integers, and pickled ones are never read.",
+        "Use a column with encoding `ndarray`, `ndarray:<dtype>`, `ndarray:<dtype>:<length>` or "
+        "`bytes`, or rewrite the corpus with `streampack convert`.",
+    )
+
+
+def mask_column(layout: Layout, name: str, where: str) -> Column:
+    """How to read a loss mask: any column with one byte per token."""
+    if name in layout.names:
+        number = layout.names.index(name)
+        base, *rest = layout.encodings[number].split(":")
+        if base == "ndarray" and rest[:1] == ["bool"]:
+            return Column(number, 1, len(rest) < 2)
+        if base == "ndarray" and rest[:1] not in ([], ["uint8"], ["int8"]):
+            raise ConfigError(
+                f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}.",
+                "A loss mask has one byte per token.",
+                "Use `bytes`, `ndarray:uint8` or `ndarray:int8`.",
+            )
+        if base == "ndarray":
+            return token_column(layout, name, "loss_mask", None, where)
+    return token_column(layout, name, "loss_mask", "uint8", where)
+
+
+@kernel
+def scan_samples(
+    data: NDArray[np.uint8],
+    table: NDArray[np.uint32],
+    sizes: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    start: int,
+    stop: int,
+    max_bytes: int,
+    value_starts: NDArray[np.int64],
+    value_sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+) -> int:
+    """Find the values of columns `wanted` (W,) in samples start, start + 1, ...
+
+    `table` has been checked against the length of `data`. Fills value_starts and value_sizes
+    (W, N) and status (N,), and returns how many samples were scanned: up to `stop`, N samples, or
+    until the first wanted column has reached `max_bytes`.
+    """
+    variable = 0
+    for c in range(len(sizes)):
+        if sizes[c] == 0:
+            variable += 1
+    total = 0
+    n = 0
+    while n < len(status) and start + n < stop and total < max_bytes:
+        begin = np.int64(table[start + n])
+        end = np.int64(table[start + n + 1])
+        at = begin + 4 * variable
+        head = begin
+        status[n] = 0
+        if at > end:
+            status[n] = 1
+        else:
+            for c in range(len(sizes)):
+                size = sizes[c]
+                if size == 0:
+                    size = (
+                        np.int64(data[head])
+                        | np.int64(data[head + 1]) << 8
+                        | np.int64(data[head + 2]) << 16
+                        | np.int64(data[head + 3]) << 24
+                    )
+                    head += 4
+                for w in range(len(wanted)):
+                    if wanted[w] == c:
+                        value_starts[w, n] = at
+                        value_sizes[w, n] = size
+                at += size
+            if at != end:
+                status[n] = 1
+            else:
+                total += value_sizes[0, n]
+        n += 1
+    return n
+
+
+@kernel
+def array_values(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    kind: int,
+    has_shape: bool,
+    counts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+    status: NDArray[np.uint8],
+) -> None:
+    """Read the headers of N arrays: `starts` moves behind them, counts and kinds are filled.
+
+    Samples whose status is not 0 are left alone; broken ones get theirs (see `STATUS`).
+    """
+    for i in range(len(starts)):
+        if status[i] != 0:
+            continue
+        at = starts[i]
+        end = at + sizes[i]
+        of = np.int64(kind)
+        if of == 0:
+            if at >= end:
+                status[i] = 2
+                continue
+            code = data[at]
+            at += 1
+            of = np.int64(code >> 3) | np.int64(code & 1) << 4
+            if code & 6 or (code >> 3) not in (1, 2, 4, 8):
+                status[i] = 3
+                continue
+        item = of & 15
+        if has_shape:
+            if at >= end:
+                status[i] = 2
+                continue
+            if data[at] >> 2 != 1:
+                status[i] = 4
+                continue
+            width = np.int64(1) << np.int64(data[at] & 3)
+            at += 1
+            if at + width > end:
+                status[i] = 2
+                continue
+            count = np.uint64(0)
+            for b in range(width):
+                count |= np.uint64(data[at + b]) << np.uint64(8 * b)
+            at += width
+            # Compared before it is multiplied: a count of 2**63 must not wrap around.
+            if count > np.uint64(end - at) or np.int64(count) * item != end - at:
+                status[i] = 5
+                continue
+        elif (end - at) % item != 0:
+            status[i] = 5
+            continue
+        starts[i] = at
+        counts[i] = (end - at) // item
+        kinds[i] = of

@@ -1,0 +1,427 @@
+"""MDS shards (the format of mosaicml-streaming), read in bulk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from streampack.documents import Documents, Texts, make_origin
+from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.reading.base import Block
+from streampack.reading.integer_arrays import (
+    INTEGER_DTYPES,
+    Spans,
+    gather_mask,
+    gather_tokens,
+    integer_kind,
+    unsigned_dtype,
+)
+from streampack.reading.manifest import Manifest, Names
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
+from streampack.sources.mds.files import new_hash, normal_root, only_raw, refuse_links
+from streampack.sources.mds.index import (
+    STATUS,
+    Column,
+    Layout,
+    array_values,
+    mask_column,
+    parse_index,
+    scan_samples,
+    token_column,
+)
+from streampack.storage.remote import is_missing, shown
+from streampack.storage.storage import Storage
+from streampack.storage.unpacking import DamagedError, decompress, map_file
+
+__all__ = ["MDS"]
+
+_INDEX_LIMIT = 1 << 30
+_CODECS = ("br", "bz2", "gz", "snappy", "zstd")
+
+
+class MDS(ShardedSource):
+    """Documents in MDS shards.
+
+    Steps: the index lists the shards; a shard is mapped into memory (a compressed one is first
+    decompressed into a temporary file); two kernels find the wanted column of each sample and
+    read its array header; one gather copies the ids of a block into a compact array.
+    Cost: about 1 microsecond per document of 700 tokens, nothing per token but the copy.
+
+    Reading needs no mosaicml-streaming, compressed shards included; only hash algorithms that
+    Python's hashlib lacks (xxh64 and its like) need the `[mds]` extra.
+
+    Args:
+        path: a directory, local or remote, that holds `index.json`; or several of them.
+        column: the column that holds the document. Its encoding tells what it is: `str` is text;
+            `ndarray` with integers, with or without dtype and shape in the encoding, or `bytes`
+            (see `dtype`) are token ids. 64-bit ids become uint32 where they fit.
+        loss_mask: column with one byte per token, `ndarray` or `bytes`, 0 where the token does
+            not count in the loss.
+        dtype: the integers in a `bytes` column of tokens.
+        validate_hash: hash algorithm to check every shard with when it is opened; the index must
+            hold its digests. Sizes are always checked.
+        storage: how files are reached and cached.
+        open_shards: see `ShardedSource`, like `block_documents` and `block_bytes`.
+
+    Raises:
+        ConfigError: wrong arguments, an index that is not one or names files outside its
+            directory, or a column that does not fit.
+    """
+
+    seekable = True
+    splittable = True
+    listing_fields: tuple[str, ...] = ("roots", "column", "loss_mask", "dtype", "validate_hash")
+
+    def __init__(
+        self,
+        path: str | Path | Sequence[str | Path],
+        *,
+        column: str,
+        loss_mask: str | None = None,
+        dtype: DTypeLike | None = None,
+        validate_hash: str | None = None,
+        storage: Storage | None = None,
+        open_shards: int = 2,
+        block_documents: int | None = None,
+        block_bytes: int = 4 << 20,
+    ) -> None:
+        super().__init__(
+            open_shards=open_shards, block_documents=block_documents, block_bytes=block_bytes
+        )
+        if dtype is not None:
+            integer_kind(dtype)
+        roots = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        self.roots = [normal_root(root) for root in roots]
+        self.column = column
+        self.loss_mask = loss_mask
+        self.dtype = None if dtype is None else np.dtype(dtype).name
+        self.validate_hash = validate_hash
+        self.storage = Storage() if storage is None else storage
+
+    def list_shards(self) -> Manifest:
+        paths: list[str] = []
+        sizes: list[tuple[int, int, int, int]] = []  # samples, bytes stored, bytes raw, form
+        forms: dict[tuple[Layout, str], int] = {}
+        digests: list[str] = []
+        for root in self.roots:
+            where = f"{root}/index.json"
+            for shard in parse_index(self._read_index(where), shown(where)):
+                name, size, hashes = shard.name, shard.num_bytes, shard.hashes
+                zipped = bool(shard.zip_name) and not only_raw(root, shard)
+                if zipped:
+                    name, size, hashes = shard.zip_name, shard.zip_bytes, shard.zip_hashes or {}
+                form = (shard.layout, (shard.codec or "nothing") if zipped else "")
+                if form not in forms:
+                    self._check_form(*form, where)
+                digests.append(self._digest(shard.name, hashes, where))
+                refuse_links(root, name)
+                paths.append(f"{root}/{name}")
+                number = forms.setdefault(form, len(forms))
+                sizes.append((shard.samples, size, shard.num_bytes, number))
+        if len({self._is_text(layout) for layout, _ in forms}) > 1:
+            raise ConfigError(
+                f"Column {self.column!r} is text in some shards of {self.roots} and token ids in "
+                "others.",
+                "A source gives one or the other.",
+                "Read them as two sources, or rewrite one with `streampack convert`.",
+            )
+        samples, stored, raw, number_of_form = np.array(sizes, dtype=np.int64).reshape(-1, 4).T
+        details = {
+            "forms": tuple(forms),
+            "form": number_of_form.astype(np.int32),
+            "raw_bytes": raw.copy(),
+            "digests": None if self.validate_hash is None else Names(digests),
+        }
+        return Manifest(paths, samples.copy(), stored.copy(), "document", details)
+
+    def _check_form(self, layout: Layout, codec: str, where: str) -> None:
+        """Refuse shards that lack the wanted columns, or are compressed in an unknown way."""
+        self._columns(layout, where)
+        if codec and codec not in _CODECS:
+            raise ConfigError(
+                f"{where} lists shards compressed with {codec!r}.",
+                "Such shards cannot be read.",
+                f"Write them with one of {', '.join(_CODECS)}.",
+            )
+
+    def _read_index(self, where: str) -> bytes:
+        try:
+            return self.storage.read_bytes(where, _INDEX_LIMIT)
+        except StorageError as error:
+            if not is_missing(error):
+                raise
+            raise ConfigError(
+                f"There is no {shown(where)}.",
+                "A directory of MDS shards has an index.json that lists them.",
+                "Check the path; the parts of a split or merged corpus may be passed as a list.",
+            ) from error
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **super().describe(),
+            "column": self.column,
+            "loss_mask": self.loss_mask,
+            "dtype": self.dtype,
+        }
+
+    def estimate_tokens(self) -> int | None:
+        raw = int(self.manifest.details["raw_bytes"].sum())
+        layout = self._layout(0)
+        column = self._columns(layout, "")[0]
+        return raw // (INTEGER_DTYPES[column.kind].itemsize if column.kind else 4)
+
+    def will_read(self, shards: Sequence[int]) -> None:
+        self.storage.prefetch([self.manifest.paths[shard] for shard in shards])
+
+    def read_shard(
+        self, shard: int, start: int, stop: int, skips: Skips
+    ) -> Iterator[tuple[Block | Spans, int]]:
+        path = self.manifest.paths[shard]
+        stop = min(stop, int(self.manifest.units[shard]))
+        with self.storage.local(path) as local:
+            data = self._open(shard, local)
+            table = self._table(shard, data)
+            while start < stop:
+                block, end = self._block(shard, data, table, start, stop, skips)
+                yield block, end
+                start = end
+
+    def _layout(self, shard: int) -> Layout:
+        return self._form(shard)[0]
+
+    def _form(self, shard: int) -> tuple[Layout, str]:
+        """A shard's columns, and what it is compressed with."""
+        details = self.manifest.details
+        form: tuple[Layout, str] = details["forms"][details["form"][shard]]
+        return form
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """True if the column holds token ids, which its encoding in the index tells."""
+        return not self._is_text(self._layout(0))
+
+    def _is_text(self, layout: Layout) -> bool:
+        return ("str", self.column) in zip(layout.encodings, layout.names, strict=True)
+
+    def _columns(self, layout: Layout, where: str) -> list[Column]:
+        """How to read the wanted columns: the document's, then the loss mask's."""
+        if self._is_text(layout):
+            if self.loss_mask is not None or self.dtype is not None:
+                raise ConfigError(
+                    f"loss_mask or dtype was given, and column {self.column!r} of {where} is text.",
+                    "Both describe token ids.",
+                    "Leave them out, or read a column of token ids.",
+                )
+            return [Column(layout.names.index(self.column), 1, False)]
+        columns = [token_column(layout, self.column, "column", self.dtype, where)]
+        if self.loss_mask is not None:
+            columns.append(mask_column(layout, self.loss_mask, where))
+        return columns
+
+    def _digest(self, name: str, hashes: dict[str, str], where: str) -> str:
+        """The digest to check a shard with; "" if none is."""
+        algorithm = self.validate_hash
+        if algorithm is None:
+            return ""
+        new_hash(algorithm)
+        if algorithm not in hashes:
+            raise ConfigError(
+                f"{where} has no {algorithm} digest of {name}.",
+                f"validate_hash={algorithm!r} has nothing to compare with.",
+                f"The digests are: {', '.join(hashes) or 'none'}.",
+            )
+        return str(hashes[algorithm])
+
+    def _open(self, shard: int, local: Path) -> NDArray[np.uint8]:
+        """The bytes of a shard, uncompressed, of the size the index says."""
+        details = self.manifest.details
+        codec = self._form(shard)[1]
+        expected = int(self.manifest.num_bytes[shard])
+        try:
+            found = local.stat().st_size
+        except OSError as error:
+            raise StorageError(
+                f"{local} cannot be read: {error.strerror}.",
+                "The index lists it.",
+                "Put it back, or write the corpus again.",
+            ) from error
+        if found != expected:
+            raise self._broken(shard, f"it has {found} bytes and its index says {expected}")
+        if self.validate_hash is not None:
+            digest = new_hash(self.validate_hash)
+            with open(local, "rb") as file:
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+            if digest.hexdigest() != details["digests"][shard]:
+                raise self._broken(
+                    shard, f"its {self.validate_hash} digest is not the one in its index"
+                )
+        if not codec:
+            return map_file(local)
+        try:
+            data, complete = decompress(
+                local,
+                codec,
+                folder=getattr(self.storage, "cache_dir", None),
+                exact_bytes=int(details["raw_bytes"][shard]),
+            )
+        except DamagedError as error:
+            raise self._broken(shard, str(error)) from error
+        if not complete:
+            raise self._broken(shard, "its compressed data breaks off")
+        return data
+
+    def _table(self, shard: int, data: NDArray[np.uint8]) -> NDArray[np.uint32]:
+        """The sample table (n + 1,) uint32, after checking that it can be followed blindly."""
+        n = int(self.manifest.units[shard])
+        head = 4 * (n + 2)
+        if len(data) < head:
+            raise self._broken(shard, f"its {len(data)} bytes cannot hold a table of {n} samples")
+        count = int(data[:4].view(np.uint32)[0])
+        if count != n:
+            raise self._broken(shard, f"it says it has {count} samples and its index says {n}")
+        table = data[4:head].view(np.uint32)
+        wrong = np.flatnonzero(table[1:] < table[:-1])
+        if len(wrong):
+            raise self._broken(shard, f"sample {wrong[0]} ends before it begins")
+        if table[0] < head or table[-1] > len(data):
+            raise self._broken(
+                shard,
+                f"its table puts samples at bytes {table[0]} to {table[-1]}, and there is room "
+                f"from {head} to {len(data)}",
+            )
+        return table
+
+    def _broken(self, shard: int, what: str) -> ContentError:
+        return ContentError(
+            f"{self.manifest.paths[shard]} is broken: {what}.",
+            "No document can be read from this shard.",
+            'Write or download the shard again, or skip it with on_error="skip".',
+            shard=shard,
+            rest_of_shard=True,
+        )
+
+    def _block(
+        self,
+        shard: int,
+        data: NDArray[np.uint8],
+        table: NDArray[np.uint32],
+        start: int,
+        stop: int,
+        skips: Skips,
+    ) -> tuple[Block | Spans, int]:
+        layout = self._layout(shard)
+        columns = self._columns(layout, self.manifest.paths[shard])
+        room = min(self.block_documents, stop - start)
+        starts = np.zeros((len(columns), room), dtype=np.int64)
+        sizes = np.zeros_like(starts)
+        status = np.zeros(room, dtype=np.uint8)
+        wanted = np.array([column.number for column in columns], dtype=np.int64)
+        n = scan_samples(
+            data,
+            table,
+            np.array(layout.sizes, dtype=np.int64),
+            wanted,
+            start,
+            stop,
+            self.block_bytes,
+            starts,
+            sizes,
+            status,
+        )
+        starts, sizes, status = starts[:, :n], sizes[:, :n], status[:n]
+        index = np.arange(start, start + n, dtype=np.int64)
+        if self.tokenized:
+            block: Block | Spans = self._documents(
+                shard, data, columns, starts, sizes, status, index, skips
+            )
+        else:
+            block = self._texts(shard, data, starts[0], sizes[0], status, index, skips)
+        return block, start + n
+
+    def _documents(
+        self,
+        shard: int,
+        data: NDArray[np.uint8],
+        columns: list[Column],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        status: NDArray[np.uint8],
+        index: NDArray[np.int64],
+        skips: Skips,
+    ) -> Documents | Spans:
+        """The token arrays (row 0) and masks (row 1) as a block, without the broken ones."""
+        counts = np.zeros_like(starts)
+        kinds = np.zeros(starts.shape, dtype=np.uint8)
+        for row, column in enumerate(columns):
+            array_values(
+                data,
+                starts[row],
+                sizes[row],
+                column.kind,
+                column.has_shape,
+                counts[row],
+                kinds[row],
+                status,
+            )
+        if len(columns) == 2:
+            uneven = (counts[0] != counts[1]) | ((kinds[1] & 15) != 1)
+            status[(status == 0) & uneven] = 7
+        good = np.flatnonzero(status == 0)
+        if len(good) < len(index):
+            starts, counts, kinds = starts[:, good], counts[:, good], kinds[:, good]
+        dtype = unsigned_dtype(kinds[0])
+        if dtype is not None and len(columns) == 1:  # none of their ids is wrong
+            for i in np.flatnonzero(status).tolist():
+                self._skip(skips, shard, int(index[i]), STATUS[int(status[i])])
+            return Spans(data, starts[0], counts[0], dtype, make_origin(shard, index[good]))
+        tokens, offsets, bad = gather_tokens(data, starts[0], counts[0], kinds[0])
+        status[good[bad]] = 6
+        for i in np.flatnonzero(status).tolist():
+            self._skip(skips, shard, int(index[i]), STATUS[int(status[i])])
+        mask = gather_mask(data, starts[1], counts[1]) if len(columns) == 2 else None
+        block = Documents(tokens, offsets, make_origin(shard, index[good]), mask)
+        return block.take(np.flatnonzero(~bad)) if bad.any() else block
+
+    def _texts(
+        self,
+        shard: int,
+        data: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        status: NDArray[np.uint8],
+        index: NDArray[np.int64],
+        skips: Skips,
+    ) -> Texts:
+        """One decode per document, straight from the mapped shard."""
+        view = memoryview(cast(Any, data))
+        texts: list[str] = []
+        good: list[int] = []
+        spans = zip(starts.tolist(), (starts + sizes).tolist(), status.tolist(), strict=True)
+        for i, (begin, end, wrong) in enumerate(spans):
+            if wrong:
+                self._skip(skips, shard, int(index[i]), STATUS[wrong])
+                continue
+            try:
+                texts.append(str(view[begin:end], "utf-8"))
+                good.append(i)
+            except UnicodeDecodeError as error:
+                self._skip(skips, shard, int(index[i]), f"it is not UTF-8 ({error.reason})")
+        return Texts(texts, make_origin(shard, index[good]))
+
+    def _skip(self, skips: Skips, shard: int, index: int, what: str) -> None:
+        skips.handle(
+            ContentError(
+                f"Document {index} of {self.manifest.paths[shard]} is broken: {what}.",
+                "It cannot be delivered.",
+                'Repair it, or skip it with on_error="skip".',
+                shard=shard,
+                index=index,
+            )
+        )

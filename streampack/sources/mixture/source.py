@@ -1,0 +1,386 @@
+"""Mixture: several sources in given shares of the tokens.
+
+Shares count tokens, and how many tokens a document has is known only behind the tokenizer. So a
+mixture mixes nothing itself: it says what is to be mixed, and how, to the `MixedStream` of every
+lane, which reads each source through a stream of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from decimal import Context, Decimal
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from streampack.errors import ConfigError, StateError
+from streampack.numeric import whole_number
+from streampack.packing.rng import derive_seed
+from streampack.reading.base import LaneReader, Source
+from streampack.sources.infer import as_source
+from streampack.sources.mixture.credits import TokenShares
+
+__all__ = ["Mixture", "earlier_mixture", "source_seed", "sources_of"]
+
+Weights = Mapping[str, float]
+
+
+class Mixture(Source):
+    """Several sources, mixed by tokens.
+
+    Every lane draws a few documents at a time (a quantum) from the source that is due; a source is
+    never more than one quantum of tokens ahead of its target or behind it, in any lane at any time.
+    Documents carry the number of their source, which is its place among `sources`, as
+    ``origin["source"]``; batches give it as `source_ids` and in their provenance.
+
+    Args:
+        sources: by name: `Source` objects, or paths, URLs and iterables as `PackedDataset` takes
+            them. Texts and token ids may be mixed; texts are tokenized with the dataset's
+            tokenizer. Add new ones at the end, so that the others keep their numbers.
+        weights: by name, relative shares of the tokens; or pairs ``(tokens of the run, weights)``
+            from 0 on, linear in between and constant behind the last, where the target is the
+            integral. A lane takes its own tokens times the lanes for those of the run.
+        temperature: without weights: shares in proportion to size ** (1 / temperature), size being
+            `estimate_tokens()`. 1 (the default) is proportional, more is more even.
+        epochs: by name, passes over a source; None is endless. Sources that are not named follow
+            the run's `epochs`.
+        at_end: what happens in a lane when a source ends there: "share": the others share its
+            weight; "stop": the lane ends, and with it what is left of the others. In a run with
+            finite `epochs` a lane also ends once only endless sources are left.
+        quantum_documents: documents drawn at once, at most; a quantum also ends when it has 32,768
+            tokens.
+
+    Raises:
+        ConfigError: no source, a mixture in a mixture, weights that name other sources or cannot
+            be shares.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        *,
+        weights: Weights | Sequence[tuple[int, Weights]] | None = None,
+        temperature: float | None = None,
+        epochs: Mapping[str, int | None] | None = None,
+        at_end: Literal["share", "stop"] = "share",
+        quantum_documents: int = 32,
+    ) -> None:
+        _check_sources(sources)
+        self.sources: dict[str, Source] = {
+            name: as_source(source) for name, source in sources.items()
+        }
+        for name, source in self.sources.items():
+            if isinstance(source, Mixture):
+                raise ConfigError(
+                    f'The source "{name}" is a Mixture itself.',
+                    "Shares of shares are not kept.",
+                    "Name all sources in one Mixture, with the products of their weights.",
+                )
+        _check_choices(at_end, temperature, weights)
+        self._knots = None if weights is None else _knots(weights, list(self.sources))
+        self._temperature = 1.0 if temperature is None else float(temperature)
+        self._shares: TokenShares | None = None
+        self._epochs = _check_epochs(epochs or {}, list(self.sources))
+        self.at_end = at_end
+        self.quantum_documents = whole_number(
+            "quantum_documents",
+            quantum_documents,
+            "So many documents are drawn from a source at once.",
+        )
+        members = self.sources.values()
+        self.seekable = all(source.seekable for source in members)
+        self.splittable = all(source.splittable for source in members)
+        self.tokenized = all(source.tokenized for source in members)
+        overflows = {source.overflow for source in members}
+        self.overflow = "split" if overflows == {"split"} else "drop"
+        self.once = any(source.once for source in members)
+
+    @property
+    def shares(self) -> TokenShares:
+        """The sources' shares of the tokens, in the order of `sources`.
+
+        Raises:
+            ConfigError: there are no weights, and the size of a source is unknown.
+        """
+        if self._shares is None:
+            knots = self._knots
+            if knots is None:
+                knots = [(0, _tempered(self._sizes(), self._temperature))]
+            self._shares = TokenShares.of_weights(knots)
+        return self._shares
+
+    def _sizes(self) -> list[int]:
+        sizes = []
+        for name, source in self.sources.items():
+            size = source.estimate_tokens()
+            if not size:
+                raise ConfigError(
+                    f'The size of the source "{name}" ({type(source).__name__}) is '
+                    f"{'unknown' if size is None else size}.",
+                    "Shares cannot be made from sizes.",
+                    "Pass weights=, one for every source.",
+                )
+            sizes.append(size)
+        return sizes
+
+    def source_epochs(self, epochs: int | None) -> tuple[int | None, ...]:
+        """Passes over each source in a run with so many `epochs`; None is endless."""
+        return tuple(self._epochs.get(name, epochs) for name in self.sources)
+
+    def check_epochs(self, epochs: int | None) -> None:
+        """Raise `ConfigError` if it is not clear when a run with so many epochs ends."""
+        each = self.source_epochs(epochs)
+        if epochs is not None and None not in self._epochs.values():
+            return
+        if epochs is None and None not in each:
+            raise ConfigError(
+                "The run is endless (epochs=None), and every source of the mixture ends.",
+                "It would end all the same.",
+                "Leave out the dataset's epochs=, or let a source be endless.",
+            )
+        if epochs is not None and all(passes is None for passes in each):
+            raise ConfigError(
+                f"The run has epochs={epochs}, and every source of the mixture is endless.",
+                "It would never end.",
+                "Pass epochs=None to the dataset for an endless run, or give a source its epochs.",
+            )
+        last = self.shares.knots[-1][1]
+        for name, passes, share in zip(self.sources, each, last, strict=True):
+            if epochs is not None and passes is not None and not share:
+                raise ConfigError(
+                    f'The source "{name}" ends, but its weight comes to 0, and others are endless.',
+                    "The run would wait for its end for ever.",
+                    "Give it some weight to the end, make it endless too, or leave it out.",
+                )
+
+    # ------------------------------------------------------------------ as a source
+
+    def prepare(self) -> None:
+        for source in self.sources.values():
+            source.prepare()
+        _ = self.shares
+
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
+        raise ConfigError(
+            "A Mixture has no lanes of its own.",
+            "Its sources are mixed by tokens, which are known only behind the tokenizer.",
+            "Pass it to PackedDataset, or read its `sources` one by one.",
+        )
+
+    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+        for number, (name, source) in enumerate(self.sources.items()):
+            try:
+                source.check_lanes(n, seed=source_seed(seed, number), shuffle=shuffle)
+            except ConfigError as error:
+                raise ConfigError(
+                    f'In source "{name}": {error.fact}', error.consequence, error.remedy
+                ) from error
+
+    def max_lanes(self) -> int | None:
+        most = [source.max_lanes() for source in self.sources.values()]
+        return min((lanes for lanes in most if lanes is not None), default=None)
+
+    def reader_bytes(self) -> int:
+        return sum(source.reader_bytes() for source in self.sources.values())
+
+    def estimate_tokens(self) -> int | None:
+        sizes = [source.estimate_tokens() for source in self.sources.values()]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    def document_name(self, origin: np.void) -> str:
+        name, source = list(self.sources.items())[int(origin["source"])]
+        return f'{source.document_name(origin)} of source "{name}"'
+
+    def describe(self) -> dict[str, Any]:
+        sources = {
+            name: {
+                "number": number,
+                "epochs": self._epochs.get(name, "the run's"),
+                **source.describe(),
+            }
+            for number, (name, source) in enumerate(self.sources.items())
+        }
+        return {
+            "kind": "Mixture",
+            "sources": sources,
+            "shares": [[at, list(shares)] for at, shares in self.shares.knots],
+            "at_end": self.at_end,
+            "quantum_documents": self.quantum_documents,
+        }
+
+
+def earlier_mixture(
+    mixture: Mixture, saved: Mapping[str, Any], current: Mapping[str, Any]
+) -> Mixture:
+    """The mixture of a saved fingerprint, made of the sources of one to which some were added.
+
+    Args:
+        mixture: of now.
+        saved, current: `source` in the fingerprints of then and now.
+
+    Raises:
+        StateError: then it was no mixture, or a source of then is another one now.
+    """
+    try:
+        then, now = dict(saved["sources"]), dict(current["sources"])
+        names = [name for name in then if name in now]
+        earlier = copy.copy(mixture)
+        earlier.at_end, earlier.quantum_documents = saved["at_end"], int(saved["quantum_documents"])
+        kept = [i for i, name in enumerate(then) if name in now]
+        knots = [(int(at), tuple(int(shares[i]) for i in kept)) for at, shares in saved["shares"]]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise StateError(
+            f"The state was saved with the source {dict(saved)!r:.200}, and now it is a Mixture.",
+            "Nobody can tell what was added.",
+            "Sources can be added to a run that began with a Mixture, even of one source.",
+        ) from error
+    for name in names:
+        for field in sorted({*then[name], *now[name]}):
+            before, value = then[name].get(field), now[name].get(field)
+            if before != value:
+                raise StateError(
+                    f"`source.sources.{name}.{field}` was {before!r:.200} when the state was saved "
+                    f"and is {value!r:.200} now.",
+                    "Its documents in the window could not be read again.",
+                    "Leave the sources there were as they are, in their order, and add new ones "
+                    "behind them.",
+                )
+    earlier.sources = {name: mixture.sources[name] for name in names}
+    earlier._shares = TokenShares(tuple(knots))
+    return earlier
+
+
+def source_seed(seed: int, number: int) -> int:
+    """Each source's own seed, or two with equally many shards would be shuffled alike."""
+    return derive_seed(seed, 4, number) if number else seed
+
+
+def sources_of(source: Source) -> tuple[Source, ...]:
+    """The sources of a mixture in the order of their numbers; any other source by itself."""
+    return tuple(source.sources.values()) if isinstance(source, Mixture) else (source,)
+
+
+def _check_sources(sources: Any) -> None:
+    if not isinstance(sources, Mapping) or not sources:
+        raise ConfigError(
+            f"The sources of a Mixture are {sources!r:.80}.",
+            "They must be known by name, and there must be one at least.",
+            'Pass a dict: Mixture({"web": ..., "code": ...}, weights={"web": 0.7, "code": 0.3}).',
+        )
+    for name in sources:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"A source of the mixture is named {name!r}.",
+                "States and messages know it by its name.",
+                "Use a text.",
+            )
+
+
+def _check_choices(at_end: str, temperature: Any, weights: Any) -> None:
+    if at_end not in ("share", "stop"):
+        raise ConfigError(
+            f"at_end is {at_end!r}.",
+            "It says what happens in a lane when a source ends there.",
+            'Use "share" or "stop".',
+        )
+    if temperature is None:
+        return
+    if weights is not None:
+        raise ConfigError(
+            f"temperature is {temperature!r}, and there are weights.",
+            "Either of them makes the shares.",
+            "Leave out one of them.",
+        )
+    if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
+        raise ConfigError(
+            f"temperature is {temperature!r}.",
+            "Sizes are raised to the power of 1 / temperature.",
+            "Use a positive number: 1 is proportional to size, more is more even.",
+        )
+
+
+def _check_epochs(epochs: Mapping[str, int | None], names: list[str]) -> dict[str, int | None]:
+    checked: dict[str, int | None] = {}
+    for name, passes in epochs.items():
+        if name not in names:
+            raise ConfigError(
+                f'epochs names "{name}", which is no source of the mixture.',
+                "Nobody can say what ends there.",
+                f"The sources are {', '.join(names)}.",
+            )
+        if passes is not None:
+            passes = whole_number(
+                f'epochs of "{name}"',
+                passes,
+                "There would be nothing to read.",
+                otherwise="or None (endless)",
+            )
+        checked[name] = passes
+    return checked
+
+
+def _knots(
+    weights: Weights | Sequence[tuple[int, Weights]], names: list[str]
+) -> list[tuple[int, list[Fraction]]]:
+    try:
+        pairs = [(0, weights)] if isinstance(weights, Mapping) else [(at, w) for at, w in weights]
+        understood = all(
+            isinstance(at, numbers.Real)
+            and isinstance(given, Mapping)
+            and all(isinstance(weight, numbers.Real) for weight in given.values())
+            for at, given in pairs
+        )
+    except (TypeError, ValueError):
+        understood = False
+    if not understood:
+        raise ConfigError(
+            f"weights is {weights!r:.200}.",
+            "It does not say which share of the tokens each source has.",
+            "Pass a dict of numbers by name, or pairs (tokens of the run, such a dict).",
+        )
+    places = [at for at, _ in pairs]
+    if not places or places[0] != 0 or any(a >= b for a, b in pairwise(places)):
+        raise ConfigError(
+            f"The weights are given at {places} tokens of the run.",
+            "They must be known from 0 on, and ascend.",
+            "Begin with (0, {...}) and give each later place once.",
+        )
+    return [(int(at), _weights(at, given, names)) for at, given in pairs]
+
+
+def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
+    if missing or unknown:
+        raise ConfigError(
+            f"The weights at {at} tokens "
+            + (f"lack {', '.join(missing)}." if missing else f"name {', '.join(unknown)}, too."),
+            f"The sources are {', '.join(names)}.",
+            "Give every source a weight, 0 for none.",
+        )
+    values = [given[name] for name in names]
+    if not all(math.isfinite(value) and value >= 0 for value in values) or not any(values):
+        raise ConfigError(
+            f"The weights at {at} tokens are {dict(given)}.",
+            "They cannot be shares.",
+            "Use finite numbers, none negative and not all 0.",
+        )
+    return [Fraction(value) for value in values]
+
+
+def _tempered(sizes: list[int], temperature: float) -> list[Fraction]:
+    """In proportion to size ** (1 / temperature), the same on any machine.
+
+    A float's power may differ in its last bit between C libraries; `Decimal`'s does not.
+    """
+    context = Context(prec=30)
+    power = context.divide(Decimal(1), Decimal(temperature))
+    largest = max(sizes)
+    logs = [context.ln(context.divide(Decimal(size), Decimal(largest))) for size in sizes]
+    return [Fraction(context.exp(context.multiply(log, power))) for log in logs]

@@ -1,0 +1,155 @@
+"""Listing remote files: one call per page of a folder, never one per file if that can be helped.
+
+An object store lists a thousand objects with their sizes per call, so names that share a folder
+are looked up in its listing once they are many; a name alone costs one look-up. HTTP has no
+listing, and every file is looked up.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from streampack.errors import ConfigError, StorageError
+from streampack.storage.patterns import has_glob, wanted
+from streampack.storage.remote import RemoteFile, is_missing, shown, split_url, with_retries
+
+__all__ = ["FileInfo", "in_threads", "list_remote"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MANY_NAMES = 256  # in one folder: from here on it is listed, which may show a thousand per call
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file as listed.
+
+    Attributes:
+        path: absolute local path, or URL.
+        num_bytes: its size.
+    """
+
+    path: str
+    num_bytes: int
+
+
+def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
+    """``[function(item) for item in items]`` with up to `threads` waiting at the same time."""
+    items = list(items)
+    if len(items) < 2:
+        return [function(item) for item in items]
+    results: list[R] = []
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        for start in range(0, len(items), 4096):  # a million waiting calls would take a gigabyte
+            results += pool.map(function, items[start : start + 4096])
+    return results
+
+
+def list_remote(
+    filesystem: Any, names: Sequence[str], suffixes: Sequence[str], *, retries: int
+) -> list[list[FileInfo]]:
+    """What each of these URLs without braces names; an empty list where there is nothing.
+
+    Args:
+        filesystem: of the URLs' protocol.
+        names: files, directories or globs.
+        suffixes: from directories, take only names that end in one of these.
+        retries: attempts of each call after the first.
+
+    Raises:
+        ConfigError: a wildcard over HTTP.
+        StorageError: a call failed after all retries.
+    """
+    over_http = split_url(names[0])[0] in ("http", "https")
+    for name in names:
+        if over_http and "*" in name.partition("?")[0]:
+            raise ConfigError(
+                f'"{shown(name)}" has a wildcard.',
+                "HTTP servers have no listing that it could be matched against.",
+                "Name the files, or use braces: shard-{000..127}.parquet.",
+            )
+    folders: dict[str, dict[str, int]] = {}
+    if not over_http:
+        counts = Counter(map(_folder, names))
+        globs = {_folder(name) for name in names if has_glob(name)}
+        chosen = [
+            folder
+            for folder, count in counts.items()
+            if folder and (count >= MANY_NAMES or folder in globs)
+        ]
+        listed = in_threads(lambda folder: _list_folder(filesystem, folder, retries), chosen)
+        folders = dict(zip(chosen, listed, strict=True))
+
+    def find(name: str) -> list[FileInfo]:
+        if (sizes := folders.get(_folder(name))) is not None:
+            parent, _, base = name.rpartition("/")
+            if has_glob(base):
+                return [FileInfo(f"{parent}/{b}", sizes[b]) for b in fnmatch.filter(sizes, base)]
+            if base in sizes:
+                return [FileInfo(name, sizes[base])]
+        if over_http or not has_glob(name):
+            return _list_named(filesystem, name, suffixes, retries)
+        matches = with_retries(
+            lambda: filesystem.glob(name, detail=True), doing="Listing", url=name, retries=retries
+        )
+        return [
+            FileInfo(filesystem.unstrip_protocol(match), int(info["size"]))
+            for match, info in matches.items()
+            if info.get("type") == "file"
+        ]
+
+    return in_threads(find, names)
+
+
+def _folder(name: str) -> str:
+    """The folder whose listing shows what `name` means; "" if that takes more than one."""
+    folder, _, base = name.rpartition("/")
+    plain = folder and not folder.endswith("/") and not has_glob(folder)
+    return folder if plain and base and "**" not in base and "[" not in base else ""
+
+
+def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, int]:
+    """Name and size of each file right in a folder."""
+    try:
+        items = with_retries(
+            lambda: filesystem.ls(folder, detail=True), doing="Listing", url=folder, retries=retries
+        )
+    except StorageError as error:
+        if is_missing(error):
+            return {}
+        raise
+    root = filesystem._strip_protocol(folder).rstrip("/") + "/"
+    return {
+        item["name"].removeprefix(root): int(item["size"])
+        for item in items
+        if item.get("type") == "file" and item["name"].startswith(root)
+    }
+
+
+def _list_named(filesystem: Any, url: str, suffixes: Sequence[str], retries: int) -> list[FileInfo]:
+    """What a URL without wildcards names: a file, a directory or nothing."""
+    try:
+        info = with_retries(
+            lambda: filesystem.info(url), doing="Looking up", url=url, retries=retries
+        )
+    except StorageError as error:
+        if is_missing(error):
+            return []
+        raise
+    if info.get("type") != "directory":
+        return [FileInfo(url, RemoteFile.of(url, info).num_bytes)]
+    below = with_retries(
+        lambda: filesystem.find(url, detail=True), doing="Listing", url=url, retries=retries
+    )
+    root = filesystem._strip_protocol(url).rstrip("/") + "/"
+    return [
+        FileInfo(filesystem.unstrip_protocol(name), int(item["size"]))
+        for name, item in below.items()
+        if item.get("type") == "file" and wanted(name.removeprefix(root), suffixes)
+    ]

@@ -1,0 +1,304 @@
+"""Where shards are: local paths and remote URLs, behind one small interface.
+
+Local files are used where they lie. Remote ones are downloaded whole into a cache directory that
+any number of processes share, so that readers can map and seek them. A `Storage` is a value: it
+may be pickled or forked at any time, because connections, threads and locks belong to the process
+that made them and are made again in the next.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.numeric import real_number, whole_number
+from streampack.storage.cache import Cache, Entry, default_cache_dir
+from streampack.storage.listing import FileInfo, in_threads, list_remote
+from streampack.storage.patterns import expand_braces, local_files, local_names
+from streampack.storage.read_ahead import ReadAhead
+from streampack.storage.remote import (
+    RemoteFile,
+    SizeGuard,
+    open_filesystem,
+    shown,
+    split_url,
+    with_retries,
+)
+
+__all__ = ["FileInfo", "Storage", "in_threads"]
+
+R = TypeVar("R")
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class _Process:
+    """What belongs to one process: connections, look-ups, threads."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.filesystems: dict[str, Any] = {}
+        self.looked_up: dict[str, RemoteFile] = {}
+        folder = storage.cache_dir
+        self.cache = Cache(folder or default_cache_dir(), storage.cache_limit_bytes)
+        self.read_ahead = ReadAhead(
+            min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2),
+            lambda url: storage._look_up(url).num_bytes,
+            storage._fetch_ahead,
+        )
+
+
+class Storage:
+    """Lists, reads and caches files at local paths and any URL that fsspec knows.
+
+    Args:
+        cache_dir: where remote files are kept; best on a local disk. Any number of processes and
+            datasets may share it. Default: ``$XDG_CACHE_HOME/streampack`` or
+            ``~/.cache/streampack``, or a private temporary directory if that cannot be written.
+        cache_limit_bytes: the least recently opened files are removed to stay below it; files in
+            use are not, even if that exceeds it.
+        retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
+        timeout_s: seconds without a sign of life after which an attempt has failed.
+        read_ahead_bytes: bytes that a process may have fetched ahead and not yet opened; a single
+            larger file is fetched ahead on its own. 0 turns reading ahead off.
+        storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
+            S3 endpoint is also taken from ``S3_ENDPOINT_URL`` or ``AWS_ENDPOINT_URL``.
+    """
+
+    def __init__(
+        self,
+        *,
+        cache_dir: str | Path | None = None,
+        cache_limit_bytes: int = 64 << 30,
+        retries: int = 5,
+        timeout_s: float = 60.0,
+        read_ahead_bytes: int = 256 << 20,
+        storage_options: dict[str, Any] | None = None,
+    ) -> None:
+        self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
+        unfit = "Nothing could be read that way."
+        self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes, unfit)
+        self.retries = whole_number("retries", retries, unfit, least=0)
+        self.timeout_s = real_number("timeout_s", timeout_s, unfit, least=0.001)
+        self.read_ahead_bytes = whole_number("read_ahead_bytes", read_ahead_bytes, unfit, least=0)
+        self.storage_options = dict(storage_options or {})
+        self._processes: dict[int, _Process] = {}
+
+    def __repr__(self) -> str:  # without storage_options, which may hold secrets
+        return f"Storage(cache_dir={str(self.cache_dir) if self.cache_dir else None!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_processes": {}}
+
+    @property
+    def _process(self) -> _Process:
+        # A parent's connections are kept in the child, untouched: closing them there would close
+        # them for the parent, whose event loop shares their descriptors.
+        found = self._processes.get(_forks)
+        if found is None:
+            found = self._processes.setdefault(_forks, _Process(self))
+        return found
+
+    def list(
+        self, patterns: str | Path | Sequence[str | Path], *, suffixes: Sequence[str] = ()
+    ) -> builtins.list[FileInfo]:
+        """The files that patterns name, sorted by path, each once.
+
+        Args:
+            patterns: paths or URLs; each may be a file, a directory (everything below it that is
+                not hidden), a glob (``*``, ``**``, ``?``, ``[..]``) or a brace expansion
+                (``{000..127}``, ``{a,b}``). HTTP has no listing: files are named one by one, or
+                with braces.
+            suffixes: from directories, take only names that end in one of these.
+
+        Raises:
+            ConfigError: a pattern, or one of the names its braces stand for, names nothing; or
+                its protocol needs a package.
+            StorageError: the listing failed after all retries.
+        """
+        several = [patterns] if isinstance(patterns, str | Path) else patterns
+        found: dict[str, FileInfo] = {}
+        for pattern in map(str, several):
+            protocol, rest = split_url(pattern)
+            if protocol is None:
+                names = local_names(rest)
+                listed = [
+                    [FileInfo(path, os.path.getsize(path)) for path in local_files(name, suffixes)]
+                    for name in names
+                ]
+            else:
+                names = builtins.list(expand_braces(pattern))
+                listed = list_remote(
+                    self._filesystem(protocol), names, suffixes, retries=self.retries
+                )
+            for name, infos in zip(names, listed, strict=True):
+                if not infos:
+                    kinds = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
+                    raise ConfigError(
+                        f'No file{kinds} matches "{shown(name)}".',
+                        "The stream would lack it in silence.",
+                        "Check the path; relative paths start at the working directory.",
+                    )
+                found.update((info.path, info) for info in infos)
+        return [found[path] for path in sorted(found)]
+
+    @contextmanager
+    def local(self, path: str) -> Iterator[Path]:
+        """A local file with the content of `path`, complete and in place inside the context.
+
+        Raises:
+            StorageError: it could not be downloaded, after all retries.
+        """
+        protocol, rest = split_url(path)
+        if protocol is None:
+            yield Path(rest)
+            return
+        process = self._process
+        process.read_ahead.opened(path)
+        entry = self._entry(path)
+        with process.cache.open(entry, lambda part: self._download(path, entry, part)) as file:
+            yield file
+
+    def prefetch(self, paths: Sequence[str]) -> None:
+        """Hint that these files are needed soon, in this order; returns at once, never raises."""
+        remote = [path for path in paths if split_url(path)[0] is not None]
+        if remote:
+            self._process.read_ahead.hint(remote)
+
+    def read_bytes(self, path: str, limit_bytes: int) -> bytes:
+        """The content of a small file, an index for example, past the cache.
+
+        Raises:
+            ContentError: it is larger than `limit_bytes`; nothing was read.
+            StorageError: it could not be read, after all retries.
+        """
+        size = self.size(path)
+        if size > limit_bytes:
+            raise ContentError(
+                f"{shown(path)} has {size} bytes.",
+                f"A file of its kind may have {limit_bytes}, so it was not read.",
+                "Check that the path names the right file.",
+            )
+        return self.read_range(path, 0, size)
+
+    def size(self, path: str) -> int:
+        """Bytes in a file."""
+        protocol, rest = split_url(path)
+        if protocol is not None:
+            return self._look_up(path).num_bytes
+        return self._attempt("Reading", path, lambda: os.path.getsize(rest))
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of a file; the file must have them.
+
+        Raises:
+            StorageError: they could not be read, after all retries.
+        """
+        protocol, rest = split_url(path)
+        if start >= stop:
+            return b""
+        if protocol is None:
+            return self._attempt("Reading", path, lambda: _read_exactly(rest, start, stop))
+        over_http = protocol in ("http", "https")
+        if over_http and not self._look_up(path).ranges:
+            return self._range_of_copy(path, start, stop)
+
+        def read() -> bytes:
+            filesystem = self._filesystem(protocol)
+            data: bytes
+            if over_http:  # `cat_file` would take in the whole file where ranges are ignored
+                with filesystem.open(path, "rb", cache_type="none") as remote:
+                    remote.seek(start)
+                    data = remote.read(stop - start)
+            else:
+                data = filesystem.cat_file(path, start=start, end=stop)
+            if len(data) != stop - start:
+                raise OSError(f"{len(data)} bytes came where {stop - start} were asked for")
+            return data
+
+        try:
+            return self._attempt("Reading", path, read)
+        except StorageError as error:
+            if over_http and isinstance(error.__cause__, ValueError):  # more came than was asked
+                return self._range_of_copy(path, start, stop)
+            raise
+
+    def _range_of_copy(self, path: str, start: int, stop: int) -> bytes:
+        """For servers that would send the whole file for every range."""
+        with self.local(path) as file:
+            return _read_exactly(file, start, stop)
+
+    def _attempt(self, doing: str, path: str, action: Callable[[], R]) -> R:
+        return with_retries(action, doing=doing, url=path, retries=self.retries)
+
+    def _filesystem(self, protocol: str) -> Any:
+        filesystems = self._process.filesystems
+        found = filesystems.get(protocol)
+        if found is None:
+            opened = open_filesystem(protocol, self.storage_options, self.timeout_s)
+            found = filesystems.setdefault(protocol, opened)
+        return found
+
+    def _look_up(self, url: str) -> RemoteFile:
+        """Size and version of a remote file, asked for once per process."""
+        looked_up = self._process.looked_up
+        found = looked_up.get(url)
+        if found is None:
+            protocol, _ = split_url(url)
+            filesystem = self._filesystem(protocol or "")
+            info = self._attempt("Looking up", url, lambda: filesystem.info(url))
+            found = looked_up.setdefault(url, RemoteFile.of(url, info))
+        return found
+
+    def _entry(self, url: str) -> Entry:
+        remote = self._look_up(url)
+        return self._process.cache.entry(url, remote.num_bytes, remote.version)
+
+    def _fetch_ahead(self, url: str) -> bool:
+        entry = self._entry(url)
+        return self._process.cache.ensure(
+            entry, lambda part: self._download(url, entry, part, retries=0)
+        )
+
+    def _download(self, url: str, entry: Entry, part: Path, retries: int | None = None) -> None:
+        """Write the whole file to `part`, checking its size."""
+        filesystem = self._filesystem(split_url(url)[0] or "")
+
+        def download() -> None:
+            filesystem.get_file(url, str(part), callback=SizeGuard(entry.num_bytes))
+            size = part.stat().st_size
+            if size != entry.num_bytes:
+                raise OSError(f"{size} of {entry.num_bytes} bytes arrived")
+
+        try:
+            with_retries(
+                download,
+                doing="Downloading",
+                url=url,
+                retries=self.retries if retries is None else retries,
+            )
+        except StorageError:
+            with suppress(KeyError):  # another version may be there now: look again next time
+                del self._process.looked_up[url]
+            raise
+
+
+def _read_exactly(path: str | Path, start: int, stop: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        data = file.read(stop - start)
+    if len(data) != stop - start:
+        raise OSError(f"the file ends before byte {stop}")
+    return data
