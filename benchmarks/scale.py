@@ -122,7 +122,7 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     for rank in range(ranks):
         topology = Topology(rank, ranks)
         own = {n: json.loads(text) for n in topology.lanes(0, lanes)}
-        parts.append(RunState(run.fingerprint(), topology, 200 * lanes, own).as_dict())
+        parts.append(RunState(run.plan.fingerprint, topology, 200 * lanes, own).as_dict())
     show(f"state of a rank, {lanes // ranks} lanes", mib(len(json.dumps(parts[0]))))
     merged = timed(f"merge_states of {ranks} ranks, all checked", lambda: merge_states(parts))
     whole = timed("merged state as JSON", lambda: json.dumps(merged))

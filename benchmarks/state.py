@@ -52,7 +52,7 @@ def rounds(state: dict[str, Any]) -> dict[str, int]:
 
 def samples(loader: PackedLoader, documents: int, count: int) -> Iterator[tuple[float, Any]]:
     """Seconds and state of `count` calls, each with all lanes in a new round and full windows."""
-    lanes = loader.dataset.lane_config().lanes
+    lanes = loader.dataset.plan.config.lanes
     batches = iter(loader)
     # Half of a window goes in a round.
     steps = int(1.3 * documents * MEAN_TOKENS / SEQ_LEN / BATCH_ROWS) + 1

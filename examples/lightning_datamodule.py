@@ -2,9 +2,9 @@
 
     python examples/lightning_datamodule.py
 
-Lightning takes batches one ahead of the training step, so the loader's own `state_dict` would be a
-batch too far in its checkpoints. A `StateTracker` counts batches when the step begins, and the
-loader is handed over as a plain iterable, so that Lightning does not save and restore it, too.
+Lightning takes batches one ahead of the training step, so the state that belongs into a checkpoint
+is that after the batch of the last step: ``loader.state_dict(after=batch)``. The loader is handed
+over as a plain iterable, so that Lightning does not save and restore it as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from streampack import (
     PackedBatch,
     PackedDataset,
     PackedLoader,
-    StateTracker,
     Topology,
     token_mean_loss,
 )
@@ -48,28 +47,28 @@ class PackedDataModule(LightningDataModule):  # type: ignore[misc]
 
     def __init__(self, dataset: PackedDataset, **loader_options: Any) -> None:
         super().__init__()
-        self.tracker = StateTracker(dataset)
-        self.loader_options = loader_options
+        self.loader = PackedLoader(dataset, **loader_options)
+        self.last: PackedBatch | None = None
 
     def train_dataloader(self) -> Batches:
-        """A loader behind what the tracker has counted."""
-        return Batches(PackedLoader(self.tracker.dataset, **self.loader_options))
+        """The loader, which goes on where it stands."""
+        return Batches(self.loader)
 
     def transfer_batch_to_device(
         self, batch: PackedBatch, device: torch.device, dataloader_idx: int
     ) -> PackedBatch:
-        """The step begins: the batch counts as taken."""
+        """The step begins: the batch is the last one that counts."""
         if self.trainer.training:
-            self.tracker.update(batch)
+            self.last = batch
         return batch.to(device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
         """For the checkpoint of one rank; see docs/consumers.md for several."""
-        return self.tracker.state_dict()
+        return self.loader.state_dict(after=self.last)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Before the loader is made."""
-        self.tracker.load_state_dict(state_dict)
+        self.loader.load_state_dict(state_dict)
 
 
 class Bigrams(LightningModule):  # type: ignore[misc]

@@ -21,9 +21,7 @@ from .packing import Pad as Pad
 from .packing import Seamless as Seamless
 from .run.distributed_state import DistributedState as DistributedState
 from .run.state import merge_states as merge_states
-from .run.together import end_together as end_together
 from .run.torchdata import extract_state as extract_state
-from .run.tracker import StateTracker as StateTracker
 from .tokenization import Tokenizer as Tokenizer
 from .window.config import WindowConfig as WindowConfig
 

@@ -7,6 +7,7 @@ per-token fields are functions of it and are made on first use, on the device th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch import Tensor
 from streampack.consumers import BatchAdapters
 from streampack.device.staging import Staged, stage
 from streampack.errors import ConfigError
+from streampack.lane.lane import LaneBatch
+from streampack.metrics import Metrics
 from streampack.packing.composition import Composition
 from streampack.window.gather import PackedRows
 from streampack.window.token_fields import derive_fields
@@ -55,6 +58,7 @@ class PackedBatch(BatchAdapters):
         step: int = 0,
         has_next: bool = False,
         state: Callable[[], dict[str, Any] | None] | dict[str, Any] | None = None,
+        spent: Metrics | None = None,
         on_fields: Callable[[], None] | None = None,
     ) -> None:
         self.seq_len = packed.seq_len
@@ -70,13 +74,34 @@ class PackedBatch(BatchAdapters):
         self.lane = lane
         self.step = step
         self.has_next = has_next
-        self._state = state
+        self.lane_state = state  # may be a function that makes it, since few are asked for
+        self.spent = spent
         self._on_fields = on_fields
         self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
         self._compact: dict[str, Tensor] | None = None
         self._fields: dict[str, Tensor] | None = None
+
+    @classmethod
+    def of_lane(
+        cls, made: LaneBatch, *, on_fields: Callable[[], None] | None = None
+    ) -> PackedBatch:
+        """The batch that a lane has made.
+
+        Args:
+            made: by the lane.
+            on_fields: called when the loop asks for per-token fields that are not made yet.
+        """
+        return cls(
+            made.rows,
+            lane=made.lane,
+            step=made.step,
+            has_next=made.has_next,
+            state=partial(made.round.state, made.emitted),
+            spent=made.metrics,
+            on_fields=on_fields,
+        )
 
     def __reduce__(self) -> Any:
         if self._packed is None:
@@ -85,7 +110,8 @@ class PackedBatch(BatchAdapters):
                 "Only a batch as the dataset gives it travels between processes.",
                 "Send it before `.to()` or `.pin_memory()`.",
             )
-        return (_rebuild, (self._packed, self.lane, self.step, self.has_next, self.state))
+        place = (self.lane, self.step, self.has_next, self.state, self.spent)
+        return (_rebuild, (self._packed, *place))
 
     def __repr__(self) -> str:
         return (
@@ -102,9 +128,9 @@ class PackedBatch(BatchAdapters):
     @property
     def state(self) -> dict[str, Any] | None:
         """JSON-able state of the lane once this batch is consumed."""
-        if callable(self._state):
-            self._state = self._state()
-        return self._state
+        if callable(self.lane_state):
+            self.lane_state = self.lane_state()
+        return self.lane_state
 
     @property
     def device(self) -> torch.device:
@@ -215,29 +241,36 @@ class BatchGroup:
     """Batches whose gradients are added up before the optimiser steps.
 
     Attributes:
-        batches: this rank's, in order; fewer than asked for at the end of a run.
+        batches: this rank's, in order, as the loader gives them (``output=``); fewer than asked for
+            at the end of a run.
         num_loss_tokens: labels that count in the loss, over these batches on all data-parallel
             ranks together.
     """
 
-    def __init__(self, batches: Sequence[PackedBatch], num_loss_tokens: int) -> None:
-        self.batches = tuple(batches)
+    def __init__(
+        self, batches: Sequence[PackedBatch], num_loss_tokens: int, *, output: str = "batch"
+    ) -> None:
         self.num_loss_tokens = num_loss_tokens
         for batch in batches:
             batch.num_items_in_batch = num_loss_tokens
+        self.batches: tuple[Any, ...] = tuple(
+            batch.hf() if output == "hf" else batch for batch in batches
+        )
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[PackedBatch]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.batches)
 
     def __repr__(self) -> str:
         return f"BatchGroup(batches={len(self)}, num_loss_tokens={self.num_loss_tokens})"
 
 
-def _rebuild(packed: PackedRows, lane: int, step: int, has_next: bool, state: Any) -> PackedBatch:
-    return PackedBatch(packed, lane=lane, step=step, has_next=has_next, state=state)
+def _rebuild(
+    packed: PackedRows, lane: int, step: int, has_next: bool, state: Any, spent: Metrics | None
+) -> PackedBatch:
+    return PackedBatch(packed, lane=lane, step=step, has_next=has_next, state=state, spent=spent)
 
 
 def _derive_on_host(packed: PackedRows) -> dict[str, Tensor]:

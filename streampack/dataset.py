@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,20 +14,14 @@ from torch.utils.data import IterableDataset, get_worker_info
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.forecast.estimation import Estimate, estimate_batches
-from streampack.forecast.sizing import choose_lanes, evaluation_lanes, with_balance, with_shares
+from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.hooks import Hook
 from streampack.job.double_sharding import refuse_resharding
 from streampack.job.topology import Topology
 from streampack.lane.lane import LaneConfig
 from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
-from streampack.packing import (
-    Buckets,
-    Packer,
-)
-from streampack.run.changed_settings import carry_over, previous_config
-from streampack.run.dataset_iterator import DatasetIterator
-from streampack.run.fingerprint import changed_fields
+from streampack.packing import Packer
 from streampack.run.options import (
     check_attention,
     check_batch_tokens,
@@ -37,8 +30,10 @@ from streampack.run.options import (
     choose_packer,
     prepare,
 )
+from streampack.run.plan import RunPlan, RunSettings
 from streampack.run.provenance import Piece, locate
-from streampack.run.state import RunState, batches_due, check_state
+from streampack.run.state import RunState
+from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
 from streampack.tokenization import EosRule
@@ -46,10 +41,6 @@ from streampack.window.balancing import checked_balance
 from streampack.window.config import WindowConfig
 
 __all__ = ["PackedDataset"]
-
-logger = logging.getLogger(__name__)
-
-TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window's size; web text has 700 to 1,000
 
 
 class PackedDataset(IterableDataset[PackedBatch]):
@@ -137,11 +128,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         batch_tokens = check_batch_tokens(batch_tokens, packer)
         check_attention(attention)
         schedule = checked_balance(balance, attention, packer)
-        self.topology = Topology.detect() if topology is None else topology
-        self._memory_limit = memory_limit
-        self._lanes_chosen = lanes is None
-        self._shares_measured = isinstance(packer, Buckets) and packer.shares is None
-        self._loaded: Mapping[str, Any] | None = None
+        topology = Topology.detect() if topology is None else topology
         preparation, row_format = prepare(source, tokenizer, eos, eos_id, pad_id, vocab_size)
         if packer.inserts_eos and row_format.eos_id < 0:
             raise ConfigError(
@@ -153,9 +140,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         source.prepare()
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
-        self._config = LaneConfig(
+        config = LaneConfig(
             source=source,
-            lanes=lanes or 0,  # 0: chosen when the number of workers is known
+            lanes=lanes or 0,
             preparation=replace(preparation, filter=filter, map=map),
             packer=packer,
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
@@ -174,8 +161,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
             balance=schedule,
         )
         if lanes:
-            self.topology.require(lanes)
+            topology.require(lanes)
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
+        self._settings = RunSettings(config=config, topology=topology, memory_limit=memory_limit)
+        self._plan: RunPlan | None = None
+        self._start: RunState | None = None
 
     @classmethod
     def evaluation(
@@ -199,14 +189,30 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ConfigError: see `PackedDataset`.
         """
         dataset = cls(source, epochs=epochs, **{"shuffle": False, **options})
-        config = dataset._config
+        config = dataset._settings.config
         if lanes is None:
-            lanes = evaluation_lanes(config.source, window_tokens=_lane_tokens(config))
+            lanes = evaluation_lanes(config.source, window_tokens=lane_tokens(config))
         lanes = whole_number("lanes", lanes, "There would be nothing to do.")
         config.source.check_lanes(lanes, seed=config.seed, shuffle=config.shuffle)
-        dataset._config = replace(config, lanes=lanes)
-        dataset._lanes_chosen = False
+        dataset._settings = replace(dataset._settings, config=replace(config, lanes=lanes))
         return dataset
+
+    @property
+    def topology(self) -> Topology:
+        """Which data-parallel rank this is."""
+        return self._settings.topology
+
+    @property
+    def plan(self) -> RunPlan:
+        """What is fixed for the whole run: lanes, measured shares and costs, the fingerprint.
+
+        It follows from the arguments alone, or from the state that was loaded, so it is the same
+        on every rank and in every worker. Packers or a balance that want a sample read some
+        thousand documents when it is first asked for.
+        """
+        if self._plan is None:
+            self._plan = self._settings.plan()
+        return self._plan
 
     def estimate_batches(self) -> Estimate | None:
         """About how many batches each rank's loop will get, and within what error.
@@ -217,7 +223,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Returns:
             ``(batches, error)``; None of an endless run, and of iterables, unless they are short.
         """
-        return estimate_batches(copy.copy(self).lane_config(), self.topology)
+        return estimate_batches(self.plan.config, self.topology)
 
     def locate(self, batch: PackedBatch | NDArray[np.void]) -> list[Piece]:
         """Where every document piece of a batch came from, in the order of its `document_ids`.
@@ -228,7 +234,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Raises:
             ConfigError: it has no provenance.
         """
-        return locate(self._config.source, batch)
+        return locate(self._settings.config.source, batch)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Start from a saved state instead of the beginning.
@@ -237,107 +243,38 @@ class PackedDataset(IterableDataset[PackedBatch]):
             state: of this rank, or of all ranks (`merge_states`), of any number of them.
             allow: settings that may differ from the saved ones, of "balance", "batch_tokens",
                 "packer", "window" and "source" (a mixture with other weights or more sources). What
-                was delivered stays delivered, the rest is planned anew with the new settings.
+                was delivered stays delivered, the rest is planned again with the new settings.
 
         Raises:
             StateError: the state is of another run (the message names the field and both values),
                 damaged, or lacks lanes of this rank.
         """
-        self._config, run = self.resume(state, allow=allow)
-        self._loaded = copy.deepcopy(run.as_dict())
+        self.go_on(*self.resumed(state, allow=allow))
 
-    def resume(
+    def resumed(
         self, state: Mapping[str, Any], *, allow: Collection[str] = ()
-    ) -> tuple[LaneConfig, RunState]:
-        """What a saved state asks for: the lanes' configuration, and where they go on.
+    ) -> tuple[RunPlan, RunState]:
+        """The plan of a saved run and where it goes on, for a loader with a state of its own.
 
         Raises:
             StateError: see `load_state_dict`.
         """
-        check_state(state)
-        saved = state["fingerprint"]
-        config = self._config
-        if self._lanes_chosen:  # here; the run has its own number
-            config = replace(config, lanes=saved["lanes"])
-        self.topology.require(config.lanes)
-        if self._shares_measured:  # here; the run has its own
-            config = with_shares(config, saved["packer"])
-        config = with_balance(config, saved)
-        now = _fingerprint(config)
-        changed = changed_fields(saved, now, allow)
-        run = RunState.of_rank(state, now, self.topology)
-        if changed:
-            before = previous_config(config, saved, now, changed)
-            run.replan(
-                lambda lane, own: carry_over(
-                    before, config, lane, own, batches_due(lane, run.next_batch, config.lanes)
-                )
-            )
-        return config, run
+        return self._settings.resume(copy.deepcopy(state), allow=allow)
 
-    def lane_config(self, workers: int = 1) -> LaneConfig:
-        """The lanes' configuration, with what is chosen or measured for so many workers."""
-        if not self._config.lanes:
-            config = self._config
-            lanes = choose_lanes(
-                config.source,
-                self.topology,
-                workers,
-                window_tokens=_lane_tokens(config),
-                memory_limit=self._memory_limit,
-            )
-            self._config = replace(config, lanes=lanes)
-        self._config = with_balance(with_shares(self._config))
-        return self._config
-
-    def fingerprint(self) -> dict[str, Any]:
-        """JSON-able identity of the run: whatever changes which tokens come in which batch."""
-        return _fingerprint(self.lane_config())
+    def go_on(self, plan: RunPlan, start: RunState) -> None:
+        """Start from here instead of the beginning."""
+        self._plan, self._start = plan, start
 
     def start(self) -> RunState:
-        """The state iteration starts from."""
-        if self._loaded is None:
-            return RunState.begin(self.fingerprint(), self.topology)
-        return self.resume(self._loaded)[1]
+        """The state that iterating starts from."""
+        return self.plan.start() if self._start is None else self._start.copy()
 
     def __getstate__(self) -> dict[str, Any]:
         refuse_resharding()  # here, because a spawned worker does not know who asked for it
         return self.__dict__
 
-    def __iter__(self) -> DatasetIterator:
+    def __iter__(self) -> WorkerShare:
         refuse_resharding()
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        config = self.lane_config(workers)
-        return DatasetIterator(config, self.start(), worker=worker, workers=workers)
-
-
-def _fingerprint(config: LaneConfig) -> dict[str, Any]:
-    preparation, source = config.preparation, config.source
-    tokenizers = [tokenizer and tokenizer.fingerprint for tokenizer in preparation.tokenizers]
-    described, mixed = source.describe(), isinstance(source, Mixture)
-    if mixed:  # with its source, so that one may be added that brings another template
-        for part, tokenizer in zip(described["sources"].values(), tokenizers, strict=True):
-            part["tokenizer"] = tokenizer
-    return {
-        "source": described,
-        "tokenizer": None if mixed else tokenizers[0],
-        "eos": [preparation.eos, preparation.eos_id] if mixed or source.tokenized else None,
-        "filter": preparation.filter.name if preparation.filter else None,
-        "map": preparation.map.name if preparation.map else None,
-        "order": config.order.describe() if config.order else None,
-        "packer": config.packer.describe(),
-        "balance": config.balance.describe() if config.balance else None,
-        "window": config.window.describe(),
-        "batch_tokens": config.batch_tokens,
-        "seed": config.seed,
-        "shuffle": config.shuffle,
-        "lanes": config.lanes,
-    }
-
-
-def _lane_tokens(config: LaneConfig) -> int:
-    """Tokens that a lane holds; of those held for ordering the number is not known, so about."""
-    assert config.window.window_tokens is not None
-    ordering = 0 if config.order is None else config.order.order_window_documents
-    return config.window.window_tokens + ordering * TOKENS_PER_DOCUMENT
+        return WorkerShare(self.plan, self.start(), worker=worker, workers=workers)

@@ -10,8 +10,8 @@ import multiprocessing
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Literal
 
@@ -21,27 +21,28 @@ from streampack.batch import BatchGroup, PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError, StateError
-from streampack.job.ending import End, Ending, Ranks
-from streampack.job.exchange import check_same_start, connect
+from streampack.job.ending import End, Ranks
+from streampack.lane.lane import LaneEnd
 from streampack.metrics import Metrics
 from streampack.numeric import real_number, whole_number
-from streampack.run.state import RunState, batches_given
-from streampack.workers.delivery import Delivery
+from streampack.run.rank import RankRun
 from streampack.workers.feed import (
+    LaneStates,
     WorkerSettings,
     feed_from_workers,
     feed_in_process,
-    fill_gaps,
 )
 
 __all__ = ["PackedLoader"]
+
+Batches = Generator[PackedBatch, None, None]
 
 
 class PackedLoader:
     """Iterate a `PackedDataset` with worker processes.
 
-    Iterating goes on where the loop stopped: after a ``break``, behind the last batch it got;
-    after `load_state_dict`, behind the state; after the last epoch, at the beginning again. One
+    Iterating goes on where the loop stopped: after a ``break``, after the last batch it got;
+    after `load_state_dict`, after the state; after the last epoch, at the beginning again. One
     iterator is live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
     share a dataset; each starts from the dataset's state and keeps its own.
 
@@ -67,7 +68,7 @@ class PackedLoader:
 
     Raises (while iterating):
         WorkerError: a worker was killed or timed out. The loader can be iterated again: it starts
-            new workers behind the last batch the loop got.
+            new workers after the last batch that the loop got.
         RankError: another rank died, or starts another run or from another place.
         StreampackError: whatever the source or a hook raised in a worker.
     """
@@ -87,42 +88,70 @@ class PackedLoader:
         ranks: Ranks | None = None,
     ) -> None:
         workers = _settings(num_workers, prefetch_batches, multiprocessing_context, timeout_s)
-        if end not in ("drain", "stop"):
-            raise ConfigError(
-                f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
-            )
-        if output not in ("batch", "hf"):
-            raise ConfigError(
-                f"output is {output!r}.", "It says what the loop gets.", 'Use "batch" or "hf".'
-            )
+        _check_forms(end, output, device, pin_memory)
         self.dataset = dataset
         self.num_workers = workers.num_workers
+        self._workers = workers
+        self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
         self._output = output
         self._copies: DeviceCopies[PackedBatch] | None = (
             None if device is None else DeviceCopies(device)
         )
-        self._workers = workers
         self._pin_memory = pin_memory and torch.cuda.is_available()
-        self._end = end
-        self._ranks = ranks
-        self._config = dataset.lane_config(max(self.num_workers, 1))
-        self._run = dataset.start()
+        self._run = RankRun(dataset.plan, dataset.start(), ranks=ranks, end=end)
         self._finished = False
-        self._live: Generator[Delivery, None, None] | None = None
-        self._ahead: deque[Delivery] = deque()  # taken from it and not yet by the loop
-        self._metrics = Metrics()
+        self._live: Batches | None = None
+        self._ahead: deque[PackedBatch] = deque()  # taken from it and not yet by the loop
 
-    def state_dict(self) -> dict[str, Any]:
-        """JSON-able state of what the loop has taken so far, the batch at hand included.
+    @classmethod
+    def over(
+        cls,
+        loader: Iterable[PackedBatch],
+        dataset: PackedDataset | None = None,
+        *,
+        end: End = "drain",
+        output: Literal["batch", "hf"] = "batch",
+        device: torch.device | str | None = None,
+        ranks: Ranks | None = None,
+    ) -> PackedLoader:
+        """The same over another loader, which makes the batches: the same order, end and state.
+
+        ``PackedLoader.over(DataLoader(dataset, batch_size=None, num_workers=4))``. Iterate what
+        this returns and not `loader`. Every pass starts `loader` again, after the last batch
+        taken.
+
+        Args:
+            loader: gives the batches of this rank in their order: a torch DataLoader, or the
+                dataset itself.
+            dataset: what it loads; None takes ``loader.dataset``.
+            end, output, device, ranks: see `PackedLoader`.
 
         Raises:
-            StateError: of an evaluation on a number of ranks that does not divide the lanes.
+            ConfigError: `loader` joins batches, keeps its workers from pass to pass, or its
+                dataset is no `PackedDataset`.
+            StateError: (while iterating) its batches are not this rank's, or not in order.
         """
-        self._run.require_own_lanes()
-        return self._run.as_dict()
+        dataset = _loaded(loader, dataset)
+        made = cls(dataset, end=end, output=output, device=device, ranks=ranks)
+        made._loader = loader
+        made._run.own_turns = True
+        return made
+
+    def state_dict(self, *, after: PackedBatch | None = None) -> dict[str, Any]:
+        """JSON-able state of what the loop has taken so far, the batch at hand included.
+
+        Args:
+            after: one of the last 16 batches that the loop got: the state is as of it, for
+                trainers that take batches ahead of the step. A copy of it on a device will do.
+
+        Raises:
+            StateError: `after` is none of the last 16; or this is an evaluation on a number of
+                ranks that does not divide the lanes.
+        """
+        return self._run.state_dict(after)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Go on behind a saved state at the next iteration.
+        """Go on after a saved state at the next iteration.
 
         Args:
             state, allow: see `PackedDataset.load_state_dict`.
@@ -130,26 +159,25 @@ class PackedLoader:
         Raises:
             StateError: the state is of another run; the message names the field.
         """
-        self._config, self._run = self.dataset.resume(state, allow=allow)
+        self._run.go_on(*self.dataset.resumed(state, allow=allow))
         self._finished = False
         self._stop()
 
     def metrics(self) -> Metrics:
-        """Totals over the batches the loop has taken from this loader."""
-        return self._metrics + Metrics()
+        """Totals over the batches that the loop has taken from this loader."""
+        return self._run.metrics + Metrics()
 
     def __iter__(self) -> Iterator[Any]:
-        with self._iterating() as deliveries:
+        with self._iterating() as batches:
             while True:
                 began = time.perf_counter()
-                if not self._await(deliveries, 1):
+                if not self._await(batches, 1):
                     self._finished = True
                     return
-                following = self._queue(deliveries, 2)[1:] if self._copies else []
+                following = self._queue(batches, 2)[1:] if self._copies else []
                 batch = self._take()
-                if self._copies and following:
-                    self._copies.start(following[0].batch)
-                self._metrics.wait_s += time.perf_counter() - began
+                self._copy_ahead(following)
+                self._run.metrics.wait_s += time.perf_counter() - began
                 yield batch.hf() if self._output == "hf" else batch
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
@@ -170,31 +198,32 @@ class PackedLoader:
         return self._groups(whole_number("batches", batches, "A step needs at least one."))
 
     def _groups(self, batches: int) -> Generator[BatchGroup, None, None]:
-        ranks = self._connected()
-        counted: Delivery | None = None
+        ranks = self._run.ranks
+        counted: PackedBatch | None = None
         count: Callable[[], int] | None = None
-        with self._iterating() as deliveries:
+        with self._iterating() as live:
             while True:
                 began = time.perf_counter()
-                group = self._queue(deliveries, batches)
+                group = self._queue(live, batches)
                 if not group:
                     self._finished = True
                     return
-                if count is None or group[0] is not counted:  # the first one, or behind a `skip`
+                if count is None or group[0] is not counted:  # the first one, or after a `skip`
                     count = ranks.total(_loss_tokens(group))
-                following = self._queue(deliveries, 2 * batches)[batches:]
+                following = self._queue(live, 2 * batches)[batches:]
                 num_loss_tokens, count = count(), None
                 if following:
                     counted, count = following[0], ranks.total(_loss_tokens(following))
                 taken = [self._take() for _ in group]
-                self._metrics.wait_s += time.perf_counter() - began
-                yield BatchGroup(taken, num_loss_tokens)
+                self._copy_ahead(following)
+                self._run.metrics.wait_s += time.perf_counter() - began
+                yield BatchGroup(taken, num_loss_tokens, output=self._output)
 
     def skip(self, batches: int) -> int:
         """Step over the next `batches` batches of this rank, as after a spike in the loss.
 
         All ranks do it after the same step. The batches count as consumed: the state goes on
-        behind them and records their numbers (``state["stepped_over"]``), and `Metrics` counts
+        after them and records their numbers (``state["stepped_over"]``), and `Metrics` counts
         their tokens apart.
 
         Returns:
@@ -207,34 +236,43 @@ class PackedLoader:
         if self._finished:
             return 0
         live = self._live
-        deliveries = live if live is not None else self._open()
-        first, found = self._run.next_batch, 0
-        while found < batches and self._await(deliveries, 1):
-            self._take(stepped_over=True)
+        coming = live if live is not None else self._open()
+        first, found = self._run.state.next_batch, 0
+        while found < batches and self._await(coming, 1):
+            self._run.take(self._ahead.popleft(), stepped_over=True)
             found += 1
-        self._run.step_over(first)
+        self._run.state.step_over(first)
         if live is None:
             self._stop()
         return found
 
     # ------------------------------------------------------------------ one iterator at a time
 
-    def _open(self) -> Generator[Delivery, None, None]:
+    def _open(self) -> Batches:
         if self._finished:
-            self._run = RunState.begin(self._run.fingerprint, self._run.topology)
+            self._run.go_on(self._run.plan, self._run.plan.start())
             self._finished = False
         self._stop()
-        self._live = self._deliveries()
+        self._live = self._run.batches(self._feed)
         return self._live
 
+    def _feed(self, states: LaneStates) -> Iterable[PackedBatch | LaneEnd]:
+        """Who makes the batches: another loader, worker processes, or this process."""
+        if self._loader is not None:
+            self.dataset.go_on(self._run.plan, self._run.state.copy())
+            return self._loader
+        if self.num_workers:
+            return feed_from_workers(self._run.plan.config, states, self._workers)
+        return feed_in_process(self._run.plan.config, states)
+
     @contextmanager
-    def _iterating(self) -> Iterator[Generator[Delivery, None, None]]:
-        """The deliveries of one iterator, live until the loop leaves it."""
-        deliveries = self._open()
+    def _iterating(self) -> Iterator[Batches]:
+        """The batches of one iterator, live until the loop leaves it."""
+        batches = self._open()
         try:
-            yield deliveries
+            yield batches
         finally:
-            if self._live is deliveries:
+            if self._live is batches:
                 self._stop()
 
     def _stop(self) -> None:
@@ -244,87 +282,83 @@ class PackedLoader:
         if live is not None:
             live.close()
 
-    def _queue(self, deliveries: Generator[Delivery, None, None], count: int) -> list[Delivery]:
-        """The next `count` deliveries, or fewer at the end of the run; they stay in the queue."""
-        return list(islice(self._ahead, self._await(deliveries, count)))
+    def _queue(self, batches: Batches, count: int) -> list[PackedBatch]:
+        """The next `count` batches, or fewer at the end of the run; they stay in the queue."""
+        return list(islice(self._ahead, self._await(batches, count)))
 
-    def _await(self, deliveries: Generator[Delivery, None, None], count: int) -> int:
-        """How many of the next `count` deliveries there are; they wait in the queue."""
-        if self._live is not deliveries:
+    def _await(self, batches: Batches, count: int) -> int:
+        """How many of the next `count` batches there are; they wait in the queue."""
+        if self._live is not batches:
             raise StateError(
-                "The loader was iterated anew, or given a state, while this iterator was in use.",
+                "The loader was iterated again, or given a state, while this iterator was in use.",
                 "Two iterators would share one place in the stream.",
                 "Use one iterator at a time, or one loader for each.",
             )
         while len(self._ahead) < count:
-            delivery = next(deliveries, None)
-            if delivery is None:
+            batch = next(batches, None)
+            if batch is None:
                 break
-            self._ahead.append(delivery)
+            self._ahead.append(batch)
         return min(count, len(self._ahead))
 
-    def _take(self, *, stepped_over: bool = False) -> PackedBatch:
-        """The loop takes the first delivery of the queue, or steps over it."""
-        batch, spent, state, _ = self._ahead.popleft()
-        if spent is not None:
-            self._metrics += spent
-        if stepped_over:
-            self._metrics.stepped_over += batch.composition
-        else:
-            self._metrics.batches += 1
-            if batch.num_documents:
-                self._metrics.composition += batch.composition
-            else:
-                self._metrics.empty_batches += 1
-        if batch.num_documents == 0:
-            state = self._run.lane(batch.lane)
-        if not self._run.shares_lanes:
-            self._run.commit(batch.lane, batch.step, state)
-        if stepped_over:
-            return batch
+    def _take(self) -> PackedBatch:
+        """The loop takes the first batch of the queue."""
+        batch = self._ahead.popleft()
+        self._run.take(batch)
         if self._copies is not None:
             return self._copies.take(batch)
         return batch.pin_memory() if self._pin_memory else batch
 
-    # ------------------------------------------------------------------ making them
+    def _copy_ahead(self, following: Sequence[PackedBatch]) -> None:
+        """Begin to copy the next batch to the device, if there is one."""
+        if self._copies and following:
+            self._copies.start(following[0])
 
-    def _deliveries(self) -> Generator[Delivery, None, None]:
-        run, config = self._run, self._config
-        endless = config.epochs is None
-        if not endless:
-            check_same_start(self._connected(), run.next_batch, run.fingerprint)
-        lanes = run.topology.lanes(run.next_batch, config.lanes)
-        states = {lane: run.lane(lane) for lane in lanes}
-        with closing(self._feed(states)) as feed:
-            ending = Ending(
-                feed,
-                topology=run.topology,
-                start=run.next_batch,
-                lanes=config.lanes,
-                given={lane: batches_given(state) for lane, state in states.items()},
-                ranks=None if endless else self._connected(),
-                end=self._end,
-            )
-            yield from fill_gaps(ending, config, run.lane)
-            for left in ending.rest():
-                self._metrics += left.metrics or Metrics()
-                self._metrics.left += left.batch.composition
 
-    def _feed(self, states: dict[int, Any]) -> Generator[Delivery, None, None]:
-        lanes = list(states)
-        if self.num_workers:
-            return feed_from_workers(self._config, lanes, states, self._lane_ended, self._workers)
-        return feed_in_process(self._config, lanes, states, self._lane_ended)
+def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:
+    """What `loader` loads; raises `ConfigError` where its batches could not be ours in order."""
+    found = getattr(loader, "dataset", loader) if dataset is None else dataset
+    if not isinstance(found, PackedDataset):
+        raise ConfigError(
+            f"The loader's dataset is a {type(found).__name__}.",
+            "Its batches are not known to be those of a PackedDataset.",
+            "Pass DataLoader(dataset, batch_size=None), or name the dataset: "
+            "PackedLoader.over(loader, dataset).",
+        )
+    if getattr(loader, "batch_size", None) is not None:
+        raise ConfigError(
+            f"The loader has batch_size={loader.batch_size}.",
+            "It would join batches that are complete.",
+            "Pass DataLoader(dataset, batch_size=None, ...), and size batches by the dataset's "
+            "batch_rows=.",
+        )
+    if getattr(loader, "persistent_workers", False):
+        raise ConfigError(
+            "The loader has persistent_workers=True.",
+            "Its workers keep the dataset as it was, and a second pass would begin where the first "
+            "one did.",
+            "Pass persistent_workers=False, or use PackedLoader(dataset, num_workers=...).",
+        )
+    return found
 
-    def _lane_ended(self, lane: int, state: dict[str, Any], metrics: Metrics) -> None:
-        """A lane has nothing at all; what it lost counts, and counts once."""
-        self._metrics += metrics
-        self._run.end(lane, state)
 
-    def _connected(self) -> Ranks:
-        if self._ranks is None:
-            self._ranks = connect(self._run.topology)
-        return self._ranks
+def _check_forms(end: str, output: str, device: Any, pin_memory: bool) -> None:
+    """Raise `ConfigError` unless they say how the run ends and what the loop gets."""
+    if end not in ("drain", "stop"):
+        raise ConfigError(
+            f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
+        )
+    if output not in ("batch", "hf"):
+        raise ConfigError(
+            f"output is {output!r}.", "It says what the loop gets.", 'Use "batch" or "hf".'
+        )
+    if device is not None and pin_memory:
+        raise ConfigError(
+            f"pin_memory is True and device is {device!r}.",
+            "Batches are copied to the device from page-locked memory already, and what the loop "
+            "gets lies on the device.",
+            "Leave out pin_memory.",
+        )
 
 
 def _settings(
@@ -356,5 +390,5 @@ def _settings(
     )
 
 
-def _loss_tokens(deliveries: list[Delivery]) -> int:
-    return sum(delivery.batch.num_loss_tokens for delivery in deliveries)
+def _loss_tokens(batches: Sequence[PackedBatch]) -> int:
+    return sum(batch.num_loss_tokens for batch in batches)

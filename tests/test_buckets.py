@@ -221,7 +221,7 @@ def test_shares_are_measured_once_and_kept_in_the_state() -> None:
     batches += list(loader)
     again = dataset(corpus())
     again.load_state_dict(state)
-    assert again.fingerprint() == state["fingerprint"]
+    assert again.plan.fingerprint == state["fingerprint"]
     rest = list(PackedLoader(again))
     assert [b.seq_len for b in rest] == [b.seq_len for b in batches[1:]]
     for left, right in zip(rest, batches[1:], strict=True):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, end_together
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
 from streampack.errors import RankError, StateError
 from streampack.job.ending import Alone, End, Ending, Gap
 from streampack.packing import BestFitDecreasing, Buckets
@@ -183,7 +183,7 @@ def test_a_plain_dataloader_that_ends_together_gives_the_same(workers: int) -> N
     expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
     dataset = uneven(Topology())
     loader = DataLoader(dataset, batch_size=None, num_workers=workers)
-    assert [identity(batch) for batch in end_together(loader, dataset)] == expected
+    assert [identity(batch) for batch in PackedLoader.over(loader)] == expected
     # By itself it keeps the order too, and only the number of empty batches differs.
     assert identities(loader) == identities(PackedLoader(uneven(Topology())))
 
@@ -193,7 +193,7 @@ def test_plain_iterables_of_several_ranks_end_together() -> None:
 
     def run(rank: int, ranks: Any) -> list[Any]:
         dataset = uneven(Topology(rank, 3))
-        return [identity(batch) for batch in end_together(dataset, dataset, ranks=ranks)]
+        return [identity(batch) for batch in PackedLoader.over(dataset, ranks=ranks)]
 
     assert in_order(on_ranks(3, run)) == expected
 
@@ -202,7 +202,7 @@ def test_batches_that_were_sharded_again_are_refused() -> None:
     dataset = uneven(Topology())
     for batches in (list(dataset)[::5], list(dataset)[::-1], list(dataset)[5:]):
         with pytest.raises(StateError, match="sharded again"):
-            list(end_together(batches, dataset))
+            list(PackedLoader.over(batches, dataset))
 
 
 def test_a_run_stopped_anywhere_has_the_same_empty_batches_as_one_that_was_not() -> None:
@@ -224,7 +224,7 @@ def test_stopping_counts_exactly_what_it_leaves_and_draining_it_gives_the_rest()
         dataset = make_dataset(topology=Topology(rank, 2))
         loader = PackedLoader(dataset, end="stop", ranks=ranks)
         found = [identity(batch) for batch in loader]
-        state = loader._run.as_dict()
+        state = loader.state_dict()
         return found, loader.metrics(), state
 
     results = on_ranks(2, run)

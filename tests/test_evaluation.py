@@ -15,10 +15,8 @@ from torch.utils.data import DataLoader
 from streampack import (
     PackedDataset,
     PackedLoader,
-    StateTracker,
     Topology,
     WindowConfig,
-    end_together,
     sources,
 )
 from streampack.errors import ConfigError, StateError
@@ -132,7 +130,7 @@ def test_plain_iteration_ends_together_too(lanes: int, world_size: int) -> None:
 
     def run(rank: int, ranks: Any) -> list[Any]:
         dataset = evaluation(Topology(rank, world_size), lanes=lanes)
-        return [identity(batch) for batch in end_together(dataset, dataset, ranks=ranks)]
+        return [identity(batch) for batch in PackedLoader.over(dataset, ranks=ranks)]
 
     assert real(in_order(on_ranks(world_size, run))) == expected
 
@@ -142,11 +140,13 @@ def test_the_order_is_that_of_the_corpus_and_lanes_depend_on_it_alone() -> None:
     seen = np.concatenate([batch.provenance["index"] for batch in PackedLoader(one)])
     # Rows are shuffled in a window; documents come into it in order.
     assert np.abs(np.sort(seen[:20]) - np.arange(20)).max() < 60
-    counts = {evaluation(Topology(0, n)).fingerprint()["lanes"] for n in (1, 3, 7, 64)}
+    counts = {evaluation(Topology(0, n)).plan.fingerprint["lanes"] for n in (1, 3, 7, 64)}
     assert len(counts) == 1
-    assert evaluation(Topology(0, 7)).fingerprint() == evaluation(Topology(2, 3)).fingerprint()
+    assert (
+        evaluation(Topology(0, 7)).plan.fingerprint == evaluation(Topology(2, 3)).plan.fingerprint
+    )
     corpus = MemorySource([[np.zeros(2000, dtype=np.uint16)] * 400] * 9)
-    assert evaluation(Topology(0, 5), source=corpus).fingerprint()["lanes"] == 48
+    assert evaluation(Topology(0, 5), source=corpus).plan.fingerprint["lanes"] == 48
 
 
 def test_an_evaluation_is_resumed_only_on_ranks_that_own_whole_lanes() -> None:
@@ -165,7 +165,7 @@ def test_an_evaluation_is_resumed_only_on_ranks_that_own_whole_lanes() -> None:
     dataset = evaluation(Topology(0, 4), lanes=6)
     with pytest.raises(ConfigError, match="4 data-parallel ranks do not divide 6 lanes"):
         PackedLoader(dataset).load_state_dict(state)
-    for loader in (PackedLoader(dataset), StateTracker(dataset)):
+    for loader in (PackedLoader(dataset), PackedLoader.over(dataset)):
         with pytest.raises(StateError, match="4 ranks evaluate 6 lanes"):
             loader.state_dict()
 
@@ -174,4 +174,6 @@ def test_training_refuses_what_evaluation_allows() -> None:
     source = sources.Iterable([[1, 2, 3]] * 9)
     with pytest.raises(ConfigError, match="can be split into 1 lanes at most"):
         PackedDataset.evaluation(source, seq_len=8, lanes=2, topology=Topology())
-    assert PackedDataset.evaluation(source, seq_len=8, topology=Topology(1, 3)).lane_config()
+    assert (
+        PackedDataset.evaluation(source, seq_len=8, topology=Topology(1, 3)).plan.config.lanes == 1
+    )

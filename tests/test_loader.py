@@ -70,12 +70,9 @@ def test_a_plain_dataloader_delivers_every_token_once(workers: int) -> None:
     assert tokens_of(loader) == list(range(sum(LENGTHS)))
 
 
-def test_a_plain_dataloader_with_workers_that_do_not_divide_the_lanes_is_told_which_do() -> None:
-    batches = iter(DataLoader(make_dataset(), batch_size=None, num_workers=4))
-    with pytest.raises(ConfigError, match="num_workers of 1, 2, 3, 6") as raised:
-        next(batches)
-    raised.value.__traceback__ = None  # it holds torch's iterator, whose end would come late
-    del raised, batches
+def test_a_plain_dataloader_keeps_the_order_with_workers_that_do_not_divide_the_lanes() -> None:
+    loader = DataLoader(make_dataset(), batch_size=None, num_workers=4)
+    assert identities(loader) == identities(PackedLoader(make_dataset()))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 6])
@@ -215,8 +212,8 @@ def test_a_state_of_another_run_is_refused_with_field_and_both_values() -> None:
             PackedLoader(make_dataset()).load_state_dict(broken)
 
 
-def test_lanes_chosen_for_other_workers_give_way_to_those_of_the_state() -> None:
-    loader = PackedLoader(make_dataset(lanes=None, memory_limit=1), num_workers=2)
+def test_lanes_chosen_for_other_memory_give_way_to_those_of_the_state() -> None:
+    loader = PackedLoader(make_dataset(lanes=2))
     expected = [identity(batch) for batch in loader]
     again = PackedLoader(make_dataset(lanes=None, memory_limit=1))
     assert again.state_dict()["fingerprint"]["lanes"] == 1
@@ -278,7 +275,7 @@ def test_a_loader_has_one_live_iterator(workers: int) -> None:
     found = [identity(next(first))]
     second = iter(loader)
     found.append(identity(next(second)))
-    with pytest.raises(StateError, match="iterated anew"):
+    with pytest.raises(StateError, match="iterated again"):
         next(first)
     found += [identity(batch) for batch in second]
     assert found == expected
@@ -371,7 +368,7 @@ def test_a_filter_that_refuses_nearly_everything_leaves_few_marks() -> None:
         shuffle=False,
         filter=Hook("last", lambda documents, seeds: documents.origin["index"] >= 1990),
     )
-    stream = Lane(dataset.lane_config(), 0)._stream
+    stream = Lane(dataset.plan.config, 0)._stream
     assert stream.peek() is not None
     assert len(stream._marks) <= 2
 

@@ -65,8 +65,8 @@ class Measured:
 
 def measure(dataset: PackedDataset, settings: Settings, job: Job) -> Measured:
     """Stage by stage, at the same time on every rank."""
-    config = dataset.lane_config(max(settings.workers, 1))
-    lanes, seconds = own_lanes(dataset, settings.workers), settings.seconds
+    config = dataset.plan.config
+    lanes, seconds = own_lanes(dataset), settings.seconds
     warm_up(config)
     prepare(config, lanes[-1:], 1, seconds)  # compiles what the source needs
     _begin(job, "reading")

@@ -144,9 +144,9 @@ def fetch_on(device: str) -> Fetch:
     return fetch
 
 
-def own_lanes(dataset: PackedDataset, workers: int) -> list[int]:
+def own_lanes(dataset: PackedDataset) -> list[int]:
     """The lanes of this rank."""
-    return dataset.topology.lanes(0, dataset.lane_config(max(workers, 1)).lanes)
+    return dataset.topology.lanes(0, dataset.plan.config.lanes)
 
 
 class Batches:

@@ -123,7 +123,7 @@ def _lengths(
         lanes=1,
         topology=Topology(0, 1),
     )
-    lengths = sample_lengths(dataset.lane_config(), documents=documents)
+    lengths = sample_lengths(dataset.plan.config, documents=documents)
     if not len(lengths):
         raise ConfigError(
             "The source has no document with a token in it.",

@@ -25,12 +25,14 @@ from streampack.window.config import WindowConfig
 __all__ = [
     "choose_lanes",
     "evaluation_lanes",
+    "lane_tokens",
     "measure_balance",
     "sample_lengths",
     "with_balance",
     "with_shares",
 ]
 
+TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
 WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
@@ -43,15 +45,13 @@ BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copi
 
 
 def choose_lanes(
-    source: Source, topology: Topology, workers: int, *, window_tokens: int, memory_limit: int
+    source: Source, topology: Topology, *, window_tokens: int, memory_limit: int
 ) -> int:
     """Lanes for a run: 12 per rank, or fewer where corpus or memory do not allow so many.
 
     Args:
         source: prepared.
         topology: of the first start; the lanes are a multiple of its ranks.
-        workers: worker processes per rank; each gets at least one lane where the source allows,
-            and all get equally many where that costs no more than half of the lanes.
         window_tokens: of one lane.
         memory_limit: bytes for the windows and readers of one rank.
 
@@ -73,12 +73,17 @@ def choose_lanes(
     if tokens is not None:
         per_rank = min(per_rank, tokens // (WINDOWS_PER_LANE * window_tokens * ranks))
     per_rank = min(per_rank, memory_limit // lane_bytes)
-    per_rank = max(per_rank, workers, 1)
+    per_rank = max(per_rank, 1)
     if most is not None:
         per_rank = min(per_rank, most // ranks)
-    if workers > 1 and per_rank > workers:
-        per_rank -= per_rank % workers
     return per_rank * ranks
+
+
+def lane_tokens(config: LaneConfig) -> int:
+    """Tokens that a lane holds, about: how many it holds for ordering is not known before."""
+    assert config.window.window_tokens is not None
+    ordering = 0 if config.order is None else config.order.order_window_documents
+    return config.window.window_tokens + ordering * TOKENS_PER_DOCUMENT
 
 
 def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
@@ -145,15 +150,13 @@ def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> L
             are its, and the others are measured.
     """
     packer = config.packer
-    if not isinstance(packer, Buckets):
+    if not isinstance(packer, Buckets) or packer.shares is not None:
         return config
     shares = saved.get("shares") if saved else None
     same = saved is not None and saved.get("seq_lens") == list(packer.seq_lens)
     if same and isinstance(shares, list):
         return replace(config, packer=replace(packer, shares=tuple(shares)))
-    if packer.shares is None:
-        return replace(config, packer=packer.with_shares_of(sample_lengths(config)))
-    return config
+    return replace(config, packer=packer.with_shares_of(sample_lengths(config)))
 
 
 def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:

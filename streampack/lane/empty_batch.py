@@ -12,19 +12,19 @@ from streampack.window.gather import PROVENANCE, PackedRows
 __all__ = ["padding_rows"]
 
 
-def padding_rows(config: LaneConfig, step: int, dtype: np.dtype[np.generic]) -> PackedRows:
+def padding_rows(config: LaneConfig, step: int) -> PackedRows:
     """The rows of an empty batch, in the shape that batch number `step` of any lane has.
 
     Args:
         config: of the run.
         step: of the lane; with a packer of several row lengths it fixes the row length.
-        dtype: of other batches' tokens, uint16 or uint32.
     """
     packer, layout = config.packer, config.row_format
     seq_len = packer.seq_lens[-1]
     if isinstance(packer, BatchPacker):
         seq_len = packer.seq_len_at(step, schedule_seed=config.seed)
     rows = config.batch_tokens // seq_len
+    dtype = np.uint16 if layout.pad_id < 1 << 16 else np.uint32
     ends = np.arange(0, (rows + 1) * seq_len, seq_len, dtype=np.int32)
     return PackedRows(
         seq_len=seq_len,

@@ -61,32 +61,50 @@ class LaneBatch(NamedTuple):
     """One batch of a lane.
 
     Attributes:
-        rows: the batch in compact form; step: its number in the lane.
+        lane, step: it is batch number `step` of this lane.
+        rows: the batch in compact form.
         round, emitted: the lane's state is ``round.state(emitted)`` once this batch is consumed.
-        metrics: what was lost or spent since the batch before that the rows do not tell; None if
-            nothing, as for all but the first batch of a round.
+        metrics: what was lost or spent since the batch before, as far as the rows do not say it;
+            None if nothing, as for all but the first batch of a round.
         has_next: True if the lane has another batch. The last one's state is that of the end.
     """
 
-    rows: PackedRows
+    lane: int
     step: int
-    round: Round
+    rows: PackedRows
+    round: Round | SavedRound
     emitted: int
     metrics: Metrics | None
     has_next: bool = True
 
 
 class LaneEnd(NamedTuple):
-    """What is to be known of a lane that has nothing more, where no batch could say so.
+    """The end of a lane that has no batch which could carry it.
 
     Attributes:
+        lane: which lane.
         round, emitted: the lane's state is ``round.state(emitted)``.
         metrics: what was lost or spent since the last batch.
     """
 
-    round: Round
+    lane: int
+    round: Round | SavedRound
     emitted: int
     metrics: Metrics
+
+
+class SavedRound(NamedTuple):
+    """A round as its state: what another process knows of it.
+
+    Attributes:
+        start: the lane's state before any batch of the round.
+    """
+
+    start: dict[str, Any]
+
+    def state(self, emitted: int) -> dict[str, Any]:
+        """As `Round.state`."""
+        return {**self.start, "emitted": emitted}
 
 
 @dataclass(slots=True, eq=False)
@@ -166,9 +184,9 @@ class Lane:
                 self._emitted += 1
                 self._step += 1
                 metrics = self._report() if self._unreported else None
-                return LaneBatch(rows, self._step - 1, started, self._emitted, metrics)
+                return LaneBatch(self.lane, self._step - 1, rows, started, self._emitted, metrics)
             if started.final:
-                return LaneEnd(started, self._emitted, self._report())
+                return LaneEnd(self.lane, started, self._emitted, self._report())
             self._round = None
 
     def _report(self) -> Metrics:

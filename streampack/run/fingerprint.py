@@ -6,11 +6,38 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from streampack.errors import StateError
+from streampack.lane.lane import LaneConfig
+from streampack.sources.mixture.source import Mixture
 
-__all__ = ["CHANGEABLE", "changed_fields"]
+__all__ = ["CHANGEABLE", "changed_fields", "fingerprint_of"]
 
 #: Fields that may change while a run goes on, if `load_state_dict(allow=)` names them.
 CHANGEABLE = ("balance", "batch_tokens", "packer", "source", "window")
+
+
+def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
+    """JSON-able identity of a run: all that decides which tokens come in which batch."""
+    preparation, source = config.preparation, config.source
+    tokenizers = [tokenizer and tokenizer.fingerprint for tokenizer in preparation.tokenizers]
+    described, mixed = source.describe(), isinstance(source, Mixture)
+    if mixed:  # with its source, so that one may be added that brings another template
+        for part, tokenizer in zip(described["sources"].values(), tokenizers, strict=True):
+            part["tokenizer"] = tokenizer
+    return {
+        "source": described,
+        "tokenizer": None if mixed else tokenizers[0],
+        "eos": [preparation.eos, preparation.eos_id] if mixed or source.tokenized else None,
+        "filter": preparation.filter.name if preparation.filter else None,
+        "map": preparation.map.name if preparation.map else None,
+        "order": config.order.describe() if config.order else None,
+        "packer": config.packer.describe(),
+        "balance": config.balance.describe() if config.balance else None,
+        "window": config.window.describe(),
+        "batch_tokens": config.batch_tokens,
+        "seed": config.seed,
+        "shuffle": config.shuffle,
+        "lanes": config.lanes,
+    }
 
 
 def changed_fields(

@@ -49,7 +49,7 @@ class RunState:
         fingerprint: dict[str, Any],
         topology: Topology,
         next_batch: int,
-        lanes: Mapping[int, LaneState],
+        lanes: Mapping[int, LaneState | Callable[[], LaneState]],
         stepped_over: Sequence[Sequence[int]] = (),
     ) -> None:
         self.fingerprint = fingerprint
@@ -101,18 +101,46 @@ class RunState:
         lanes = {lane: state["lanes"][str(lane)] for lane in owned}
         return cls(fingerprint, topology, start, lanes, state["stepped_over"])
 
-    def commit(self, lane: int, step: int, state: LaneState | Callable[[], LaneState]) -> None:
-        """Take note that the loop has consumed batch number `step` of `lane`."""
+    def copy(self) -> RunState:
+        """A state that changes by itself."""
+        return RunState(
+            self.fingerprint, self.topology, self.next_batch, self._lanes, self.stepped_over
+        )
+
+    def commit(
+        self, lane: int, step: int, state: LaneState | Callable[[], LaneState]
+    ) -> Callable[[RunState], None]:
+        """Record that the loop has consumed batch number `step` of `lane`.
+
+        Args:
+            lane, step: which batch.
+            state: of the lane from now on; None if it stays what it was.
+
+        Returns:
+            What undoes this, called with this state or a copy before anything older is undone.
+        """
+        lane_before, next_before = self._lanes[lane], self.next_batch
         batch = step * self.fingerprint["lanes"] + lane
         self.next_batch = batch - self.topology.rank + self.topology.world_size
-        self._lanes[lane] = state
+        if state is not None:
+            self._lanes[lane] = state
 
-    def end(self, lane: int, state: LaneState) -> None:
-        """Take note that `lane` has nothing more."""
+        def undo(later: RunState) -> None:
+            later._lanes[lane], later.next_batch = lane_before, next_before
+            later.stepped_over = [
+                [first, min(end, next_before)]
+                for first, end in later.stepped_over
+                if first < next_before
+            ]
+
+        return undo
+
+    def end(self, lane: int, state: LaneState | Callable[[], LaneState]) -> None:
+        """Record that `lane` has nothing more."""
         self._lanes[lane] = state
 
     def step_over(self, first: int) -> None:
-        """Take note that the batches from number `first` on were consumed without being used."""
+        """Record that the batches from number `first` on were consumed without being used."""
         if first == self.next_batch:
             return
         if self.stepped_over and self.stepped_over[-1][1] == first:

@@ -12,8 +12,8 @@ from typing import Any
 
 from streampack.errors import StateError
 from streampack.job.topology import Topology
-from streampack.run.dataset_iterator import run_state
 from streampack.run.state import RunState, check_state
+from streampack.run.worker_share import run_state
 
 __all__ = ["extract_state"]
 
@@ -40,6 +40,7 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
         )
     workers = [_iterator_state(worker) for worker in _workers(state)]
     first = workers[0]
+    workers = workers[: first["workers"]]  # the others had nothing to do
     topology = Topology(first["rank"], first["world_size"])
     parts = [run_state(worker) for worker in workers]
     for part in parts:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any
 
 from streampack.batch import PackedBatch
-from streampack.workers.delivery import Delivery
-from streampack.workers.worker import Dry, Made
+from streampack.lane.lane import LaneEnd, SavedRound
+from streampack.workers.worker import Message
 from streampack.workers.worker_handle import WorkerHandle
 
 __all__ = ["FieldsAhead", "Receiver"]
@@ -47,8 +46,9 @@ class Receiver:
     def __init__(self, worker: WorkerHandle, fields: FieldsAhead) -> None:
         self._worker = worker
         self._fields = fields
-        self._rounds: dict[int, dict[str, Any]] = {}
-        self._received: queue.SimpleQueue[Delivery | Dry | BaseException] = queue.SimpleQueue()
+        self._rounds: dict[int, SavedRound] = {}
+        self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
+        self._received = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD)
         self._stopped = False
         # A thread that hangs must not keep the interpreter from ending.
@@ -57,8 +57,8 @@ class Receiver:
         )
         self._thread.start()
 
-    def receive(self, timeout_s: float | None) -> Delivery | Dry:
-        """The next batch, or word of a lane that has none.
+    def receive(self, timeout_s: float | None) -> PackedBatch | LaneEnd:
+        """The next batch, or the end of a lane that has none.
 
         Raises:
             WorkerError: the process died, or gave nothing for `timeout_s` seconds.
@@ -87,24 +87,19 @@ class Receiver:
                 self._room.acquire()
                 if self._stopped:
                     return
-                message = self._worker.receive()
-                self._received.put(message if isinstance(message, Dry) else self._delivery(message))
+                self._received.put(self._opened(self._worker.receive()))
         except BaseException as error:  # the loop raises it where it asks for the batch
             if not self._stopped:  # or it and its frames would keep this object alive
                 self._received.put(error)
 
-    def _delivery(self, message: Made) -> Delivery:
-        if message.round is not None:
-            self._rounds[message.lane] = message.round
-        state = {**self._rounds[message.lane], "emitted": message.emitted}
-        batch = PackedBatch(
-            message.rows,
-            lane=message.lane,
-            step=message.step,
-            has_next=message.has_next,
-            state=state,
-            on_fields=self._fields.note,
-        )
+    def _opened(self, message: Message) -> PackedBatch | LaneEnd:
+        item, start = message
+        if start is not None:
+            self._rounds[item.lane] = SavedRound(start)
+        item = item._replace(round=self._rounds[item.lane])
+        if isinstance(item, LaneEnd):
+            return item
+        batch = PackedBatch.of_lane(item, on_fields=self._fields.note)
         if self._fields.wanted:
             batch.make_fields()
-        return Delivery(batch, message.metrics, state, message.rows.tokens.dtype)
+        return batch

@@ -20,42 +20,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from streampack.lane.lane import LaneConfig, LaneEnd
+from streampack.lane.lane import LaneBatch, LaneConfig, LaneEnd, SavedRound
 from streampack.lane.rotation import rotate
-from streampack.metrics import Metrics
-from streampack.window.gather import PackedRows
 from streampack.workers.messages import send_message
 
-__all__ = ["LOOP_SIGNALS", "Dry", "Failed", "Made", "held_back", "run_worker"]
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A batch.
-
-    Attributes:
-        rows, step, metrics: of `LaneBatch`; lane: which lane.
-        round: the lane's state before any batch of this round, or None if it was sent before.
-        emitted: batches of the round, this one included.
-        has_next: False if it is the lane's last one.
-    """
-
-    lane: int
-    rows: PackedRows
-    step: int
-    metrics: Metrics | None
-    round: dict[str, Any] | None
-    emitted: int
-    has_next: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Dry:
-    """A lane has no batch at all; its state, and what it lost or spent."""
-
-    lane: int
-    state: dict[str, Any]
-    metrics: Metrics
+__all__ = ["LOOP_SIGNALS", "Failed", "Message", "held_back", "run_worker"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +34,11 @@ class Failed:
     error: BaseException | None
     traceback: str
 
+
+#: A lane's batch or end, and the state that its round starts from, unless that was sent before.
+Message = tuple[LaneBatch | LaneEnd, dict[str, Any] | None]
+
+_NOT_SENT = SavedRound({})  # in the place of the round in a message
 
 #: Signals that are for the loop to answer, by its own handlers.
 LOOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -86,7 +60,6 @@ def held_back(signals: Sequence[signal.Signals]) -> Iterator[None]:
 
 def run_worker(
     config: LaneConfig,
-    lanes: Sequence[int],
     states: Mapping[int, dict[str, Any] | None],
     prefetch_batches: int,
     sender: Connection,
@@ -95,7 +68,7 @@ def run_worker(
     """Main function of the process.
 
     Args:
-        config, lanes, states: what to run; see `rotate`.
+        config, states: what to run; see `rotate`.
         prefetch_batches: batches made ahead of those that are sent.
         sender: where they go.
         inherited: ends of other pipes that a forked child holds and must not keep open.
@@ -112,26 +85,12 @@ def run_worker(
     sending = threading.Thread(target=_send_all, args=(waiting, sender), daemon=True)
     sending.start()
     try:
-        sent_round: dict[int, int] = {}
-        for lane, batch in rotate(config, lanes, states):
-            if isinstance(batch, LaneEnd):
-                waiting.put(Dry(lane, batch.round.state(batch.emitted), batch.metrics))
-                continue
-            number = batch.round.number
-            fresh = sent_round.get(lane) != number
-            sent_round[lane] = number
-            state = batch.round.state(0) if fresh else None
-            waiting.put(
-                Made(
-                    lane,
-                    batch.rows,
-                    batch.step,
-                    batch.metrics,
-                    state,
-                    batch.emitted,
-                    batch.has_next,
-                )
-            )
+        sent: dict[int, object] = {}  # the round of each lane that was sent last
+        for item in rotate(config, states):
+            fresh = sent.get(item.lane) is not item.round
+            sent[item.lane] = item.round
+            start = item.round.state(0) if fresh else None
+            waiting.put((item._replace(round=_NOT_SENT), start))
     except BaseException as error:  # whatever it is, the loop must hear of it
         waiting.put(Failed(_picklable(error), traceback.format_exc()))
     waiting.put(None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
 from streampack.workers.messages import receive_message
-from streampack.workers.worker import LOOP_SIGNALS, Dry, Failed, Made, held_back, run_worker
+from streampack.workers.worker import LOOP_SIGNALS, Failed, Message, held_back, run_worker
 
 __all__ = ["WorkerHandle"]
 
@@ -22,7 +22,7 @@ class WorkerHandle:
 
     Args:
         context: of multiprocessing; number: of the worker in its rank.
-        config, lanes, states, prefetch_batches: see `run_worker`.
+        config, states, prefetch_batches: see `run_worker`.
         inherited: the loop's ends of other workers' pipes, which a forked child must not keep.
 
     Raises:
@@ -34,13 +34,12 @@ class WorkerHandle:
         context: Any,
         number: int,
         config: Any,
-        lanes: list[int],
         states: dict[int, Any],
         prefetch_batches: int,
         inherited: list[Connection],
     ) -> None:
         self.number = number
-        self.lanes = lanes
+        self._lanes = list(states)
         self.receiver, sender = context.Pipe(duplex=False)
         # Room for the batches to be made ahead and not for many more: what a worker has sent is
         # memory held, and a dead worker is noticed only behind it.
@@ -49,7 +48,7 @@ class WorkerHandle:
         forked = context.get_start_method() == "fork"
         self.process = context.Process(
             target=run_worker,
-            args=(config, lanes, states, prefetch_batches, sender, inherited if forked else []),
+            args=(config, states, prefetch_batches, sender, inherited if forked else []),
             name=f"streampack-worker-{number}",
             daemon=True,
         )
@@ -66,7 +65,7 @@ class WorkerHandle:
         finally:
             sender.close()  # the worker's death then ends the pipe
 
-    def receive(self) -> Made | Dry:
+    def receive(self) -> Message:
         """The next message.
 
         Raises:
@@ -77,7 +76,7 @@ class WorkerHandle:
         if self.receiver not in ready and not self.receiver.poll():
             raise self._died()  # even if a process of the worker's own still holds the pipe
         try:
-            message: Made | Dry | Failed = receive_message(self.receiver)
+            message: Message | Failed = receive_message(self.receiver)
         except (EOFError, OSError):  # at the end of a message, or inside one
             raise self._died() from None
         if isinstance(message, Failed):
@@ -102,7 +101,7 @@ class WorkerHandle:
             self.process.join()
 
     def close(self) -> None:
-        """Close the pipe, and let go of the process, which has ended."""
+        """Close the pipe and the process, which has ended."""
         self.receiver.close()
         self.process.close()
 
@@ -119,7 +118,7 @@ class WorkerHandle:
         )
 
     def _lane_names(self) -> str:
-        return ", ".join(map(str, self.lanes))
+        return ", ".join(map(str, self._lanes))
 
 
 def _as_raised(failed: Failed, number: int) -> BaseException:

@@ -223,7 +223,7 @@ def test_packers_that_tear_the_order_apart_are_refused() -> None:
         make_dataset(SimilarityOrder(), seq_len=None, packer=BestFitDecreasing(seq_len=SEQ_LEN))
     with pytest.raises(ConfigError, match="order is a str"):
         make_dataset("similar")
-    assert isinstance(make_dataset(SimilarityOrder()).lane_config().packer, Concat)
+    assert isinstance(make_dataset(SimilarityOrder()).plan.config.packer, Concat)
 
 
 def test_the_state_of_an_exact_order_is_small() -> None:

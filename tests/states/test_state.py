@@ -23,7 +23,6 @@ from streampack import (
     PackedBatch,
     PackedDataset,
     PackedLoader,
-    StateTracker,
     Topology,
     WindowConfig,
     merge_states,
@@ -119,34 +118,30 @@ def test_states_that_do_not_belong_together_are_not_merged() -> None:
 
 
 def _rank_saves_or_loads(
-    rank: int, ranks: int, folder: str, legs: int, tracked: bool, results: Any
+    rank: int, ranks: int, folder: str, legs: int, plain: bool, results: Any
 ) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous-{legs}", rank=rank, world_size=ranks
     )
     try:
         dataset = make_dataset(rank, ranks)
-        tracker = StateTracker(dataset) if tracked else None
-        loader = PackedLoader(dataset, num_workers=rank % 2)
-        data = DistributedState(tracker or loader)
+        if plain:
+            loader = PackedLoader.over(DataLoader(dataset, batch_size=None, num_workers=rank % 2))
+        else:
+            loader = PackedLoader(dataset, num_workers=rank % 2)
+        data = DistributedState(loader)
         if legs:
             dcp.load({"data": data}, checkpoint_id=f"{folder}/{legs - 1}")
-        if tracker is None:
-            batches = take(loader, 3)
-        else:
-            batches = []
-            for _, batch in zip(range(3), DataLoader(dataset, batch_size=None), strict=False):
-                tracker.update(batch)
-                batches.append(identity(batch))
+        batches = take(loader, 3)
         dcp.save({"data": data}, checkpoint_id=f"{folder}/{legs}")
         results.put(batches)
     finally:
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("tracked", [False, True])
+@pytest.mark.parametrize("plain", [False, True], ids=["PackedLoader", "DataLoader"])
 def test_a_distributed_checkpoint_of_four_ranks_loads_on_two_and_on_one(
-    tracked: bool, tmp_path: Path
+    plain: bool, tmp_path: Path
 ) -> None:
     context = multiprocessing.get_context("fork")
     found: list[Any] = []
@@ -155,7 +150,7 @@ def test_a_distributed_checkpoint_of_four_ranks_loads_on_two_and_on_one(
         processes = [
             context.Process(
                 target=_rank_saves_or_loads,
-                args=(rank, ranks, str(tmp_path), legs, tracked, results),
+                args=(rank, ranks, str(tmp_path), legs, plain, results),
             )
             for rank in range(ranks)
         ]
@@ -173,41 +168,58 @@ def test_a_distributed_checkpoint_of_four_ranks_loads_on_two_and_on_one(
 
 
 @pytest.mark.parametrize("workers", [0, 2, 4])
-def test_a_tracker_knows_what_the_loop_took_from_a_plain_dataloader(workers: int) -> None:
+def test_over_a_plain_dataloader_the_state_is_of_what_the_loop_took(workers: int) -> None:
     expected = take(PackedLoader(make_dataset()), 10_000)
     for stop in (0, 1, 7, 23):
-        dataset = make_dataset()
-        tracker = StateTracker(dataset)
-        batches = iter(DataLoader(dataset, batch_size=None, num_workers=workers))
-        for _ in range(stop):
-            tracker.update(next(batches))
-        del batches  # workers have made more by now
-        state = json.loads(json.dumps(tracker.state_dict()))
-        loader = PackedLoader(make_dataset(), num_workers=3)
-        loader.load_state_dict(state)
+        plain = DataLoader(make_dataset(), batch_size=None, num_workers=workers)
+        loader = PackedLoader.over(plain)
+        assert take(loader, stop) == expected[:stop]  # workers have made more by now
+        state = json.loads(json.dumps(loader.state_dict()))
+        other = PackedLoader(make_dataset(), num_workers=3)
+        other.load_state_dict(state)
+        assert take(other, 10_000) == expected[stop:]
+        again = PackedLoader.over(DataLoader(make_dataset(), batch_size=None, num_workers=2))
+        again.load_state_dict(state)
+        assert take(again, 9) == expected[stop : stop + 9]
+        assert take(again, 9) == expected[stop + 9 : stop + 18]
         assert take(loader, 10_000) == expected[stop:]
-        again = make_dataset()
-        StateTracker(again).load_state_dict(state)
-        assert (
-            take(DataLoader(again, batch_size=None, num_workers=2), 9)
-            == (expected[stop : stop + 9])
-        )
+        assert take(loader, 3) == expected[:3]  # the run is over, and begins again
 
 
-def test_a_tracker_refuses_a_batch_twice_and_begins_anew_with_its_dataloader() -> None:
-    dataset = make_dataset()
-    tracker = StateTracker(dataset)
-    loader = DataLoader(dataset, batch_size=None)
-    batches = list(loader)
-    for batch in batches[:5]:
-        tracker.update(batch)
-    with pytest.raises(StateError, match="Batch 3 was given, and this rank is at batch 5"):
-        tracker.update(batches[3])
-    for batch in batches[5:]:
-        tracker.update(batch)
-    for _, batch in zip(range(3), loader, strict=False):
-        tracker.update(batch)
-    assert tracker.state_dict()["next_batch"] == 3
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_after_a_batch_that_is_not_the_last_one_taken_goes_on_after_it(
+    workers: int,
+) -> None:
+    expected = take(PackedLoader(make_dataset()), 10_000)
+    loader = PackedLoader(make_dataset(), num_workers=workers)
+    taken = []
+    for batch in loader:
+        taken.append(batch)
+        if len(taken) == 9:
+            assert loader.skip(2) == 2
+        if len(taken) == 30:
+            break
+    last = json.dumps(loader.state_dict())
+    for ago in (1, 2, 9, 15):
+        state = json.loads(json.dumps(loader.state_dict(after=taken[-ago])))
+        again = PackedLoader(make_dataset())
+        again.load_state_dict(state)
+        assert take(again, 10_000) == expected[33 - ago :]
+    assert json.dumps(loader.state_dict(after=taken[-1])) == last == json.dumps(loader.state_dict())
+    with pytest.raises(StateError, match="not one of the last 16 of the loop"):
+        loader.state_dict(after=taken[0])
+
+
+def test_the_state_after_a_batch_knows_nothing_of_what_was_stepped_over_later() -> None:
+    loader = PackedLoader(make_dataset())
+    batches = iter(loader)
+    loader.skip(1)
+    first, _ = next(batches), next(batches)
+    before = loader.state_dict(after=first)
+    loader.skip(3)
+    assert loader.state_dict()["stepped_over"] == [[0, 1], [3, 6]]
+    assert loader.state_dict(after=first) == before
+    assert (before["stepped_over"], before["next_batch"]) == ([[0, 1]], 2)
 
 
 # ------------------------------------------------------------------ size

@@ -1,0 +1,108 @@
+"""RunPlan: what is fixed for a whole run before its first batch; RunSettings: what it is made from.
+
+A plan follows from the settings alone: the number of lanes and what is measured on a sample are the
+same on every rank and in every worker process, whoever asks first. A resumed run has the number of
+lanes and the measurements of its saved state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from streampack.forecast.sizing import choose_lanes, lane_tokens, with_balance, with_shares
+from streampack.job.topology import Topology
+from streampack.lane.lane import LaneConfig
+from streampack.run.changed_settings import carry_over, previous_config
+from streampack.run.fingerprint import changed_fields, fingerprint_of
+from streampack.run.state import RunState, batches_due, check_state
+
+__all__ = ["RunPlan", "RunSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What is fixed for a run, as one rank sees it.
+
+    Attributes:
+        config: of the lanes: how many there are, the row format, measured shares and costs.
+        topology: this rank.
+        fingerprint: JSON-able identity of the run: all that decides which tokens come in which
+            batch.
+    """
+
+    config: LaneConfig
+    topology: Topology
+    fingerprint: dict[str, Any]
+
+    @classmethod
+    def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:
+        """The plan of a complete configuration."""
+        return cls(config=config, topology=topology, fingerprint=fingerprint_of(config))
+
+    def start(self) -> RunState:
+        """The state before the first batch."""
+        return RunState.begin(self.fingerprint, self.topology)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What the arguments of a `PackedDataset` say of a run.
+
+    Attributes:
+        config: of the lanes; `lanes` is 0 where their number is to be chosen, and shares and costs
+            may be missing.
+        topology: this rank.
+        memory_limit: bytes for the windows and readers of one rank, where lanes are chosen.
+    """
+
+    config: LaneConfig
+    topology: Topology
+    memory_limit: int
+
+    def plan(self) -> RunPlan:
+        """Choose the lanes and measure what is missing.
+
+        Raises:
+            ConfigError: the source cannot be split into as many lanes as there are ranks, or a
+                sample is wanted of a source that can be read only once.
+        """
+        config = self.config
+        if not config.lanes:
+            lanes = choose_lanes(
+                config.source,
+                self.topology,
+                window_tokens=lane_tokens(config),
+                memory_limit=self.memory_limit,
+            )
+            config = replace(config, lanes=lanes)
+        return RunPlan.of(with_balance(with_shares(config)), self.topology)
+
+    def resume(
+        self, state: Mapping[str, Any], *, allow: Collection[str] = ()
+    ) -> tuple[RunPlan, RunState]:
+        """The plan of a saved run, and where it goes on.
+
+        Raises:
+            StateError: see `PackedDataset.load_state_dict`.
+            ConfigError: these ranks do not divide the lanes of the state.
+        """
+        check_state(state)
+        saved = state["fingerprint"]
+        config = self.config
+        if not config.lanes:
+            config = replace(config, lanes=saved["lanes"])
+        self.topology.require(config.lanes)
+        config = with_balance(with_shares(config, saved["packer"]), saved)
+        plan = RunPlan.of(config, self.topology)
+        changed = changed_fields(saved, plan.fingerprint, allow)
+        run = RunState.of_rank(state, plan.fingerprint, self.topology)
+        if changed:
+            before = previous_config(config, saved, plan.fingerprint, changed)
+            run.replan(
+                lambda lane, own: carry_over(
+                    before, config, lane, own, batches_due(lane, run.next_batch, config.lanes)
+                )
+            )
+        return plan, run

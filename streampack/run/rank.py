@@ -1,0 +1,185 @@
+"""RankRun: one rank's batches in order, to the common end, and the state of what was taken.
+
+Batches come from a feed: from lanes of this process, from worker processes, or from another loader
+of the dataset. Where a lane has no more and others have, an empty batch (padding only) takes its
+place, until all lanes of all ranks are through. Only what the loop has taken counts in the state.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from streampack.batch import PackedBatch
+from streampack.errors import StateError
+from streampack.job.ending import End, Ending, Gap, Ranks
+from streampack.job.exchange import check_same_start, connect
+from streampack.lane.empty_batch import padding_rows
+from streampack.lane.lane import LaneEnd
+from streampack.metrics import Metrics
+from streampack.run.plan import RunPlan
+from streampack.run.state import RunState, batches_given
+from streampack.workers.feed import LaneStates
+
+__all__ = ["REMEMBERED", "RankRun"]
+
+REMEMBERED = 16  # batches that a loop may be ahead of the one whose state it asks for
+
+
+class RankRun:
+    """What one rank gives, and what its loop has taken.
+
+    Args:
+        plan: of the run.
+        start: where it goes on; None is the beginning.
+        ranks: who agrees on the end; None finds the processes of the job.
+        end: see `PackedLoader`.
+
+    Attributes:
+        state: of what the loop has taken.
+        metrics: totals over it.
+        own_turns: True if the feed leaves out batches that other ranks take, which matters only
+            where several ranks run the same lanes.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        start: RunState | None = None,
+        *,
+        ranks: Ranks | None = None,
+        end: End = "drain",
+    ) -> None:
+        self.plan = plan
+        self.state = plan.start() if start is None else start
+        self.metrics = Metrics()
+        self._ranks = ranks
+        self._end = end
+        self.own_turns = False
+        # Of the last batches: their number, and what undoes taking them.
+        self._recent: deque[tuple[int, Callable[[RunState], None]]] = deque(maxlen=REMEMBERED)
+
+    @property
+    def ranks(self) -> Ranks:
+        """Who agrees: the processes of the job, or this rank alone."""
+        if self._ranks is None:
+            self._ranks = connect(self.plan.topology)
+        return self._ranks
+
+    def lanes(self) -> list[int]:
+        """The lanes that this rank's next batches come from, in the order of the rotation."""
+        return self.plan.topology.lanes(self.state.next_batch, self.plan.config.lanes)
+
+    def go_on(self, plan: RunPlan, start: RunState) -> None:
+        """Go on from another place, of this run or of another one."""
+        self.plan, self.state = plan, start
+        self._recent.clear()
+
+    # ------------------------------------------------------------------ giving
+
+    def batches(
+        self, open_feed: Callable[[LaneStates], Iterable[PackedBatch | LaneEnd]]
+    ) -> Generator[PackedBatch, None, None]:
+        """The batches after those that were taken, in order, to the common end.
+
+        Args:
+            open_feed: begins to make the batches of these lanes, from where they stand.
+
+        Raises (while iterating):
+            StateError: the feed gives other batches than this rank's, or not in order.
+            RankError: another rank died, or starts another run or from another place.
+        """
+        plan, start = self.plan, self.state.next_batch
+        finite = plan.config.epochs is not None
+        if finite:
+            check_same_start(self.ranks, start, plan.fingerprint)
+        states = {lane: self.state.lane(lane) for lane in self.lanes()}
+        feed = open_feed(states)
+        try:
+            ending = Ending(
+                self._real(feed),
+                topology=plan.topology,
+                start=start,
+                lanes=plan.config.lanes,
+                given={lane: batches_given(state) for lane, state in states.items()},
+                ranks=self.ranks if finite else None,
+                end=self._end,
+                own_only=self.own_turns,
+            )
+            for item in ending:
+                yield self.empty_batch(item.lane, item.step) if isinstance(item, Gap) else item
+            for left in ending.rest():
+                self.metrics += left.spent or Metrics()
+                self.metrics.left += left.composition
+        finally:
+            if isinstance(feed, Generator):
+                feed.close()
+
+    def empty_batch(self, lane: int, step: int) -> PackedBatch:
+        """A batch of padding only, in the place of one that the lane does not have."""
+        rows = padding_rows(self.plan.config, step)
+        return PackedBatch(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
+
+    def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Iterator[PackedBatch]:
+        """The batches that hold documents. A lane that gives none has ended, and says so."""
+        begun: set[int] = set()
+        for item in feed:
+            if isinstance(item, LaneEnd):
+                self.metrics += item.metrics
+                self.state.end(item.lane, partial(item.round.state, item.emitted))
+            elif item.num_documents:
+                begun.add(item.lane)
+                yield item
+            elif item.lane not in begun and item.lane_state is not None:
+                self.state.end(item.lane, item.lane_state)
+
+    # ------------------------------------------------------------------ taking
+
+    def take(self, batch: PackedBatch, *, stepped_over: bool = False) -> None:
+        """Record that the loop takes `batch`, the next one of this rank, or steps over it."""
+        state, metrics = self.state, self.metrics
+        if batch.spent is not None:
+            metrics += batch.spent
+        if stepped_over:
+            metrics.stepped_over += batch.composition
+        else:
+            metrics.batches += 1
+            if batch.num_documents:
+                metrics.composition += batch.composition
+            else:
+                metrics.empty_batches += 1
+        self.metrics = metrics
+        if state.shares_lanes:
+            return
+        undo = state.commit(
+            batch.lane, batch.step, batch.lane_state if batch.num_documents else None
+        )
+        self._recent.append((self._number(batch), undo))
+
+    def state_dict(self, after: PackedBatch | None = None) -> dict[str, Any]:
+        """JSON-able state of what was taken, up to the last batch or up to `after`.
+
+        Args:
+            after: one of the last 16 batches that were taken.
+
+        Raises:
+            StateError: `after` is none of them; or several ranks run the same lanes.
+        """
+        self.state.require_own_lanes()
+        if after is None:
+            return self.state.as_dict()
+        state = self.state.copy()
+        for number, undo in reversed(self._recent):
+            if number == self._number(after):
+                return state.as_dict()
+            undo(state)
+        raise StateError(
+            f"Batch {self._number(after)} is not one of the last {len(self._recent)} of the loop.",
+            "The state after it is not known.",
+            f"Ask for the state after one of the last {REMEMBERED} batches of this loader.",
+        )
+
+    def _number(self, batch: PackedBatch) -> int:
+        return batch.step * self.plan.config.lanes + batch.lane

@@ -1,0 +1,164 @@
+"""WorkerShare: what iterating a `PackedDataset` gives: the batches of one DataLoader worker.
+
+A DataLoader takes batches from its workers in turn. So a worker is a rank in a finer division of
+the run: with empty batches where its lanes have no more, the turns keep the rank's order. Workers
+that would not divide the lanes of the rank stay idle.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from streampack.batch import PackedBatch
+from streampack.errors import StateError
+from streampack.job.ending import Alone
+from streampack.run.plan import RunPlan
+from streampack.run.rank import RankRun
+from streampack.run.state import RunState
+from streampack.workers.feed import feed_in_process
+
+__all__ = ["WorkerShare", "run_state"]
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerShare(Iterator[PackedBatch]):
+    """Batches of the lanes of one worker, and the state of what it has given.
+
+    torchdata's `StatefulDataLoader` asks for that state after every batch, and keeps what belongs
+    to the batches that its loop has taken.
+
+    Args:
+        plan: of the rank.
+        start: where the rank goes on.
+        worker: number of this one among the rank's `workers`; 0 of 1 without worker processes.
+    """
+
+    def __init__(self, plan: RunPlan, start: RunState, *, worker: int, workers: int) -> None:
+        own = plan.topology.lanes(start.next_batch, plan.config.lanes)
+        used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
+        if worker == 0 and used < workers:
+            logger.warning(
+                "num_workers is %d, and this rank runs %d lanes: %d workers give batches and the "
+                "others none, since equally many lanes go to each. lanes= of the dataset sets "
+                "their number; PackedLoader(num_workers=) need not divide it.",
+                workers,
+                len(own),
+                used,
+            )
+        topology = plan.topology
+        self._place = {
+            "rank": topology.rank,
+            "world_size": topology.world_size,
+            "worker": worker,
+            "workers": used,
+        }
+        self._plan = replace(plan, topology=topology.among_workers(worker % used, used))
+        self._ended = worker >= used
+        lanes = self._plan.topology.lanes(start.next_batch, plan.config.lanes)
+        if self._ended:
+            lanes = lanes[:0]
+        self._run = self._begin(
+            RunState(
+                start.fingerprint,
+                self._plan.topology,
+                start.next_batch,
+                {lane: start.lane(lane) for lane in lanes},
+                start.stepped_over,
+            )
+        )
+        self._batches: Generator[PackedBatch, None, None] | None = None
+
+    def _begin(self, start: RunState) -> RankRun:
+        return RankRun(self._plan, start, ranks=Alone())
+
+    def __next__(self) -> PackedBatch:
+        if self._ended:
+            raise StopIteration
+        if self._batches is None:
+            self._batches = self._make()
+        batch = next(self._batches, None)
+        if batch is None:
+            self._ended = True
+            raise StopIteration
+        self._run.take(batch)
+        return batch
+
+    def _make(self) -> Generator[PackedBatch, None, None]:
+        """The batches up to the last one of these lanes; every lane has one, if it is empty.
+
+        An empty one carries the end of its lane: the loop knows it from nowhere else.
+        """
+        run, given = self._run, 0
+        start, lanes = run.state.next_batch, run.lanes()
+        nothing_given = any(run.state.lane(lane) is None for lane in lanes)
+        for batch in run.batches(partial(feed_in_process, self._plan.config)):
+            given += 1
+            yield batch
+        if not given and nothing_given:
+            for turn in range(len(lanes)):
+                number = self._plan.topology.batch(start, turn)
+                step, lane = divmod(number, self._plan.config.lanes)
+                yield run.empty_batch(lane, step)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state of what this iterator has given; see `extract_state`.
+
+        torchdata sends what changes between two batches. It takes dicts apart for that and leaves
+        lists whole, so each lane's state is in a list.
+        """
+        head = self._run.state.as_dict()
+        lanes = head.pop("lanes")
+        return {
+            **self._place,
+            "ended": self._ended,
+            "head": [head],
+            "lanes": {lane: [state] for lane, state in lanes.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after a state of the same rank and worker.
+
+        Raises:
+            StateError: it is another one's, of another run, or damaged.
+        """
+        for name, value in self._place.items():
+            if state.get(name) != value:
+                raise StateError(
+                    f"The loader's state has {name} {state.get(name)!r:.80}, and here it is "
+                    f"{value}.",
+                    "A StatefulDataLoader goes on with the ranks and workers it was saved with.",
+                    "Keep their numbers, or load `extract_state` of it into a PackedDataset or "
+                    "PackedLoader, with `merge_states` over all ranks.",
+                )
+        if self._place["worker"] < self._place["workers"]:
+            saved = RunState.load(run_state(state), self._plan.fingerprint, self._plan.topology)
+            self._run = self._begin(saved)
+            self._ended = state.get("ended") is True
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+
+
+def run_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of the lanes of one worker, from what `WorkerShare.state_dict` gave.
+
+    Raises:
+        StateError: it gave something else.
+    """
+    try:
+        (head,) = state["head"]
+        lanes = {lane: own for lane, (own,) in state["lanes"].items()}
+        return {**head, "lanes": lanes}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StateError(
+            f"The loader's state holds {state!r:.80} of the dataset.",
+            "It is not what an iterator of PackedDataset gives.",
+            "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.",
+        ) from error
