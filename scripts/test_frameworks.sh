@@ -4,15 +4,15 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stamp=.venv-frameworks/.installed
-wanted=$(cat pyproject.toml tests/frameworks.txt | cksum)
+wanted=$(cat pyproject.toml scripts/frameworks.txt | cksum)
 if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "Setting up .venv-frameworks ..."
     "${PYTHON:-python3}" -m venv .venv-frameworks
     pip=(.venv-frameworks/bin/python -m pip install -qq --disable-pip-version-check)
-    "${pip[@]}" --requirement tests/frameworks.txt --editable .
+    "${pip[@]}" --requirement scripts/frameworks.txt --editable .
     # Only their data classes are wanted; what they depend on is large, and partly for GPUs alone.
     "${pip[@]}" --no-deps 'torchtitan==0.3.0' 'megatron-core>=0.16,<0.17'
     echo "$wanted" >"$stamp"
 fi
-.venv-frameworks/bin/python -m pytest -m "not gpu" tests/test_batch.py tests/test_consumers.py \
-    tests/test_equal_losses.py tests/test_frameworks.py tests/test_trainer.py tests/test_transformers.py "$@"
+.venv-frameworks/bin/python -m pytest -m "not gpu" tests/frameworks tests/test_batch.py \
+    tests/consumers/test_consumers.py tests/consumers/test_equal_losses.py "$@"

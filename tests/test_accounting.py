@@ -13,8 +13,8 @@ from streampack.forecast.dry_run import stream_plan
 from streampack.lane.lane import Lane, LaneEnd
 from streampack.metrics import Metrics
 from streampack.packing import BestFitDecreasing, Composition, Seamless, check_plan
-from tests.memory_source import MemorySource
-from tests.test_lane import SEQ_LEN, composition_of, lane_config, run
+from tests.support.lanes import SEQ_LEN, composition_of, lane_config, run
+from tests.support.memory_source import MemorySource
 
 
 def corpus(lengths: list[int]) -> MemorySource:

@@ -11,18 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import (
-    PackedDataset,
-    PackedLoader,
-    StreampackError,
-    Topology,
-    WindowConfig,
-    sources,
-)
+from streampack import PackedDataset, PackedLoader, StreampackError, Topology, WindowConfig, sources
 from streampack.errors import ConfigError, ContentError, PlanError, StorageError
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Pad, Seamless
-from tests.corpora import byte_tokenizer, write_mds, write_tar
-from tests.memory_source import MemorySource
+from tests.support.corpora import byte_tokenizer, write_mds, write_tar
+from tests.support.memory_source import MemorySource
 
 
 def load(source: Any, **options: Any) -> PackedLoader:

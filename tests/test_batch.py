@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from streampack import PackedBatch, PackedDataset, Topology, WindowConfig
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
-from tests.memory_source import MemorySource
-from tests.tiny_gpt import TinyGPT, summed_loss
+from tests.support.memory_source import MemorySource
+from tests.support.tiny_gpt import TinyGPT, summed_loss
 
 SEQ_LEN = 24
 PAD, EOS, VOCAB = 90, 91, 92

@@ -19,6 +19,7 @@ from streampack import Documents, PackedDataset, Topology, sources
 from streampack.hooks import document_seeds
 
 FOLDER = Path(__file__).parent.parent / "examples"
+SUPPORT = Path(__file__).parent / "support"
 PREFIX, SUFFIX, MIDDLE, EOS = range(1000, 1004)
 
 
@@ -29,7 +30,10 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
             "lightning.pytorch", reason="Lightning, or a torchvision it finds, fails"
         )
     command = [sys.executable, str(FOLDER / f"{name}.py")]
-    paths = [str(Path(__file__).parent / "without_torchvision"), *filter(None, sys.path)]
+    paths = [
+        str(SUPPORT / "without_torchvision"),
+        *filter(None, sys.path),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     run = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600

@@ -12,47 +12,23 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack import Hook, PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
 from streampack.lane.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
-from tests.memory_source import MemorySource, numbered_documents
-from tests.test_lane import heavy_tailed
+from tests.support.memory_source import MemorySource
+from tests.support.runs import (
+    LENGTHS,
+    PAD,
+    SEQ_LEN,
+    child_processes,
+    identities,
+    identity,
+    make_dataset,
+    tokens_of,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-SEQ_LEN = 32
-LENGTHS = heavy_tailed(400, seed=11)
-DOCUMENTS = numbered_documents(LENGTHS)
-PAD = 4_000_000
-
-
-def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
-    values: dict[str, Any] = {
-        "packer": packer or BestFitDecreasing(seq_len=SEQ_LEN),
-        "batch_tokens": 2 * SEQ_LEN,
-        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
-        "lanes": 6,
-        "topology": Topology(),
-        "pad_id": PAD,
-        "eos_id": PAD + 1,
-    }
-    source = MemorySource([DOCUMENTS[:150], DOCUMENTS[150:]], block_documents=9)
-    return PackedDataset(source, **{**values, **options})
-
-
-def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
-    return batch.lane, batch.step, batch.input_ids.ravel().tolist(), batch.cu_seqlens.tolist()
-
-
-def identities(batches: Any) -> list[tuple[int, int, list[int], list[int]]]:
-    """Of the batches that hold anything."""
-    return [identity(batch) for batch in batches if batch.num_documents]
-
-
-def tokens_of(batches: Any) -> list[int]:
-    ids = torch.cat([batch.input_ids.ravel() for batch in batches])
-    return sorted(ids[ids < PAD].tolist())
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
@@ -162,12 +138,6 @@ def test_a_killed_worker_is_named_and_the_loader_goes_on_behind_the_last_batch()
     assert 9 <= len(found) < len(expected)
     found += [identity(batch) for batch in loader]
     assert found == expected
-
-
-def child_processes(name: str) -> list[int]:
-    import multiprocessing
-
-    return [p.pid for p in multiprocessing.active_children() if name in p.name and p.pid]
 
 
 def test_no_worker_outlives_its_loop() -> None:

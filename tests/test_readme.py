@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from streampack import PackedDataset, PackedLoader
-from tests.chats import CHATML, messages, write_lines
-from tests.corpora import byte_tokenizer, write_mds, write_tar
-from tests.servers import s3_server
+from tests.support.chats import CHATML, messages, write_lines
+from tests.support.corpora import byte_tokenizer, write_mds, write_tar
+from tests.support.servers import s3_server
 
 README = Path(__file__).parent.parent / "README.md"
 

@@ -22,7 +22,7 @@ from streampack.cli.corpus import open_corpus
 from streampack.errors import ConfigError
 from streampack.sources.mds.source import MDS
 from streampack.sources.tar.source import WebDataset
-from tests.corpora import byte_tokenizer, write_mds, write_tar
+from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 
 pytest.importorskip("matplotlib")
 

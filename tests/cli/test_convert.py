@@ -29,7 +29,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
 from streampack.tokenization import Tokenizer, load_tokenizer
-from tests.servers import s3_server
+from tests.support.servers import s3_server
 
 
 def deepseek_folder() -> Path:

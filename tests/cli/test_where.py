@@ -16,8 +16,8 @@ from streampack.cli.app import app
 from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing
 from streampack.run.state import RunState
-from tests.corpora import byte_tokenizer, write_mds
-from tests.memory_source import MemorySource, numbered_documents
+from tests.support.corpora import byte_tokenizer, write_mds
+from tests.support.memory_source import MemorySource, numbered_documents
 
 SEQ_LEN = 32
 

@@ -33,7 +33,7 @@ from streampack.packing import (
 )
 from streampack.packing.rng import derive_seed
 from streampack.window.config import WindowConfig
-from tests.memory_source import MemorySource, numbered_documents
+from tests.support.memory_source import MemorySource, numbered_documents
 
 SIZES = (512, 1024, 2048)
 

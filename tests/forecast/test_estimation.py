@@ -11,11 +11,11 @@ import pytest
 
 from streampack import Hook, PackedDataset, PackedLoader, Topology, WindowConfig, sources
 from streampack.packing import BestFitDecreasing, Buckets, Pad
-from tests.corpora import byte_tokenizer
-from tests.memory_source import MemorySource
-from tests.simulated_ranks import on_ranks
-from tests.test_ending import uneven
-from tests.test_resume_everywhere import SOURCES
+from tests.support.corpora import byte_tokenizer
+from tests.support.every_source import SOURCES
+from tests.support.memory_source import MemorySource
+from tests.support.runs import uneven
+from tests.support.simulated_ranks import on_ranks
 
 SEQ_LEN = 64
 

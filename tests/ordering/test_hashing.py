@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.ordering import HashedNgrams
-from tests.ordering.reference import hashed
+from tests.support.ordering_reference import hashed
 
 documents_of = Documents.from_arrays
 GOLDEN_SMALL = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from streampack.ordering import neighbours
 from streampack.ordering.approximate import find_neighbours_approximately
 from streampack.ordering.neighbours import find_neighbours
-from tests.ordering import reference
+from tests.support import ordering_reference as reference
 
 small_vectors = st.integers(1, 6).flatmap(
     lambda d: st.lists(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.ordering import find_neighbours, walk
-from tests.ordering import reference
+from tests.support import ordering_reference as reference
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 6), st.integers(0, 1 << 32))

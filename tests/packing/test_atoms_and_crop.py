@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError
 from streampack.packing import BestFitCrop, Concat, Pad, Seamless, check_plan
 from streampack.packing.rng import permutation
-from tests.packing import reference
-from tests.packing.test_packers import LENGTHS, planned, rows_of
+from tests.support import packing_reference as reference
+from tests.support.plans import LENGTHS, planned, rows_of
 
 FACTORS = st.sampled_from([0.25, 0.5, 1, 2, 4])
 SEQ_LENS = st.sampled_from([8, 16, 24, 32])

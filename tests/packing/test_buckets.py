@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError
 from streampack.packing import Buckets, Curriculum, MultiBucket, Plan, check_plan
 from streampack.packing.buckets.schedule import bucket_schedule
-from tests.packing import reference
-from tests.packing.test_packers import rows_of
+from tests.support import packing_reference as reference
+from tests.support.plans import rows_of
 
 LENGTHS = st.lists(
     st.one_of(st.integers(0, 12), st.integers(0, 40), st.integers(0, 400)), max_size=60

@@ -17,7 +17,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from tests.packing.test_packers import planned
+from tests.support.plans import planned
 
 SEQ_LEN = 2048
 LONG = 10_000_000

@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack.packing import (
-    BestFitDecreasing,
-    Buckets,
-    FirstFitDecreasing,
-    MultiBucket,
-    Seamless,
-)
-from tests.packing.reference import Row
-from tests.packing.test_packers import planned, rows_of
+from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing, MultiBucket, Seamless
+from tests.support.packing_reference import Row
+from tests.support.plans import planned, rows_of
 
 TIED = [9, 5, 9, 5, 7, 7, 16, 11, 2, 2, 5, 20, 3, 8, 8, 1, 40, 7]
 APART = [6, 12, 1, 9]  # first-fit and best-fit differ

@@ -22,27 +22,10 @@ from streampack.packing import (
     check_plan,
 )
 from streampack.packing.fit import greedy_fit
-from tests.packing import reference
+from tests.support import packing_reference as reference
+from tests.support.plans import LENGTHS, planned, rows_of
 
-LENGTHS = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 400)), max_size=60)
 OVERFLOW = st.sampled_from(["split", "truncate", "drop"])
-
-
-def rows_of(plan: Plan) -> list[reference.Row]:
-    rows = []
-    for r in range(plan.num_rows):
-        segments = range(plan.row_offsets[r], plan.row_offsets[r + 1])
-        rows.append(
-            [(int(plan.document[s]), int(plan.start[s]), int(plan.stop[s])) for s in segments]
-        )
-    return rows
-
-
-def planned(packer: Packer, lengths: list[int], seed: int = 0) -> Plan:
-    array = np.array(lengths, dtype=np.int64)
-    plan = packer.plan(array, final=True, seed=seed)
-    check_plan(plan, array)
-    return plan
 
 
 @given(LENGTHS, st.integers(2, 64), OVERFLOW, st.booleans(), st.booleans(), st.data())

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from streampack.errors import ConfigError, PlanError
 from streampack.packing import Seamless, check_plan
-from tests.packing import reference
-from tests.packing.test_packers import LENGTHS, planned, rows_of
+from tests.support import packing_reference as reference
+from tests.support.plans import LENGTHS, planned, rows_of
 
 SHARES = st.sampled_from([0, 0.1, 0.3, 0.5, 0.99, Fraction(1, 3)])
 

@@ -1,41 +1,5 @@
-"""Servers and storages that the tests of sources share."""
-
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from tests.support.fixtures import http, s3, s3_for_all, storage
 
-import pytest
-
-from streampack.storage.storage import Storage
-from tests.servers import HTTPServer, S3Server, http_server, s3_server
-
-
-@pytest.fixture(scope="session")
-def _s3_for_all() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture
-def s3(_s3_for_all: S3Server) -> S3Server:
-    """A running object store whose bucket is empty; started once for all tests."""
-    listed = _s3_for_all.client.list_objects_v2(Bucket=_s3_for_all.bucket)
-    for item in listed.get("Contents", []):
-        _s3_for_all.client.delete_object(Bucket=_s3_for_all.bucket, Key=item["Key"])
-    return _s3_for_all
-
-
-@pytest.fixture
-def http(tmp_path: Path) -> Iterator[HTTPServer]:
-    """A running HTTP server over an empty folder."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    with http_server(folder) as server:
-        yield server
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    """A storage with a cache of its own."""
-    return Storage(cache_dir=tmp_path / "cache", retries=3, timeout_s=10.0)
+__all__ = ["http", "s3", "s3_for_all", "storage"]

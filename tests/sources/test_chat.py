@@ -18,9 +18,9 @@ from streampack import Concat, PackedDataset, PackedLoader, SimilarityOrder, Top
 from streampack.errors import ConfigError, ContentError
 from streampack.packing import BestFitDecreasing
 from streampack.tokenization import load_tokenizer
-from tests.chats import CHATML, bpe_tokenizer, messages, with_template, write_lines
-from tests.servers import s3_server
-from tests.sources.contract import check_source_contract
+from tests.support.chats import CHATML, bpe_tokenizer, messages, with_template, write_lines
+from tests.support.servers import s3_server
+from tests.support.source_contract import check_source_contract
 
 BPE = bpe_tokenizer()
 CHATS = [

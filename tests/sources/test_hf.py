@@ -13,8 +13,8 @@ import pytest
 from streampack.errors import ConfigError
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
-from tests.sources.contract import read_lane
-from tests.sources.test_iterable import check_rest, restarts
+from tests.support.restarts import check_rest, restarts
+from tests.support.source_contract import read_lane
 
 try:
     import datasets

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,43 +14,14 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.reading.base import Cursor, LaneReader, Source
+from streampack.reading.base import Source
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.source import Iterable
-from tests.sources.contract import Document, read_lane
+from tests.support.restarts import restarts
+from tests.support.source_contract import Document, read_lane
 
 IDS = [list(range(i % 9)) for i in range(50)]
 TEXTS = [f"document {i}" * (i % 5) for i in range(50)]
-
-
-def restarts(
-    source: Source, expected: Sequence[str | Sequence[int]], lane_counts: Sequence[int] = (1,)
-) -> None:
-    """All lanes together give each document once, and every cursor leads to the rest."""
-    wanted = [d if isinstance(d, str) else tuple(d) for d in expected]
-    json.dumps(source.describe())
-    source.prepare()
-    for shuffle in (False, True):
-        for n in lane_counts:
-            found: list[tuple[tuple[int, int], Document]] = []
-            for lane in source.lanes(n, seed=3, epoch=0, shuffle=shuffle):
-                blocks = read_lane(lane)
-                assert read_lane(lane) == blocks
-                for k, (block, cursor) in enumerate(blocks):
-                    found += block
-                    check_rest(lane, cursor, blocks[k + 1 :])
-            names = [name for name, _ in found]
-            assert len(set(names)) == len(names)
-            assert sorted(str(d) for _, d in found) == sorted(str(d) for d in wanted)
-            if n == 1:
-                assert [d for _, d in sorted(found, key=lambda pair: pair[0])] == wanted
-
-
-def check_rest(lane: LaneReader, cursor: Cursor, rest: list[tuple[Any, Cursor]]) -> None:
-    """A cursor gives the rest of the blocks; the states in their cursors may be put differently."""
-    again = read_lane(lane, cursor)
-    assert [block for block, _ in again] == [block for block, _ in rest]
-    assert [c["count"] for _, c in again] == [c["count"] for _, c in rest]
 
 
 def documents(source: Source, skips: Skips | None = None) -> list[Document]:

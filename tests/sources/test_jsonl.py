@@ -14,8 +14,8 @@ from streampack.errors import ConfigError, ContentError, StateError
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.source import JSONL
 from streampack.storage.storage import Storage
-from tests.servers import S3Server
-from tests.sources.contract import check_source_contract, read_all, read_lane
+from tests.support.servers import S3Server
+from tests.support.source_contract import check_source_contract, read_all, read_lane
 
 
 def write(path: Path, data: bytes) -> Path:

@@ -23,9 +23,9 @@ from streampack.reading.integer_arrays import Spans
 from streampack.reading.skips import Skips
 from streampack.sources.mds.source import MDS
 from streampack.storage.storage import Storage
-from tests.corpora import write_mds
-from tests.servers import HTTPServer, S3Server
-from tests.sources.contract import check_source_contract, read_all
+from tests.support.corpora import write_mds
+from tests.support.servers import HTTPServer, S3Server
+from tests.support.source_contract import check_source_contract, read_all
 
 pytest.importorskip("xxhash", reason="mosaicml-streaming, which writes the shards, brings it")
 

@@ -16,8 +16,8 @@ from streampack.reading.skips import Skips
 from streampack.sources.parquet import source as parquet
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.storage import Storage
-from tests.servers import HTTPServer, S3Server
-from tests.sources.contract import check_source_contract, read_all
+from tests.support.servers import HTTPServer, S3Server
+from tests.support.source_contract import check_source_contract, read_all
 
 LIST_TYPES = {
     "list": pa.list_,

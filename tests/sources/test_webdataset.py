@@ -23,8 +23,8 @@ from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.reading.skips import Skips
 from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage
-from tests.servers import HTTPServer, S3Server
-from tests.sources.contract import check_source_contract, read_all
+from tests.support.servers import HTTPServer, S3Server
+from tests.support.source_contract import check_source_contract, read_all
 
 wds = pytest.importorskip("webdataset")
 

@@ -31,8 +31,8 @@ from streampack.forecast.sizing import measure_balance
 from streampack.lane.state import checksum
 from streampack.packing import Packer, Plan, check_plan
 from streampack.window.balancing import Balance, choose_by_cost, order_by_cost
-from tests.corpora import write_mds
-from tests.memory_source import MemorySource
+from tests.support.corpora import write_mds
+from tests.support.memory_source import MemorySource
 
 SEQ_LEN = 4096
 

@@ -19,8 +19,8 @@ import pytest
 from streampack import Hook, PackedDataset, PackedLoader, Topology, WindowConfig
 from streampack.errors import ConfigError, WorkerError
 from streampack.packing import BestFitDecreasing
-from tests.memory_source import MemorySource
-from tests.test_loader import child_processes, identity, make_dataset
+from tests.support.memory_source import MemorySource
+from tests.support.runs import child_processes, identity, make_dataset
 
 
 def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost() -> None:
@@ -62,7 +62,7 @@ def unread_bytes(connection: Any) -> int:
 ORPHANS = """
 import multiprocessing, sys, threading
 from streampack import Hook, PackedLoader
-from tests.test_loader import make_dataset
+from tests.support.runs import make_dataset
 
 def block(documents, seeds):
     if documents.origin["index"].max() > 100:

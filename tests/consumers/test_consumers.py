@@ -1,0 +1,394 @@
+"""Attention kernels, torchtitan and Megatron: names as installed, values as of each document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, sources
+from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.padded_segments import head_and_tail
+from streampack.errors import ConfigError
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    FirstFitDecreasing,
+    Pad,
+    Seamless,
+)
+from tests.support.memory_source import MemorySource
+from tests.support.packed_batches import VOCAB, packed_batches, random_documents
+from tests.support.tiny_gpt import TinyGPT, summed_loss
+
+SEQ_LEN = 24
+LENGTHS = [5, 23, 9, 40, 2, 1, 13, 24, 17, 8, 1, 1]
+
+
+def batches(lengths: list[int] = LENGTHS, **options: Any) -> list[PackedBatch]:
+    packer = options.pop("packer", BestFitDecreasing(seq_len=SEQ_LEN))
+    return packed_batches(random_documents(lengths), packer, batch_tokens=2 * SEQ_LEN, **options)
+
+
+# ---------------------------------------------------------------------- variable-length attention
+
+
+def test_varlen_arguments_are_int32_ends_and_a_python_int() -> None:
+    for batch in batches():
+        for api in ("flash_attn", "torch"):
+            q, k, most_q, most_k = batch.varlen(api).values()  # type: ignore[arg-type]
+            assert q.dtype == k.dtype == torch.int32
+            assert q[0] == 0
+            assert q[-1] == k[-1] == batch.rows * batch.seq_len
+            assert type(most_q) is type(most_k) is int
+            assert most_q == q.diff().max()
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=30),
+    st.sampled_from([1, 4, 16, 128]),
+    st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_block_mask_is_that_of_every_pair(
+    lengths: list[int], block_size: int, empty: int
+) -> None:
+    cu_seqlens = torch.tensor(np.cumsum([0, *lengths, *[0] * empty]), dtype=torch.int32)
+    slots = int(cu_seqlens[-1])
+    made = segment_block_mask(cu_seqlens, slots, block_size)
+    segment = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+
+    def pair(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (query >= key) & (segment[query] == segment[key])
+
+    expected = create_block_mask(
+        pair, None, None, slots, slots, device="cpu", BLOCK_SIZE=block_size
+    )
+    assert made.shape == expected.shape
+    assert torch.equal(made.to_dense(), expected.to_dense())
+    token = torch.arange(slots)
+    everything = (token[:, None] >= token) & (segment[:, None] == segment)
+    # A block that is said to be full is not looked at again.
+    full = made.full_kv_num_blocks[0, 0]  # type: ignore[index]
+    for i in range(len(full)):
+        for j in made.full_kv_indices[0, 0, i, : full[i]].tolist():  # type: ignore[index]
+            rows = slice(i * block_size, (i + 1) * block_size)
+            assert everything[rows, j * block_size : (j + 1) * block_size].all()
+
+
+@pytest.mark.parametrize("attention", ["document", "row"])
+def test_flex_attention_equals_attention_with_a_block_diagonal_mask(attention: str) -> None:
+    for batch in batches(attention=attention):
+        torch.manual_seed(0)
+        slots = batch.rows * batch.seq_len
+        q, k, v = torch.randn(3, 1, 2, slots, 8)
+        ends = batch.cu_seqlens
+        segment = torch.repeat_interleave(torch.arange(batch.num_segments), ends.diff())
+        mask = (segment[:, None] == segment).tril()
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        for block_size in (16, 128):
+            found = flex_attention(q, k, v, block_mask=batch.flex(block_size))
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------------- static shapes
+
+
+def test_reserved_segments_give_static_shapes() -> None:
+    seen = set()
+    for batch in batches():
+        for arguments in (batch.varlen(segments=20), batch.varlen("torch", segments=20)):
+            q, _, most, _ = arguments.values()
+            assert q.shape == (21,)
+            assert q.dtype == torch.int32
+            assert most == SEQ_LEN
+            assert torch.equal(q[: batch.num_segments + 1], batch.cu_seqlens)
+            assert (q[batch.num_segments :] == batch.rows * batch.seq_len).all()
+        hf = batch.hf(segments=20)
+        assert torch.equal(hf["cu_seq_lens_q"], q)
+        assert hf["max_length_q"] == SEQ_LEN
+        seen.add(batch.num_segments)
+    assert len(seen) > 1
+    with pytest.raises(ConfigError, match="attention segments"):
+        batch.varlen(segments=1)
+
+
+def compiled_on(lists: list[list[int]], segments: int | None) -> tuple[int, int]:
+    """Batches that a compiled model was run on, and how often it was compiled."""
+    graphs = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = TinyGPT(VOCAB)
+
+    def step(ids: Any, positions: Any, cu_seqlens: Any, longest: int) -> Any:
+        token = torch.arange(len(ids))
+        segment = torch.searchsorted(cu_seqlens, token, right=True)
+        near = (token[:, None] - token).abs() < longest  # as kernels do, by a Python int
+        return model.attend(ids, positions, (segment[:, None] == segment).tril() & near)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=backend, dynamic=False)
+    shapes = set()
+    for lengths in lists:
+        for batch in batches(lengths):
+            cu_seqlens, _, longest, _ = batch.varlen(segments=segments).values()
+            ids, positions = batch.input_ids.view(-1), batch.position_ids.view(-1)
+            found = compiled(ids, positions, cu_seqlens, longest)
+            torch.testing.assert_close(found, model(ids, positions, batch.cu_seqlens))
+            shapes.add((batch.num_segments, batch.max_seqlen))
+    return len(shapes), len(graphs)
+
+
+def test_a_hundred_different_batches_are_compiled_once() -> None:
+    rng = np.random.default_rng(0)
+    lists = [rng.integers(1, SEQ_LEN + 1, rng.integers(3, 12)).tolist() for _ in range(100)]
+    shapes, graphs = compiled_on(lists, segments=2 * SEQ_LEN)
+    assert shapes > 20
+    assert graphs == 1
+    shapes, graphs = compiled_on(lists[:3], segments=None)  # without: for every shape anew
+    assert graphs > 1
+
+
+# ---------------------------------------------------------------------- torchtitan
+
+
+def test_torchtitan_gets_shifted_labels_that_cross_no_boundary() -> None:
+    model = TinyGPT(VOCAB)
+    for batch in batches():
+        inputs, labels = batch.torchtitan()
+        assert set(inputs) == {"input", "positions"}
+        for tensor in (*inputs.values(), labels):
+            assert tensor.shape == (batch.rows * batch.seq_len,)
+            assert tensor.dtype == torch.int64
+        starts = torch.nonzero(inputs["positions"] == 0).view(-1)
+        assert torch.equal(starts.to(torch.int32), batch.cu_seqlens[:-1])
+        logits = model(inputs["input"], inputs["positions"], batch.cu_seqlens)
+        found = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        torch.testing.assert_close(found, summed_loss(logits, batch.labels.view(-1)))
+        in_rows, labels_in_rows = batch.torchtitan(flat=False)
+        assert in_rows["input"].shape == labels_in_rows.shape == (batch.rows, batch.seq_len)
+        assert torch.equal(labels_in_rows.view(-1), labels)
+
+
+# ---------------------------------------------------------------------- Megatron
+
+
+def test_megatron_gets_a_float_mask_and_labels_inside_the_vocabulary() -> None:
+    for batch in batches():
+        tensors = batch.megatron()
+        assert tensors.pop("attention_mask") is None
+        assert {name: (t.dtype, t.shape) for name, t in tensors.items() if t is not None} == {
+            "tokens": (torch.int64, (1, 2 * SEQ_LEN)),
+            "labels": (torch.int64, (1, 2 * SEQ_LEN)),
+            "loss_mask": (torch.float32, (1, 2 * SEQ_LEN)),
+            "position_ids": (torch.int64, (1, 2 * SEQ_LEN)),
+        }
+        assert tensors["loss_mask"].sum() == batch.num_loss_tokens  # type: ignore[union-attr]
+        assert tensors["labels"].min() >= 0  # type: ignore[union-attr]
+        params = batch.packed_seq_params()
+        assert torch.equal(params["cu_seqlens_q"], batch.cu_seqlens)
+        assert torch.equal(params["cu_seqlens_q_padded"], batch.cu_seqlens)
+        assert params["max_seqlen_q"] == params["max_seqlen_kv"] == batch.max_seqlen
+
+
+def test_packed_seq_params_are_fields_of_the_installed_megatron() -> None:
+    module = pytest.importorskip("megatron.core.packed_seq_params")
+    for batch in batches():
+        params = module.PackedSeqParams(**batch.packed_seq_params())
+        assert params.qkv_format == "thd"
+
+
+def test_documents_that_are_not_aligned_are_refused_for_context_parallelism() -> None:
+    with pytest.raises(ConfigError, match=r"multiple of 4.*align=4"):
+        [batch.megatron(cp_size=2) for batch in batches()]
+
+
+@pytest.mark.parametrize(("cp_size", "cp_rank"), [(2, 2), (2, -1), (0, 0), (-1, 0), (1, 1)])
+def test_a_context_parallel_rank_that_there_is_not_is_refused(cp_size: int, cp_rank: int) -> None:
+    batch = batches(packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4))[0]
+    with pytest.raises(ConfigError, match=rf"cp_size is {cp_size}, and cp_rank is {cp_rank}"):
+        batch.megatron(cp_size=cp_size, cp_rank=cp_rank)
+    with pytest.raises(ConfigError, match="cp_size is 0"):
+        batch.packed_seq_params(cp_size=0)
+
+
+@pytest.mark.parametrize(
+    "packer",
+    [Concat(seq_len=SEQ_LEN), Seamless(seq_len=SEQ_LEN), BestFitCrop(seq_len=SEQ_LEN)],
+    ids=lambda packer: type(packer).__name__,
+)
+def test_whole_rows_are_split_over_context_parallel_ranks_with_any_packer(packer: Any) -> None:
+    for batch in batches(packer=packer, attention="row"):
+        whole = batch.megatron()
+        parts = [batch.megatron(cp_size=2, cp_rank=rank) for rank in range(2)]
+        for row in range(batch.rows):
+            rows = (slice(row * SEQ_LEN, (row + 1) * SEQ_LEN), slice(row * 12, (row + 1) * 12))
+            for name in ("tokens", "labels", "loss_mask", "position_ids"):
+                in_row = whole[name][0, rows[0]]  # type: ignore[index]
+                head, *middle, tail = in_row.split(SEQ_LEN // 4)
+                if batch.document_ids[row].min() < 0:
+                    continue  # a short row has its padding in a segment of its own
+                for part, expected in zip(parts, ((head, tail), middle), strict=True):
+                    assert torch.equal(part[name][0, rows[1]], torch.cat(tuple(expected)))  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "packer",
+    [
+        BestFitDecreasing(seq_len=SEQ_LEN, align=4),
+        FirstFitDecreasing(seq_len=SEQ_LEN, align=4),
+        Buckets(seq_lens=(8, SEQ_LEN), shares=(1, 2), align=4),
+        Pad(seq_len=SEQ_LEN, atom=12),  # whose documents have rows' parts of their own
+    ],
+    ids=lambda packer: type(packer).__name__,
+)
+def test_context_parallel_ranks_together_have_the_losses_of_the_documents(packer: Any) -> None:
+    model = TinyGPT(VOCAB)
+    cp_size = 2
+    seen = 0
+    for batch in batches(packer=packer):
+        whole = batch.megatron()
+        params = batch.packed_seq_params(cp_size=cp_size)
+        real, placed = params["cu_seqlens_q"], params["cu_seqlens_q_padded"]
+        assert real.dtype == placed.dtype == torch.int32
+        assert len(real) == len(placed)
+        assert placed[-1] == batch.rows * batch.seq_len
+        assert (placed.diff() % (2 * cp_size) == 0).all()
+        assert ((placed.diff() - real.diff()) >= 0).all()
+        assert ((placed.diff() - real.diff()) < 2 * cp_size).all()
+        assert params["max_seqlen_q"] == placed.diff().max()
+        segment = torch.repeat_interleave(torch.arange(len(real) - 1), placed.diff())
+        held = torch.arange(batch.rows * batch.seq_len)
+        parts = [batch.megatron(cp_size=cp_size, cp_rank=rank) for rank in range(cp_size)]
+        slots = [
+            torch.from_numpy(head_and_tail(placed.numpy(), cp_size, rank))
+            for rank in range(cp_size)
+        ]
+        assert torch.equal(torch.cat(slots).sort().values, held)
+        logits = model(batch.input_ids.view(-1), batch.position_ids.view(-1), batch.cu_seqlens)
+        expected = summed_loss(logits, batch.labels.view(-1))
+        found = torch.zeros((), dtype=torch.float64)
+        # What ranks exchange: every key, seen by the queries that a rank holds.
+        mask = (segment[:, None] == segment).tril()
+        ids, positions = whole["tokens"], whole["position_ids"]
+        everywhere = model.attend(ids.view(-1), positions.view(-1), mask)  # type: ignore[union-attr]
+        for part, place in zip(parts, slots, strict=True):
+            for name, tensor in part.items():
+                if tensor is not None:
+                    assert torch.equal(tensor[0], whole[name][0, place])  # type: ignore[index]
+            losses = torch.nn.functional.cross_entropy(
+                everywhere[place],
+                part["labels"][0],
+                reduction="none",  # type: ignore[index]
+            )
+            found = found + (losses * part["loss_mask"][0]).sum()  # type: ignore[index]
+            # Head and tail: as much to attend to on every rank.
+            assert abs(int(mask[place].sum()) * cp_size - int(mask.sum())) <= 4 * len(placed) ** 2
+        torch.testing.assert_close(found, expected)
+        seen += batch.num_documents
+    assert seen >= len(LENGTHS)
+
+
+@given(
+    st.lists(st.integers(1, 70), min_size=1, max_size=40),
+    st.sampled_from([2, 4, 8]),
+    st.sampled_from([BestFitDecreasing, FirstFitDecreasing, Buckets]),
+)
+@settings(max_examples=60, deadline=None)
+def test_aligned_documents_lose_nothing_and_padding_is_counted(
+    lengths: list[int], align: int, kind: Any
+) -> None:
+    placed = slots = 0
+    sizes: Any = {"seq_len": SEQ_LEN}
+    if kind is Buckets:
+        sizes = {"seq_lens": (8, SEQ_LEN), "shares": (1, 2)}
+    for batch in batches(lengths, packer=kind(**sizes, align=align)):
+        starts = batch.cu_seqlens[:-1][
+            batch.document_ids.view(-1)[batch.cu_seqlens[:-1].long()] >= 0
+        ]
+        assert (starts % align == 0).all()
+        batch.megatron(cp_size=align // 2, cp_rank=0)
+        placed += batch.composition.placed
+        slots += batch.composition.slots
+        assert batch.composition.padding == int((batch.document_ids < 0).sum())
+    assert placed == sum(lengths)
+    assert slots % 8 == 0
+
+
+def test_an_align_that_does_not_divide_the_row_is_refused() -> None:
+    with pytest.raises(ConfigError, match="align is 5"):
+        BestFitDecreasing(seq_len=SEQ_LEN, align=5)
+    with pytest.raises(ConfigError, match="align is 16 for seq_len 24"):
+        Buckets(seq_lens=(16, SEQ_LEN), align=16)
+
+
+def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
+    documents = random_documents([20, 7])
+    dataset = PackedDataset(
+        sources.Iterable(lambda lane, lanes: documents[lane::lanes]),
+        packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4), batch_tokens=2 * SEQ_LEN, lanes=4,
+        topology=Topology(), pad_id=90,
+    )  # fmt: skip
+    empty = [batch for batch in PackedLoader(dataset) if not batch.num_documents]
+    assert len(empty) == 2
+    for batch in empty:
+        assert batch.megatron(cp_size=2)["loss_mask"].sum() == 0  # type: ignore[union-attr]
+        assert batch.packed_seq_params(cp_size=2)["cu_seqlens_q"].tolist() == [0, 24, 48]
+        assert (batch.torchtitan()[1] == -100).all()
+        assert batch.varlen(segments=5)["cu_seqlens_q"].tolist() == [0, 24, 48, 48, 48, 48]
+        assert batch.hf(seq_idx=True)["seq_idx"].max() == 1
+        assert batch.flex(8).shape == (1, 1, 48, 48)
+
+
+# ---------------------------------------------------------------------- the way to a device
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_batch_travels_in_one_buffer(masked: bool) -> None:
+    documents = random_documents(LENGTHS)
+    masks = [tokens % 2 == 0 for tokens in documents] if masked else None
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    for batch in packed_batches(documents, packer, masks, batch_tokens=2 * SEQ_LEN):
+        copies = []
+
+        def copy(buffer: torch.Tensor, made: list[torch.Tensor] = copies) -> torch.Tensor:
+            made.append(buffer.clone())
+            return made[-1]
+
+        moved = batch._moved(copy)._moved(copy)
+        assert len(copies) == 2
+        storage = copies[1].untyped_storage().data_ptr()
+        for name in ("cu_seqlens", "source_ids"):
+            assert getattr(moved, name).untyped_storage().data_ptr() == storage
+            assert torch.equal(getattr(moved, name), getattr(batch, name))
+        for name in ("input_ids", "labels", "position_ids", "document_ids"):
+            assert torch.equal(getattr(moved, name), getattr(batch, name))
+        per_token = copies[1].nbytes / (batch.rows * batch.seq_len)
+        assert per_token < 2 + masked + 13 * 64 / SEQ_LEN  # the rest is a few ends and alignment
+
+
+def test_a_loader_with_a_device_gives_the_same_batches_and_states() -> None:
+    def loader(**options: Any) -> PackedLoader:
+        dataset = PackedDataset(
+            MemorySource([random_documents(LENGTHS * 3)]),
+            packer=BestFitDecreasing(seq_len=SEQ_LEN), lanes=1, topology=Topology(),
+        )  # fmt: skip
+        return PackedLoader(dataset, **options)
+
+    plain, ahead = loader(), loader(device="cpu")
+    number = 0
+    for expected, found in zip(plain, ahead, strict=True):
+        assert torch.equal(found.input_ids, expected.input_ids)
+        assert ahead.state_dict() == plain.state_dict()
+        number += 1
+    assert number > 3

@@ -1,0 +1,174 @@
+"""Losses over groups of batches: the gradients of the mean over all tokens, empty batches too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, token_mean_loss
+from streampack.batch import BatchGroup
+from streampack.errors import ConfigError
+from streampack.packing import BestFitDecreasing
+from tests.support.memory_source import numbered_documents
+from tests.support.runs import WholeShards
+from tests.support.simulated_ranks import on_ranks
+from tests.support.tiny_gpt import TinyGPT, summed_loss
+
+SEQ_LEN = 16
+DOCUMENTS = [d % 50 for d in numbered_documents([3, 9, 16, 4, 12, 7, 5] * 6, dtype="uint16")]
+
+
+def dataset(rank: int = 0, world_size: int = 1) -> PackedDataset:
+    # One lane has nearly everything, so others are dry long before it.
+    bounds = [0, 30, 33, 34, 36, 40, 42]
+    source = WholeShards([DOCUMENTS[a:b] for a, b in pairwise(bounds)], block_documents=3)
+    return PackedDataset(
+        source,
+        packer=BestFitDecreasing(seq_len=SEQ_LEN),
+        batch_tokens=2 * SEQ_LEN,
+        lanes=6,
+        pad_id=0,
+        topology=Topology(rank, world_size),
+    )
+
+
+def gradients(model: TinyGPT) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def add_up(model: TinyGPT, batches: Iterable[PackedBatch], count: int, averaged_over: int) -> float:
+    """Gradients of one rank's batches; returns its share of the loss."""
+    total = 0.0
+    for batch in batches:
+        flat = (batch.input_ids.ravel(), batch.position_ids.ravel(), batch.cu_seqlens)
+        logits = model(*flat)
+        loss = token_mean_loss(
+            logits.view(batch.rows, batch.seq_len, -1),
+            batch.labels,
+            count,
+            averaged_over=averaged_over,
+        )
+        assert torch.isfinite(loss)
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def unpacked() -> tuple[float, list[Tensor]]:
+    """Loss and gradients over all documents in one step, one document at a time."""
+    model = TinyGPT(50)
+    count = sum(len(document) - 1 for document in DOCUMENTS)
+    total = 0.0
+    for document in DOCUMENTS:
+        ids = torch.from_numpy(document.astype("int64"))
+        logits = model(ids, torch.arange(len(ids)), torch.tensor([0, len(ids)]))
+        loss = summed_loss(logits, ids) / count
+        loss.backward()
+        total += float(loss.detach())
+    return total, gradients(model)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_step_over_everything_has_the_gradients_of_unpacked_training(world_size: int) -> None:
+    expected_loss, expected = unpacked()
+
+    def run(rank: int, ranks: Any) -> BatchGroup:
+        (group,) = PackedLoader(dataset(rank, world_size), ranks=ranks).accumulate(1000)
+        return group
+
+    results, empty = [], 0
+    for group in on_ranks(world_size, run):  # threads share torch's generator, so not in them
+        model = TinyGPT(50)
+        loss = add_up(model, group, group.num_loss_tokens, world_size)
+        results.append((loss, gradients(model)))
+        empty += sum(batch.num_documents == 0 for batch in group)
+    assert empty > 0
+    assert sum(loss for loss, _ in results) / world_size == pytest.approx(expected_loss, 1e-12)
+    for parts in zip(expected, *(found for _, found in results), strict=True):
+        mean = torch.stack(parts[1:]).mean(0)  # as DDP makes it
+        torch.testing.assert_close(mean, parts[0], rtol=1e-9, atol=1e-12)
+
+
+def test_groups_have_the_same_global_counts_where_ranks_times_batches_is_constant() -> None:
+    def groups(world_size: int, batches: int) -> list[Any]:
+        def run(rank: int, ranks: Any) -> list[tuple[int, list[tuple[int, int]]]]:
+            loader = PackedLoader(dataset(rank, world_size), ranks=ranks)
+            return [
+                (group.num_loss_tokens, [(b.step, b.lane) for b in group])
+                for group in loader.accumulate(batches)
+            ]
+
+        results = on_ranks(world_size, run)
+        assert len({str([(count, len(g)) for count, g in one]) for one in results}) == 1
+        return [
+            (parts[0][0], sorted(place for _, places in parts for place in places))
+            for parts in zip(*results, strict=True)
+        ]
+
+    expected = groups(1, 6)
+    assert groups(2, 3) == groups(3, 2) == groups(6, 1) == expected
+    counts = [b.num_loss_tokens for b in PackedLoader(dataset())]
+    assert [count for count, _ in expected] == [
+        sum(counts[i : i + 6]) for i in range(0, len(counts), 6)
+    ]
+    assert len(groups(2, 5)[-1][1]) < 10  # a short last group
+
+
+def test_a_group_at_hand_is_taken_and_the_one_behind_it_is_not() -> None:
+    expected = [(b.step, b.lane) for b in PackedLoader(dataset())]
+    loader = PackedLoader(dataset())
+    found = []
+    for group in loader.accumulate(2):
+        found += [(b.step, b.lane) for b in group]
+        assert all(b.num_items_in_batch == group.num_loss_tokens for b in group)
+        if len(found) == 4:
+            assert loader.state_dict()["next_batch"] == 4
+            assert loader.skip(3) == 3
+        if len(found) == 8:
+            break
+    assert found == expected[:4] + expected[7:11]
+    assert [(b.step, b.lane) for b in loader] == expected[11:]
+    with pytest.raises(ConfigError, match="at least one"):
+        next(iter(loader.accumulate(0)))
+
+
+def test_after_a_skip_a_groups_count_is_that_of_its_own_batches() -> None:
+    counts = [b.num_loss_tokens for b in PackedLoader(dataset())]
+    loader = PackedLoader(dataset())
+    groups = iter(loader.accumulate(2))
+    assert next(groups).num_loss_tokens == sum(counts[:2])
+    loader.skip(3)
+    assert next(groups).num_loss_tokens == sum(counts[5:7])
+
+
+def test_without_any_loss_token_there_is_no_nan() -> None:
+    logits = torch.zeros(2, 4, 7, requires_grad=True)
+    loss = token_mean_loss(logits, torch.full((2, 4), -100), 0)
+    loss.backward()
+    assert loss == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+def test_hugging_face_divides_by_the_global_count() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).double()
+    (group,) = PackedLoader(dataset()).accumulate(1000)
+    total = 0.0
+    for batch in group:
+        out = model(**batch.hf())
+        own = token_mean_loss(out.logits, batch.labels, group.num_loss_tokens)
+        torch.testing.assert_close(out.loss.double(), own, rtol=1e-5, atol=1e-7)
+        total += float(out.loss.detach())
+    assert total > 1
+    empty = next(batch for batch in PackedLoader(dataset()) if not batch.num_documents)
+    assert model(**empty.hf()).loss == 0

@@ -1,0 +1,97 @@
+"""torchtitan, Lightning and TRL as installed: `scripts/test_frameworks.sh` has an environment."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from streampack import PackedDataset, PackedLoader, Topology
+
+
+def documents() -> list[list[int]]:
+    return [[1 + i % 63] * (1 + i * 7 % 60) for i in range(300)]
+
+
+def test_lightning_resumes_behind_the_last_step_and_repeats_no_token() -> None:
+    pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
+    from examples.lightning_datamodule import Bigrams, make_data, make_trainer
+
+    whole = Bigrams()
+    make_trainer(12).fit(whole, datamodule=make_data())
+    parts, data = Bigrams(), make_data()
+    make_trainer(5).fit(parts, datamodule=data)
+    state = json.loads(json.dumps(data.state_dict()))
+    again = make_data()
+    again.load_state_dict(state)
+    make_trainer(7).fit(parts, datamodule=again)
+    assert torch.equal(whole.seen, parts.seen)
+    assert whole.seen[1:].sum() > 0
+
+
+def test_torchtitans_base_class_takes_our_loader() -> None:
+    module = pytest.importorskip(
+        "torchtitan.components.dataloader", reason="not in the development environment"
+    )
+    from examples.torchtitan_loader import PackedTitanLoader
+
+    class Loader(PackedTitanLoader, module.BaseDataLoader):
+        pass
+
+    loader = Loader(
+        documents(), dp_world_size=1, dp_rank=0, seq_len=64, num_tokens_per_batch=128, lanes=1
+    )
+    assert not inspect.isabstract(Loader)
+    inputs, labels = next(iter(loader))
+    assert set(inputs) == {"input", "positions"}
+    assert labels.shape == (128,)
+
+
+def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl", reason="not in the development environment")
+    from datasets import Dataset
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from tests.support.corpora import byte_tokenizer
+
+    seen: list[Any] = []
+    loader = PackedLoader(
+        PackedDataset(documents(), seq_len=64, lanes=1, topology=Topology(), pad_id=0),
+        output="hf",
+    )
+
+    class PackedSFTTrainer(trl.SFTTrainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            return loader
+
+        def training_step(self, model: Any, inputs: Any, *arguments: Any) -> Any:
+            seen.append(inputs["input_ids"].clone())
+            return super().training_step(model, inputs, *arguments)
+
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    trainer = PackedSFTTrainer(
+        model=LlamaForCausalLM(config),
+        args=trl.SFTConfig(
+            output_dir=str(tmp_path), max_steps=4, use_cpu=True, report_to=[], bf16=False,
+            dataset_kwargs={"skip_prepare_dataset": True}, save_strategy="no",
+        ),
+        train_dataset=Dataset.from_dict({"input_ids": [[1]]}),  # wanted, and never read
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_object=byte_tokenizer(), eos_token="<|endoftext|>", pad_token="<|endoftext|>"
+        ),
+    )  # fmt: skip
+    trainer.train()
+    assert len(seen) == 4
+    expected = [
+        batch.input_ids.view(1, -1)
+        for batch, _ in zip(PackedLoader(loader.dataset), range(4), strict=False)
+    ]
+    for ours, theirs in zip(seen, expected, strict=True):
+        assert torch.equal(ours, theirs)

@@ -1,0 +1,143 @@
+"""The Trainer, accelerate: each rank trains on its own documents; who splits again is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from streampack import PackedDataset, PackedLoader, Topology
+from streampack.errors import ConfigError
+from streampack.packing import BestFitDecreasing
+from tests.support.memory_source import MemorySource
+from tests.support.packed_batches import random_documents
+
+pytest.importorskip("accelerate")
+ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests" / "support"
+
+
+def dataset(**options: Any) -> PackedDataset:
+    return PackedDataset(
+        MemorySource([random_documents([5, 9, 3, 12, 7, 6])]),
+        packer=BestFitDecreasing(seq_len=16), lanes=1, topology=Topology(), **options,
+    )  # fmt: skip
+
+
+def torchrun(folder: Path, *arguments: object) -> None:
+    path = os.pathsep.join([str(SUPPORT / "without_torchvision"), str(ROOT)])
+    run = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", str(SUPPORT / "trainer_run.py"), str(folder)),
+            *map(str, arguments),
+        ],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-4000:]
+
+
+def counts(folder: Path, max_steps: int) -> Any:
+    paths = [folder / f"counts-{rank}-{max_steps}.json" for rank in range(2)]
+    return np.array([json.loads(path.read_text()) for path in paths])
+
+
+@pytest.mark.slow
+def test_two_ranks_that_stop_and_resume_train_on_every_document_once(tmp_path: Path) -> None:
+    lengths = np.zeros(128, dtype=np.int64)
+    for i in range(300):
+        lengths[1 + i % 127] += 1 + i * 7 % 60
+    stop = 7
+    torchrun(tmp_path, stop, stop)
+    first = counts(tmp_path, stop)
+    assert first[:, 1:].sum(axis=1).min() > 0  # both ranks had documents
+    steps = steps_of_the_run(tmp_path)  # one more would begin the next pass
+    assert stop < steps
+    torchrun(tmp_path, steps, 1000, tmp_path / "run" / f"checkpoint-{stop}")
+    second = counts(tmp_path, steps)
+    np.testing.assert_array_equal((first + second).sum(axis=0)[1:], lengths[1:])
+
+
+def test_a_step_without_any_loss_token_has_the_loss_0(tmp_path: Path) -> None:
+    from examples.hf_trainer import PackedTrainer, make_trainer, write_corpus
+
+    losses = []
+
+    class RecordingTrainer(PackedTrainer):
+        def training_step(self, *arguments: Any) -> Any:
+            losses.append(float(super().training_step(*arguments)))
+            return torch.tensor(losses[-1])
+
+    corpus = write_corpus(tmp_path / "corpus", 1)  # a document of one token, and dry lanes
+    make_trainer(
+        tmp_path / "run", corpus, max_steps=2, save_steps=100, kind=RecordingTrainer
+    ).train()
+    assert losses == [0.0] * 4
+
+
+def steps_of_the_run(folder: Path) -> int:
+    """Optimiser steps of one pass: the longest lane decides, the others give empty batches."""
+    from examples.hf_trainer import write_corpus
+
+    batches = 0
+    for rank in range(2):
+        mine = PackedDataset(
+            write_corpus(folder / "corpus", 300), seq_len=64, batch_tokens=128, lanes=4,
+            pad_id=0, eos_id=0, topology=Topology(rank=rank, world_size=2),
+        )  # fmt: skip
+        batches = max(batches, sum(1 for _ in PackedLoader(mine)))
+    return -(-batches // 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_datasets_that_split_ours_again_are_refused(workers: int) -> None:
+    from accelerate.data_loader import DataLoaderDispatcher, IterableDatasetShard
+    from transformers.trainer_pt_utils import IterableDatasetShard as TrainerShard
+
+    for shard in (IterableDatasetShard, TrainerShard):
+        split = shard(dataset(), batch_size=1, num_processes=2, process_index=0)
+        loader: Any = DataLoader(split, batch_size=None, num_workers=workers)
+        with pytest.raises(ConfigError, match=r"IterableDatasetShard(.|\n)*PackedLoader"):
+            next(iter(loader))
+    dispatcher = DataLoaderDispatcher(dataset(), batch_size=None, num_workers=workers)
+    with pytest.raises(ConfigError, match="DataLoaderDispatcher"):
+        next(iter(dispatcher))
+
+
+def test_spawned_workers_of_such_datasets_are_refused_too() -> None:
+    from accelerate.data_loader import DataLoaderDispatcher
+
+    dispatcher = DataLoaderDispatcher(
+        dataset(), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+    )
+    with pytest.raises(ConfigError, match="DataLoaderDispatcher"):
+        next(iter(dispatcher))
+
+
+def test_accelerate_leaves_our_loader_alone() -> None:
+    from accelerate import Accelerator
+
+    loader = PackedLoader(dataset(), output="hf")
+    assert Accelerator(cpu=True).prepare(loader) is loader
+
+
+def test_the_loader_gives_what_hf_gives() -> None:
+    expected = [batch.hf() for batch in PackedLoader(dataset())]
+    found = list(PackedLoader(dataset(), output="hf"))
+    assert len(found) == len(expected) > 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert set(ours) == set(theirs)
+        for name, value in ours.items():
+            same = torch.equal if isinstance(value, torch.Tensor) else int.__eq__
+            assert same(value, theirs[name])
+    with pytest.raises(ConfigError, match="output"):
+        PackedLoader(dataset(), output="dict")  # type: ignore[arg-type]

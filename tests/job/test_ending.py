@@ -1,0 +1,320 @@
+"""How runs end: the same step everywhere, nothing lost, the same sequence on any topology."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from streampack import PackedLoader, Topology
+from streampack.errors import RankError, StateError
+from streampack.job.ending import Alone, End, Ending, Gap
+from streampack.packing import BestFitDecreasing, Buckets
+from tests.support.runs import LENGTHS, identities, identity, in_order, make_dataset, uneven
+from tests.support.simulated_ranks import on_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+@dataclass(frozen=True)
+class Item:
+    lane: int
+    step: int
+    has_next: bool
+
+
+def serve(
+    lengths: list[int],
+    world_size: int,
+    start: int = 0,
+    *,
+    end: End = "drain",
+    steps: int | None = None,
+) -> tuple[list[list[tuple[int, bool]]], list[int]]:
+    """Per rank (number, is real) of what is served of lanes with so many batches; what is left."""
+    lanes = len(lengths)
+
+    def run(rank: int, ranks: Any) -> tuple[list[tuple[int, bool]], int]:
+        topology = Topology(rank, world_size)
+        own = topology.lanes(start, lanes)
+        turns = {lane: -((lane - start) // lanes) for lane in own}
+        numbers = sorted(
+            step * lanes + lane for lane in own for step in range(turns[lane], lengths[lane])
+        )
+        items = (Item(n % lanes, n // lanes, n // lanes + 1 < lengths[n % lanes]) for n in numbers)
+        ending: Ending[Item] = Ending(
+            items,
+            topology=topology,
+            start=start,
+            lanes=lanes,
+            given={lane: min(turns[lane], lengths[lane]) for lane in own},
+            ranks=ranks,
+            end=end,
+        )
+        served = []
+        for item in ending:
+            served.append((item.step * lanes + item.lane, not isinstance(item, Gap)))
+            if steps is not None and len(served) == steps:
+                return served, 0
+        return served, len(list(ending.rest()))
+
+    results = on_ranks(world_size, run)
+    return [served for served, _ in results], [left for _, left in results]
+
+
+DIVISIONS = [(lanes, n) for lanes in (1, 2, 4, 6, 12) for n in range(1, 13) if lanes % n == 0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    division=st.sampled_from(DIVISIONS),
+    data=st.data(),
+    end=st.sampled_from(["drain", "stop"]),
+)
+def test_all_ranks_leave_after_the_same_step_wherever_they_started(
+    division: tuple[int, int], data: Any, end: End
+) -> None:
+    lanes, ranks = division
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=lanes, max_size=lanes))
+    rotations = max(lengths) if end == "drain" else min(lengths)
+    start = data.draw(st.integers(0, rotations * lanes))
+    served, left = serve(lengths, ranks, start, end=end)
+    assert len({len(one) for one in served}) == 1
+    steps = -(-(rotations * lanes - start) // ranks)
+    assert len(served[0]) == steps
+    numbers = sorted(pair for one in served for pair in one)
+    assert [n for n, _ in numbers] == list(range(start, start + steps * ranks))
+    for number, real in numbers:
+        assert real == (number // lanes < min(lengths[number % lanes], rotations))
+    before = sum(
+        -((lane - start) // lanes) <= s for lane, n in enumerate(lengths) for s in range(n)
+    )
+    assert sum(left) == (before - sum(real for _, real in numbers) if end == "stop" else 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(division=st.sampled_from(DIVISIONS), data=st.data(), end=st.sampled_from(["drain", "stop"]))
+def test_ranks_that_break_after_the_same_step_have_asked_the_same(
+    division: tuple[int, int], data: Any, end: End
+) -> None:
+    lanes, ranks = division
+    lengths = data.draw(st.lists(st.integers(1, 5), min_size=lanes, max_size=lanes))
+    start = data.draw(st.integers(0, min(lengths) * lanes))
+    serve(lengths, ranks, start, end=end, steps=data.draw(st.integers(1, 20)))  # `on_ranks` checks
+
+
+@settings(max_examples=60, deadline=None)
+@given(lanes=st.sampled_from([1, 3, 4, 12]), ranks=st.integers(1, 9), data=st.data())
+def test_any_number_of_ranks_evaluates_every_batch_once_in_equally_many_steps(
+    lanes: int, ranks: int, data: Any
+) -> None:
+    lengths = data.draw(st.lists(st.integers(0, 6), min_size=lanes, max_size=lanes))
+    served, _ = serve(lengths, ranks)
+    assert len({len(one) for one in served}) == 1
+    numbers = sorted(pair for one in served for pair in one)
+    assert [n for n, _ in numbers] == list(range(len(numbers)))
+    real = [n for n, is_real in numbers if is_real]
+    assert real == sorted(s * lanes + lane for lane, n in enumerate(lengths) for s in range(n))
+
+
+PACKERS = [BestFitDecreasing(seq_len=32), Buckets(seq_lens=(8, 16, 32))]
+
+
+@pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
+@pytest.mark.parametrize("world_size", [2, 3, 4, 6])
+def test_the_global_sequence_is_the_same_on_any_number_of_ranks(
+    world_size: int, packer: Any
+) -> None:
+    expected = [identity(batch) for batch in PackedLoader(uneven(Topology(), packer=packer))]
+
+    def run(rank: int, ranks: Any) -> list[Any]:
+        dataset = uneven(Topology(rank, world_size), packer=packer)
+        return [identity(batch) for batch in PackedLoader(dataset, ranks=ranks)]
+
+    assert in_order(on_ranks(world_size, run)) == expected
+
+
+@pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_end_as_the_process_itself_does(workers: int, packer: Any) -> None:
+    loaders = [PackedLoader(uneven(Topology(), packer=packer), num_workers=n) for n in (0, workers)]
+    found = [[identity(batch) for batch in loader] for loader in loaders]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_a_plain_dataloader_that_ends_together_gives_the_same(workers: int) -> None:
+    expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
+    dataset = uneven(Topology())
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+    assert [identity(batch) for batch in PackedLoader.over(loader)] == expected
+    # By itself it keeps the order too, and only the number of empty batches differs.
+    assert identities(loader) == identities(PackedLoader(uneven(Topology())))
+
+
+def test_plain_iterables_of_several_ranks_end_together() -> None:
+    expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
+
+    def run(rank: int, ranks: Any) -> list[Any]:
+        dataset = uneven(Topology(rank, 3))
+        return [identity(batch) for batch in PackedLoader.over(dataset, ranks=ranks)]
+
+    assert in_order(on_ranks(3, run)) == expected
+
+
+def test_batches_that_were_sharded_again_are_refused() -> None:
+    dataset = uneven(Topology())
+    for batches in (list(dataset)[::5], list(dataset)[::-1], list(dataset)[5:]):
+        with pytest.raises(StateError, match="sharded again"):
+            list(PackedLoader.over(batches, dataset))
+
+
+def test_a_run_stopped_anywhere_has_the_same_empty_batches_as_one_that_was_not() -> None:
+    expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
+    loader = PackedLoader(uneven(Topology()))
+    states = [json.dumps(loader.state_dict()) for _ in loader]
+    assert len(states) == len(expected)
+    for i in range(0, len(states), 5):
+        again = PackedLoader(uneven(Topology()))
+        again.load_state_dict(json.loads(states[i]))
+        assert [identity(batch) for batch in again] == expected[i + 1 :]
+
+
+def test_stopping_counts_exactly_what_it_leaves_and_draining_it_gives_the_rest() -> None:
+    everything = PackedLoader(make_dataset())
+    expected = [identity(batch) for batch in everything]
+
+    def run(rank: int, ranks: Any) -> Any:
+        dataset = make_dataset(topology=Topology(rank, 2))
+        loader = PackedLoader(dataset, end="stop", ranks=ranks)
+        found = [identity(batch) for batch in loader]
+        state = loader.state_dict()
+        return found, loader.metrics(), state
+
+    results = on_ranks(2, run)
+    served = in_order([found for found, _, _ in results])
+    assert served == expected[: len(served)]
+    assert all(max(ids) < 4_000_000 or len(set(ids)) > 1 for _, _, ids, _ in served)
+    totals = results[0][1] + results[1][1]
+    assert totals.left.placed > 0
+    whole = everything.metrics().composition
+    assert totals.composition.placed + totals.left.placed == whole.placed
+    assert totals.composition.documents + totals.left.documents == whole.documents
+    assert totals.as_dict()["tokens_left"] == totals.left.placed
+
+    def drain(rank: int, ranks: Any) -> Any:
+        loader = PackedLoader(make_dataset(topology=Topology(rank, 2)), ranks=ranks)
+        loader.load_state_dict(results[rank][2])
+        return [identity(batch) for batch in loader]
+
+    assert served + in_order(on_ranks(2, drain)) == expected
+
+
+def test_ranks_that_start_from_different_places_are_told() -> None:
+    state = None
+    loader = PackedLoader(make_dataset(topology=Topology(0, 2)))
+    next(iter(loader))
+    state = loader.state_dict()
+
+    def run(rank: int, ranks: Any) -> str:
+        loader = PackedLoader(make_dataset(topology=Topology(rank, 2)), ranks=ranks)
+        if rank == 0:
+            loader.load_state_dict(state)
+        with pytest.raises(RankError, match="do not start the same run"):
+            next(iter(loader))
+        return "told"
+
+    assert on_ranks(2, run) == ["told", "told"]
+
+
+def test_empty_batches_are_padding_without_loss_of_the_lanes_shape_and_place() -> None:
+    loader = PackedLoader(uneven(Topology(), provenance=True))
+    states, empty = {}, 0
+    for number, batch in enumerate(loader):
+        assert (batch.step, batch.lane) == divmod(number, 12)
+        assert batch.input_ids.shape == (2, 32)
+        assert batch.cu_seqlens[-1] == 64
+        if batch.num_documents:
+            states[batch.lane] = batch.state
+            continue
+        empty += 1
+        assert batch.num_tokens == batch.num_loss_tokens == batch.sum_squared_lengths == 0
+        assert (batch.labels == -100).all()
+        assert (batch.document_ids == -1).all()
+        assert (batch.input_ids == 4_000_000).all()
+        assert batch.provenance is not None
+        assert len(batch.provenance) == 0
+        assert not batch.has_next
+        assert batch.state == states.get(batch.lane, batch.state)
+    assert empty > 12
+    metrics = loader.metrics()
+    assert (metrics.batches, metrics.empty_batches) == (number + 1, empty)
+    assert metrics.composition.slots == 64 * (number + 1 - empty)
+
+
+def test_every_batch_says_whether_its_lane_has_another() -> None:
+    for workers in (0, 2):
+        last = {}
+        for batch in PackedLoader(make_dataset(), num_workers=workers):
+            if batch.num_documents:
+                assert last.get(batch.lane, True)
+                last[batch.lane] = batch.has_next
+        assert list(last.values()) == [False] * 6
+
+
+def test_an_endless_run_asks_nobody() -> None:
+    class Nobody(Alone):
+        def total(self, count: int) -> Any:
+            raise AssertionError
+
+    loader = PackedLoader(make_dataset(epochs=None), ranks=Nobody())
+    batches = [batch for _, batch in zip(range(400), loader, strict=False)]
+    assert all(batch.num_documents and batch.has_next for batch in batches)
+
+
+def test_skipped_batches_are_consumed_recorded_and_counted() -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    for workers in (0, 2):
+        loader = PackedLoader(make_dataset(), num_workers=workers)
+        found = []
+        assert loader.skip(2) == 2  # before the first batch
+        for batch in loader:
+            found.append(identity(batch))
+            if len(found) == 10:
+                assert loader.skip(5) == 5
+                assert loader.skip(1) == 1
+                state = json.loads(json.dumps(loader.state_dict()))
+                assert state["stepped_over"] == [[0, 2], [12, 18]]
+        assert found == expected[2:12] + expected[18:]
+        metrics = loader.metrics()
+        assert metrics.composition.placed + metrics.stepped_over.placed == sum(LENGTHS)
+        again = PackedLoader(make_dataset())
+        again.load_state_dict(state)
+        assert [identity(batch) for batch in again] == expected[18:]
+        assert again.state_dict()["stepped_over"] == [[0, 2], [12, 18]]
+    loader = PackedLoader(make_dataset())
+    assert loader.skip(10**6) == len(expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_was_left_can_be_skipped_ahead(workers: int) -> None:
+    expected = [identity(batch) for batch in PackedLoader(make_dataset())]
+    loader = PackedLoader(make_dataset(), num_workers=workers)
+    found = []
+    for batch in loader:
+        found.append(identity(batch))
+        break
+    assert loader.skip(2) == 2
+    for group in loader.accumulate(3):
+        found.extend(identity(batch) for batch in group)
+        break
+    assert loader.skip(1) == 1
+    assert loader.state_dict()["stepped_over"] == [[1, 3], [6, 7]]
+    found.extend(identity(batch) for batch in loader)
+    assert found == expected[:1] + expected[3:6] + expected[7:]
+    assert loader.skip(1) == 0  # the run has ended

@@ -1,0 +1,167 @@
+"""Ranks that are processes of a torchrun job over gloo: they end together, and fail together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack import PackedLoader, Topology
+from tests.support.runs import identity, in_order, uneven
+
+ROOT = Path(__file__).parents[2]
+
+JOB = """
+import json, os, signal, sys, time
+import torch.distributed as dist
+from streampack import PackedLoader, Topology
+from streampack.job.exchange import ProcessRanks
+from streampack.errors import StreampackError
+from tests.support.runs import identity
+from tests.support.runs import uneven
+
+mode, world_size, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo")
+process = dist.get_rank()
+# Processes that stand one behind the other share a data-parallel rank, as tensor-parallel ones do.
+topology = Topology(process // (dist.get_world_size() // world_size), world_size)
+if mode == "default":
+    assert Topology.detect() == topology
+result = {}
+try:
+    if mode == "uneven":
+        topology = Topology(min(process, 1), 2)
+    ranks = ProcessRanks(topology, timeout_s=5.0) if mode == "hang" else None
+    loader = PackedLoader(uneven(topology), num_workers=process % 4, ranks=ranks)
+    if mode == "start" and process == 0:
+        loader.load_state_dict(json.loads(open(folder + "/state").read()))
+    if mode == "groups":
+        result["counts"] = [group.num_loss_tokens for group in loader.accumulate(3)]
+    else:
+        found = []
+        for batch in loader:
+            found.append(identity(batch))
+            if process == 1 and len(found) == 20 and mode in ("die", "hang"):
+                if mode == "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+        result["batches"] = found
+except StreampackError as error:
+    result["error"] = [type(error).__name__, str(error)]
+with open(f"{folder}/{process}.json", "w") as file:
+    json.dump(result, file)
+sys.stdout.flush()
+os._exit(0)  # whatever the others do
+"""
+
+
+def run_job(folder: Path, mode: str, processes: int, world_size: int | None = None) -> list[Any]:
+    """What each process wrote, None of one that did not."""
+    (folder / "job.py").write_text(JOB)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    if mode in ("die", "hang"):  # torchrun would end the others before they can say anything
+        return _run_apart(folder, mode, processes)
+    subprocess.run(
+        [*command, "--master-addr", "127.0.0.1", "--master-port", "0", "--rdzv-backend", "c10d",
+         "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1",
+         "job.py", mode, str(world_size or processes), str(folder)],
+        cwd=folder, env=_environment(), timeout=120, check=True,
+    )  # fmt: skip
+    return _results(folder, processes)
+
+
+def _run_apart(folder: Path, mode: str, processes: int) -> list[Any]:
+    """The same without torchrun; the first process finds a free port."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "job.py", mode, str(processes), str(folder)],
+            cwd=folder,
+            env={
+                **_environment(), "RANK": str(rank), "WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            },
+        )
+        for rank in range(processes)
+    ]  # fmt: skip
+    try:
+        for rank in [0, *range(2, processes)]:
+            started[rank].wait(60)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return _results(folder, processes)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def _results(folder: Path, processes: int) -> list[Any]:
+    files = [folder / f"{rank}.json" for rank in range(processes)]
+    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def reference() -> list[Any]:
+    return json.loads(json.dumps([identity(b) for b in PackedLoader(uneven(Topology()))]))
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=SLOW), pytest.param(6, marks=SLOW)])
+def test_a_job_gives_the_sequence_of_one_process_and_ends_after_the_same_step(
+    processes: int, tmp_path: Path
+) -> None:
+    results = run_job(tmp_path, "default", processes)
+    assert in_order([result["batches"] for result in results]) == reference()
+
+
+@SLOW
+def test_model_parallel_processes_get_the_same_batches_and_count_once(tmp_path: Path) -> None:
+    results = run_job(tmp_path, "shared", 4, world_size=2)
+    batches = [result["batches"] for result in results]
+    assert batches[0] == batches[1]
+    assert batches[2] == batches[3]
+    assert in_order([batches[0], batches[2]]) == reference()
+    results = run_job(tmp_path, "groups", 4, world_size=2)
+    counts = [batch.num_loss_tokens for batch in PackedLoader(uneven(Topology()))]
+    expected = [sum(counts[i : i + 6]) for i in range(0, len(counts), 6)]
+    assert [result["counts"] for result in results] == [expected] * 4
+
+
+@pytest.mark.parametrize("mode", ["die", pytest.param("hang", marks=SLOW)])
+def test_a_rank_that_is_gone_fails_the_others_in_words_and_in_time(
+    mode: str, tmp_path: Path
+) -> None:
+    results = run_job(tmp_path, mode, 3)
+    for rank in (0, 2):
+        kind, text = results[rank]["error"]
+        assert kind == "RankError"
+        assert "Another process of the job died" in text
+        assert "resume all of them" in text
+
+
+def test_ranks_that_start_from_different_places_all_say_so(tmp_path: Path) -> None:
+    loader = PackedLoader(uneven(Topology(0, 2)))
+    next(iter(loader))
+    (tmp_path / "state").write_text(json.dumps(loader.state_dict()))
+    for result in run_job(tmp_path, "start", 2):
+        assert result["error"][0] == "RankError"
+        assert "do not start the same run" in result["error"][1]
+
+
+def test_data_parallel_ranks_shared_unequally_are_refused(tmp_path: Path) -> None:
+    for result in run_job(tmp_path, "uneven", 3, world_size=3):
+        assert result["error"][0] == "ConfigError"
+        assert "equally many processes" in result["error"][1]

@@ -1,0 +1,258 @@
+"""A lane delivers every token once, within its bounds, and resumes after any batch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.errors import StateError
+from streampack.lane.lane import Lane
+from streampack.packing import BestFitDecreasing, FirstFitDecreasing, Packer, Seamless
+from streampack.window.config import WindowConfig
+from tests.support.lanes import (
+    PACKERS,
+    PAD,
+    SEQ_LEN,
+    check_delivered,
+    check_equal,
+    composition_of,
+    lane_config,
+    run,
+)
+from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
+
+by_name = {"ids": lambda value: type(value).__name__}
+
+
+@pytest.mark.parametrize("packer", PACKERS, **by_name)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_every_token_is_delivered_exactly_once(packer: Packer, lanes: int) -> None:
+    lengths = heavy_tailed(300, seed=1)
+    config = lane_config(lengths, packer, lanes=lanes)
+    batches = [batch for lane in range(lanes) for batch in run(Lane(config, lane))]
+    check_delivered(batches, sum(lengths))
+    total = composition_of(batches)
+    assert total.documents == len(lengths)
+    assert (total.dropped, total.documents_lost) == (0, 0)
+    assert (total.repeated > 0) == isinstance(packer, Seamless)
+    assert total.slots == sum(len(batch.rows.tokens) for batch in batches)
+
+
+@pytest.mark.parametrize("packer", PACKERS, **by_name)
+def test_restoring_after_every_batch_gives_the_same_rest(packer: Packer) -> None:
+    config = lane_config(heavy_tailed(160, seed=2), packer)
+    batches = run(Lane(config, 0))
+    assert len(batches) > 20
+    for i, batch in enumerate(batches):
+        state = json.loads(json.dumps(batch.round.state(batch.emitted)))
+        check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+
+
+@given(
+    st.lists(st.integers(1, 90), min_size=1, max_size=60),
+    st.sampled_from(PACKERS),
+    st.integers(1, 3),
+    st.integers(6, 12),
+    st.sampled_from([0.0, 0.5, 0.9]),
+    st.integers(0, 3),
+    st.integers(1, 8),
+    st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_any_window_delivers_once_and_resumes_anywhere(
+    lengths: list[int],
+    packer: Packer,
+    rows: int,
+    window_rows: int,
+    carry: float,
+    max_carries: int,
+    block_documents: int,
+    shuffle: bool,
+) -> None:
+    config = lane_config(
+        lengths,
+        packer,
+        rows=rows,
+        window=WindowConfig(
+            window_tokens=window_rows * SEQ_LEN, carry=carry, max_carries=max_carries
+        ),
+        block_documents=block_documents,
+        shuffle=shuffle,
+        epochs=2,
+    )
+    batches = run(Lane(config, 0))
+    check_delivered(batches, sum(lengths), times=2)
+    for i in range(0, len(batches), 3):
+        state = batches[i].round.state(batches[i].emitted)
+        check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+
+
+@pytest.mark.parametrize("packer", PACKERS, **by_name)
+def test_a_document_longer_than_the_window_streams_through_it(packer: Packer) -> None:
+    lengths = [5, 7, 40 * SEQ_LEN + 3, 9, 30, 11 * SEQ_LEN, 2]
+    config = lane_config(lengths, packer, shuffle=False)
+    batches = run(Lane(config, 0))
+    check_delivered(batches, sum(lengths))
+    most = config.window.window_tokens
+    assert most is not None
+    assert all(batch.round.entries.held.sum() <= most for batch in batches)
+    for i, batch in enumerate(batches):
+        check_equal(run(Lane(config, 0, batch.round.state(batch.emitted))), batches[i + 1 :])
+
+
+@pytest.mark.parametrize("packer", [p for p in PACKERS if "overflow" in vars(p)], **by_name)
+@pytest.mark.parametrize("overflow", ["truncate", "drop"])
+def test_what_overflow_drops_is_counted_to_the_token(packer: Packer, overflow: Any) -> None:
+    lengths = [*heavy_tailed(100, seed=3), 5000, 8 * SEQ_LEN, SEQ_LEN + 1, SEQ_LEN]
+    config = lane_config(lengths, replace(cast(Any, packer), overflow=overflow))
+    batches = run(Lane(config, 0))
+    long = [n for n in lengths if n > SEQ_LEN]
+    dropped = sum(long) - (SEQ_LEN * len(long) if overflow == "truncate" else 0)
+    total = composition_of(batches)
+    assert total.dropped == dropped
+    assert total.placed == sum(lengths) - dropped
+    assert total.documents_cropped == len(long)
+    assert total.documents_lost == (len(long) if overflow == "drop" else 0)
+
+
+def test_the_window_stays_within_its_bounds_and_nobody_waits_too_long() -> None:
+    window = WindowConfig(window_tokens=20 * SEQ_LEN, window_documents=40, max_carries=3)
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    config = lane_config(heavy_tailed(2000, seed=4), packer, window=window)
+    rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
+    assert max(r.entries.held.sum() for r in rounds.values()) <= 20 * SEQ_LEN
+    assert max(len(r.entries) for r in rounds.values()) <= 40 + 1
+    assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
+
+
+def test_with_many_rows_a_batch_nobody_waits_more_than_a_round_beyond_the_limit() -> None:
+    for packer in (BestFitDecreasing(seq_len=SEQ_LEN), FirstFitDecreasing(seq_len=SEQ_LEN)):
+        for carry in (0.5, 0.95):
+            window = WindowConfig(window_tokens=12 * SEQ_LEN, carry=carry, max_carries=2)
+            config = lane_config(heavy_tailed(3000, seed=12), packer, window=window, rows=8)
+            rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
+            assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
+
+
+def test_the_first_batch_needs_only_a_small_window() -> None:
+    config = lane_config(
+        heavy_tailed(2000, seed=5),
+        BestFitDecreasing(seq_len=SEQ_LEN),
+        window=WindowConfig(window_tokens=64 * SEQ_LEN),
+    )
+    held = []
+    for batch in run(Lane(config, 0)):
+        if not held or batch.round.number == len(held):
+            held.append(int(batch.round.entries.held.sum()))
+    assert held[0] < 2 * SEQ_LEN + 2000
+    assert max(held[:3]) < max(held[3:10])
+
+
+def test_what_is_emitted_has_the_inputs_length_distribution_throughout() -> None:
+    lengths = heavy_tailed(12_000, seed=6, longest=SEQ_LEN)
+    config = lane_config(
+        lengths,
+        BestFitDecreasing(seq_len=SEQ_LEN),
+        window=WindowConfig(window_tokens=64 * SEQ_LEN),
+    )
+    sizes = np.concatenate(
+        [
+            batch.rows.provenance["stop"] - batch.rows.provenance["start"]
+            for batch in run(Lane(config, 0))
+            if batch.rows.provenance is not None
+        ]
+    )
+    levels = np.arange(1, SEQ_LEN + 1)
+    whole = (np.array(lengths)[:, None] <= levels).mean(axis=0)
+    for tenth in np.array_split(sizes, 10):
+        distance = np.abs((tenth[:, None] <= levels).mean(axis=0) - whole).max()
+        assert distance < 0.05  # Kolmogorov-Smirnov; 1,200 samples exceed 0.047 once in a hundred
+
+
+def test_a_window_that_carries_packs_nearly_as_well_as_the_whole_stream() -> None:
+    lengths = heavy_tailed(8000, seed=7)
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    whole = packer.plan(np.array(lengths), final=True, seed=0).metrics(np.array(lengths))
+    config = lane_config(lengths, packer, window=WindowConfig(window_tokens=128 * SEQ_LEN))
+    batches = run(Lane(config, 0))
+    total = composition_of(batches)
+    assert total.utilisation > whole.utilisation - 0.005
+
+
+def test_the_state_is_small_and_holds_no_tokens() -> None:
+    lengths = [3] * 30_000
+    config = lane_config(
+        lengths,
+        BestFitDecreasing(seq_len=2048),
+        rows=2048 // SEQ_LEN,
+        window=WindowConfig(window_tokens=30_000, window_documents=10_000),
+        block_documents=256,
+    )
+    batches = run(Lane(config, 0))
+    assert max(len(batch.round.entries) for batch in batches) >= 9_000
+    sizes = [len(json.dumps(batch.round.state(batch.emitted))) for batch in batches]
+    assert max(sizes) < 16 * 1024
+
+
+def test_the_state_is_small_where_thousands_of_documents_are_cut_and_wait() -> None:
+    config = lane_config(
+        [97] * 25_000,
+        BestFitDecreasing(seq_len=64),
+        rows=64 // SEQ_LEN,
+        window=WindowConfig(
+            window_tokens=700_000, window_documents=10_000, carry=0.95, max_carries=1000
+        ),
+        block_documents=256,
+    )
+    rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
+    assert max(np.count_nonzero(r.entries.start) for r in rounds.values()) >= 8_000
+    assert max(len(json.dumps(r.state(1))) for r in rounds.values()) < 16 * 1024
+
+
+def test_another_number_of_epochs_is_refused_only_where_the_end_was_packed_already() -> None:
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    lengths = heavy_tailed(200, seed=8)
+    batches = run(Lane(lane_config(lengths, packer), 0))
+    longer = lane_config(lengths, packer, epochs=2)
+    early = batches[10]
+    check_equal(run(Lane(longer, 0, early.round.state(early.emitted))), run(Lane(longer, 0))[11:])
+    with pytest.raises(StateError, match="more to read than when the end of the run was packed"):
+        Lane(longer, 0, batches[-1].round.state(batches[-1].emitted))
+
+
+def test_changed_documents_are_refused_on_resume() -> None:
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    lengths = heavy_tailed(200, seed=8)
+    batch = run(Lane(lane_config(lengths, packer), 0))[10]
+    state = batch.round.state(batch.emitted)
+    changed = lane_config([n + 1 for n in lengths], packer)
+    with pytest.raises(StateError, match="digest"):
+        Lane(changed, 0, state)
+    with pytest.raises(StateError, match="too early"):
+        Lane(lane_config(lengths[:12], packer), 0, state)
+
+
+def test_the_same_seed_repeats_a_run_and_another_does_not() -> None:
+    packer = BestFitDecreasing(seq_len=SEQ_LEN)
+    lengths = heavy_tailed(200, seed=9)
+    first, again = (run(Lane(lane_config(lengths, packer), 0)) for _ in range(2))
+    check_equal(first, again)
+    other = run(Lane(lane_config(lengths, packer, seed=6), 0))
+    assert not np.array_equal(first[0].rows.tokens, other[0].rows.tokens)
+
+
+def test_masks_travel_with_their_tokens() -> None:
+    documents = numbered_documents(heavy_tailed(120, seed=10))
+    masks = [tokens % 3 == 0 for tokens in documents]
+    source = MemorySource([documents], [masks], block_documents=7)
+    config = lane_config([1], BestFitDecreasing(seq_len=SEQ_LEN), source=source)
+    for batch in run(Lane(config, 0)):
+        tokens, mask = batch.rows.tokens, batch.rows.loss_mask
+        assert mask is not None
+        np.testing.assert_array_equal(mask, (tokens % 3 == 0) & (tokens < PAD))

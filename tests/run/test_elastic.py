@@ -1,0 +1,259 @@
+"""Stopped anywhere and gone on with on any topology, a run is the run that was never stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from streampack import (
+    Concat,
+    Documents,
+    Hook,
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    SimilarityOrder,
+    Topology,
+    WindowConfig,
+    merge_states,
+    sources,
+)
+from streampack.packing.packer import BatchPacker
+from tests.support.corpora import byte_tokenizer
+from tests.support.every_source import PACKERS, SEQ_LEN, SOURCES
+from tests.support.memory_source import MemorySource
+from tests.support.simulated_ranks import on_ranks
+
+LANES = (1, 2, 4, 6, 12)
+Make = Callable[[Topology], PackedDataset]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Part of a run: on so many ranks, with so many workers each, for so many steps."""
+
+    ranks: int
+    workers: int
+    steps: int
+
+
+def identity(batch: PackedBatch) -> tuple[Any, ...]:
+    arrays = (batch.input_ids, batch.labels, batch.position_ids, batch.document_ids)
+    return (
+        batch.step,
+        batch.lane,
+        *(array.ravel().tolist() for array in arrays),
+        batch.cu_seqlens.tolist(),
+        batch.source_ids.tolist(),
+    )
+
+
+def global_batches(ranks: list[list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
+    """The batches of all ranks in the order of the run."""
+    assert len({len(batches) for batches in ranks}) == 1, "a rank left before the others"
+    return [batch for step in zip(*ranks, strict=True) for batch in step]
+
+
+def run_leg(make: Make, leg: Leg, state: Any) -> tuple[list[tuple[Any, ...]], Any]:
+    """The leg's batches, and the state behind them as it is after a way through JSON."""
+
+    def one(rank: int, member: Any) -> tuple[list[tuple[Any, ...]], Any]:
+        dataset = make(Topology(rank, leg.ranks))
+        loader = PackedLoader(dataset, num_workers=leg.workers, ranks=member)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = [identity(batch) for batch in islice(loader, leg.steps)]
+        return batches, loader.state_dict()
+
+    ranks, states = zip(*on_ranks(leg.ranks, one), strict=True)
+    return global_batches(list(ranks)), json.loads(json.dumps(merge_states(states)))
+
+
+def check_legs(make: Make, lanes: int, legs: list[Leg]) -> None:
+    whole = [identity(batch) for batch in PackedLoader(make(Topology()))]
+    found: list[tuple[Any, ...]] = []
+    state = None
+    for leg in [*legs, Leg(1, 0, 100_000)]:
+        batches, state = run_leg(make, leg, state)
+        found += batches
+    numbers = [step * lanes + lane for step, lane, *_ in found]
+    assert numbers == list(range(len(found)))
+    # Ranks that went on from inside a rotation need not be through with the last one together.
+    rest = found[len(whole) :]
+    assert found[: len(whole)] == whole
+    assert len(rest) < max(leg.ranks for leg in legs)
+    assert all(set(document_ids) == {-1} for *_, document_ids, _, _ in rest)
+
+
+# ------------------------------------------------------------------ what is drawn
+
+
+def reverse_some(documents: Documents, seeds: NDArray[np.uint64]) -> Documents:
+    tokens = documents.tokens.copy()
+    for i in np.flatnonzero(seeds % np.uint64(2)):
+        part = slice(documents.offsets[i], documents.offsets[i + 1])
+        tokens[part] = tokens[part][::-1]
+    return Documents(tokens, documents.offsets, documents.origin, documents.loss_mask)
+
+
+def no_sevenths(documents: Documents, seeds: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    return np.asarray(documents.lengths % 7 != 0)
+
+
+@st.composite
+def memory_sources(draw: st.DrawFn) -> MemorySource:
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    count, mean, spread = draw(st.integers(1, 250)), draw(st.sampled_from([1, 2, 3])), 1.0
+    lengths = np.minimum(np.exp(rng.normal(mean, spread, count)).astype(int) + 1, 700)
+    if draw(st.integers(0, 4)) == 0:
+        lengths[rng.integers(0, count)] = 3000  # longer than any window
+    dtype = draw(st.sampled_from([np.uint16, np.uint32]))
+    top = 60_000 if dtype == np.uint16 else 1_000_000
+    documents = [rng.integers(0, top, n).astype(dtype) for n in lengths]
+    masks = None
+    if draw(st.booleans()):
+        masks = [rng.random(n) < 0.7 for n in lengths]
+    cuts = sorted(draw(st.lists(st.integers(0, count), max_size=3)))
+    bounds = list(zip([0, *cuts], [*cuts, count], strict=True))
+    return MemorySource(
+        [documents[a:b] for a, b in bounds],
+        None if masks is None else [masks[a:b] for a, b in bounds],
+        block_documents=draw(st.integers(1, 40)),
+        open_shards=draw(st.integers(1, 3)),
+    )
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> sources.Mixture:
+    names = [f"source {i}" for i in range(draw(st.integers(2, 3)))]
+    return sources.Mixture(
+        {name: draw(memory_sources()) for name in names},
+        weights={name: draw(st.sampled_from([1, 2, 5])) for name in names},
+        at_end=draw(st.sampled_from(["share", "stop"])),
+        quantum_documents=draw(st.integers(1, 9)),
+    )
+
+
+@st.composite
+def options(draw: st.DrawFn) -> dict[str, Any]:
+    packer = draw(st.sampled_from(PACKERS))
+    values: dict[str, Any] = {
+        "packer": packer,
+        "batch_tokens": draw(st.integers(1, 3)) * SEQ_LEN,
+        "window": WindowConfig(
+            window_tokens=draw(st.integers(8, 30)) * SEQ_LEN,
+            window_documents=draw(st.sampled_from([20, 65_536])),
+            max_carries=draw(st.sampled_from([1, 16])),
+        ),
+        "attention": draw(st.sampled_from(["document", "row"])),
+        "seed": draw(st.integers(0, 99)),
+        "shuffle": draw(st.booleans()),
+        "epochs": draw(st.integers(1, 2)),
+        "map": Hook("reverse-some", reverse_some) if draw(st.booleans()) else None,
+        "filter": Hook("no-sevenths", no_sevenths) if draw(st.booleans()) else None,
+    }
+    if draw(st.integers(0, 5)) == 0:
+        order = SimilarityOrder(order_window_documents=30, first_window_documents=10)
+        values |= {"order": order, "packer": Concat(seq_len=SEQ_LEN), "attention": "row"}
+    elif values["attention"] == "document" and not isinstance(packer, BatchPacker):
+        values["balance"] = draw(st.sampled_from([None, "attention"]))
+    return values
+
+
+@st.composite
+def runs(draw: st.DrawFn, most_lanes: int = LANES[-1]) -> tuple[int, list[Leg]]:
+    """A number of lanes and two to five legs on ranks that divide it."""
+    lanes = draw(st.sampled_from([n for n in LANES if n <= most_lanes]))
+    divisors = [n for n in range(1, lanes + 1) if lanes % n == 0]
+    legs = st.builds(
+        Leg, ranks=st.sampled_from(divisors), workers=st.just(0), steps=st.integers(0, 25)
+    )
+    return lanes, draw(st.lists(legs, min_size=2, max_size=5))
+
+
+def dataset_maker(source: Any, lanes: int, values: dict[str, Any]) -> Make:
+    source.prepare()
+
+    def make(topology: Topology) -> PackedDataset:
+        ids = {"eos_id": 256} if source.tokenized else {"tokenizer": byte_tokenizer()}
+        return PackedDataset(source, lanes=lanes, topology=topology, **ids, **values)
+
+    return make
+
+
+SLOW_ONES = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=SLOW_ONES)
+@given(st.one_of(memory_sources(), mixtures()), options(), runs())
+def test_any_stops_on_any_topologies_give_the_uninterrupted_sequence(
+    source: Any, values: dict[str, Any], run: tuple[int, list[Leg]]
+) -> None:
+    lanes, legs = run
+    check_legs(dataset_maker(source, lanes, values), lanes, legs)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SOURCES if not kind.startswith("chat")])
+def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
+    source = SOURCES[kind](tmp_path)
+    source.prepare()
+
+    @settings(max_examples=5, deadline=None, suppress_health_check=SLOW_ONES)
+    @given(options(), runs(source.max_lanes() or 4))
+    def check(values: dict[str, Any], run: tuple[int, list[Leg]]) -> None:
+        lanes, legs = run
+        if source.max_lanes() == 1:
+            lanes, legs = 1, [Leg(1, 0, leg.steps) for leg in legs]
+        check_legs(dataset_maker(source, lanes, values), lanes, legs)
+
+    check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_workers_are_free_on_every_leg(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    documents = [
+        rng.integers(0, 999, n).astype(np.uint16) for n in rng.integers(1, 3 * SEQ_LEN, 200)
+    ]
+    source = MemorySource([documents[:90], documents[90:]], block_documents=9)
+    values = {
+        "packer": PACKERS[int(rng.integers(len(PACKERS)))],
+        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+    }
+    legs = [Leg(1, int(rng.integers(1, 4)), int(rng.integers(1, 30))) for _ in range(3)]
+    check_legs(dataset_maker(source, 6, values), 6, legs)
+
+
+def test_a_stop_costs_no_more_time_than_its_window() -> None:
+    """Reading again does not begin at the beginning."""
+    read: list[int] = []
+
+    class Counting(MemorySource):
+        def read_shard(self, shard: int, start: int, stop: int, skips: Any) -> Any:
+            for block, end in super().read_shard(shard, start, stop, skips):
+                read.append(len(block))
+                yield block, end
+
+    documents = [np.zeros(20, dtype=np.uint16)] * 20_000
+    source = Counting([documents], block_documents=16)
+    values = {"seq_len": 64, "window": WindowConfig(window_tokens=64 * 40)}
+    make = dataset_maker(source, 1, values)
+    loader = PackedLoader(make(Topology()))
+    for _ in islice(loader, 5000):
+        pass
+    state = loader.state_dict()
+    read.clear()
+    again = PackedLoader(make(Topology()))
+    again.load_state_dict(state)
+    next(iter(again))
+    assert 0 < sum(read) < 1000

@@ -1,0 +1,177 @@
+"""Evaluation: the same documents in the same batches, whatever evaluates them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from streampack import (
+    PackedDataset,
+    PackedLoader,
+    Topology,
+    WindowConfig,
+    sources,
+)
+from streampack.errors import ConfigError, StateError
+from streampack.packing import BestFitDecreasing, Buckets
+from tests.support.every_source import SOURCES
+from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
+from tests.support.runs import identity, in_order
+from tests.support.simulated_ranks import on_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+SEQ_LEN = 32
+DOCUMENTS = numbered_documents(heavy_tailed(300, seed=6))
+PAD = 4_000_000
+
+
+def evaluation(topology: Topology, source: Any = None, **options: Any) -> PackedDataset:
+    source = source or MemorySource([DOCUMENTS[:90], DOCUMENTS[90:]], block_documents=9)
+    values: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=SEQ_LEN),
+        "batch_tokens": 2 * SEQ_LEN,
+        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "pad_id": PAD,
+    }
+    return PackedDataset.evaluation(source, topology=topology, **{**values, **options})
+
+
+def real(batches: list[Any]) -> list[Any]:
+    """Without the empty ones at the end."""
+    while batches and set(batches[-1][2]) == {PAD}:
+        batches = batches[:-1]
+    return batches
+
+
+def on(world_size: int, **options: Any) -> list[Any]:
+    def run(rank: int, ranks: Any) -> list[Any]:
+        loader = PackedLoader(evaluation(Topology(rank, world_size), **options), ranks=ranks)
+        return [identity(batch) for batch in loader]
+
+    return in_order(on_ranks(world_size, run))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    world_size=st.integers(1, 9),
+    lanes=st.sampled_from([None, 1, 2, 3, 4, 6, 12]),
+    buckets=st.booleans(),
+)
+def test_any_number_of_ranks_gives_the_same_documents_in_the_same_batches(
+    world_size: int, lanes: int | None, buckets: bool
+) -> None:
+    options = {"lanes": lanes, "packer": Buckets(seq_lens=(8, 16, 32))} if buckets else {}
+    expected, found = on(1, **options), on(world_size, **options)
+    assert real(found) == real(expected)
+    # Every rank has equally many, and no more than to the end of the step or the rotation.
+    assert len(found) - len(real(found)) < max(world_size, 48)
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 5])
+def test_every_token_is_evaluated_once_and_the_tail_is_masked(world_size: int) -> None:
+    found = on(world_size)
+    ids = [i for batch in found for i in batch[2] if i != PAD]
+    assert sorted(ids) == list(range(sum(map(len, DOCUMENTS))))
+    loader = PackedLoader(evaluation(Topology()))
+    for batch in loader:
+        assert (batch.labels[batch.document_ids < 0] == -100).all()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["PackedLoader", "DataLoader"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_give_the_same(workers: int, plain: bool) -> None:
+    expected = real(on(1, lanes=12))
+    found = []
+    for rank in range(8):  # each by itself, so without the empty batches of those that have less
+        dataset = evaluation(Topology(rank, 8), lanes=12)
+        loader: Any = PackedLoader(dataset, num_workers=workers)
+        if plain:
+            loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+        batches = [batch for batch in loader if batch.num_documents]
+        numbers = [batch.step * 12 + batch.lane for batch in batches]
+        assert all(number % 8 == rank for number in numbers)
+        found += list(zip(numbers, map(identity, batches), strict=True))
+    assert [batch for _, batch in sorted(found)] == [b for b in expected if set(b[2]) != {PAD}]
+
+
+@pytest.mark.parametrize("kind", ["mds-tokens", "tar", "jsonl-gz", "mixture", "list", "chat"])
+def test_every_kind_of_source_is_evaluated_alike(kind: str, tmp_path: Path) -> None:
+    from tests.support.chats import CHATML, with_template
+    from tests.support.corpora import byte_tokenizer
+
+    source = SOURCES[kind](tmp_path)
+    source.prepare()
+    options: dict[str, Any] = {"source": source, "packer": None, "seq_len": SEQ_LEN, "pad_id": None}
+    if kind in ("mixture", "chat"):
+        options |= {"packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop"), "seq_len": None}
+    if not source.tokenized:
+        options["tokenizer"] = with_template(byte_tokenizer(), CHATML)
+    sequences = []
+    for world_size in (1, 3, 4):
+        batches = on(world_size, **options)
+        sequences.append([batch for batch in batches if len(set(batch[2])) > 1])
+    assert sequences[0] == sequences[1] == sequences[2]
+    assert sequences[0]
+
+
+@pytest.mark.parametrize(("lanes", "world_size"), [(12, 8), (12, 5), (4, 12), (1, 3), (6, 6)])
+def test_plain_iteration_ends_together_too(lanes: int, world_size: int) -> None:
+    expected = real(on(1, lanes=lanes))
+
+    def run(rank: int, ranks: Any) -> list[Any]:
+        dataset = evaluation(Topology(rank, world_size), lanes=lanes)
+        return [identity(batch) for batch in PackedLoader.over(dataset, ranks=ranks)]
+
+    assert real(in_order(on_ranks(world_size, run))) == expected
+
+
+def test_the_order_is_that_of_the_corpus_and_lanes_depend_on_it_alone() -> None:
+    one = evaluation(Topology(), lanes=1, provenance=True)
+    seen = np.concatenate([batch.provenance["index"] for batch in PackedLoader(one)])
+    # Rows are shuffled in a window; documents come into it in order.
+    assert np.abs(np.sort(seen[:20]) - np.arange(20)).max() < 60
+    counts = {evaluation(Topology(0, n)).plan.fingerprint["lanes"] for n in (1, 3, 7, 64)}
+    assert len(counts) == 1
+    assert (
+        evaluation(Topology(0, 7)).plan.fingerprint == evaluation(Topology(2, 3)).plan.fingerprint
+    )
+    corpus = MemorySource([[np.zeros(2000, dtype=np.uint16)] * 400] * 9)
+    assert evaluation(Topology(0, 5), source=corpus).plan.fingerprint["lanes"] == 48
+
+
+def test_an_evaluation_is_resumed_only_on_ranks_that_own_whole_lanes() -> None:
+    loader = PackedLoader(evaluation(Topology(), lanes=6))
+    batches = [identity(batch) for _, batch in zip(range(8), loader, strict=False)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [identity(batch) for batch in loader]
+
+    def run(rank: int, ranks: Any) -> list[Any]:
+        again = PackedLoader(evaluation(Topology(rank, 2), lanes=6), ranks=ranks)
+        again.load_state_dict(state)
+        return [identity(batch) for batch in again]
+
+    assert real(in_order(on_ranks(2, run))) == real(rest)
+    assert batches + real(rest) == real(on(1, lanes=6))
+    dataset = evaluation(Topology(0, 4), lanes=6)
+    with pytest.raises(ConfigError, match="4 data-parallel ranks do not divide 6 lanes"):
+        PackedLoader(dataset).load_state_dict(state)
+    for loader in (PackedLoader(dataset), PackedLoader.over(dataset)):
+        with pytest.raises(StateError, match="4 ranks evaluate 6 lanes"):
+            loader.state_dict()
+
+
+def test_training_refuses_what_evaluation_allows() -> None:
+    source = sources.Iterable([[1, 2, 3]] * 9)
+    with pytest.raises(ConfigError, match="can be split into 1 lanes at most"):
+        PackedDataset.evaluation(source, seq_len=8, lanes=2, topology=Topology())
+    assert (
+        PackedDataset.evaluation(source, seq_len=8, topology=Topology(1, 3)).plan.config.lanes == 1
+    )

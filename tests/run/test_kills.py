@@ -1,0 +1,155 @@
+"""Killed at any moment, a job loses and repeats nothing against its last saved state."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, merge_states
+from streampack.packing import BestFitDecreasing
+from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
+
+SEQ_LEN = 64
+LANES = 4
+SAVE_EVERY = 3
+DOCUMENTS = numbered_documents(heavy_tailed(2500, seed=8))
+
+
+def make_dataset(rank: int, ranks: int) -> PackedDataset:
+    return PackedDataset(
+        MemorySource([DOCUMENTS[:1000], DOCUMENTS[1000:]], block_documents=16),
+        packer=BestFitDecreasing(seq_len=SEQ_LEN),
+        window=WindowConfig(window_tokens=20 * SEQ_LEN),
+        lanes=LANES,
+        topology=Topology(rank, ranks),
+    )
+
+
+def write(file: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = file.with_suffix(".part")
+    part.write_text(text)
+    os.replace(part, file)
+
+
+def saved_steps(folder: Path) -> dict[int, dict[str, Any]]:
+    """By number of the next batch: the merged state of the ranks, where all of them have saved."""
+    states: dict[int, list[dict[str, Any]]] = {}
+    for file in folder.glob("*.json"):
+        state = json.loads(file.read_text())
+        states.setdefault(state["next_batch"], []).append(state)
+    return {
+        number: merge_states(parts)
+        for number, parts in states.items()
+        if sum(len(part["lanes"]) for part in parts) == LANES
+    }
+
+
+def train(folder: Path, rank: int, ranks: int, leg: int, pause_s: float) -> None:
+    """One rank: takes batches in step with the others, logs each and saves every few steps."""
+    file = folder / f"store-{leg}"
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
+    loader = PackedLoader(make_dataset(rank, ranks), num_workers=2)
+    saved = saved_steps(folder)
+    if saved:
+        loader.load_state_dict(saved[max(saved)])
+    with (folder / f"log-{leg}-{rank}").open("w") as log:
+        for step, batch in enumerate(loader, start=1):
+            dist.all_reduce(torch.ones(1))
+            time.sleep(pause_s)
+            tokens = batch.input_ids[batch.document_ids >= 0].tolist()
+            log.write(json.dumps([batch.step * LANES + batch.lane, tokens]) + "\n")
+            log.flush()
+            if step % SAVE_EVERY == 0:
+                write(folder / f"{leg}-{step}-{rank}.json", json.dumps(loader.state_dict()))
+        write(folder / f"{leg}-end-{rank}.json", json.dumps(loader.state_dict()))
+    (folder / f"done-{leg}-{rank}").touch()
+    dist.destroy_process_group()
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def run_and_kill(folder: Path, ranks: int, leg: int, after_s: float | None, victim: str) -> None:
+    """Start the job; after a while kill a rank, a worker or everything, and wait for the rest."""
+    context = multiprocessing.get_context("fork")
+    pause_s = 0.0 if after_s is None else 0.004
+    processes = [
+        context.Process(target=train, args=(folder, rank, ranks, leg, pause_s))
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    if after_s is not None:
+        while not list(folder.glob(f"{leg}-*.json")):
+            time.sleep(0.01)
+        time.sleep(after_s)
+        pids = [process.pid for process in processes if process.pid is not None]
+        if victim == "worker":
+            pids = children(pids[-1])[:1]
+        for pid in pids[:1] if victim == "rank" else pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it had come to its end
+    for process in processes:
+        process.join(90)
+        assert process.exitcode is not None, "a rank hangs after another died"
+        if after_s is None:
+            assert process.exitcode == 0
+
+
+def logged(folder: Path, leg: int, before: int, first: int) -> dict[int, list[int]]:
+    """The leg's batches from number `first` on, up to the state that the next leg began with."""
+    found = {}
+    for file in folder.glob(f"log-{leg}-*"):
+        for line in file.read_text().splitlines():
+            if line.endswith("]]"):  # the last one may be cut
+                number, tokens = json.loads(line)
+                if first <= number < before:
+                    assert number not in found
+                    found[number] = tokens
+    return found
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+)
+def test_killed_at_random_moments_a_job_loses_and_repeats_nothing(
+    seed: int, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(seed)
+    expected = {
+        batch.step * LANES + batch.lane: batch.input_ids[batch.document_ids >= 0].tolist()
+        for batch in PackedLoader(make_dataset(0, 1))
+    }
+    starts = [0]
+    for leg, victim in enumerate(rng.permutation(["rank", "worker", "job"])):
+        ranks = int(rng.choice([1, 2, 4]))
+        run_and_kill(tmp_path, ranks, leg, float(rng.uniform(0.0, 0.15)), str(victim))
+        starts.append(max(saved_steps(tmp_path), default=0))
+    run_and_kill(tmp_path, 2, 3, None, "")
+    assert 0 < starts[1] <= starts[-1] < max(expected), "it was not killed on its way"
+    found: dict[int, list[int]] = {}
+    for leg, (first, before) in enumerate(zip(starts, [*starts[1:], 1 << 60], strict=True)):
+        found |= logged(tmp_path, leg, before, first)
+    assert {n: tokens for n, tokens in found.items() if tokens} == {
+        n: tokens for n, tokens in expected.items() if tokens
+    }
+    assert sorted(t for tokens in found.values() for t in tokens) == list(
+        range(sum(map(len, DOCUMENTS)))
+    )

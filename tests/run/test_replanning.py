@@ -1,0 +1,232 @@
+"""Going on with other settings: what was delivered stays so, the rest comes exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack.errors import StateError
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    FirstFitDecreasing,
+    Packer,
+    Pad,
+    Plan,
+    Seamless,
+)
+from tests.support.memory_source import MemorySource, numbered_documents
+
+PAD = 4_000_000
+LANES = 4
+EVERYTHING = {"balance", "batch_tokens", "packer", "window"}
+
+
+def lossless(seq_len: int) -> list[Packer]:
+    return [
+        BestFitDecreasing(seq_len=seq_len),
+        FirstFitDecreasing(seq_len=seq_len),
+        Concat(seq_len=seq_len),
+        Concat(seq_len=seq_len, atom=seq_len // 4),
+        Pad(seq_len=seq_len),
+        Pad(seq_len=seq_len, atom=2 * seq_len),
+        BestFitCrop(seq_len=seq_len, keep_cropped=True),
+        Buckets(seq_lens=(seq_len // 4, seq_len), shares=(0.5, 0.5)),
+        Seamless(seq_len=seq_len, extra_capacity=0),
+    ]
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> dict[str, Any]:
+    packer = draw(st.sampled_from([p for size in (16, 32, 64) for p in lossless(size)]))
+    batch_tokens = packer.seq_lens[-1] * draw(st.integers(1, 3))
+    least = WindowConfig(window_tokens=1 << 30)
+    for rows in range(2, 64):  # the smallest window allowed, or some rows more
+        try:
+            least = WindowConfig(window_tokens=rows * packer.seq_lens[-1]).resolve(
+                packer, batch_tokens
+            )
+            break
+        except ValueError:
+            continue
+    assert least.window_tokens is not None
+    more = draw(st.sampled_from([0, 3, 20])) * packer.seq_lens[-1]
+    window = WindowConfig(
+        window_tokens=least.window_tokens + more,
+        max_carries=draw(st.sampled_from([0, 2, 16])),
+        carry=draw(st.sampled_from([0.0, 0.5, 0.9])),
+    )
+    costs = [None] if isinstance(packer, Buckets) else [None, "attention"]
+    return {
+        "packer": packer,
+        "batch_tokens": batch_tokens,
+        "window": window,
+        "balance": draw(st.sampled_from(costs)),
+    }
+
+
+def loaders(source: MemorySource, stage: dict[str, Any], ranks: int = 1) -> list[PackedLoader]:
+    return [
+        PackedLoader(
+            PackedDataset(
+                source,
+                lanes=LANES,
+                topology=Topology(rank, ranks),
+                pad_id=PAD,
+                eos_id=PAD + 1,
+                provenance=True,
+                **stage,
+            )
+        )
+        for rank in range(ranks)
+    ]
+
+
+def counted(batches: list[PackedBatch]) -> Counter[int]:
+    ids = [batch.input_ids.ravel() for batch in batches]
+    return Counter(token for row in ids for token in row[row < PAD].tolist())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([1, 3, 9, 20, 40, 70, 150, 400]), min_size=8, max_size=80),
+    legs=st.lists(stages(), min_size=2, max_size=4),
+    stops=st.lists(st.integers(0, 14), min_size=3, max_size=3),
+)
+def test_every_token_comes_exactly_once_over_all_legs(
+    lengths: list[int], legs: list[dict[str, Any]], stops: list[int]
+) -> None:
+    source = MemorySource([numbered_documents(lengths)], block_documents=5)
+    found: list[PackedBatch] = []
+    state = None
+    for number, leg in enumerate(legs):
+        (loader,) = loaders(source, leg)
+        if state is not None:
+            loader.load_state_dict(json.loads(state), allow=EVERYTHING)
+        rest = iter(loader)
+        last = number == len(legs) - 1
+        for _ in range(10_000 if last else stops[number]):
+            batch = next(rest, None)
+            if batch is None:
+                break
+            found.append(batch)
+        state = json.dumps(loader.state_dict())
+    tokens = counted(found)
+    assert sorted(tokens) == list(range(sum(lengths)))
+    repeats = sum(tokens.values()) - len(tokens)
+    # A row that was to repeat one that then never went counts as repeating, and does not.
+    assert repeats <= sum(batch.composition.repeated for batch in found)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_change_gives_the_same_global_batches_on_any_number_of_ranks(ranks: int) -> None:
+    lengths = np.random.default_rng(1).integers(1, 120, 300).tolist()
+    source = MemorySource([numbered_documents(lengths)], block_documents=7)
+    first = {"packer": BestFitDecreasing(seq_len=32), "batch_tokens": 32}
+    then = {
+        "packer": Seamless(seq_len=64, extra_capacity=0),
+        "batch_tokens": 128,
+        "window": WindowConfig(window_tokens=640),
+    }
+    (loader,) = loaders(source, first)
+    for _, _batch in zip(range(44), loader, strict=False):
+        pass
+    state = json.dumps(loader.state_dict())
+    (alone,) = loaders(source, then)
+    alone.load_state_dict(json.loads(state), allow=EVERYTHING)
+    expected = [(b.lane, b.step, b.input_ids.tolist()) for b in alone if b.num_documents]
+    assert expected[0][:2] == (0, 11)
+    found = []
+    for rank in loaders(source, then, ranks):
+        rank.load_state_dict(json.loads(state), allow=EVERYTHING)
+        found += [(b.lane, b.step, b.input_ids.tolist()) for b in rank if b.num_documents]
+    assert sorted(found, key=lambda b: (b[1], b[0])) == expected
+
+
+def test_a_state_taken_after_a_change_resumes_without_naming_it_again() -> None:
+    source = MemorySource([numbered_documents([7, 90, 33, 150] * 30)], block_documents=7)
+    (loader,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 64})
+    for _, _batch in zip(range(9), loader, strict=False):
+        pass
+    then = {"packer": Pad(seq_len=16), "batch_tokens": 64}
+    (changed,) = loaders(source, then)
+    changed.load_state_dict(loader.state_dict(), allow=EVERYTHING)
+    states = [json.dumps(changed.state_dict())]
+    batches = []
+    for batch in changed:
+        batches.append(batch.input_ids.tolist())
+        states.append(json.dumps(changed.state_dict()))
+    for i in (0, 1, 2, 5, len(states) - 1):
+        (again,) = loaders(source, then)
+        again.load_state_dict(json.loads(states[i]))
+        assert [batch.input_ids.tolist() for batch in again] == batches[i:]
+
+
+def test_what_the_new_overflow_policy_refuses_is_dropped_and_the_rest_comes_once() -> None:
+    lengths = [5, 200, 31, 64, 90] * 20
+    source = MemorySource([numbered_documents(lengths)], block_documents=7)
+    for overflow in ("truncate", "drop"):
+        (loader,) = loaders(source, {"packer": BestFitDecreasing(seq_len=16)})
+        found = [batch for _, batch in zip(range(15), loader, strict=False)]
+        packer = BestFitDecreasing(seq_len=32, overflow=overflow)  # type: ignore[arg-type]
+        (changed,) = loaders(source, {"packer": packer})
+        changed.load_state_dict(loader.state_dict(), allow=EVERYTHING)
+        tokens = counted([*found, *changed])
+        assert max(tokens.values()) == 1
+        bounds = np.cumsum([0, *lengths])
+        short = [i for i, length in enumerate(lengths) if length <= 32]
+        for i in short:
+            assert all(t in tokens for t in range(bounds[i], bounds[i + 1]))
+
+
+def test_a_change_that_is_not_named_is_refused_with_both_values_and_the_way_to_allow_it() -> None:
+    source = MemorySource([numbered_documents([9] * 200)])
+    (loader,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 64})
+    state = loader.state_dict()
+    (other,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 96})
+    with pytest.raises(StateError, match=r"`batch_tokens` was 64 .* is 96 .*allow=.\"batch_tok"):
+        other.load_state_dict(state, allow={"packer", "window"})
+    with pytest.raises(StateError, match="batch_tokens, packer, source, window"):
+        other.load_state_dict(state, allow={"seed"})
+    with pytest.raises(StateError, match="batch_tokens, packer, source, window"):
+        other.load_state_dict(state, allow="packer")
+    moved = MemorySource([numbered_documents([9] * 201)])
+    (elsewhere,) = loaders(moved, {"packer": Concat(seq_len=32), "batch_tokens": 64})
+    with pytest.raises(StateError, match=r"`source.manifest` was"):
+        elsewhere.load_state_dict(state, allow=EVERYTHING)
+
+
+class Custom:
+    """A packer of somebody's own."""
+
+    seq_lens = (32,)
+    overflow = "split"
+    carries = True
+    inserts_eos = False
+
+    def plan(self, lengths: np.ndarray, *, final: bool, seed: int) -> Plan:
+        return BestFitDecreasing(seq_len=32).plan(lengths, final=final, seed=seed)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "Custom", "seq_len": 32}
+
+
+def test_a_custom_packer_can_stay_while_other_settings_change_but_cannot_be_left() -> None:
+    source = MemorySource([numbered_documents([9, 50] * 100)])
+    (loader,) = loaders(source, {"packer": Custom(), "batch_tokens": 32})
+    found = [batch for _, batch in zip(range(7), loader, strict=False)]
+    (ramped,) = loaders(source, {"packer": Custom(), "batch_tokens": 96})
+    ramped.load_state_dict(loader.state_dict(), allow={"batch_tokens", "window"})
+    assert sorted(counted([*found, *ramped]).elements()) == list(range(59 * 100))
+    (other,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 32})
+    with pytest.raises(StateError, match="'Custom', which is not one of streampack's"):
+        other.load_state_dict(loader.state_dict(), allow=EVERYTHING)

@@ -1,0 +1,91 @@
+"""Going on reads what the windows need and nothing before it, wherever the run stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.resume import restore, states_at
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from tests.support.corpora import write_mds, write_tar
+from tests.support.servers import http_server
+
+LANES = 2
+PLACES = (0.0, 0.3, 0.6, 0.9)
+COUNT = 6000
+
+
+def documents() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 999, n).astype(np.uint16) for n in rng.integers(100, 300, COUNT)]
+
+
+def parquet(folder: Path) -> sources.Parquet:
+    path = folder / "ids.parquet"
+    table = pa.table({"ids": pa.array([d.tolist() for d in documents()])})
+    pq.write_table(table, path, row_group_size=200)
+    return sources.Parquet(str(path), tokens="ids", block_documents=50)
+
+
+def tars(folder: Path) -> sources.WebDataset:
+    halves = documents()[: COUNT // 2], documents()[COUNT // 2 :]
+    paths = [str(write_tar(folder / f"{i}.tar", half)) for i, half in enumerate(halves)]
+    return sources.WebDataset(paths, key="npy", block_documents=50)
+
+
+def mds(folder: Path) -> sources.MDS:
+    return sources.MDS(write_mds(folder, documents()), column="t", block_documents=50)
+
+
+@pytest.mark.parametrize("make", [mds, parquet, tars])
+def test_restoring_reads_as_much_anywhere_in_an_epoch(
+    make: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    source = make(tmp_path)
+    source.prepare()
+    window = WindowConfig(window_tokens=8 * 2048)  # of 82 documents
+    states = states_at(source, LANES, PLACES, window)
+    found = [restore(source, LANES, state, window) for state in states]
+    # A document waits 16 rounds at most, and a round lets go of half of a window or less: what was
+    # read since the oldest one is no more than 8 windows, with the window itself and a block.
+    for cost in found:
+        assert 0 < cost["documents"] <= LANES * (9 * 82 + 2 * source.block_documents)
+        assert cost["bytes"] <= 4 * 220 * cost["documents"]
+
+
+def test_a_cold_host_fetches_only_the_shards_that_its_windows_need(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    write_mds(tmp_path, [rng.integers(0, 9, 90).astype(np.uint16) for _ in range(2000)])
+    shards = len(list(tmp_path.glob("mds/*.mds")))
+    assert shards > 150
+    window = WindowConfig(window_tokens=16 * 128)  # 23 documents, of 3 shards
+
+    def loader(url: str, cache: Path) -> PackedLoader:
+        source = sources.MDS(
+            f"{url}/mds", column="t", storage=sources.Storage(cache_dir=cache), block_documents=5
+        )
+        dataset = PackedDataset(
+            source, seq_len=128, lanes=LANES, window=window, topology=Topology()
+        )
+        return PackedLoader(dataset)
+
+    with http_server(tmp_path) as server:
+        first = loader(server.url, tmp_path / "warm")
+        for number, _ in enumerate(first):
+            if number == 1300:
+                break
+        before = server.count("GET", ".mds")
+        assert before > shards / 2
+        again = loader(server.url, tmp_path / "cold")
+        again.load_state_dict(first.state_dict())
+        batches = iter(again)
+        for _ in range(LANES):
+            next(batches)
+        # Of each lane: 9 windows as above, the open shards, and those fetched ahead.
+        assert server.count("GET", ".mds") - before <= LANES * (9 * 3 + 2 + 3) < before - 40

@@ -1,0 +1,87 @@
+"""Restoring after every single batch, for every source and every packer, gives the same rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streampack import PackedDataset, SimilarityOrder, Topology, WindowConfig, sources
+from streampack.packing import BestFitDecreasing, Concat, Packer
+from tests.support.corpora import write_mds
+from tests.support.every_source import (
+    MIXTURES,
+    PACKERS,
+    SEQ_LEN,
+    SMALL,
+    SOURCES,
+    jsonl,
+    token_documents,
+)
+from tests.support.restoring import check_restores_everywhere, maker
+from tests.support.servers import s3_server
+
+
+@pytest.mark.parametrize("packer", PACKERS[:4], ids=lambda packer: type(packer).__name__)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_restoring_a_balanced_run_after_every_batch_gives_the_same_rest(
+    rows: int, packer: Packer, tmp_path: Path
+) -> None:
+    source = SOURCES["mds-tokens"](tmp_path)
+    source.prepare()
+    check_restores_everywhere(
+        lambda: PackedDataset(
+            source,
+            packer=packer,
+            balance="attention",
+            batch_tokens=rows * SEQ_LEN,
+            window=WindowConfig(window_tokens=8 * SEQ_LEN),
+            eos_id=256,
+            lanes=2,
+            topology=Topology(),
+        )
+    )
+
+
+@pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_restoring_after_every_batch_gives_the_same_rest(
+    kind: str, packer: Packer, tmp_path: Path
+) -> None:
+    check_restores_everywhere(maker(SOURCES[kind](tmp_path), packer))
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
+    kind: str, tmp_path: Path
+) -> None:
+    check_restores_everywhere(maker(MIXTURES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN)))
+
+
+@pytest.mark.parametrize("kind", ["mds-tokens", "tar", "jsonl-gz", "chat", "mixture"])
+def test_restoring_a_run_that_stops_at_its_first_dry_lane_stops_there_too(
+    kind: str, tmp_path: Path
+) -> None:
+    make = maker(SOURCES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN), batch_rows=1)
+    check_restores_everywhere(make, end="stop")
+
+
+@pytest.mark.parametrize("kind", ["mds-text", "parquet-tokens", "chat", "list", "mixture"])
+def test_restoring_ordered_documents_after_every_batch_gives_the_same_rest(
+    kind: str, tmp_path: Path
+) -> None:
+    order = SimilarityOrder(order_window_documents=24, first_window_documents=8)
+    make = maker(SOURCES[kind](tmp_path), Concat(seq_len=SEQ_LEN), order=order, attention="row")
+    check_restores_everywhere(make)
+
+
+def test_restoring_a_mixture_of_a_bucket_and_a_disk_after_every_batch(tmp_path: Path) -> None:
+    write_mds(tmp_path, token_documents())
+    with s3_server() as server:
+        url = server.put_folder(tmp_path / "mds", "mds")
+        remote = sources.MDS(
+            url, column="t", storage=sources.Storage(cache_dir=tmp_path / "cache"), **SMALL
+        )
+        members = {"remote": remote, "local": sources.JSONL(str(jsonl(tmp_path)), **SMALL)}
+        mixture = sources.Mixture(members, weights={"remote": 1, "local": 2}, quantum_documents=5)
+        check_restores_everywhere(maker(mixture, BestFitDecreasing(seq_len=SEQ_LEN)))

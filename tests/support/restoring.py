@@ -1,0 +1,63 @@
+"""Saving after every batch and restoring each: what follows is the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack.packing import Packer
+from tests.support.chats import CHATML, with_template
+from tests.support.corpora import byte_tokenizer
+from tests.support.every_source import SEQ_LEN
+
+
+def check_restores_everywhere(make: Callable[[], PackedDataset], **options: Any) -> None:
+    """Save after every batch, through JSON; restore each and compare all that follows.
+
+    Args:
+        make: the dataset, again and again; options: of the loaders.
+    """
+    loader = PackedLoader(make(), **options)
+    batches, states = [], []
+    for batch in loader:
+        batches.append((batch.lane, batch.step, batch.input_ids, batch.labels, batch.cu_seqlens))
+        states.append(json.dumps(loader.state_dict()))
+    assert len(batches) > 10
+    for i, state in enumerate(states):
+        again = PackedLoader(make(), **options)
+        again.load_state_dict(json.loads(state))
+        rest = list(again)
+        assert len(rest) == len(batches) - i - 1
+        for batch, expected in zip(rest, batches[i + 1 :], strict=True):
+            lane, step, ids, labels, cu_seqlens = expected
+            assert (batch.lane, batch.step) == (lane, step)
+            assert batch.input_ids.equal(ids)
+            assert batch.labels.equal(labels)
+            assert batch.cu_seqlens.equal(cu_seqlens)
+
+
+def maker(
+    source: Any, packer: Packer, batch_rows: int = 2, **options: Any
+) -> Callable[[], PackedDataset]:
+    """Makes the same dataset again and again."""
+    source.prepare()
+    tokenizer = with_template(byte_tokenizer(), CHATML)
+
+    def make() -> PackedDataset:
+        return PackedDataset(
+            source,
+            packer=packer,
+            batch_tokens=batch_rows * SEQ_LEN,
+            window=WindowConfig(window_tokens=6 * SEQ_LEN),
+            tokenizer=None if source.tokenized else tokenizer,
+            eos_id=256 if source.tokenized else None,
+            vocab_size=2000,
+            lanes=source.max_lanes() or 2,
+            epochs=1,
+            topology=Topology(),
+            **options,
+        )
+
+    return make

@@ -1,0 +1,80 @@
+"""Small runs whose every token can be traced, and what their batches are compared by."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from streampack import PackedBatch, PackedDataset, Topology, WindowConfig
+from streampack.packing import BestFitDecreasing, Packer
+from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
+
+SEQ_LEN = 32
+LENGTHS = heavy_tailed(400, seed=11)
+DOCUMENTS = numbered_documents(LENGTHS)
+PAD = 4_000_000
+
+
+def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
+    values: dict[str, Any] = {
+        "packer": packer or BestFitDecreasing(seq_len=SEQ_LEN),
+        "batch_tokens": 2 * SEQ_LEN,
+        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "lanes": 6,
+        "topology": Topology(),
+        "pad_id": PAD,
+        "eos_id": PAD + 1,
+    }
+    source = MemorySource([DOCUMENTS[:150], DOCUMENTS[150:]], block_documents=9)
+    return PackedDataset(source, **{**values, **options})
+
+
+def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
+    return batch.lane, batch.step, batch.input_ids.ravel().tolist(), batch.cu_seqlens.tolist()
+
+
+def identities(batches: Any) -> list[tuple[int, int, list[int], list[int]]]:
+    """Of the batches that hold anything."""
+    return [identity(batch) for batch in batches if batch.num_documents]
+
+
+def tokens_of(batches: Any) -> list[int]:
+    ids = torch.cat([batch.input_ids.ravel() for batch in batches])
+    return sorted(ids[ids < PAD].tolist())
+
+
+def child_processes(name: str) -> list[int]:
+    import multiprocessing
+
+    return [p.pid for p in multiprocessing.active_children() if name in p.name and p.pid]
+
+
+class WholeShards(MemorySource):
+    """Shards are not split, so lanes are as unequal as they are."""
+
+    splittable = False
+
+    def read_shard(self, shard: int, start: int, stop: int, skips: Any) -> Any:
+        return super().read_shard(shard, start, len(self.shards[shard]), skips)
+
+
+def uneven(topology: Topology, lanes: int = 12, **options: Any) -> PackedDataset:
+    """Lanes of very unequal numbers of batches, some of none: each is one of 12 shards."""
+    documents = numbered_documents([7, 30, 12, 5, 21, 3, 17] * 40)
+    bounds = [0, 60, 61, 100, 180, 181, 182, 183, 200, 240, 270, 279, 280]
+    source = WholeShards([documents[a:b] for a, b in pairwise(bounds)])
+    values: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=32),
+        "batch_tokens": 64,
+        "window": WindowConfig(window_tokens=320),
+        "pad_id": 4_000_000,
+    }
+    return PackedDataset(source, lanes=lanes, topology=topology, **{**values, **options})
+
+
+def in_order(ranks: list[list[Any]]) -> list[Any]:
+    """The ranks' batches as one sequence, each step's ranks in turn."""
+    assert len({len(batches) for batches in ranks}) == 1, "a rank had more steps than another"
+    return [batch for step in zip(*ranks, strict=True) for batch in step]

@@ -1,0 +1,42 @@
+"""A rank of a Trainer's run, counting what it trains on: see tests/frameworks/test_trainer.py.
+
+    trainer_run.py FOLDER MAX_STEPS SAVE_STEPS [CHECKPOINT]
+
+Writes counts-RANK-MAX_STEPS.json: how many tokens of each id this rank has trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from examples.hf_trainer import VOCABULARY, PackedTrainer, make_trainer, write_corpus
+
+
+class CountingTrainer(PackedTrainer):
+    counts = torch.zeros(VOCABULARY, dtype=torch.int64)
+
+    def training_step(self, model: Any, inputs: Any, *arguments: Any) -> Any:
+        assert inputs["input_ids"].shape == (1, 128)
+        self.counts += torch.bincount(inputs["input_ids"].view(-1), minlength=VOCABULARY)
+        return super().training_step(model, inputs, *arguments)
+
+
+def main(folder: Path, max_steps: int, save_steps: int, checkpoint: str | None) -> None:
+    torch.set_num_threads(1)
+    corpus = write_corpus(folder / "corpus", 300)
+    trainer = make_trainer(
+        folder / "run", corpus, max_steps=max_steps, save_steps=save_steps, kind=CountingTrainer
+    )
+    trainer.train(resume_from_checkpoint=checkpoint)
+    path = folder / f"counts-{os.environ['RANK']}-{max_steps}.json"
+    path.write_text(json.dumps(trainer.counts.tolist()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), (sys.argv[4:] or [None])[0])
