@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, Topology
+from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
 from streampack.device.staging import stage
 from streampack.documents import Documents
 
@@ -32,7 +32,8 @@ def batches(seq_len: int, dtype: Any, *, masked: bool = False, **options: Any) -
     lengths = np.exp(rng.normal(6.1, 1.0, 4000)).astype(np.int64) + 1
     documents = [rng.integers(0, VOCABULARY, n).astype(dtype) for n in lengths]
     dataset = PackedDataset(
-        documents, seq_len=seq_len, epochs=None, lanes=1, topology=Topology(), pad_id=0, eos_id=0,
+        documents, seq_len=seq_len, epochs=None, lanes=1, topology=Topology(),
+        token_rules=TokenRules(pad_id=0, eos_id=0),
         map=Hook("loss on even ids", _even) if masked else None,
     )  # fmt: skip
     return PackedLoader(dataset, **options)

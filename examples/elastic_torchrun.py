@@ -29,7 +29,14 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-from streampack import PackedBatch, PackedDataset, PackedLoader, merge_states, token_mean_loss
+from streampack import (
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    merge_states,
+    token_mean_loss,
+)
 
 SEQ_LEN = 256
 STEPS = 12
@@ -72,7 +79,7 @@ def train(folder: Path, *, accumulate: int, workers: int, stop: int, save: bool)
     dataset = PackedDataset(
         lambda lane, lanes: documents[lane::lanes],
         seq_len=SEQ_LEN,
-        eos_id=256,
+        token_rules=TokenRules(eos_id=256),
         lanes=8,
         epochs=None,
     )

@@ -33,7 +33,7 @@ from transformers import (
     set_seed,
 )
 
-from streampack import PackedDataset, PackedLoader, sources
+from streampack import PackedDataset, PackedLoader, TokenRules, sources
 
 VOCABULARY = 128
 
@@ -105,7 +105,9 @@ def make_trainer(
         disable_tqdm=True,
         logging_strategy="no",
     )
-    dataset = PackedDataset(corpus, seq_len=64, batch_tokens=128, lanes=4, pad_id=0, eos_id=0)
+    dataset = PackedDataset(
+        corpus, seq_len=64, batch_tokens=128, lanes=4, token_rules=TokenRules(pad_id=0, eos_id=0)
+    )
     set_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,

@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 
-from streampack import BestFitDecreasing, PackedBatch, PackedDataset, PackedLoader, Topology
+from streampack import (
+    BestFitDecreasing,
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+)
 
 try:
     from megatron.core.packed_seq_params import PackedSeqParams
@@ -34,7 +41,9 @@ def main() -> None:
     """The parts of two ranks, and that no token is lost between them."""
     documents = [[1 + i % 63] * (1 + i * 7 % 60) for i in range(300)]
     packer = BestFitDecreasing(seq_len=128, align=2 * CP_SIZE)
-    dataset = PackedDataset(documents, packer=packer, lanes=1, topology=Topology(), pad_id=0)
+    dataset = PackedDataset(
+        documents, packer=packer, lanes=1, topology=Topology(), token_rules=TokenRules(pad_id=0)
+    )
     loader = PackedLoader(dataset)
     counted = 0
     for batch in loader:

@@ -6,7 +6,14 @@ from .consumers.loss import token_mean_loss as token_mean_loss
 from .dataset import PackedDataset as PackedDataset
 from .documents import Documents as Documents
 from .documents import Texts as Texts
+from .errors import ConfigError as ConfigError
+from .errors import ContentError as ContentError
+from .errors import PlanError as PlanError
+from .errors import RankError as RankError
+from .errors import StateError as StateError
+from .errors import StorageError as StorageError
 from .errors import StreampackError as StreampackError
+from .errors import WorkerError as WorkerError
 from .hooks import Hook as Hook
 from .job.topology import Topology as Topology
 from .loader import PackedLoader as PackedLoader
@@ -23,6 +30,7 @@ from .run.distributed_state import DistributedState as DistributedState
 from .run.state import merge_states as merge_states
 from .run.torchdata import extract_state as extract_state
 from .tokenization import Tokenizer as Tokenizer
+from .tokenization import TokenRules as TokenRules
 from .window.config import WindowConfig as WindowConfig
 
 __version__: str

@@ -23,8 +23,8 @@ from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
 from streampack.run.options import (
+    batch_size,
     check_attention,
-    check_batch_tokens,
     check_order,
     checked_counts,
     choose_packer,
@@ -36,7 +36,7 @@ from streampack.run.state import RunState
 from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
-from streampack.tokenization import EosRule
+from streampack.tokenization import TokenRules
 from streampack.window.balancing import checked_balance
 from streampack.window.config import WindowConfig
 
@@ -55,14 +55,13 @@ class PackedDataset(IterableDataset[PackedBatch]):
         seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
         packer: how documents are packed.
-        batch_tokens: tokens per batch, a multiple of the row length; None is one row.
+        batch_rows: rows per batch; None is 8.
+        batch_tokens: tokens per batch instead, a multiple of the longest row: for packers whose
+            rows have several lengths, `Buckets`.
         tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or
             transformers tokenizer, or a `Tokenizer`. Never downloaded.
-        eos: "ensure" (append an end-of-document id where missing), "append" or "as-is"; None is
-            "ensure" for text and "as-is" for token ids.
-        eos_id, pad_id: None takes them from the tokenizer. Without a pad id, padding is filled
-            with id 0, which nothing reads: it has attention segments of its own and no loss.
-        vocab_size: ids must be below it; None takes it from the tokenizer.
+        token_rules: end-of-document and padding ids and the size of the vocabulary, where they are
+            not to be taken from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.
         filter, map: hooks, see `Hook`; the filter sees documents first.
         order: puts related documents one behind the other, for example `SimilarityOrder`; goes
@@ -90,12 +89,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
         *,
         seq_len: int | None = None,
         packer: Packer | None = None,
+        batch_rows: int | None = None,
         batch_tokens: int | None = None,
         tokenizer: Any = None,
-        eos: EosRule | None = None,
-        eos_id: int | None = None,
-        pad_id: int | None = None,
-        vocab_size: int | None = None,
+        token_rules: TokenRules | None = None,
         attention: Literal["document", "row"] = "document",
         filter: Hook | None = None,
         map: Hook | None = None,
@@ -116,6 +113,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ("packer", packer, Packer),
             ("window", window, WindowConfig),
             ("topology", topology, Topology),
+            ("token_rules", token_rules, TokenRules),
         ):
             if value is not None and not isinstance(value, kind):
                 raise ConfigError(
@@ -125,17 +123,17 @@ class PackedDataset(IterableDataset[PackedBatch]):
         check_order(order)
         source = as_source(source)
         packer = choose_packer(seq_len, packer, order, source)
-        batch_tokens = check_batch_tokens(batch_tokens, packer)
+        batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
         schedule = checked_balance(balance, attention, packer)
         topology = Topology.detect() if topology is None else topology
-        preparation, row_format = prepare(source, tokenizer, eos, eos_id, pad_id, vocab_size)
+        preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
         if packer.inserts_eos and row_format.eos_id < 0:
             raise ConfigError(
                 f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
                 "unknown.",
                 "Pieces would look like whole documents.",
-                "Pass eos_id=, or a tokenizer that declares it.",
+                "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
             )
         source.prepare()
         if isinstance(source, Mixture):

@@ -11,7 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import PackedDataset, PackedLoader, StreampackError, Topology, WindowConfig, sources
+from streampack import (
+    PackedDataset,
+    PackedLoader,
+    StreampackError,
+    TokenRules,
+    Topology,
+    WindowConfig,
+    sources,
+)
 from streampack.errors import ConfigError, ContentError, PlanError, StorageError
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Pad, Seamless
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
@@ -100,9 +108,11 @@ def test_a_token_id_beyond_the_vocabulary_is_named_or_skipped(dtype: Any) -> Non
     documents = [tokens.astype(dtype) for tokens in ids(5, 5, 5)]
     documents[1] = documents[1] + dtype(100)
     with pytest.raises(ContentError, match=r"document 1 of .* token id 100") as raised:
-        load(MemorySource([documents]), vocab_size=50)
+        load(MemorySource([documents]), token_rules=TokenRules(vocab_size=50))
     says(raised.value)
-    metrics = load(MemorySource([documents]), vocab_size=50, on_error="skip").metrics()
+    metrics = load(
+        MemorySource([documents]), token_rules=TokenRules(vocab_size=50), on_error="skip"
+    ).metrics()
     assert (metrics.skipped, metrics.composition.placed) == (1, 10)
 
 
@@ -121,7 +131,11 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packer", [BestFitDecreasing, Concat, Pad])
 def test_a_document_longer_than_the_window_loses_nothing(packer: Any) -> None:
-    loader = load(MemorySource([ids(3, 60_000, 5)]), packer=packer(seq_len=16), eos_id=1)
+    loader = load(
+        MemorySource([ids(3, 60_000, 5)]),
+        packer=packer(seq_len=16),
+        token_rules=TokenRules(eos_id=1),
+    )
     assert loader.metrics().composition.placed == 60_008
 
 
@@ -152,7 +166,7 @@ def test_overlong_documents_can_be_an_error_that_names_them() -> None:
 
 
 def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:
-    with pytest.raises(ConfigError, match="Pass eos_id="):
+    with pytest.raises(ConfigError, match=r"Pass token_rules=TokenRules\(eos_id=\.\.\.\)"):
         load(MemorySource([ids(5)]), packer=Pad(seq_len=16))
     load(MemorySource([ids(5)]), packer=Pad(seq_len=16, overflow="truncate"))
 
@@ -178,18 +192,16 @@ def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:
         {"packer": 3},
         {"topology": (0, 1)},
         {"attention": "diagonal"},
-        {"pad_id": -1},
-        {"pad_id": 1 << 32},
-        {"eos_id": 1.5},
-        {"eos_id": -5, "eos": "append"},
-        {"pad_id": 50, "vocab_size": 50},
-        {"eos_id": 51, "vocab_size": 50},
-        {"pad_id": 0, "vocab_size": "x"},
-        {"vocab_size": 0},
+        {"batch_rows": 0},
+        {"batch_rows": 1.5},
+        {"batch_rows": 1 << 28},
+        {"batch_rows": 2, "batch_tokens": 32},
+        {"batch_rows": 2, "packer": Buckets(seq_lens=(8, 16))},
+        {"token_rules": {"eos_id": 1}},
         {"epochs": 0},
         {"lanes": -1},
         {"on_error": "ignore"},
-        {"eos": "append"},
+        {"token_rules": TokenRules(eos="append")},
         {"packer": BestFitDecreasing(seq_len=16), "batch_tokens": 8},
     ],
     ids=str,
@@ -198,6 +210,41 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as raised:
         load(MemorySource([ids(5)]), **options)
     says(raised.value)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"pad_id": -1},
+        {"pad_id": 1 << 32},
+        {"eos_id": 1.5},
+        {"eos_id": -5, "eos": "append"},
+        {"pad_id": 50, "vocab_size": 50},
+        {"eos_id": 51, "vocab_size": 50},
+        {"pad_id": 0, "vocab_size": "x"},
+        {"vocab_size": 0},
+        {"eos": "sometimes"},
+    ],
+    ids=str,
+)
+def test_token_rules_that_cannot_work_are_refused(rules: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        TokenRules(**rules)
+    says(raised.value)
+
+
+def test_a_batch_has_eight_rows_unless_its_size_is_given() -> None:
+    def shape(**options: Any) -> tuple[int, int]:
+        dataset = PackedDataset(MemorySource([ids(5)]), topology=Topology(), lanes=1, **options)
+        (batch,) = PackedLoader(dataset)
+        return batch.rows, batch.seq_len
+
+    assert shape(seq_len=16) == (8, 16)
+    assert shape(seq_len=16, batch_rows=3) == (3, 16)
+    assert shape(seq_len=16, batch_tokens=32) == (2, 16)
+    buckets = Buckets(seq_lens=(8, 16), shares=(1, 0))
+    assert shape(packer=buckets) == (2, 8)  # as many as one row of the longest takes
+    assert shape(packer=buckets, batch_tokens=64) == (8, 8)
 
 
 @pytest.mark.parametrize(
@@ -212,6 +259,8 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
         {"multiprocessing_context": "thread"},
         {"multiprocessing_context": ["fork"]},
         {"device": "nonsense"},
+        {"device": "cpu", "pin_memory": True},
+        {"output": "numpy"},
         {"device": 1.5},
         {"device": "cuda:99"},
         {"timeout_s": 0},
@@ -330,10 +379,7 @@ def test_integers_of_numpy_count_as_integers_and_the_state_stays_json() -> None:
             source,
             packer=BestFitDecreasing(seq_len=i(16), align=i(1), extra_capacity=i(0)),
             batch_tokens=i(16),
-            eos="append",
-            eos_id=i(18),
-            pad_id=i(19),
-            vocab_size=i(20),
+            token_rules=TokenRules(eos="append", eos_id=i(18), pad_id=i(19), vocab_size=i(20)),
             window=WindowConfig(
                 window_tokens=i(512),
                 window_documents=i(64),

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import PackedBatch, PackedDataset, Topology, WindowConfig
+from streampack import PackedBatch, PackedDataset, TokenRules, Topology, WindowConfig
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
 from tests.support.memory_source import MemorySource
@@ -206,7 +206,7 @@ def test_a_batch_survives_pickling_with_its_state() -> None:
 def test_a_pad_id_beyond_the_ids_dtype_is_written_in_full() -> None:
     dataset = PackedDataset(
         MemorySource([random_documents([5, 9])]),
-        seq_len=SEQ_LEN, pad_id=100_000, lanes=1, topology=Topology(),
+        seq_len=SEQ_LEN, token_rules=TokenRules(pad_id=100_000), lanes=1, topology=Topology(),
     )  # fmt: skip
     ids = torch.cat([batch.input_ids.ravel() for batch in dataset])
     assert (ids == 100_000).sum() == SEQ_LEN - 14

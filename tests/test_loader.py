@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streampack import Hook, PackedDataset, PackedLoader, Topology
+from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
 from streampack.lane.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
@@ -157,7 +157,7 @@ def test_what_a_worker_raises_reaches_the_loop(context: str) -> None:
     broken = make_dataset(filter=Hook("broken", _reject))
     with pytest.raises(RuntimeError, match="this hook is broken"):
         list(PackedLoader(broken, num_workers=2, multiprocessing_context=context))
-    beyond = make_dataset(vocab_size=100, pad_id=98, eos_id=99)
+    beyond = make_dataset(token_rules=TokenRules(vocab_size=100, pad_id=98, eos_id=99))
     with pytest.raises(ContentError, match="the vocabulary has 100"):
         list(PackedLoader(beyond, num_workers=2, multiprocessing_context=context))
 
@@ -172,7 +172,7 @@ def test_a_state_of_another_run_is_refused_with_field_and_both_values() -> None:
         ("`batch_tokens` was 64 .* is 96", make_dataset(batch_tokens=96)),
         ("`lanes` was 6 .* is 3", make_dataset(lanes=3)),
         ("`filter` was None", make_dataset(filter=Hook("mine", _reject))),
-        ("`eos` was", make_dataset(eos="append")),
+        ("`eos` was", make_dataset(token_rules=TokenRules(eos="append", eos_id=PAD + 1))),
     ]
     for message, dataset in others:
         with pytest.raises(StateError, match=message):
@@ -217,7 +217,11 @@ def test_metrics_tell_what_the_loop_has_taken() -> None:
 def test_empty_documents_are_left_out_and_counted() -> None:
     documents = [np.zeros(n, dtype=np.uint16) for n in (3, 0, 5, 0, 0, 2)]
     dataset = PackedDataset(
-        MemorySource([documents]), seq_len=8, lanes=1, topology=Topology(), eos="append", eos_id=1
+        MemorySource([documents]),
+        seq_len=8,
+        lanes=1,
+        topology=Topology(),
+        token_rules=TokenRules(eos="append", eos_id=1),
     )
     loader = PackedLoader(dataset)
     assert sum(batch.num_documents for batch in loader) == 3

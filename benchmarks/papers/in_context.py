@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.documents import Documents
 from streampack.ordering import (
     ClusterOrder,
@@ -108,7 +108,7 @@ def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int
         batch_tokens=ROWS_PER_BATCH * SEQ_LEN,
         order=order,
         attention="row",
-        eos_id=0,
+        token_rules=TokenRules(eos_id=0),
         lanes=1,
         seed=seed,
         shuffle=False,

@@ -40,7 +40,7 @@ from benchmarks.papers.training_protocol import (
     protocol_digest,
 )
 from benchmarks.papers.training_report import report
-from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
 from streampack.errors import StateError
 from streampack.packing import BestFitDecreasing, Composition, Concat, Packer
 
@@ -67,8 +67,7 @@ def loader_of(
             packer=packer,
             batch_tokens=preset.rows * preset.seq_len,
             attention=attention,
-            eos_id=corpus.eos_id,
-            vocab_size=corpus.vocab_size,
+            token_rules=TokenRules(eos_id=corpus.eos_id, vocab_size=corpus.vocab_size),
             window=WindowConfig(window_tokens=window_tokens),
             seed=seed,
             shuffle=epochs is None,

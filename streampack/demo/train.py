@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from streampack import TokenRules
 from streampack.batch import PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.demo.gpt import GPT
@@ -63,7 +64,7 @@ def open_loader(job: Job, workers: int) -> PackedLoader:
         source,
         seq_len=job.seq_len,
         batch_tokens=job.batch_tokens,
-        vocab_size=job.vocab_size,
+        token_rules=TokenRules(vocab_size=job.vocab_size),
         epochs=None,
         lanes=4,
     )

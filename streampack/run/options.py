@@ -13,12 +13,12 @@ from streampack.reading.base import Source
 from streampack.sources.chat.source import Chat
 from streampack.sources.mixture.source import sources_of
 from streampack.streams.stream import Preparation
-from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, load_tokenizer
+from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
 from streampack.window.gather import RowFormat
 
 __all__ = [
+    "batch_size",
     "check_attention",
-    "check_batch_tokens",
     "check_order",
     "checked_counts",
     "choose_packer",
@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+BATCH_ROWS = 8  # a row by itself takes twice the time per token to assemble
 
 
 def choose_packer(
@@ -98,16 +100,31 @@ def check_order(order: DocumentOrder | None) -> None:
         )
 
 
-def check_batch_tokens(batch_tokens: int | None, packer: Packer) -> int:
-    """Tokens per batch; raises `ConfigError` unless they are whole rows."""
-    longest = packer.seq_lens[-1]
+def batch_size(batch_rows: int | None, batch_tokens: int | None, packer: Packer) -> int:
+    """Tokens per batch; raises `ConfigError` unless they are whole rows.
+
+    8 rows by default; of rows of several lengths, as many as one of the longest takes.
+    """
+    longest, one_length = packer.seq_lens[-1], len(packer.seq_lens) == 1
+    if batch_rows is not None and (batch_tokens is not None or not one_length):
+        raise ConfigError(
+            f"batch_rows is {batch_rows!r}, batch_tokens is {batch_tokens!r}, and rows have "
+            f"{' or '.join(map(str, packer.seq_lens))} tokens.",
+            "The size of a batch would be ambiguous.",
+            "Pass batch_rows= where all rows have one length, and batch_tokens= where they have "
+            "several.",
+        )
+    whole = "A batch is a whole number of rows, and its boundaries are numbers of 31 bits."
     if batch_tokens is None:
-        return longest
-    batch_tokens = whole_number("batch_tokens", batch_tokens, "A batch is a whole number of rows.")
+        most = ((1 << 31) - 1) // longest
+        default = min(BATCH_ROWS, most) if one_length else 1
+        rows = default if batch_rows is None else batch_rows
+        return whole_number("batch_rows", rows, whole, most=most) * longest
+    batch_tokens = whole_number("batch_tokens", batch_tokens, whole)
     if not longest <= batch_tokens < 1 << 31 or batch_tokens % longest:
         raise ConfigError(
             f"batch_tokens is {batch_tokens}, a row has {longest} tokens.",
-            "A batch is a whole number of rows, and its boundaries are numbers of 31 bits.",
+            whole,
             f"Use a multiple of {longest}.",
         )
     return batch_tokens
@@ -137,42 +154,13 @@ def check_attention(attention: str) -> None:
         )
 
 
-def _checked_ids(
-    eos_id: int | None, pad_id: int | None, vocab_size: int | None
-) -> tuple[int | None, int | None, int | None]:
-    """The same as plain integers; refuses what is no token id, or no number of them."""
-    ids = "Token ids are whole numbers from 0 to 4,294,967,295."
-    if vocab_size is not None:
-        vocab_size = whole_number("vocab_size", vocab_size, ids, most=1 << 32)
-    checked: list[int | None] = []
-    for name, value in (("eos_id", eos_id), ("pad_id", pad_id)):
-        if value is not None:
-            value = whole_number(name, value, ids, least=0, most=(1 << 32) - 1)
-        if value is not None and vocab_size is not None and value >= vocab_size:
-            raise ConfigError(
-                f"{name} is {value}, and vocab_size is {vocab_size}.",
-                "The id would reach an embedding that has no row for it.",
-                "Pass the number of rows of the model's embedding as vocab_size (it counts added "
-                "special tokens too), or an id below it.",
-            )
-        checked.append(value)
-    return checked[0], checked[1], vocab_size
-
-
-def prepare(
-    source: Source,
-    tokenizer: Any,
-    eos: EosRule | None,
-    eos_id: int | None,
-    pad_id: int | None,
-    vocab_size: int | None,
-) -> tuple[Preparation, RowFormat]:
-    """What tokenizer and ids mean for this kind of source; -1 stands for an unknown EOS id."""
-    eos_id, pad_id, vocab_size = _checked_ids(eos_id, pad_id, vocab_size)
+def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparation, RowFormat]:
+    """What tokenizer and rules mean for this kind of source; -1 stands for an unknown EOS id."""
+    eos_id, pad_id, vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size
     texts = any(not part.tokenized for part in sources_of(source))
     ids = any(part.tokenized for part in sources_of(source))
     if tokenizer is not None:
-        given = {"eos": eos, "eos_id": eos_id, "pad_id": pad_id}
+        given = {"eos": rules.eos, "eos_id": eos_id, "pad_id": pad_id}
         if not texts:  # the tokenizer only lends its ids
             given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
         tokenizer = load_tokenizer(
@@ -187,12 +175,12 @@ def prepare(
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
         )
-    rule = eos or "as-is"
+    rule = rules.eos or "as-is"
     if ids and rule != "as-is" and eos_id is None:
         raise ConfigError(
             f'eos is "{rule}", and the id is unknown.',
             "There is nothing to append.",
-            "Pass eos_id=, or a tokenizer that declares it.",
+            "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
         )
     preparation = Preparation(
         tokenizers=tuple(_for_source(tokenizer, part) for part in sources_of(source)),

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, sources
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.padded_segments import head_and_tail
 from streampack.errors import ConfigError
@@ -337,7 +337,7 @@ def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
     dataset = PackedDataset(
         sources.Iterable(lambda lane, lanes: documents[lane::lanes]),
         packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4), batch_tokens=2 * SEQ_LEN, lanes=4,
-        topology=Topology(), pad_id=90,
+        topology=Topology(), token_rules=TokenRules(pad_id=90),
     )  # fmt: skip
     empty = [batch for batch in PackedLoader(dataset) if not batch.num_documents]
     assert len(empty) == 2

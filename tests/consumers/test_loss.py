@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, token_mean_loss
+from streampack import (
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    token_mean_loss,
+)
 from streampack.batch import BatchGroup
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing
@@ -32,7 +39,7 @@ def dataset(rank: int = 0, world_size: int = 1) -> PackedDataset:
         packer=BestFitDecreasing(seq_len=SEQ_LEN),
         batch_tokens=2 * SEQ_LEN,
         lanes=6,
-        pad_id=0,
+        token_rules=TokenRules(pad_id=0),
         topology=Topology(rank, world_size),
     )
 
@@ -172,3 +179,14 @@ def test_hugging_face_divides_by_the_global_count() -> None:
     assert total > 1
     empty = next(batch for batch in PackedLoader(dataset()) if not batch.num_documents)
     assert model(**empty.hf()).loss == 0
+
+
+def test_a_group_holds_its_batches_in_the_form_and_on_the_device_that_the_loader_gives() -> None:
+    (group,) = PackedLoader(dataset(), output="hf").accumulate(1000)
+    plain = [batch.hf() for batch in PackedLoader(dataset())]
+    assert len(group) == len(plain) > 1
+    for given, expected in zip(group, plain, strict=True):
+        assert given["num_items_in_batch"] == group.num_loss_tokens
+        assert torch.equal(given["input_ids"], expected["input_ids"])
+    for group in PackedLoader(dataset(), device="meta").accumulate(3):
+        assert {batch.device.type for batch in group} == {"meta"}

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import Hook, PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack import (
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    WindowConfig,
+    sources,
+)
 from streampack.packing import BestFitDecreasing, Buckets, Pad
 from tests.support.corpora import byte_tokenizer
 from tests.support.every_source import SOURCES
@@ -65,7 +73,7 @@ def test_the_number_lies_within_its_error(count: int, ranks: int) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"packer": Pad(seq_len=SEQ_LEN), "eos_id": 1},
+        {"packer": Pad(seq_len=SEQ_LEN), "token_rules": TokenRules(eos_id=1)},
         {"packer": Buckets(seq_lens=(16, 32, SEQ_LEN)), "batch_tokens": 2 * SEQ_LEN},
         {"packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop")},
         {"filter": Hook("no-long", no_long)},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import PackedDataset, PackedLoader, Topology
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology
 
 
 def documents() -> list[list[int]]:
@@ -60,7 +60,9 @@ def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
 
     seen: list[Any] = []
     loader = PackedLoader(
-        PackedDataset(documents(), seq_len=64, lanes=1, topology=Topology(), pad_id=0),
+        PackedDataset(
+            documents(), seq_len=64, lanes=1, topology=Topology(), token_rules=TokenRules(pad_id=0)
+        ),
         output="hf",
     )
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streampack import PackedDataset, PackedLoader, Topology
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing
 from tests.support.memory_source import MemorySource
@@ -92,7 +92,7 @@ def steps_of_the_run(folder: Path) -> int:
     for rank in range(2):
         mine = PackedDataset(
             write_corpus(folder / "corpus", 300), seq_len=64, batch_tokens=128, lanes=4,
-            pad_id=0, eos_id=0, topology=Topology(rank=rank, world_size=2),
+            token_rules=TokenRules(pad_id=0, eos_id=0), topology=Topology(rank=rank, world_size=2),
         )  # fmt: skip
         batches = max(batches, sum(1 for _ in PackedLoader(mine)))
     return -(-batches // 2)

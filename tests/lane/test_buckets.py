@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, sources
 from streampack.errors import ConfigError, StateError
 from streampack.lane.lane import Lane, LaneBatch
 from streampack.packing import Buckets, Curriculum
@@ -195,7 +195,7 @@ def dataset(documents: Any, **changes: Any) -> PackedDataset:
         "packer": Buckets(seq_lens=SEQ_LENS),
         "batch_tokens": 2 * SEQ_LEN,
         "window": WindowConfig(window_tokens=12 * SEQ_LEN),
-        "eos_id": 0,
+        "token_rules": TokenRules(eos_id=0),
         "lanes": 1,
         "topology": Topology(),
     }

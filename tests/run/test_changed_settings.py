@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
 from streampack.errors import StateError
 from streampack.packing import (
     BestFitCrop,
@@ -81,8 +81,7 @@ def loaders(source: MemorySource, stage: dict[str, Any], ranks: int = 1) -> list
                 source,
                 lanes=LANES,
                 topology=Topology(rank, ranks),
-                pad_id=PAD,
-                eos_id=PAD + 1,
+                token_rules=TokenRules(pad_id=PAD, eos_id=PAD + 1),
                 provenance=True,
                 **stage,
             )

@@ -23,6 +23,7 @@ from streampack import (
     PackedDataset,
     PackedLoader,
     SimilarityOrder,
+    TokenRules,
     Topology,
     WindowConfig,
     merge_states,
@@ -185,7 +186,11 @@ def dataset_maker(source: Any, lanes: int, values: dict[str, Any]) -> Make:
     source.prepare()
 
     def make(topology: Topology) -> PackedDataset:
-        ids = {"eos_id": 256} if source.tokenized else {"tokenizer": byte_tokenizer()}
+        ids = (
+            {"token_rules": TokenRules(eos_id=256)}
+            if source.tokenized
+            else {"tokenizer": byte_tokenizer()}
+        )
         return PackedDataset(source, lanes=lanes, topology=topology, **ids, **values)
 
     return make

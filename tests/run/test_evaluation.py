@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from streampack import (
     PackedDataset,
     PackedLoader,
+    TokenRules,
     Topology,
     WindowConfig,
     sources,
@@ -39,7 +40,7 @@ def evaluation(topology: Topology, source: Any = None, **options: Any) -> Packed
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
         "batch_tokens": 2 * SEQ_LEN,
         "window": WindowConfig(window_tokens=10 * SEQ_LEN),
-        "pad_id": PAD,
+        "token_rules": TokenRules(pad_id=PAD),
     }
     return PackedDataset.evaluation(source, topology=topology, **{**values, **options})
 
@@ -109,7 +110,12 @@ def test_every_kind_of_source_is_evaluated_alike(kind: str, tmp_path: Path) -> N
 
     source = SOURCES[kind](tmp_path)
     source.prepare()
-    options: dict[str, Any] = {"source": source, "packer": None, "seq_len": SEQ_LEN, "pad_id": None}
+    options: dict[str, Any] = {
+        "source": source,
+        "packer": None,
+        "seq_len": SEQ_LEN,
+        "token_rules": None,
+    }
     if kind in ("mixture", "chat"):
         options |= {"packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop"), "seq_len": None}
     if not source.tokenized:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.errors import ConfigError
 from tests.support.every_source import SEQ_LEN, jsonl, mixture, parquet, token_documents
 
@@ -49,7 +49,9 @@ def test_pieces_of_a_mixture_name_their_source_and_json_lines_their_first_byte(
     lines = jsonl(tmp_path / "jsonl").read_bytes()
     seen = set()
     tokenizer = byte_tokenizer()
-    dataset = PackedDataset(source, tokenizer=tokenizer, eos="as-is", **TOKENS)
+    dataset = PackedDataset(
+        source, tokenizer=tokenizer, token_rules=TokenRules(eos="as-is"), **TOKENS
+    )
     for piece, ids in pieces_with_ids(dataset):
         seen.add(piece.source)
         if piece.source == "jsonl-1":

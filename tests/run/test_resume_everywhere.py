@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack import PackedDataset, SimilarityOrder, Topology, WindowConfig, sources
+from streampack import PackedDataset, SimilarityOrder, TokenRules, Topology, WindowConfig, sources
 from streampack.packing import BestFitDecreasing, Concat, Packer
 from tests.support.corpora import write_mds
 from tests.support.every_source import (
@@ -36,7 +36,7 @@ def test_restoring_a_balanced_run_after_every_batch_gives_the_same_rest(
             balance="attention",
             batch_tokens=rows * SEQ_LEN,
             window=WindowConfig(window_tokens=8 * SEQ_LEN),
-            eos_id=256,
+            token_rules=TokenRules(eos_id=256),
             lanes=2,
             topology=Topology(),
         )

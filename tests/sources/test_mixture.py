@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import Hook, PackedDataset, PackedLoader, SimilarityOrder, Topology, WindowConfig
+from streampack import (
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    SimilarityOrder,
+    TokenRules,
+    Topology,
+    WindowConfig,
+)
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.metrics import LaneTimes
 from streampack.packing import Concat
@@ -40,7 +48,7 @@ def dataset(source: Any, **options: Any) -> PackedDataset:
         "lanes": 2,
         "topology": Topology(),
         "window": WindowConfig(window_tokens=8 * SEQ_LEN),
-        "vocab_size": 70_000,
+        "token_rules": TokenRules(vocab_size=70_000),
         "provenance": True,
     }
     return PackedDataset(source, **{**values, **options})

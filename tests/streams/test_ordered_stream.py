@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import Hook, PackedDataset, PackedLoader, SimilarityOrder, Topology, WindowConfig
+from streampack import (
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    SimilarityOrder,
+    TokenRules,
+    Topology,
+    WindowConfig,
+)
 from streampack.errors import ConfigError, StateError
 from streampack.lane.state import checksum
 from streampack.ordering import ClusterOrder, NeighbourOrder, RandomOrder, TokenEmbedder
@@ -57,8 +65,7 @@ def make_dataset(order: Any, *, count: int = 60, copies: int = 6, **options: Any
         "attention": "row",
         "lanes": 2,
         "topology": Topology(),
-        "eos_id": 9000,
-        "pad_id": 9001,
+        "token_rules": TokenRules(eos_id=9000, pad_id=9001),
     }
     return PackedDataset(source, **{**values, **options})
 
@@ -154,7 +161,7 @@ def test_rows_hold_related_documents() -> None:
         source = MemorySource([[documents.document(i) for i in range(400)]], block_documents=50)
         dataset = PackedDataset(
             source, packer=Concat(seq_len=512), lanes=1, provenance=True, topology=Topology(),
-            order=order, attention="row", eos_id=9000,
+            order=order, attention="row", token_rules=TokenRules(eos_id=9000),
         )  # fmt: skip
         rows = [batch.provenance["index"] for batch in PackedLoader(dataset)]
         return float(np.mean([together(topic, row) for row in rows if len(row) > 1]))
@@ -168,7 +175,8 @@ def test_a_batch_seldom_holds_rows_that_follow_one_another() -> None:
     source = MemorySource([[documents.document(i) for i in range(2000)]], block_documents=50)
     dataset = PackedDataset(
         source, seq_len=512, batch_tokens=2 * 512, order=SimilarityOrder(), attention="row",
-        window=WindowConfig(window_tokens=64 * 512), lanes=1, provenance=True, eos_id=9000,
+        window=WindowConfig(window_tokens=64 * 512), lanes=1, provenance=True,
+        token_rules=TokenRules(eos_id=9000),
         topology=Topology(),
     )  # fmt: skip
     rows = beside = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack import PackedBatch, PackedDataset, Topology
+from streampack import PackedBatch, PackedDataset, TokenRules, Topology
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
@@ -34,8 +34,7 @@ def packed_batches(
     dataset = PackedDataset(
         MemorySource([documents], None if masks is None else [masks], block_documents=8),
         packer=packer,
-        pad_id=PAD,
-        eos_id=EOS,
+        token_rules=TokenRules(pad_id=PAD, eos_id=EOS),
         lanes=1,
         topology=Topology(),
         **options,

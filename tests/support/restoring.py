@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
 from streampack.packing import Packer
 from tests.support.chats import CHATML, with_template
 from tests.support.corpora import byte_tokenizer
@@ -52,8 +52,7 @@ def maker(
             batch_tokens=batch_rows * SEQ_LEN,
             window=WindowConfig(window_tokens=6 * SEQ_LEN),
             tokenizer=None if source.tokenized else tokenizer,
-            eos_id=256 if source.tokenized else None,
-            vocab_size=2000,
+            token_rules=TokenRules(eos_id=256 if source.tokenized else None, vocab_size=2000),
             lanes=source.max_lanes() or 2,
             epochs=1,
             topology=Topology(),

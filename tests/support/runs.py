@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from streampack import PackedBatch, PackedDataset, Topology, WindowConfig
+from streampack import PackedBatch, PackedDataset, TokenRules, Topology, WindowConfig
 from streampack.packing import BestFitDecreasing, Packer
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
@@ -24,8 +24,7 @@ def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
         "window": WindowConfig(window_tokens=10 * SEQ_LEN),
         "lanes": 6,
         "topology": Topology(),
-        "pad_id": PAD,
-        "eos_id": PAD + 1,
+        "token_rules": TokenRules(pad_id=PAD, eos_id=PAD + 1),
     }
     source = MemorySource([DOCUMENTS[:150], DOCUMENTS[150:]], block_documents=9)
     return PackedDataset(source, **{**values, **options})
@@ -69,7 +68,7 @@ def uneven(topology: Topology, lanes: int = 12, **options: Any) -> PackedDataset
         "packer": BestFitDecreasing(seq_len=32),
         "batch_tokens": 64,
         "window": WindowConfig(window_tokens=320),
-        "pad_id": 4_000_000,
+        "token_rules": TokenRules(pad_id=4_000_000),
     }
     return PackedDataset(source, lanes=lanes, topology=topology, **{**values, **options})
 

@@ -21,6 +21,7 @@ from streampack import (
     PackedLoader,
     Pad,
     Seamless,
+    TokenRules,
     Topology,
     WindowConfig,
     sources,
@@ -200,7 +201,9 @@ def test_the_global_sequence_is_the_same_on_any_ranks_and_holds_every_document(
     texts = [np.full(n, 1 + i, dtype=np.uint16) for i, n in enumerate(lengths)]
     source = sources.MDS(write_mds(tmp_path, texts), column="t")
     one, two, four = (
-        global_sequence(source, ranks, seq_len=64, batch_tokens=128, pad_id=0, eos_id=0)
+        global_sequence(
+            source, ranks, seq_len=64, batch_tokens=128, token_rules=TokenRules(pad_id=0, eos_id=0)
+        )
         for ranks in (1, 2, 4)
     )
     assert one == two == four

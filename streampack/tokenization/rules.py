@@ -1,0 +1,56 @@
+"""TokenRules: the ids that mark documents and padding, and the size of the vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from streampack.errors import ConfigError
+from streampack.numeric import whole_number
+from streampack.tokenization.boundaries import EosRule, check_rule
+
+__all__ = ["TokenRules"]
+
+_IDS = "Token ids are whole numbers from 0 to 4,294,967,295."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRules:
+    """What to know of token ids, where it is not to be taken from the tokenizer.
+
+    Args:
+        eos: "ensure" (append an end-of-document id where missing), "append" or "as-is"; None is
+            "ensure" for text and "as-is" for documents that are token ids already.
+        eos_id: the end-of-document id; None takes the tokenizer's.
+        pad_id: what padding is filled with; None takes the tokenizer's, or else 0, which nothing
+            reads: padding has attention segments for itself and no loss.
+        vocab_size: ids must be below it; None takes the tokenizer's.
+
+    Raises:
+        ConfigError: an id is no id, or none of the vocabulary.
+    """
+
+    eos: EosRule | None = None
+    eos_id: int | None = None
+    pad_id: int | None = None
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.eos is not None:
+            check_rule(self.eos)
+        size = self.vocab_size
+        if size is not None:
+            size = whole_number("vocab_size", size, _IDS, most=1 << 32)
+            object.__setattr__(self, "vocab_size", size)
+        for name in ("eos_id", "pad_id"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            value = whole_number(name, value, _IDS, least=0, most=(1 << 32) - 1)
+            object.__setattr__(self, name, value)
+            if size is not None and value >= size:
+                raise ConfigError(
+                    f"{name} is {value}, and vocab_size is {size}.",
+                    "The id would reach an embedding that has no row for it.",
+                    "Pass the number of rows of the model's embedding as vocab_size (it counts "
+                    "added special tokens too), or an id below it.",
+                )
