@@ -46,8 +46,8 @@ class PackedBatch(BatchAdapters):
         provenance: (num_documents,) records (source, shard, index, start, stop), or None.
         seq_len, rows: the batch's shape.
         lane, step: batch number ``step * lanes + lane`` of the run.
-        has_next: False if this is its lane's last batch. Behind it come empty ones, which hold
-            padding only (`num_documents` is 0), until all lanes of all ranks are dry.
+        has_next: False if this is its lane's last batch. After it come empty ones, which hold
+            padding only (`num_documents` is 0), until all lanes of all ranks have ended.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class PackedBatch(BatchAdapters):
         return self._fields
 
     def _moved(self, copy: Callable[[Tensor], Tensor], pin: bool = False) -> PackedBatch:
-        """The batch in a copy of its staging buffer; per-token fields are made anew there."""
+        """The batch in a copy of its staging buffer; per-token fields are made again there."""
         staged = self._staged
         if staged is None or pin:
             staged = stage(self._tensors, pin=pin)

@@ -64,7 +64,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             not to be taken from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.
         filter, map: hooks, see `Hook`; the filter sees documents first.
-        order: puts related documents one behind the other, for example `SimilarityOrder`; goes
+        order: puts related documents one after the other, for example `SimilarityOrder`; goes
             with ``attention="row"`` and a packer that keeps the order.
         balance: "attention" gives every rank batches whose attention costs about the same in
             each step; None goes by no costs. See docs/balance.md.
@@ -252,7 +252,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
     def resumed(
         self, state: Mapping[str, Any], *, allow: Collection[str] = ()
     ) -> tuple[RunPlan, RunState]:
-        """The plan of a saved run and where it goes on, for a loader with a state of its own.
+        """The plan of a saved run and where it goes on, for a loader, which keeps its state itself.
 
         Raises:
             StateError: see `load_state_dict`.

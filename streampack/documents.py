@@ -180,7 +180,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation as a record told it.
+    """One conversation as a record has it.
 
     Attributes:
         messages: at least one, each with "role" and "content" (text, or None beside tool calls),

@@ -43,7 +43,7 @@ class ContentError(StreampackError, ValueError):
     """A document or shard whose content is wrong; `on_error="skip"` steps over it.
 
     `shard` is the shard's number in the manifest, `index` the first affected document in it (in
-    the unit of `Documents.origin`), and `rest_of_shard` says that nothing behind it can be read.
+    the unit of `Documents.origin`), and `rest_of_shard` says that nothing after it can be read.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ class Hook:
         if not self.name or not isinstance(self.name, str):
             raise ConfigError(
                 f"A hook is named {self.name!r}.",
-                "A saved state could not tell it from another.",
+                "A saved state could not distinguish it from another.",
                 'Give it a name, for example Hook("drop-short", function).',
             )
         if not callable(self.function):

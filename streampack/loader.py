@@ -48,7 +48,7 @@ class PackedLoader:
 
     A finite run ends on every data-parallel rank after the same step. With an initialised process
     group its processes agree on it; all of them iterate, and leave a loop early, if at all, after
-    the same step. Without one, or where ranks are simulated, each ends when its own lanes are dry.
+    the same step. Without one, or where ranks are simulated, each ends when its lanes have ended.
 
     Args:
         dataset: what to load.
@@ -183,7 +183,7 @@ class PackedLoader:
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
         """Iterate in groups of `batches`, for gradient accumulation.
 
-        A group tells how many loss tokens its batches have on all data-parallel ranks together,
+        A group says how many loss tokens its batches have on all data-parallel ranks together,
         and so do its batches (`PackedBatch.num_items_in_batch`); see `streampack.token_mean_loss`.
         That number is one sum over ranks, which travels while the group before is used. The last
         group of a finite run may be shorter, equally on all ranks. All batches of the group at

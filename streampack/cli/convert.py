@@ -77,9 +77,9 @@ def convert(
     ] = None,
     on_error: Annotated[OnError, typer.Option(help="What broken documents do.")] = OnError.stop,
 ) -> None:
-    """Write a corpus anew as MDS or tar shards, tokenized or not.
+    """Rewrite a corpus as MDS or tar shards, tokenized or not.
 
-    A run that was stopped goes on behind its last finished shard when the same command is given
+    A run that was stopped goes on after its last finished shard when the same command is given
     again, and ends with the same bytes.
     """
     opened = open_source(source, text=text, tokens=tokens)
@@ -138,7 +138,7 @@ def _words(figures: Figures) -> str:
 
 
 def open_source(path: str, *, text: str | None = None, tokens: str | None = None) -> Source:
-    """The source for files of one kind, told by how their names end.
+    """The source for files of one kind, by how their names end.
 
     Raises:
         ConfigError: no file is there, or they are of several kinds or none that is known.

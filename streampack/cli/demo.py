@@ -39,7 +39,7 @@ def demo(
     if steps < 40:
         raise ConfigError(
             f"{steps} steps were asked for.",
-            "The demo needs some before, between and behind two accidents.",
+            "The demo needs some before, between and after two accidents.",
             "Use --steps 40 or more.",
         )
     from streampack.demo.object_store import find_weed, object_store

@@ -24,7 +24,7 @@ class Curve:
 
     Attributes:
         name: of the strategy.
-        utilisation: behind a window of each size tried, as shares.
+        utilisation: after a window of each size tried, as shares.
         whole: of planning everything at once.
     """
 
@@ -176,5 +176,5 @@ def _windows(
         xlabel=f"window, rows of {row_tokens:,} tokens",
         ylabel="slots that hold tokens, %",
     )
-    axes.set_title("Utilisation behind a look-ahead window", loc="left")
+    axes.set_title("Utilisation with a look-ahead window", loc="left")
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.9)

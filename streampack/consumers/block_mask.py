@@ -1,7 +1,7 @@
 """FlexAttention's block mask of packed segments, made without a T x T matrix.
 
 Inside a block of queries the segments of its first and last token say everything: keys before the
-first one's start are masked, and a whole block of keys is visible to all queries if it lies behind
+first one's start are masked, and a whole block of keys is visible to all queries if it lies after
 the last one's start. So a few operations on (T / block_size,) numbers replace the evaluation of
 the mask at every pair, on any device and without waiting for it.
 """

@@ -25,7 +25,7 @@ def token_mean_loss(
         labels: (rows, seq_len) or (T,) int64 as in `PackedBatch.labels`: not shifted, -100 where
             no loss is taken.
         num_loss_tokens: of the whole step on all data-parallel ranks, as `PackedLoader.accumulate`
-            tells; with 0, or for an empty batch, the loss is 0 and so are its gradients.
+            counts them; with 0, or for an empty batch, the loss is 0 and so are its gradients.
         averaged_over: ranks over which gradients are averaged later (by DDP or FSDP): the number
             of data-parallel ranks. 1 where there is one, or where gradients are added up.
 

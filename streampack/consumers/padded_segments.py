@@ -15,7 +15,7 @@ __all__ = ["PaddedSegments", "head_and_tail", "pad_cu_seqlens", "padded_segments
 
 
 class PaddedSegments(NamedTuple):
-    """S segments, each of real tokens and the padding behind them.
+    """S segments, each of real tokens and the padding after them.
 
     Attributes:
         cu_seqlens: (S + 1,) int32, running sum of the real lengths.
@@ -56,7 +56,7 @@ def padded_segments(
         cu_seqlens: (n + 1,) int32, attention segments, padding segments included.
         is_padding: (n,) bool.
         align: what the length of every padded segment is a multiple of. Padding beyond it stays a
-            segment of its own, whose tokens count as real.
+            separate segment, whose tokens count as real.
 
     Raises:
         ConfigError: a segment is not followed by the padding that it lacks.
@@ -70,7 +70,7 @@ def padded_segments(
         at = int(short[0])
         raise ConfigError(
             f"The segment at {starts[at]} has {lengths[at]} tokens, {follows[at]} of padding "
-            f"behind it, and its length must be a multiple of {align}.",
+            f"after it, and its length must be a multiple of {align}.",
             "It cannot be split evenly over context-parallel ranks.",
             f"Pack with align={align} (2 * cp_size), as BestFitDecreasing, FirstFitDecreasing and "
             'Buckets can; or use attention="row", where whole rows are split.',

@@ -27,7 +27,7 @@ Batch = TypeVar("Batch", bound=Copied)
 class DeviceCopies(Generic[Batch]):
     """Copies batches to a device, the next one ahead of time.
 
-    On a CUDA device the copy goes from a page-locked buffer on a stream of its own, and the loop's
+    On a CUDA device the copy goes from a page-locked buffer on a separate stream, and the loop's
     stream waits for it there; the host never waits.
 
     Args:

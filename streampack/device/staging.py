@@ -1,8 +1,8 @@
 """Staging: all tensors of a batch in one buffer, so that a batch is one copy to a device.
 
 A small copy costs a launch and a DMA set-up whatever its size, and memory is page-locked block by
-block. So the arrays that travel lie one behind the other in one buffer of bytes, and what the
-consumer sees are views of it, before the copy and behind it.
+block. So the arrays that travel lie one after the other in one buffer of bytes, and what the
+consumer sees are views of it, before the copy and after it.
 """
 
 from __future__ import annotations

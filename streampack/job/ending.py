@@ -3,11 +3,11 @@
 Batch number g of a run is lane ``g % lanes``'s, so a lane that has run dry leaves gaps, which the
 loader fills with empty batches until every lane of every rank is dry. Numbers are served in
 *spans* of one rotation (one batch from every lane): the next span is served if any rank has a
-batch in it, or (``end="stop"``) if every lane has. The ranks ask one another a step before the
-span begins, and the answer is awaited when it does, so it travels while the model computes.
+batch in it, or (``end="stop"``) if every lane has. The ranks ask each other one step
+before the span begins and wait for the answer when it does, so it travels while the model computes.
 
-All ranks ask the same questions in the same order, wherever a loop leaves off: what is asked
-follows from the number of the step alone.
+All ranks ask the same questions in the same order, wherever a loop is left: what is asked follows
+from the number of the step alone.
 
 Cost: one sum over ranks per rotation; no batch is held back but for the first of each lane where
 ``end="stop"`` must know that all have one.
@@ -213,7 +213,7 @@ class Ending(Generic[Item]):
         if lane not in self._last or number < self._first[lane] or lane in self._dry:
             raise _out_of_order(f"Batch {number} came")
         if number <= self._pulled:
-            raise _out_of_order(f"Batch {number} came behind batch {self._pulled}")
+            raise _out_of_order(f"Batch {number} came after batch {self._pulled}")
         self._pulled = number
         while self._unseen and self._first[self._unseen[0]] <= number:
             unseen = self._unseen.popleft()

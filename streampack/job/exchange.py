@@ -1,4 +1,4 @@
-"""What the processes of a job tell one another, over a gloo group on the CPU.
+"""What the processes of a job exchange, over a gloo group on the CPU.
 
 Sums over data-parallel ranks: do others still have batches, how many loss tokens has a group of
 batches. All processes of the job take part, those of a model-parallel group too; what they

@@ -62,7 +62,7 @@ class Topology:
             raise ConfigError(
                 f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE="
                 f"{os.environ.get('WORLD_SIZE')!r} are not two numbers.",
-                "The data-parallel rank cannot be told from them.",
+                "They do not say which data-parallel rank this is.",
                 "Correct them, or pass topology=Topology(rank, world_size).",
             ) from None
 
@@ -89,7 +89,7 @@ class Topology:
                 raise ConfigError(
                     f"The mesh has the dimensions {mesh.mesh_dim_names}, and {name!r} is asked "
                     f"for: {error}",
-                    "The data-parallel rank cannot be told.",
+                    "It does not say which data-parallel rank this is.",
                     "Name dimensions that were given as mesh_dim_names, from a process that is "
                     "part of the mesh.",
                 ) from error

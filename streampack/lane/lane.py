@@ -221,7 +221,7 @@ class Lane:
             self._name_dropped(self._window.entries)
 
     def _fill(self) -> bool:
-        """Admit what this round wants; True if nothing comes behind it."""
+        """Admit what this round wants; True if nothing comes after it."""
         window, stream = self._window, self._stream
         while window.wants:
             documents = stream.peek()
@@ -350,7 +350,7 @@ def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Compo
 
     Of some of them earlier rows hold a part; where that is more than one row, they are cut too.
     """
-    lost = planned.dropped >= planned.lengths  # overflow tells the packer a length of 0
+    lost = planned.dropped >= planned.lengths  # the packer sees a length of 0
     if not lost.any():
         return Composition()
     rest = entries.length - entries.start

@@ -1,10 +1,10 @@
-"""Going on with other settings: what stays of a lane's last plan is planned anew.
+"""Going on with other settings: what stays of a lane's last plan is planned again.
 
 Steps, for each lane:
   1. Restore the lane under the settings its state was saved with.
   2. Of the plan of its current round, the rows of the batches that were given went. What they do
      not hold of a document stays: since rows go in shuffled order, that may be several parts of
-     one document, each an entry of its own from now on.
+     one document, each a separate entry from now on.
   3. What the old settings dropped with a row that went is gone. A document of which nothing went
      is as it was, also if the old overflow policy was about to shorten or drop it.
   4. That makes the window of the next round, which reads on and plans with the new settings.
@@ -60,7 +60,7 @@ def previous_config(
         if config.order is not None:
             raise StateError(
                 "The mixture is not what it was when the state was saved, and there is an order.",
-                "Documents that wait to be ordered could not be told from those of the new source.",
+                "Documents that wait to be ordered would be mixed up with those of the new source.",
                 "Go on with the same mixture, or start a new run.",
             )
         source = earlier_mixture(source, saved["source"], current["source"])
@@ -184,7 +184,7 @@ def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: boo
 
 
 def _ends(stop: NDArray[np.int64], goes: NDArray[np.bool_], dropped: int, most: int) -> bool:
-    """True if a document ends with its last segment: that went, and what lies behind is dropped."""
+    """True if a document ends with its last segment: that went, the rest is dropped."""
     if not len(stop):
         return 0 < most <= dropped
     return bool(goes[-1]) and int(stop[-1]) + dropped >= most
@@ -201,8 +201,8 @@ def _parts(
 ) -> list[tuple[int, int]]:
     """What is left of a document's `rest` tokens, of which those before `begin` are delivered.
 
-    `start`, `stop` and `goes` are of its segments, in order; `ends` says that what lies behind
-    them is dropped.
+    `start`, `stop` and `goes` are of its segments, in order; `ends` says that what comes
+    after them is dropped.
     """
     parts = []
     for low, high, went in zip(start.tolist(), stop.tolist(), goes.tolist(), strict=True):

@@ -28,7 +28,7 @@ _KEY = "streampack"
 
 
 class HasState(Protocol):
-    """A `PackedLoader` or a `StateTracker`."""
+    """A `PackedLoader`."""
 
     dataset: Any
 
@@ -37,7 +37,7 @@ class HasState(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on behind a state."""
+        """Go on after a state."""
         ...
 
 
@@ -48,7 +48,7 @@ class DistributedState:
     ``dcp.load({"data": DistributedState(loader)}, checkpoint_id=path)`` on another.
 
     Args:
-        loader: of this rank: a `PackedLoader` or a `StateTracker`.
+        loader: of this rank.
         group: process group to gather through; None is the default one. With NCCL, pass a gloo
             group, for states are not on a device.
     """
@@ -70,7 +70,7 @@ class DistributedState:
         return {_KEY: json.dumps(merge_states([by_rank[rank] for rank in sorted(by_rank)]))}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on behind what any number of ranks saved.
+        """Go on after what any number of ranks saved.
 
         Raises:
             StateError: it is damaged, or the state is of another run.

@@ -69,7 +69,7 @@ def changed_fields(
             raise StateError(
                 f"`{name}` was {_shown(before, name)} when the state was saved and is "
                 f"{_shown(now, name)} now.",
-                "The batches behind the state would not be the ones that were to follow.",
+                "The batches after the state would not be those that were to follow.",
                 _remedy(field),
             )
     return sorted(changed)

@@ -80,7 +80,7 @@ def _cuts(packer: Packer) -> bool:
 
 
 def _keeps_order(packer: Packer) -> bool:
-    """True if documents that arrive one behind the other mostly share a row.
+    """True if documents that arrive one after the other mostly share a row.
 
     A packer may say so by its attribute `keeps_order`; of ours, `Concat` does unless it shuffles
     atoms smaller than a row.

@@ -45,7 +45,7 @@ class LanePlace:
     Attributes:
         lane: its number.
         batches: that it has given.
-        ended: nothing comes behind what its window holds.
+        ended: nothing comes after what its window holds.
         read: documents that are read again to fill its window.
         waiting: documents in its window, in whole or in part, at the start of its round.
         skipped: broken documents and shards stepped over, since the beginning.
@@ -154,10 +154,10 @@ def run_words(state: Mapping[str, Any]) -> list[str]:
         f"Next is batch {following:,} of the run: step {following // lanes:,} of lane "
         f"{following % lanes}. Numbers count from 0."
     ]
-    for first, behind in state["stepped_over"]:
+    for first, end in state["stepped_over"]:
         what = (
-            f"batches {first:,} to {behind - 1:,} were"
-            if behind - first > 1
+            f"batches {first:,} to {end - 1:,} were"
+            if end - first > 1
             else (f"batch {first:,} was")
         )
         sentences.append(f"Of those before it, {what} stepped over.")
@@ -182,7 +182,7 @@ def run_words(state: Mapping[str, Any]) -> list[str]:
 
 
 def _packer(described: Mapping[str, Any]) -> str:
-    """Class and row lengths; a packer that is not ours may not tell the latter."""
+    """Class and row lengths; a user's packer may not name the latter."""
     lengths = described.get("seq_lens") or [described.get("seq_len")]
     rows = ", ".join(f"{length:,}" for length in lengths if isinstance(length, int))
     return str(described.get("kind")) + (f", rows of {rows}" if rows else "")

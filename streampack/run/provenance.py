@@ -23,7 +23,7 @@ class Piece:
         source: name of the source in a mixture; None if it is the only one.
         shard: its path or URL; of an iterable, the lane.
         index: of the document in the shard: its number, or in JSON lines its first byte.
-        start, stop: its tokens ``[start, stop)`` in the document as it was packed, behind
+        start, stop: its tokens ``[start, stop)`` in the document as it was packed, after
             tokenizer and hooks.
     """
 

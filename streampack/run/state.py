@@ -1,6 +1,6 @@
 """The state of a run: what the loop has consumed, as coordinates that any process can go on from.
 
-``{"version": 2, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, behind], ...],
+``{"version": 2, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
 "lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
 The state of a rank holds the lanes it owns; `merge_states` makes one of the states of all ranks,
 from which any number of ranks that divides the lanes goes on.
@@ -41,7 +41,7 @@ class RunState:
         topology: whose lanes these are.
         next_batch: global number of the first batch not consumed by all ranks in step.
         lanes: state of each lane this rank owns.
-        stepped_over: [first, behind the last] numbers of batches that the loop stepped over.
+        stepped_over: [first, end) numbers of batches that the loop stepped over.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not states:
         raise StateError(
             "There are no states to merge.",
-            "Nobody can tell where to go on from.",
+            "There is no place to go on from.",
             "Pass the states that the ranks saved.",
         )
     lanes: dict[int, LaneState] = {}
@@ -298,7 +298,7 @@ def check_state(state: Mapping[str, Any]) -> None:
         if given != due and not (ended and given < due):
             raise _damaged(
                 f"Lane {name} has given {given} batches, and before batch {next_batch} of the run, "
-                f"the next one, come {due} of its own."
+                f"the next one, come {due} of this lane."
             )
 
 

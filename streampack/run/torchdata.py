@@ -30,10 +30,10 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         StateError: it is of another dataset, damaged, or older than what the loop has taken.
     """
-    behind = state.get("_steps_since_snapshot", 0)
-    if behind:
+    missing = state.get("_steps_since_snapshot", 0)
+    if missing:
         raise StateError(
-            f"The state is as of {behind} batches before the last one that the loop took.",
+            f"The state is as of {missing} batches before the last one that the loop took.",
             "With snapshot_every_n_steps above 1, StatefulDataLoader saves older states and makes "
             "those batches again itself; going on elsewhere would give them twice.",
             "Use snapshot_every_n_steps=1, or save after a step that it divides.",

@@ -1,6 +1,6 @@
 """Messages between a worker and the loop: arrays travel beside the pickle, and are not copied.
 
-A message is its pickle (protocol 5, PEP 574), which names the sizes of its arrays, and behind it
+A message is its pickle (protocol 5, PEP 574), which names the sizes of its arrays, and then
 their bytes as they are. The loop reads them into the memory where they stay, without the
 interpreter lock, so that a thread that receives does not hold up the loop beside it.
 """
@@ -52,7 +52,7 @@ def receive_message(connection: Connection) -> Any:
 
 
 def _advance(left: list[memoryview], count: int) -> None:
-    """Leave behind the first `count` bytes."""
+    """Drop the first `count` bytes."""
     while count:
         if count < left[0].nbytes:
             left[0] = left[0][count:]

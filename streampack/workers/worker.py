@@ -1,7 +1,7 @@
 """A worker process of `PackedLoader`: runs some of a rank's lanes and sends their batches.
 
 Batches go through one pipe per worker in their compact form, so nothing of a batch lies in shared
-memory that a killed process could leave behind. Few bytes travel (2 or 4 per token); the per-token
+memory that a killed process could leave over. Few bytes travel (2 or 4 per token); the per-token
 fields are made by the loop's process.
 """
 

@@ -42,7 +42,7 @@ class WorkerHandle:
         self._lanes = list(states)
         self.receiver, sender = context.Pipe(duplex=False)
         # Room for the batches to be made ahead and not for many more: what a worker has sent is
-        # memory held, and a dead worker is noticed only behind it.
+        # memory held, and a dead worker is noticed only after it.
         _widen(sender, min(PIPE_BYTES, prefetch_batches * config.batch_tokens * _BYTES_PER_TOKEN))
         inherited = [*inherited, self.receiver]
         forked = context.get_start_method() == "fork"
@@ -113,7 +113,7 @@ class WorkerHandle:
             f"Worker {self.number} (process {self.process.pid}) {how} "
             f"(lanes {self._lane_names()}).",
             "Batches it had made ahead are gone; none that the loop got is affected.",
-            "Iterate the loader again to go on behind the last batch, or resume from a saved "
+            "Iterate the loader again to go on after the last batch, or resume from a saved "
             "state. If the system killed it, look at the memory of the machine.",
         )
 
