@@ -72,8 +72,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         seed: of every random decision.
         shuffle: shuffle shards, and documents inside blocks.
         epochs: passes over the source; None is endless.
-        lanes: number of lanes, fixed for the whole run; None chooses (12 per rank if the corpus
-            is large enough).
+        lanes: number of lanes, fixed for the whole run, on any number of ranks; None chooses (12
+            per rank if the corpus is large enough).
         topology: which data-parallel rank this is; None detects it.
         on_error: "raise" or "skip" broken documents and shards.
         provenance: record where every piece of a batch came from.
@@ -159,7 +159,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
             balance=schedule,
         )
         if lanes:
-            topology.require(lanes)
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
         self._settings = RunSettings(config=config, topology=topology, memory_limit=memory_limit)
         self._plan: RunPlan | None = None
@@ -171,11 +170,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
     ) -> PackedDataset:
         """A finite, unshuffled dataset: the same documents in the same batches on any ranks.
 
-        Batch g comes from lane ``g % lanes`` here too, but any number of ranks shares the batches:
-        rank r of R gives those with ``g % R == r``, followed by an empty one where others have one
-        more. Where the ranks do not divide the lanes, some of them read the same lanes and leave
-        out what others give: R / gcd(R, lanes) times the reading. The number of lanes depends
-        on the corpus alone.
+        Rank r of R gives the batches g with ``g % R == r``, followed by an empty one where others
+        have one more. The number of lanes depends on the corpus alone.
 
         Args:
             source: see `PackedDataset`.

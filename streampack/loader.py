@@ -134,7 +134,6 @@ class PackedLoader:
         dataset = _loaded(loader, dataset)
         made = cls(dataset, end=end, output=output, device=device, ranks=ranks)
         made._loader = loader
-        made._run.own_turns = True
         return made
 
     def state_dict(self, *, after: PackedBatch | None = None) -> dict[str, Any]:
@@ -145,8 +144,7 @@ class PackedLoader:
                 trainers that take batches ahead of the step. A copy of it on a device will do.
 
         Raises:
-            StateError: `after` is none of the last 16; or this is an evaluation on a number of
-                ranks that does not divide the lanes.
+            StateError: `after` is none of the last 16.
         """
         return self._run.state_dict(after)
 
@@ -256,14 +254,15 @@ class PackedLoader:
         self._live = self._run.batches(self._feed)
         return self._live
 
-    def _feed(self, states: LaneStates) -> Iterable[PackedBatch | LaneEnd]:
+    def _feed(self, start: int, states: LaneStates) -> Iterable[PackedBatch | LaneEnd]:
         """Who makes the batches: another loader, worker processes, or this process."""
         if self._loader is not None:
             self.dataset.go_on(self._run.plan, self._run.state.copy())
             return self._loader
+        config, topology = self._run.plan.config, self._run.plan.topology
         if self.num_workers:
-            return feed_from_workers(self._run.plan.config, states, self._workers)
-        return feed_in_process(self._run.plan.config, states)
+            return feed_from_workers(config, topology, start, states, self._workers)
+        return feed_in_process(config, topology, start, states)
 
     @contextmanager
     def _iterating(self) -> Iterator[Batches]:

@@ -151,12 +151,6 @@ def test_text_without_a_tokenizer_is_refused() -> None:
         load(["a text"])
 
 
-def test_ranks_that_do_not_divide_the_lanes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="Use 1, 2, 4, 8 ranks") as raised:
-        load(MemorySource([ids(5)]), lanes=8, topology=Topology(2, 3))
-    says(raised.value)
-
-
 def test_overlong_documents_can_be_an_error_that_names_them() -> None:
     packer = BestFitDecreasing(seq_len=16, overflow="error")
     with pytest.raises(PlanError, match="Document 1 of shard 0 has 40 tokens"):

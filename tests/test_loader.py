@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology
-from streampack.errors import ConfigError, ContentError, StateError, WorkerError
+from streampack.errors import ContentError, StateError, WorkerError
 from streampack.lane.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
 from tests.support.memory_source import MemorySource
@@ -51,7 +51,7 @@ def test_a_plain_dataloader_keeps_the_order_with_workers_that_do_not_divide_the_
     assert identities(loader) == identities(PackedLoader(make_dataset()))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 6])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 6, 8])
 def test_ranks_share_the_batches_and_the_global_order_is_the_same(world_size: int) -> None:
     expected = identities(PackedLoader(make_dataset()))
     found = []
@@ -61,9 +61,14 @@ def test_ranks_share_the_batches_and_the_global_order_is_the_same(world_size: in
     assert sorted(found, key=lambda item: item[1] * 6 + item[0]) == expected
 
 
-def test_ranks_that_do_not_divide_the_lanes_are_told_which_do() -> None:
-    with pytest.raises(ConfigError, match="Use 1, 2, 3, 6 ranks"):
-        make_dataset(topology=Topology(0, 4))
+def test_ranks_that_do_not_divide_the_lanes_are_warned_once_which_do(caplog: Any) -> None:
+    for rank in range(4):
+        _ = make_dataset(topology=Topology(rank, 4)).plan
+    (record,) = caplog.records
+    assert "ranks: 4, lanes: 6. 2 ranks read each lane" in record.getMessage()
+    assert "(1, 2, 3, 6)" in record.getMessage()
+    _ = make_dataset(topology=Topology(0, 3)).plan
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
-from streampack.job.topology import Topology
 from streampack.lane.lane import LaneConfig
 from streampack.metrics import LaneTimes
 from streampack.packing import Buckets, Packer
@@ -35,6 +34,7 @@ __all__ = [
 TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
+BATCHES_PER_LANE = 200  # of a finite run: its end costs a lane one batch or two
 WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
 SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
 SAMPLE_DOCUMENTS = 1024  # of each place, where no number is asked for
@@ -44,39 +44,31 @@ BALANCE_ORDERS = 64  # of the sample at most
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
 
 
-def choose_lanes(
-    source: Source, topology: Topology, *, window_tokens: int, memory_limit: int
-) -> int:
-    """Lanes for a run: 12 per rank, or fewer where corpus or memory do not allow so many.
+def choose_lanes(config: LaneConfig, ranks: int, *, memory_limit: int) -> int:
+    """Lanes for a run: up to 12 per rank, and no more than give each enough to pack well.
+
+    Each lane of a finite run is to have at least 200 batches, and of any run 8 windows. Where that
+    allows fewer lanes than there are ranks, their number divides the ranks, and several ranks run
+    each lane.
 
     Args:
-        source: prepared.
-        topology: of the first start; the lanes are a multiple of its ranks.
-        window_tokens: of one lane.
+        config: of the run; source prepared, `lanes` open.
+        ranks: of the first start.
         memory_limit: bytes for the windows and readers of one rank.
-
-    Raises:
-        ConfigError: the source cannot be split into as many lanes as there are ranks.
     """
-    ranks = topology.world_size
-    most = source.max_lanes()
-    if most is not None and most < ranks:
-        raise ConfigError(
-            f"{type(source).__name__} can be split into {most} lanes, and there are {ranks} ranks.",
-            "A rank would have nothing to read.",
-            f"Use {most} ranks or fewer, or rewrite the corpus with more shards or in a splittable "
-            "format with `streampack convert`.",
-        )
-    per_rank = LANES_PER_RANK
+    source, window_tokens = config.source, lane_tokens(config)
     lane_bytes = BYTES_PER_TOKEN * window_tokens + source.reader_bytes()
-    tokens = source.estimate_tokens()
+    most = min(LANES_PER_RANK, memory_limit // lane_bytes) * ranks
+    tokens, splits = source.estimate_tokens(), source.max_lanes()
     if tokens is not None:
-        per_rank = min(per_rank, tokens // (WINDOWS_PER_LANE * window_tokens * ranks))
-    per_rank = min(per_rank, memory_limit // lane_bytes)
-    per_rank = max(per_rank, 1)
-    if most is not None:
-        per_rank = min(per_rank, most // ranks)
-    return per_rank * ranks
+        most = min(most, tokens // (WINDOWS_PER_LANE * window_tokens))
+        if config.epochs is not None:
+            most = min(most, config.epochs * tokens // (BATCHES_PER_LANE * config.batch_tokens))
+    if splits is not None:
+        most = min(most, splits)
+    if most >= ranks:
+        return most - most % ranks
+    return next(n for n in range(max(most, 1), 0, -1) if ranks % n == 0)
 
 
 def lane_tokens(config: LaneConfig) -> int:

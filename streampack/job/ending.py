@@ -75,7 +75,7 @@ class Ending(Generic[Item]):
     """A rank's items by number, with gaps for dry lanes, up to the end that all ranks agree on.
 
     Args:
-        items: those of the lanes ``topology.lanes(start, lanes)``, in order of their numbers.
+        items: this rank's, in order of their numbers.
         topology: of this rank.
         start: number of the first batch; lanes: of the run.
         given: per lane, how many batches it gave before `start`; a lane that is dry gave fewer
@@ -83,8 +83,6 @@ class Ending(Generic[Item]):
         ranks: who asks whom; None for an endless run, which asks nobody.
         end: "drain" gives everything, "stop" leaves at the first rotation in which some lane has
             no batch.
-        own_only: where several ranks run the same lanes, `items` are those of this rank's turns
-            and not all of these lanes.
 
     Raises (while iterating):
         StateError: `items` are not this rank's, or not in order.
@@ -100,7 +98,6 @@ class Ending(Generic[Item]):
         given: Mapping[int, int],
         ranks: Ranks | None,
         end: End = "drain",
-        own_only: bool = False,
     ) -> None:
         self._items = items
         self._topology = topology
@@ -109,12 +106,12 @@ class Ending(Generic[Item]):
         self._ranks = ranks
         self._end = end
         own = topology.lanes(start, lanes)
-        # Evaluation on ranks that do not divide the lanes asks before every step.
-        self._span = topology.world_size if lanes % topology.world_size else lanes
-        self._first = {lane: start + (lane - start) % lanes for lane in own}
-        if own_only:
-            numbers = [topology.batch(start, turn) for turn in range(len(own))]
-            self._first = {number % lanes: number for number in numbers}
+        if topology.shares(lanes) == 1:
+            self._origin, self._span = 0, lanes
+        else:  # rotations end inside steps, so these ranks ask before every step
+            self._origin, self._span = start, topology.world_size
+        numbers = [topology.batch(start, turn) for turn in range(len(own))]
+        self._first = {number % lanes: number for number in numbers}
         self._unseen = deque(self._first)  # lanes that have given nothing yet, in order
         # The last step that a lane is known to have. Steps that were given count, so that a run
         # stopped inside its last rotation goes on to the end of it.
@@ -123,7 +120,7 @@ class Ending(Generic[Item]):
         self._ahead: deque[tuple[int, Item]] = deque()  # with their numbers
         self._pulled = -1  # number of the latest item
         self._answers: dict[int, Callable[[], int]] = {}
-        self._asked = start // self._span - 1
+        self._asked = self._span_of(start) - 1
         self._served = self._asked
 
     def __iter__(self) -> Iterator[Item | Gap]:
@@ -133,7 +130,7 @@ class Ending(Generic[Item]):
         while True:
             number = first + self._topology.rank
             if not self._is_served(number):
-                if first // self._span <= self._served:  # others are not through with theirs
+                if self._span_of(first) <= self._served:  # others are not through with theirs
                     self._ask(first + 2 * ranks - 1)
                     yield Gap(number % self._lanes, number // self._lanes)
                 return
@@ -150,32 +147,44 @@ class Ending(Generic[Item]):
             self._ahead.clear()
             yield item
 
+    def end_lane(self, lane: int, steps: int) -> None:
+        """Record that a lane has given `steps` batches, all ranks' counted, and has no more."""
+        self._last[lane] = steps - 1
+        self._dry.add(lane)
+
     # ------------------------------------------------------------------ agreeing
 
     def _ask(self, number: int) -> None:
         """Ask whether the spans up to that of `number` are served, unless that was done."""
-        while self._ranks is not None and self._asked < number // self._span:
+        while self._ranks is not None and self._asked < self._span_of(number):
             self._asked += 1
+            first = self._origin + self._asked * self._span
             if self._end == "drain":
-                flag = self._any_has(self._asked * self._span)
+                flag = self._any_has(first)
             else:
-                flag = not self._all_have(self._asked)
+                flag = not self._all_have((first + self._span - 1) // self._lanes)
             self._answers[self._asked] = self._ranks.total(int(flag))
 
     def _is_served(self, number: int) -> bool:
         """Whether the span of `number` is served; waits for the answer."""
         if self._ranks is None:
             return True
-        while self._served < number // self._span:
+        while self._served < self._span_of(number):
             total = self._answers.pop(self._served + 1)()
             if (total > 0) != (self._end == "drain"):
                 return False
             self._served += 1
         return True
 
+    def _span_of(self, number: int) -> int:
+        return (number - self._origin) // self._span
+
     def _any_has(self, number: int) -> bool:
         """Whether a lane of this rank has a batch of that number or a higher one."""
-        return any(self._has(lane, -((lane - number) // self._lanes)) for lane in self._last)
+        steps = {lane: -((lane - number) // self._lanes) for lane in self._last}
+        return any(self._last[lane] >= step for lane, step in steps.items()) or any(
+            self._has(lane, step) for lane, step in steps.items()
+        )
 
     def _all_have(self, step: int) -> bool:
         """Whether all lanes of this rank have a batch of that step."""
@@ -189,16 +198,14 @@ class Ending(Generic[Item]):
         return self._last[lane] >= step
 
     def _take(self, number: int) -> Item | Gap:
-        """The item of that number; those before it are other ranks'."""
+        """The item of that number, or a gap if its lane has no such batch."""
         lane, step = number % self._lanes, number // self._lanes
         if not self._has(lane, step):
             return Gap(lane, step)
-        while self._ahead or self._pull() is not None:
+        if self._ahead or self._pull() is not None:
             found, item = self._ahead.popleft()
             if found == number:
                 return item
-            if found > number:
-                break
         raise _out_of_order(f"Batch {number} is missing")
 
     def _pull(self) -> Item | None:
@@ -210,7 +217,8 @@ class Ending(Generic[Item]):
             return None
         lane, step, has_next = item.lane, item.step, item.has_next
         number = step * self._lanes + lane
-        if lane not in self._last or number < self._first[lane] or lane in self._dry:
+        mine = self._topology.takes(number, self._start)
+        if not mine or lane in self._dry or number < self._first[lane]:
             raise _out_of_order(f"Batch {number} came")
         if number <= self._pulled:
             raise _out_of_order(f"Batch {number} came after batch {self._pulled}")

@@ -1,8 +1,9 @@
-"""Topology: which data-parallel rank this is, of how many; and who owns which lane.
+"""Topology: which data-parallel rank this is, of how many; and which batches are whose.
 
 Batch g of a run comes from lane ``g % lanes``. At step s after a (re)start at batch `start`, rank r
-of R delivers batch ``start + s * R + r``; since R divides the lanes, a rank owns whole lanes, and
-the global sequence of batches is the same for every R.
+of R takes batch ``start + s * R + r``, so the sequence of batches is the same for every R. Where R
+divides the lanes, all batches of a lane go to one rank. Where it does not, several ranks run the
+same lane, and each leaves out the batches of the others.
 """
 
 from __future__ import annotations
@@ -97,29 +98,33 @@ class Topology:
             rank, world_size = rank * size + group.rank(), world_size * size
         return cls(rank, world_size)
 
-    def require(self, lanes: int) -> None:
-        """Raise `ConfigError` unless these ranks divide the lanes, naming numbers that do."""
-        if lanes % self.world_size:
-            valid = [n for n in range(1, lanes + 1) if lanes % n == 0]
-            raise ConfigError(
-                f"{self.world_size} data-parallel ranks do not divide {lanes} lanes.",
-                "A lane cannot be shared between ranks.",
-                f"Use {', '.join(map(str, valid))} ranks, or start a new run with lanes= a "
-                f"multiple of {self.world_size}.",
-            )
-
     def batch(self, start: int, step: int) -> int:
-        """Global number of this rank's batch at local step `step` of a run started at `start`."""
+        """Number of this rank's batch at local step `step` of a run started at `start`."""
         return start + step * self.world_size + self.rank
 
-    def lanes(self, start: int, lanes: int) -> list[int]:
-        """The lanes this rank's batches of a run started at `start` come from, in rotation order.
+    def takes(self, number: int, start: int) -> bool:
+        """Whether batch `number` is this rank's, where a step begins with batch `start`."""
+        return (number - start) % self.world_size == self.rank
 
-        They are the rank's own where the ranks divide the lanes. Where they do not (evaluation
-        alone allows that), some other ranks run the same ones.
+    def lanes(self, start: int, lanes: int) -> list[int]:
+        """The lanes this rank's batches from number `start` on come from, in the order of turns."""
+        turns = lanes // math.gcd(self.world_size, lanes)
+        return [self.batch(start, step) % lanes for step in range(turns)]
+
+    def owned_lanes(self, next_batch: int, lanes: int) -> list[int]:
+        """The lanes whose latest turn before batch `next_batch` was this rank's.
+
+        Over all ranks, every lane once. At the end of a step this rank knows where they stand.
         """
-        ranks = math.gcd(self.world_size, lanes)
-        return [(start + i) % lanes for i in range(self.rank % ranks, lanes, ranks)]
+        return [
+            lane
+            for lane in self.lanes(next_batch, lanes)
+            if self.takes(next_batch - 1 - (next_batch - 1 - lane) % lanes, next_batch)
+        ]
+
+    def shares(self, lanes: int) -> int:
+        """How many ranks run each lane; 1 where the ranks divide the lanes."""
+        return self.world_size // math.gcd(self.world_size, lanes)
 
     def among_workers(self, worker: int, workers: int) -> Topology:
         """The place of one of a rank's workers that take the rank's batches in turn."""

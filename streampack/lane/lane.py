@@ -79,15 +79,16 @@ class LaneBatch(NamedTuple):
 
 
 class LaneEnd(NamedTuple):
-    """The end of a lane that has no batch which could carry it.
+    """The end of a lane, where no batch carries it.
 
     Attributes:
-        lane: which lane.
+        lane: which lane; step: batches it has given.
         round, emitted: the lane's state is ``round.state(emitted)``.
         metrics: what was lost or spent since the last batch.
     """
 
     lane: int
+    step: int
     round: Round | SavedRound
     emitted: int
     metrics: Metrics
@@ -186,7 +187,7 @@ class Lane:
                 metrics = self._report() if self._unreported else None
                 return LaneBatch(self.lane, self._step - 1, rows, started, self._emitted, metrics)
             if started.final:
-                return LaneEnd(self.lane, started, self._emitted, self._report())
+                return LaneEnd(self.lane, self._step, started, self._emitted, self._report())
             self._round = None
 
     def _report(self) -> Metrics:

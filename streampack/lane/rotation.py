@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from streampack.job.topology import Topology
 from streampack.lane.lane import Lane, LaneBatch, LaneConfig, LaneEnd
+from streampack.metrics import Metrics
 
 __all__ = ["rotate"]
 
 
 def rotate(
-    config: LaneConfig, states: Mapping[int, dict[str, Any] | None]
+    config: LaneConfig,
+    states: Mapping[int, dict[str, Any] | None],
+    topology: Topology,
+    start: int,
 ) -> Iterator[LaneBatch | LaneEnd]:
-    """Yield batches of these lanes in turn, each lane up to its last batch.
+    """Yield this rank's batches of these lanes in turn, each lane up to its last batch.
 
-    A lane that has no batch at all gives its end, once. A lane starts when its turn comes first,
-    so that the first batch waits for one lane only.
+    A lane gives its end, once, if its last batch is another rank's or if it has none. What was
+    lost in making another rank's batch is left to that rank to count. A lane starts when its turn
+    comes first, so that the first batch waits for one lane only.
 
     Args:
         config: of the run.
         states: of each lane, where it goes on from; None is its beginning. Their order is that
             of the rotation.
+        topology: of the rank; start: number of the first batch.
     """
     running: dict[int, Lane | None] = dict.fromkeys(states)
     while running:
@@ -29,7 +36,21 @@ def rotate(
             started = running[lane]
             if started is None:
                 started = running[lane] = Lane(config, lane, states[lane])
-            item = started.next()
+            item, mine = _next_turn(started, topology, start)
             if isinstance(item, LaneEnd) or not item.has_next:
                 del running[lane]
-            yield item
+            if mine:
+                yield item
+            else:
+                spent = Metrics() if item.metrics is None else Metrics(times=item.metrics.times)
+                given = item.step + isinstance(item, LaneBatch)
+                yield LaneEnd(lane, given, item.round, item.emitted, spent)
+
+
+def _next_turn(lane: Lane, topology: Topology, start: int) -> tuple[LaneBatch | LaneEnd, bool]:
+    """The lane's next item that is this rank's, or its last one, and whether it is this rank's."""
+    while True:
+        item = lane.next()
+        mine = topology.takes(item.step * lane.config.lanes + item.lane, start)
+        if mine or isinstance(item, LaneEnd) or not item.has_next:
+            return item, mine

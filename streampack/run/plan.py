@@ -7,11 +7,12 @@ lanes and the measurements of its saved state.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streampack.forecast.sizing import choose_lanes, lane_tokens, with_balance, with_shares
+from streampack.forecast.sizing import choose_lanes, with_balance, with_shares
 from streampack.job.topology import Topology
 from streampack.lane.lane import LaneConfig
 from streampack.run.changed_settings import carry_over, previous_config
@@ -19,6 +20,8 @@ from streampack.run.fingerprint import changed_fields, fingerprint_of
 from streampack.run.state import RunState, batches_due, check_state
 
 __all__ = ["RunPlan", "RunSettings"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,18 @@ class RunPlan:
     @classmethod
     def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:
         """The plan of a complete configuration."""
+        shares, lanes = topology.shares(config.lanes), config.lanes
+        if shares > 1 and topology.rank == 0:
+            logger.warning(
+                "ranks: %d, lanes: %d. %d ranks read each lane, so the reading and tokenizing of "
+                "all ranks together grows %d-fold; with a number of ranks that divides the lanes "
+                "(%s) it does not.",
+                topology.world_size,
+                lanes,
+                shares,
+                shares,
+                ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0),
+            )
         return cls(config=config, topology=topology, fingerprint=fingerprint_of(config))
 
     def start(self) -> RunState:
@@ -65,17 +80,11 @@ class RunSettings:
         """Choose the lanes and measure what is missing.
 
         Raises:
-            ConfigError: the source cannot be split into as many lanes as there are ranks, or a
-                sample is wanted of a source that can be read only once.
+            ConfigError: a sample is wanted of a source that can be read only once.
         """
         config = self.config
         if not config.lanes:
-            lanes = choose_lanes(
-                config.source,
-                self.topology,
-                window_tokens=lane_tokens(config),
-                memory_limit=self.memory_limit,
-            )
+            lanes = choose_lanes(config, self.topology.world_size, memory_limit=self.memory_limit)
             config = replace(config, lanes=lanes)
         return RunPlan.of(with_balance(with_shares(config)), self.topology)
 
@@ -86,14 +95,12 @@ class RunSettings:
 
         Raises:
             StateError: see `PackedDataset.load_state_dict`.
-            ConfigError: these ranks do not divide the lanes of the state.
         """
         check_state(state)
         saved = state["fingerprint"]
         config = self.config
         if not config.lanes:
             config = replace(config, lanes=saved["lanes"])
-        self.topology.require(config.lanes)
         config = with_balance(with_shares(config, saved["packer"]), saved)
         plan = RunPlan.of(config, self.topology)
         changed = changed_fields(saved, plan.fingerprint, allow)

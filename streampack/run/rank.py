@@ -20,7 +20,7 @@ from streampack.lane.empty_batch import padding_rows
 from streampack.lane.lane import LaneEnd
 from streampack.metrics import Metrics
 from streampack.run.plan import RunPlan
-from streampack.run.state import RunState, batches_given
+from streampack.run.state import Deferred, RunState, batches_given
 from streampack.workers.feed import LaneStates
 
 __all__ = ["REMEMBERED", "RankRun"]
@@ -40,8 +40,6 @@ class RankRun:
     Attributes:
         state: of what the loop has taken.
         metrics: totals over it.
-        own_turns: True if the feed leaves out batches that other ranks take, which matters only
-            where several ranks run the same lanes.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class RankRun:
         self.metrics = Metrics()
         self._ranks = ranks
         self._end = end
-        self.own_turns = False
+        self._ends: dict[int, Deferred] = {}  # of lanes whose last batch was not this rank's
         # Of the last batches: their number, and what undoes taking them.
         self._recent: deque[tuple[int, Callable[[RunState], None]]] = deque(maxlen=REMEMBERED)
 
@@ -76,16 +74,18 @@ class RankRun:
         """Go on from another place, of this run or of another one."""
         self.plan, self.state = plan, start
         self._recent.clear()
+        self._ends.clear()
 
     # ------------------------------------------------------------------ giving
 
     def batches(
-        self, open_feed: Callable[[LaneStates], Iterable[PackedBatch | LaneEnd]]
+        self, open_feed: Callable[[int, LaneStates], Iterable[PackedBatch | LaneEnd]]
     ) -> Generator[PackedBatch, None, None]:
         """The batches after those that were taken, in order, to the common end.
 
         Args:
-            open_feed: begins to make the batches of these lanes, from where they stand.
+            open_feed: begins to make this rank's batches from a number on, of lanes that go on from
+                these states.
 
         Raises (while iterating):
             StateError: the feed gives other batches than this rank's, or not in order.
@@ -96,9 +96,9 @@ class RankRun:
         if finite:
             check_same_start(self.ranks, start, plan.fingerprint)
         states = {lane: self.state.lane(lane) for lane in self.lanes()}
-        feed = open_feed(states)
+        feed = open_feed(start, states)
         try:
-            ending = Ending(
+            self._ending = Ending(
                 self._real(feed),
                 topology=plan.topology,
                 start=start,
@@ -106,11 +106,10 @@ class RankRun:
                 given={lane: batches_given(state) for lane, state in states.items()},
                 ranks=self.ranks if finite else None,
                 end=self._end,
-                own_only=self.own_turns,
             )
-            for item in ending:
+            for item in self._ending:
                 yield self.empty_batch(item.lane, item.step) if isinstance(item, Gap) else item
-            for left in ending.rest():
+            for left in self._ending.rest():
                 self.metrics += left.spent or Metrics()
                 self.metrics.left += left.composition
         finally:
@@ -123,17 +122,21 @@ class RankRun:
         return PackedBatch(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Iterator[PackedBatch]:
-        """The batches that hold documents. A lane that gives none has ended, and says so."""
+        """The batches that hold documents; the ends of lanes that none of them carries are kept."""
         begun: set[int] = set()
         for item in feed:
             if isinstance(item, LaneEnd):
                 self.metrics += item.metrics
-                self.state.end(item.lane, partial(item.round.state, item.emitted))
+                self._ending.end_lane(item.lane, item.step)
+                self._ends[item.lane] = partial(item.round.state, item.emitted)
             elif item.num_documents:
                 begun.add(item.lane)
                 yield item
-            elif item.lane not in begun and item.lane_state is not None:
-                self.state.end(item.lane, item.lane_state)
+                continue
+            elif item.lane_state is not None:
+                self._ends[item.lane] = item.lane_state
+            if item.lane not in begun and item.lane in self._ends:
+                self.state.end(item.lane, self._ends[item.lane])
 
     # ------------------------------------------------------------------ taking
 
@@ -151,11 +154,8 @@ class RankRun:
             else:
                 metrics.empty_batches += 1
         self.metrics = metrics
-        if state.shares_lanes:
-            return
-        undo = state.commit(
-            batch.lane, batch.step, batch.lane_state if batch.num_documents else None
-        )
+        lane_state = batch.lane_state if batch.num_documents else self._ends.get(batch.lane)
+        undo = state.commit(batch.lane, batch.step, lane_state)
         self._recent.append((self._number(batch), undo))
 
     def state_dict(self, after: PackedBatch | None = None) -> dict[str, Any]:
@@ -165,9 +165,8 @@ class RankRun:
             after: one of the last 16 batches that were taken.
 
         Raises:
-            StateError: `after` is none of them; or several ranks run the same lanes.
+            StateError: `after` is none of them.
         """
-        self.state.require_own_lanes()
         if after is None:
             return self.state.as_dict()
         state = self.state.copy()

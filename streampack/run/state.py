@@ -2,8 +2,9 @@
 
 ``{"version": 2, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
 "lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
-The state of a rank holds the lanes it owns; `merge_states` makes one of the states of all ranks,
-from which any number of ranks that divides the lanes goes on.
+The state of a rank holds the lanes whose latest turn was its own: where the ranks divide the lanes,
+all that it runs. `merge_states` makes one of the states of all ranks, and any number of ranks goes
+on from that.
 """
 
 from __future__ import annotations
@@ -16,11 +17,22 @@ from streampack.job.topology import Topology
 from streampack.lane.state import check_lane_state, checksum
 from streampack.run.fingerprint import changed_fields
 
-__all__ = ["VERSION", "RunState", "batches_due", "batches_given", "check_state", "merge_states"]
+__all__ = [
+    "VERSION",
+    "Deferred",
+    "RunState",
+    "batches_due",
+    "batches_given",
+    "check_state",
+    "merge_states",
+]
 
 VERSION = 2
 
 LaneState = dict[str, Any] | None
+
+#: The state of a lane, or what makes it, since few are asked for.
+Deferred = LaneState | Callable[[], LaneState]
 
 
 def batches_given(state: LaneState) -> int:
@@ -49,13 +61,13 @@ class RunState:
         fingerprint: dict[str, Any],
         topology: Topology,
         next_batch: int,
-        lanes: Mapping[int, LaneState | Callable[[], LaneState]],
+        lanes: Mapping[int, Deferred],
         stepped_over: Sequence[Sequence[int]] = (),
     ) -> None:
         self.fingerprint = fingerprint
         self.topology = topology
         self.next_batch = next_batch
-        self._lanes: dict[int, LaneState | Callable[[], LaneState]] = dict(lanes)
+        self._lanes: dict[int, Deferred] = dict(lanes)
         self.stepped_over = [list(numbers) for numbers in stepped_over]
 
     @classmethod
@@ -94,7 +106,8 @@ class RunState:
             raise StateError(
                 f"The state holds lanes {_named(map(int, state['lanes']))}; rank {topology.rank} "
                 f"of {topology.world_size} also needs {_named(missing)}.",
-                "It is another rank's, or was saved with another number of ranks.",
+                "It is another rank's, was saved with another number of ranks, or its ranks share "
+                "lanes.",
                 "Load the state that this rank saved, or that of all ranks together, which "
                 "`merge_states` makes.",
             )
@@ -107,9 +120,7 @@ class RunState:
             self.fingerprint, self.topology, self.next_batch, self._lanes, self.stepped_over
         )
 
-    def commit(
-        self, lane: int, step: int, state: LaneState | Callable[[], LaneState]
-    ) -> Callable[[RunState], None]:
+    def commit(self, lane: int, step: int, state: Deferred) -> Callable[[RunState], None]:
         """Record that the loop has consumed batch number `step` of `lane`.
 
         Args:
@@ -135,7 +146,7 @@ class RunState:
 
         return undo
 
-    def end(self, lane: int, state: LaneState | Callable[[], LaneState]) -> None:
+    def end(self, lane: int, state: Deferred) -> None:
         """Record that `lane` has nothing more."""
         self._lanes[lane] = state
 
@@ -161,21 +172,6 @@ class RunState:
             state = self._lanes[lane] = state()
         return state
 
-    @property
-    def shares_lanes(self) -> bool:
-        """True in an evaluation on ranks that do not divide the lanes."""
-        return bool(self.fingerprint["lanes"] % self.topology.world_size)
-
-    def require_own_lanes(self) -> None:
-        """Raise `StateError` if this rank does not give all batches of its lanes."""
-        if self.shares_lanes:
-            raise StateError(
-                f"{self.topology.world_size} ranks evaluate {self.fingerprint['lanes']} lanes, so "
-                "lanes are run by several ranks.",
-                "There is no state of such a run that other ranks could go on from.",
-                "Evaluate from the beginning, or on a number of ranks that divides the lanes.",
-            )
-
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; shares nothing with what later batches change."""
         head = {
@@ -184,7 +180,8 @@ class RunState:
             "next_batch": self.next_batch,
             "stepped_over": [list(numbers) for numbers in self.stepped_over],
         }
-        lanes = {str(lane): self.lane(lane) for lane in sorted(self._lanes)}
+        owned = self.topology.owned_lanes(self.next_batch, self.fingerprint["lanes"])
+        lanes = {str(lane): self.lane(lane) for lane in sorted(owned)}
         return {**head, "checksum": checksum(head), "lanes": lanes}
 
 
@@ -195,7 +192,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         states: of all ranks, in any order.
 
     Returns:
-        A state for any number of data-parallel ranks that divides the lanes.
+        A state for any number of data-parallel ranks.
 
     Raises:
         StateError: they are of different runs or steps, or do not hold every lane exactly once.
@@ -271,7 +268,7 @@ def check_structure(state: Mapping[str, Any]) -> None:
     stepped_over = state["stepped_over"]
     if not isinstance(stepped_over, list) or not all(map(_is_range, stepped_over)):
         raise _damaged(f"The state's stepped_over is {stepped_over!r:.80}.")
-    if not isinstance(lanes, Mapping) or not lanes:
+    if not isinstance(lanes, Mapping):
         raise _damaged("The state's lanes are not a mapping from their numbers, as text.")
     for lane in lanes:
         number = int(lane) if isinstance(lane, str) and _is_number(lane) else -1

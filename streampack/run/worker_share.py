@@ -96,7 +96,7 @@ class WorkerShare(Iterator[PackedBatch]):
         run, given = self._run, 0
         start, lanes = run.state.next_batch, run.lanes()
         nothing_given = any(run.state.lane(lane) is None for lane in lanes)
-        for batch in run.batches(partial(feed_in_process, self._plan.config)):
+        for batch in run.batches(partial(feed_in_process, self._plan.config, self._plan.topology)):
             given += 1
             yield batch
         if not given and nothing_given:
@@ -113,6 +113,15 @@ class WorkerShare(Iterator[PackedBatch]):
         torchdata sends what changes between two batches. It takes dicts apart for that and leaves
         lists whole, so each lane's state is in a list.
         """
+        shared = self._plan.topology.shares(self._plan.config.lanes)
+        if shared > 1:
+            raise StateError(
+                f"{shared} ranks run each of the {self._plan.config.lanes} lanes.",
+                "A DataLoader's worker does not know where the lanes of a batch that another rank "
+                "takes stand.",
+                "Use PackedLoader.over(DataLoader(dataset, batch_size=None, ...)) and its state, "
+                "or a number of ranks that divides the lanes.",
+            )
         head = self._run.state.as_dict()
         lanes = head.pop("lanes")
         return {

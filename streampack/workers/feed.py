@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.batch import PackedBatch
+from streampack.job.topology import Topology
 from streampack.lane.lane import LaneConfig, LaneEnd, warm_up
 from streampack.lane.rotation import rotate
 from streampack.workers.receiver import FieldsAhead, Receiver
@@ -38,13 +39,19 @@ class WorkerSettings:
     timeout_s: float | None
 
 
-def feed_in_process(config: LaneConfig, states: LaneStates) -> Feed:
-    """The batches of these lanes, made where they are asked for."""
-    for item in rotate(config, states):
+def feed_in_process(config: LaneConfig, topology: Topology, start: int, states: LaneStates) -> Feed:
+    """A rank's batches of these lanes from number `start` on, made where they are asked for."""
+    for item in rotate(config, states, topology, start):
         yield item if isinstance(item, LaneEnd) else PackedBatch.of_lane(item)
 
 
-def feed_from_workers(config: LaneConfig, states: LaneStates, settings: WorkerSettings) -> Feed:
+def feed_from_workers(
+    config: LaneConfig,
+    topology: Topology,
+    start: int,
+    states: LaneStates,
+    settings: WorkerSettings,
+) -> Feed:
     """The same from worker processes, which live as long as this generator."""
     warm_up(config)
     lanes = list(states)
@@ -67,6 +74,8 @@ def feed_from_workers(config: LaneConfig, states: LaneStates, settings: WorkerSe
                     number,
                     config,
                     {lane: states[lane] for lane in lanes[number::count]},
+                    topology,
+                    start,
                     settings.prefetch_batches,
                     [worker.receiver for worker in workers],
                 )

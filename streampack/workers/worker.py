@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from streampack.job.topology import Topology
 from streampack.lane.lane import LaneBatch, LaneConfig, LaneEnd, SavedRound
 from streampack.lane.rotation import rotate
 from streampack.workers.messages import send_message
@@ -61,6 +62,8 @@ def held_back(signals: Sequence[signal.Signals]) -> Iterator[None]:
 def run_worker(
     config: LaneConfig,
     states: Mapping[int, dict[str, Any] | None],
+    topology: Topology,
+    start: int,
     prefetch_batches: int,
     sender: Connection,
     inherited: Sequence[Connection],
@@ -68,7 +71,7 @@ def run_worker(
     """Main function of the process.
 
     Args:
-        config, states: what to run; see `rotate`.
+        config, states, topology, start: what to run; see `rotate`.
         prefetch_batches: batches made ahead of those that are sent.
         sender: where they go.
         inherited: ends of other pipes that a forked child holds and must not keep open.
@@ -86,11 +89,11 @@ def run_worker(
     sending.start()
     try:
         sent: dict[int, object] = {}  # the round of each lane that was sent last
-        for item in rotate(config, states):
+        for item in rotate(config, states, topology, start):
             fresh = sent.get(item.lane) is not item.round
             sent[item.lane] = item.round
-            start = item.round.state(0) if fresh else None
-            waiting.put((item._replace(round=_NOT_SENT), start))
+            round_start = item.round.state(0) if fresh else None
+            waiting.put((item._replace(round=_NOT_SENT), round_start))
     except BaseException as error:  # whatever it is, the loop must hear of it
         waiting.put(Failed(_picklable(error), traceback.format_exc()))
     waiting.put(None)

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.job.topology import Topology
 from streampack.workers.messages import receive_message
 from streampack.workers.worker import LOOP_SIGNALS, Failed, Message, held_back, run_worker
 
@@ -22,7 +23,7 @@ class WorkerHandle:
 
     Args:
         context: of multiprocessing; number: of the worker in its rank.
-        config, states, prefetch_batches: see `run_worker`.
+        config, states, topology, start, prefetch_batches: see `run_worker`.
         inherited: the loop's ends of other workers' pipes, which a forked child must not keep.
 
     Raises:
@@ -35,6 +36,8 @@ class WorkerHandle:
         number: int,
         config: Any,
         states: dict[int, Any],
+        topology: Topology,
+        start: int,
         prefetch_batches: int,
         inherited: list[Connection],
     ) -> None:
@@ -48,7 +51,15 @@ class WorkerHandle:
         forked = context.get_start_method() == "fork"
         self.process = context.Process(
             target=run_worker,
-            args=(config, states, prefetch_batches, sender, inherited if forked else []),
+            args=(
+                config,
+                states,
+                topology,
+                start,
+                prefetch_batches,
+                sender,
+                inherited if forked else [],
+            ),
             name=f"streampack-worker-{number}",
             daemon=True,
         )

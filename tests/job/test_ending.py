@@ -46,6 +46,7 @@ def serve(
         numbers = sorted(
             step * lanes + lane for lane in own for step in range(turns[lane], lengths[lane])
         )
+        numbers = [number for number in numbers if topology.takes(number, start)]
         items = (Item(n % lanes, n // lanes, n // lanes + 1 < lengths[n % lanes]) for n in numbers)
         ending: Ending[Item] = Ending(
             items,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streampack import PackedLoader, Topology
-from tests.support.runs import identity, in_order, uneven
+from tests.support.runs import PAD, identity, in_order, uneven
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,6 +117,15 @@ def reference() -> list[Any]:
 
 
 SLOW = pytest.mark.slow
+
+
+def test_ranks_that_do_not_divide_the_lanes_give_the_same_sequence(tmp_path: Path) -> None:
+    results = run_job(tmp_path, "default", 5)
+    found = in_order([result["batches"] for result in results])
+    expected = reference()
+    both = min(len(found), len(expected))
+    assert found[:both] == expected[:both]
+    assert all(set(ids) == {PAD} for _, _, ids, _ in [*found[both:], *expected[both:]])
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=SLOW), pytest.param(6, marks=SLOW)])

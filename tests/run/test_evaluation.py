@@ -18,6 +18,7 @@ from streampack import (
     TokenRules,
     Topology,
     WindowConfig,
+    merge_states,
     sources,
 )
 from streampack.errors import ConfigError, StateError
@@ -153,25 +154,30 @@ def test_the_order_is_that_of_the_corpus_and_lanes_depend_on_it_alone() -> None:
     assert evaluation(Topology(0, 5), source=corpus).plan.fingerprint["lanes"] == 48
 
 
-def test_an_evaluation_is_resumed_only_on_ranks_that_own_whole_lanes() -> None:
-    loader = PackedLoader(evaluation(Topology(), lanes=6))
-    batches = [identity(batch) for _, batch in zip(range(8), loader, strict=False)]
-    state = json.loads(json.dumps(loader.state_dict()))
-    rest = [identity(batch) for batch in loader]
+@pytest.mark.parametrize("plain", [False, True], ids=["PackedLoader", "DataLoader"])
+def test_an_evaluation_is_resumed_on_any_ranks(plain: bool) -> None:
+    def loader_of(rank: int, world_size: int, ranks: Any) -> PackedLoader:
+        dataset = evaluation(Topology(rank, world_size), lanes=6)
+        over = PackedLoader.over if plain else PackedLoader
+        return over(dataset, ranks=ranks)
 
-    def run(rank: int, ranks: Any) -> list[Any]:
-        again = PackedLoader(evaluation(Topology(rank, 2), lanes=6), ranks=ranks)
+    def begin(rank: int, ranks: Any) -> tuple[list[Any], Any]:
+        loader = loader_of(rank, 4, ranks)
+        batches = [identity(batch) for _, batch in zip(range(3), loader, strict=False)]
+        return batches, loader.state_dict()
+
+    begun = on_ranks(4, begin)
+    state = json.loads(json.dumps(merge_states([state for _, state in begun])))
+
+    def end(rank: int, ranks: Any) -> list[Any]:
+        again = loader_of(rank, 5, ranks)
         again.load_state_dict(state)
         return [identity(batch) for batch in again]
 
-    assert real(in_order(on_ranks(2, run))) == real(rest)
-    assert batches + real(rest) == real(on(1, lanes=6))
-    dataset = evaluation(Topology(0, 4), lanes=6)
-    with pytest.raises(ConfigError, match="4 data-parallel ranks do not divide 6 lanes"):
-        PackedLoader(dataset).load_state_dict(state)
-    for loader in (PackedLoader(dataset), PackedLoader.over(dataset)):
-        with pytest.raises(StateError, match="4 ranks evaluate 6 lanes"):
-            loader.state_dict()
+    batches = in_order([batches for batches, _ in begun]) + in_order(on_ranks(5, end))
+    assert real(batches) == real(on(1, lanes=6))
+    with pytest.raises(StateError, match="or its ranks share lanes"):
+        loader_of(0, 4, None).load_state_dict(begun[0][1])
 
 
 def test_training_refuses_what_evaluation_allows() -> None:
