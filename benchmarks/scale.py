@@ -21,7 +21,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from benchmarks.corpus_files import write_shards
 from benchmarks.process_memory import resident_bytes
 from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.lane.state import checksum
 from streampack.reading.manifest import Manifest
 from streampack.reading.sharded import ShardedSource
 from streampack.run.state import RunState, merge_states
@@ -116,12 +117,11 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     saved = loader.state_dict()
     lane = saved["lanes"]["0"]
     show("state of a lane, default window", f"{len(json.dumps(lane))} bytes")
-    text = json.dumps(lane)
     run = PackedDataset(dataset_source(folder), seq_len=SEQ_LEN, lanes=lanes, topology=Topology())
     parts = []
     for rank in range(ranks):
         topology = Topology(rank, ranks)
-        own = {n: json.loads(text) for n in topology.lanes(0, lanes)}
+        own = {n: renumbered(lane, n) for n in topology.lanes(0, lanes)}
         parts.append(RunState(run.plan.fingerprint, topology, 200 * lanes, own).as_dict())
     show(f"state of a rank, {lanes // ranks} lanes", mib(len(json.dumps(parts[0]))))
     merged = timed(f"merge_states of {ranks} ranks, all checked", lambda: merge_states(parts))
@@ -134,6 +134,13 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     timed(f"loaded by one of {ranks // 2} ranks, all checked", lambda: half.load_state_dict(again))
     held = PackedLoader(half).state_dict()["lanes"]
     show("lanes that it goes on with", str(len(held)))
+
+
+def renumbered(state: dict[str, Any], lane: int) -> dict[str, Any]:
+    """A lane's state as another lane would have saved it."""
+    fields = {**json.loads(json.dumps(state)), "lane": lane}
+    summed = {name: fields[name] for name in fields if name not in ("emitted", "checksum")}
+    return {**fields, "checksum": checksum(summed)}
 
 
 def dataset_source(folder: Path) -> sources.MDS:

@@ -4,7 +4,9 @@
 
 Lanes hold windows of 10,000 documents. A checkpoint comes so rarely that every lane has begun a new
 round since the last one, so nothing of a state is ready: that is what is timed. With worker
-processes, they make the lanes' states, and the loop's process only puts them together.
+processes, they make the lanes' states, and the loop's process only puts them together. Last come
+the sizes for documents that take more: short ones, which wait in no pattern, and ones that are
+split over rows.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,24 +23,39 @@ import numpy as np
 from benchmarks.synthetic import Synthetic
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
 
-SEQ_LEN = 2048
 BATCH_ROWS = 16
-MEAN_TOKENS = 150.0
 SHOWN = "{:58s} {:>14s}"
 
 
-def loader_of(lanes: int, documents: int, workers: int) -> PackedLoader:
-    """Endless documents of lognormal length, in windows of so many."""
+@dataclass(frozen=True)
+class Corpus:
+    """Documents of lognormal length, and how they are packed."""
+
+    mean_tokens: float
+    sigma: float
+    seq_len: int
+    carry: float = 0.5
+
+
+MIXED = Corpus(mean_tokens=150.0, sigma=1.1, seq_len=2048)
+SHORT = Corpus(mean_tokens=60.0, sigma=0.7, seq_len=1024)
+SPLIT = Corpus(mean_tokens=150.0, sigma=1.0, seq_len=128, carry=0.9)
+
+
+def loader_of(lanes: int, documents: int, workers: int, corpus: Corpus = MIXED) -> PackedLoader:
+    """Endless documents, in windows of so many."""
     rng = np.random.default_rng(0)
-    lengths = np.exp(rng.normal(0.0, 1.1, 40_000))
-    lengths = np.ceil(lengths * MEAN_TOKENS / lengths.mean()).astype(np.int64)
+    lengths = np.exp(rng.normal(0.0, corpus.sigma, 40_000))
+    lengths = np.ceil(lengths * corpus.mean_tokens / lengths.mean()).astype(np.int64)
     window = WindowConfig(
-        window_tokens=int(1.3 * documents * lengths.mean()), window_documents=documents
+        window_tokens=int(1.3 * documents * lengths.mean()),
+        window_documents=documents,
+        carry=corpus.carry,
     )
     dataset = PackedDataset(
         Synthetic(lengths, 1 << 40),
-        seq_len=SEQ_LEN,
-        batch_tokens=BATCH_ROWS * SEQ_LEN,
+        seq_len=corpus.seq_len,
+        batch_tokens=BATCH_ROWS * corpus.seq_len,
         window=window,
         lanes=lanes,
         topology=Topology(),
@@ -50,12 +68,14 @@ def rounds(state: dict[str, Any]) -> dict[str, int]:
     return {lane: own["round"] for lane, own in state["lanes"].items() if own}
 
 
-def samples(loader: PackedLoader, documents: int, count: int) -> Iterator[tuple[float, Any]]:
+def samples(
+    loader: PackedLoader, documents: int, count: int, corpus: Corpus = MIXED
+) -> Iterator[tuple[float, Any]]:
     """Seconds and state of `count` calls, each with all lanes in a new round and full windows."""
     lanes = loader.dataset.plan.config.lanes
     batches = iter(loader)
     # Half of a window goes in a round.
-    steps = int(1.3 * documents * MEAN_TOKENS / SEQ_LEN / BATCH_ROWS) + 1
+    steps = int(1.3 * documents * corpus.mean_tokens / corpus.seq_len / BATCH_ROWS) + 1
     before: dict[str, int] = {}
     taken = 0
     while taken < count:
@@ -86,6 +106,13 @@ def report(lanes: int, documents: int, workers: int, count: int) -> None:
     print(SHOWN.format(f"{name}: the rank", f"{whole / 1024:.1f} KiB"), flush=True)
 
 
+def report_size(what: str, corpus: Corpus, documents: int, count: int) -> None:
+    """How long the text of one lane's state is."""
+    found = samples(loader_of(1, documents, 0, corpus), documents, count, corpus)
+    size = max(len(json.dumps(state["lanes"]["0"])) for _, state in found)
+    print(SHOWN.format(f"{what}: a lane of {documents:,} documents", f"{size} B"), flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Bytes and milliseconds of a run's state.")
@@ -95,6 +122,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for lanes, workers in ((1, 0), (arguments.lanes, 0), (arguments.lanes, 2)):
         report(lanes, arguments.documents, workers, arguments.samples)
+    report_size("short, 60 tokens", SHORT, arguments.documents, arguments.samples)
+    report_size("split, rows of 128", SPLIT, arguments.documents, arguments.samples)
 
 
 if __name__ == "__main__":

@@ -262,6 +262,7 @@ class Lane:
         entries, continued = window.entries, window.continued
         mark = stream.mark_before(int(entries.serial[0]) if len(entries) else stream.serial)
         return Round(
+            lane=self.lane,
             number=window.round,
             step=self._step,
             final=final,

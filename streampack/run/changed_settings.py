@@ -129,6 +129,7 @@ def carry_over(
         held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
     entries = entries.changed(start=start, held=held, repeated=np.zeros_like(start))
     following = Round(
+        lane=lane,
         number=place.number + 1,
         step=max(place.step + emitted, due),
         final=True if place.final and not len(entries) else None,

@@ -1,6 +1,6 @@
 """The state of a run: what the loop has consumed, as coordinates that any process can go on from.
 
-``{"version": 2, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
+``{"version": 3, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
 "lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
 The state of a rank holds the lanes whose latest turn was its own: where the ranks divide the lanes,
 all that it runs. `merge_states` makes one of the states of all ranks, and any number of ranks goes
@@ -14,7 +14,7 @@ from typing import Any
 
 from streampack.errors import StateError
 from streampack.job.topology import Topology
-from streampack.lane.state import check_lane_state, checksum
+from streampack.lane.state import check_lane_state, checksum, damaged, is_count
 from streampack.run.fingerprint import changed_fields
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
     "merge_states",
 ]
 
-VERSION = 2
+VERSION = 3
 
 LaneState = dict[str, Any] | None
 
@@ -242,13 +242,13 @@ _FIELDS = ("version", "fingerprint", "next_batch", "stepped_over", "checksum", "
 def check_structure(state: Mapping[str, Any]) -> None:
     """Raise `StateError` unless the outer parts of this state can be read by this version."""
     if not isinstance(state, Mapping):
-        raise _damaged(f"The state is a {type(state).__name__}.")
-    version = state.get("version", VERSION)
-    if isinstance(version, int) and version != VERSION:
+        raise damaged(f"The state is a {type(state).__name__}.")
+    version = state.get("version")
+    if is_count(version) and version != VERSION:
         raise StateError(
             f"The state has version {version}, this streampack reads version {VERSION}.",
-            "Its meaning may have changed.",
-            "Resume with the streampack that saved it, or a newer one.",
+            "The two are written differently, so the run's place cannot be read from it.",
+            "Go on with the version of streampack that saved the state, or start a new run.",
         )
     missing = set(_FIELDS) - set(state)
     if missing:
@@ -258,25 +258,25 @@ def check_structure(state: Mapping[str, Any]) -> None:
             "Pass what `state_dict()` returned.",
         )
     fingerprint, lanes = state["fingerprint"], state["lanes"]
-    if not isinstance(fingerprint, Mapping) or not _is_count(fingerprint.get("lanes"), 1):
-        raise _damaged("The state's fingerprint names no number of lanes.")
+    if not isinstance(fingerprint, Mapping) or not is_count(fingerprint.get("lanes"), 1):
+        raise damaged("The state's fingerprint names no number of lanes.")
     if not isinstance(fingerprint.get("packer"), Mapping):
-        raise _damaged("The state's fingerprint names no packer.")
+        raise damaged("The state's fingerprint names no packer.")
     for name in ("version", "next_batch"):
-        if not _is_count(state[name], 0):
-            raise _damaged(f"The state's {name} is {state[name]!r:.80}.")
+        if not is_count(state[name], 0):
+            raise damaged(f"The state's {name} is {state[name]!r:.80}.")
     stepped_over = state["stepped_over"]
     if not isinstance(stepped_over, list) or not all(map(_is_range, stepped_over)):
-        raise _damaged(f"The state's stepped_over is {stepped_over!r:.80}.")
+        raise damaged(f"The state's stepped_over is {stepped_over!r:.80}.")
     if not isinstance(lanes, Mapping):
-        raise _damaged("The state's lanes are not a mapping from their numbers, as text.")
+        raise damaged("The state's lanes are not a mapping from their numbers, as text.")
     for lane in lanes:
         number = int(lane) if isinstance(lane, str) and _is_number(lane) else -1
         if not 0 <= number < fingerprint["lanes"]:
-            raise _damaged(f"The state has a lane {lane!r:.80} of {fingerprint['lanes']}.")
+            raise damaged(f"The state has a lane {lane!r:.80} of {fingerprint['lanes']}.")
     head = {name: state[name] for name in state if name not in ("checksum", "lanes")}
     if checksum(head) != state["checksum"]:
-        raise _damaged("The state's fields do not add up to its checksum.")
+        raise damaged("The state's fields do not add up to its checksum.")
 
 
 def check_state(state: Mapping[str, Any]) -> None:
@@ -293,7 +293,7 @@ def check_state(state: Mapping[str, Any]) -> None:
         given = batches_given(lane)
         ended = lane is not None and lane["final"] is True
         if given != due and not (ended and given < due):
-            raise _damaged(
+            raise damaged(
                 f"Lane {name} has given {given} batches, and before batch {next_batch} of the run, "
                 f"the next one, come {due} of this lane."
             )
@@ -311,17 +311,5 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 12 and str(int(text)) == text
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 53
-
-
 def _is_range(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(_is_count(n, 0) for n in value)
-
-
-def _damaged(fact: str) -> StateError:
-    return StateError(
-        fact,
-        "It is not what streampack saved.",
-        "Pass what `state_dict()` returned, unchanged.",
-    )
+    return isinstance(value, list) and len(value) == 2 and all(is_count(n, 0) for n in value)

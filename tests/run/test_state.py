@@ -29,6 +29,7 @@ from streampack import (
     sources,
 )
 from streampack.errors import StateError
+from streampack.lane.state import checksum, decode_columns, encode_columns
 from streampack.packing import BestFitDecreasing, Packer
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
@@ -260,16 +261,6 @@ def test_a_lane_of_ten_thousand_documents_has_a_state_of_less_than_16_kib(long: 
 # ------------------------------------------------------------------ damage
 
 
-def _a_state() -> dict[str, Any]:
-    loader = PackedLoader(make_dataset())
-    take(loader, 21)
-    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
-    return state
-
-
-STATE = _a_state()
-
-
 def make_mixed(**options: Any) -> PackedDataset:
     parts = {
         "a": MemorySource([DOCUMENTS[:200]], block_documents=9),
@@ -279,14 +270,17 @@ def make_mixed(**options: Any) -> PackedDataset:
     return make_dataset(source=mixture, **options)
 
 
-def _a_mixed_state() -> dict[str, Any]:
-    loader = PackedLoader(make_mixed())
-    take(loader, 45)
+def saved_after(dataset: PackedDataset, count: int) -> tuple[dict[str, Any], list[Any]]:
+    """The state after so many batches, as a file has it, and the batches that follow."""
+    loader = PackedLoader(dataset)
+    batches = iter(loader)
+    take(batches, count)
     state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
-    return state
+    return state, take(batches, 10_000)
 
 
-MIXED_STATE = _a_mixed_state()
+STATE, FOLLOWING = saved_after(make_dataset(), 21)
+MIXED_STATE, MIXED_FOLLOWING = saved_after(make_mixed(), 45)
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -306,26 +300,22 @@ ANYTHING = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from(_places(STATE)), st.data())
-def test_a_damaged_state_is_refused_and_never_anything_else(
+def test_a_damaged_state_is_refused_or_gives_the_same_batches(
     place: tuple[Any, ...], data: st.DataObject
 ) -> None:
-    _check_damage(STATE, make_dataset, place, data)
+    _check_damage(make_dataset, STATE, FOLLOWING, _damaged(STATE, place, data))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(_places(MIXED_STATE)), st.data())
-def test_a_damaged_state_of_a_mixture_is_refused_too(
+def test_a_damaged_state_of_a_mixture_is_refused_or_gives_the_same_batches(
     place: tuple[Any, ...], data: st.DataObject
 ) -> None:
-    _check_damage(MIXED_STATE, make_mixed, place, data)
+    _check_damage(make_mixed, MIXED_STATE, MIXED_FOLLOWING, _damaged(MIXED_STATE, place, data))
 
 
-def _check_damage(
-    saved: dict[str, Any],
-    make: Callable[[], PackedDataset],
-    place: tuple[Any, ...],
-    data: st.DataObject,
-) -> None:
+def _damaged(saved: dict[str, Any], place: tuple[Any, ...], data: st.DataObject) -> dict[str, Any]:
+    """A copy in which what is at `place` is missing, something else, or another lane's."""
     state = copy.deepcopy(saved)
     holder: Any = state
     for step in place[:-1]:
@@ -339,29 +329,102 @@ def _check_damage(
         holder[place[-1]] = old[:at] + data.draw(st.characters()) + old[at + 1 :]
     elif kind == "rename" and isinstance(holder, dict):
         holder[data.draw(st.text(max_size=5))] = holder.pop(place[-1])
-    elif kind == "other lane's" and place[0] == "lanes" and len(place) > 2:
-        other = data.draw(st.sampled_from(sorted(state["lanes"])))
-        holder[place[-1]] = copy.deepcopy(state["lanes"][other].get(place[2]))
+    elif kind == "other lane's" and place[0] == "lanes" and len(place) > 1:
+        other = saved["lanes"][data.draw(st.sampled_from(sorted(saved["lanes"])))]
+        holder[place[-1]] = copy.deepcopy(other.get(place[2]) if len(place) > 2 else other)
     else:
         holder[place[-1]] = data.draw(ANYTHING)
-    loader = PackedLoader(make())
+    return state
+
+
+def _taken_up(dataset: PackedDataset, state: dict[str, Any]) -> list[Any]:
+    loader = PackedLoader(dataset)
+    loader.load_state_dict(state)
+    return take(loader, 10_000)
+
+
+def _check_damage(
+    make: Callable[[], PackedDataset],
+    saved: dict[str, Any],
+    following: list[Any],
+    state: dict[str, Any],
+) -> None:
     if json.dumps(state, sort_keys=True) == json.dumps(saved, sort_keys=True):
-        loader.load_state_dict(state)
+        assert _taken_up(make(), state) == following
         return
-    with pytest.raises(StateError):
+    loader = PackedLoader(make())
+    with pytest.raises(StateError) as refused:
         loader.load_state_dict(state)
+    assert all((refused.value.fact, refused.value.consequence, refused.value.remedy))
     with pytest.raises(StateError):
         loader.load_state_dict(state, allow={"batch_tokens", "packer", "source", "window"})
     with pytest.raises(StateError):
         merge_states([state])
 
 
-@pytest.mark.parametrize("value", [None, [], "", 5, {}, {"version": 2}])
+def signed(state: dict[str, Any], lane: str, **fields: Any) -> dict[str, Any]:
+    """A copy whose lane has other fields, and a checksum that fits them."""
+    own = {**state["lanes"][lane], **fields}
+    summed = {name: own[name] for name in own if name not in ("emitted", "checksum")}
+    return {**state, "lanes": {**state["lanes"], lane: {**own, "checksum": checksum(summed)}}}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(STATE["lanes"])), st.data())
+def test_forged_columns_are_refused_or_give_the_same_batches(
+    lane: str, data: st.DataObject
+) -> None:
+    own = STATE["lanes"][lane]
+    columns = decode_columns(own["entries"], 5, own["documents"])
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = tuple(data.draw(st.integers(0, size - 1)) for size in columns.shape)
+        columns[at] = data.draw(st.one_of(st.integers(0, 3), st.integers(0, 1 << 40)))
+    try:
+        found = _taken_up(make_dataset(), signed(STATE, lane, entries=encode_columns(columns)))
+    except StateError:
+        return
+    assert found == FOLLOWING
+
+
+def test_columns_that_cannot_be_read_are_refused_with_their_lane() -> None:
+    one = encode_columns(np.ones((5, 1), dtype=np.int64))
+    for text in ("", "?", "é", one[:-4], one + one, one):
+        with pytest.raises(StateError, match="`entries` of lane 6 cannot be read: "):
+            _taken_up(make_dataset(), signed(STATE, "6", entries=text))
+    for text in (np.zeros((5, 1)), np.full((5, 1), 10**6)):
+        columns = encode_columns(text.astype(np.int64))
+        with pytest.raises(StateError, match="`entries` of lane 6 are documents"):
+            _taken_up(make_dataset(), signed(STATE, "6", entries=columns, documents=1))
+
+
+def test_the_state_of_one_lane_is_refused_under_the_number_of_another() -> None:
+    lanes = STATE["lanes"]
+    assert lanes["0"]["step"] + lanes["0"]["emitted"] == lanes["1"]["step"] + lanes["1"]["emitted"]
+    exchanged = {**STATE, "lanes": {**lanes, "0": lanes["1"], "1": lanes["0"]}}
+    twice = {**STATE, "lanes": {**lanes, "0": lanes["1"]}}
+    for state in (exchanged, twice):
+        with pytest.raises(StateError, match="Lane 0 of the state holds the state of lane 1"):
+            PackedLoader(make_dataset()).load_state_dict(state)
+        with pytest.raises(StateError, match="Lane 0 of the state holds the state of lane 1"):
+            merge_states([state])
+
+
+@pytest.mark.parametrize("value", [None, [], "", 5, {}, {"version": 3}])
 def test_what_is_no_state_is_refused(value: Any) -> None:
     with pytest.raises(StateError):
         PackedLoader(make_dataset()).load_state_dict(value)
 
 
-def test_a_newer_state_is_refused_by_its_version() -> None:
-    with pytest.raises(StateError, match="has version 99, this streampack reads version 2"):
-        PackedLoader(make_dataset()).load_state_dict({**STATE, "version": 99, "more": 1})
+def test_a_state_without_a_version_is_refused() -> None:
+    state = {name: STATE[name] for name in STATE if name != "version"}
+    with pytest.raises(StateError, match="The state lacks version"):
+        PackedLoader(make_dataset()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("version", [2, 99])
+def test_a_state_of_another_version_is_refused_and_a_new_run_can_start(version: int) -> None:
+    loader = PackedLoader(make_dataset())
+    message = f"has version {version}, this streampack reads version 3.*or start a new run"
+    with pytest.raises(StateError, match=message):
+        loader.load_state_dict({**STATE, "version": version, "more": 1})
+    assert take(loader, 21) == take(PackedLoader(make_dataset()), 21)
