@@ -299,44 +299,6 @@ def test_lane_states_of_some_ranks_go_on_on_others() -> None:
         assert sorted(found, key=lambda item: item[1] * 6 + item[0]) == expected
 
 
-def damaged(state: Any) -> Any:
-    """Every copy of a state in which one value, at any depth, is missing or something else."""
-    items = state.items() if isinstance(state, dict) else enumerate(state)
-    for key, value in list(items):
-        for other in (None, -1, 10**30, 2.5, "x", [], {}, [None], True):
-            if other != value:
-                copy = state.copy()
-                copy[key] = other
-                yield copy
-        if isinstance(state, dict):
-            yield {name: kept for name, kept in state.items() if name != key}
-        if isinstance(value, (dict, list)):
-            for inner in damaged(value):
-                copy = state.copy()
-                copy[key] = inner
-                yield copy
-
-
-def test_a_damaged_state_is_refused_in_words() -> None:
-    loader = PackedLoader(make_dataset(lanes=2))
-    list(zip(range(30), loader, strict=False))
-    state = json.loads(json.dumps(loader.state_dict()))
-    state["lanes"]["1"] = None
-    refused = []
-    for broken in damaged(state):
-        again = PackedLoader(make_dataset(lanes=2))
-        try:
-            again.load_state_dict(broken)
-            next(iter(again), None)
-        except StateError as error:
-            refused.append(error)
-    assert len(refused) > 500
-    assert all(error.fact and error.consequence and error.remedy for error in refused)
-    for other in (None, [], "state"):
-        with pytest.raises(StateError):
-            loader.load_state_dict(other)  # type: ignore[arg-type]
-
-
 def test_a_filter_that_refuses_nearly_everything_leaves_few_marks() -> None:
     documents = [np.full(5, i % 7, dtype=np.uint16) for i in range(2000)]
     dataset = PackedDataset(
