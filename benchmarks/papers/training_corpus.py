@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import ByteLevelBPETokenizer
 
-from streampack.demo.corpus import gather
+from demo.corpus import gather
 
 __all__ = ["Corpus", "functions", "library_files", "source_files", "tokenized"]
 

@@ -51,8 +51,8 @@ def measure(options: Options) -> dict[str, Any]:
 
 def datasets(workload: Workload) -> dict[str, Any]:
     """Endless datasets of all formats."""
+    from demo.vocabulary import find_tokenizer
     from streampack import PackedDataset, Topology, sources
-    from streampack.demo.vocabulary import find_tokenizer
 
     tokenizer, _ = find_tokenizer([])
     tokenizer.threads = 1

@@ -57,7 +57,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 def text_file(workload: Workload) -> Path:
     """The machine's Python source as JSON lines."""
-    from streampack.demo.corpus import gather
+    from demo.corpus import gather
 
     size = max(int(TEXT_BYTES * workload.scale), 1 << 16)
     path = workload.folder / workload.name / "texts.jsonl"
@@ -89,8 +89,8 @@ def loader(
     workload: Workload, kind: str, workers: int, threads: int, rank: int = 0, ranks: int = 1
 ) -> Any:
     """An endless loader over token shards or text; lanes are the same for any ranks."""
+    from demo.vocabulary import find_tokenizer
     from streampack import PackedDataset, PackedLoader, Topology, sources
-    from streampack.demo.vocabulary import find_tokenizer
 
     tokenizer: Any = None
     source: Any = sources.MDS(mds_shards(workload), column="tokens")

@@ -26,8 +26,8 @@ class Text(Timed):
 
     def prepare(self) -> None:
         """Gather texts and find the tokenizer."""
-        from streampack.demo.corpus import gather
-        from streampack.demo.vocabulary import find_tokenizer
+        from demo.corpus import gather
+        from demo.vocabulary import find_tokenizer
 
         def write(path: Path) -> None:
             texts = gather(max(int(TEXT_BYTES * self.workload.scale), 1 << 16))

@@ -11,6 +11,8 @@ from streampack.cli.where import where
 
 __all__ = ["app"]
 
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # arguments of the demo
+
 app = typer.Typer(
     name="streampack",
     help="Streaming sequence packing for language-model training.",
@@ -20,5 +22,5 @@ app = typer.Typer(
 )
 app.command("compare")(compare)
 app.command("convert")(convert)
-app.command("demo")(demo)
+app.command("demo", add_help_option=False, context_settings=_PASSED_ON)(demo)
 app.command("where")(where)

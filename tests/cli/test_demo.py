@@ -1,234 +1,45 @@
+"""`streampack demo` runs the demo of a checkout, and says where it is to be had without one."""
+
 from __future__ import annotations
 
 import os
-import re
-import signal
-import socket
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
-import pytest
-import torch
-
-from streampack import errors
-from streampack.conversion.destination import Destination
-from streampack.conversion.mosaic import streaming_module
-from streampack.demo.corpus import gather, write_parquet
-from streampack.demo.gpt import GPT
-from streampack.demo.object_store import find_weed, object_store
-from streampack.demo.train import Job, Training, digest_of
-from streampack.demo.vocabulary import find_tokenizer
-from streampack.documents import Texts, make_origin
-from streampack.reading.skips import Skips
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("weed", [find_weed(), None], ids=["seaweedfs", "moto"])
-def test_the_object_store_keeps_objects_and_is_gone_afterwards(
-    tmp_path: Path, weed: str | None
-) -> None:
-    pytest.importorskip("moto")
-    before = os.environ.get("S3_ENDPOINT_URL")
-    with object_store(tmp_path / "store", weed) as store:
-        assert store.name == ("moto" if weed is None else "SeaweedFS")
-        destination = Destination(f"{store.url}/some/where")
-        scratch = destination.scratch()
-        destination.write("a/b", b"content", scratch)
-        destination.clear(scratch)
-        assert destination.names() == ["a/b"]
-        assert destination.read("a/b") == b"content"
-        endpoint = store.environment["S3_ENDPOINT_URL"]
-    assert os.environ.get("S3_ENDPOINT_URL") == before
-    host, port = endpoint.removeprefix("http://").split(":")
-    assert host == "127.0.0.1"
-    with socket.socket() as probe:
-        assert probe.connect_ex((host, int(port))) != 0
-
-
-def test_a_server_that_cannot_start_gives_way_to_the_other(tmp_path: Path) -> None:
-    pytest.importorskip("moto")
-    with object_store(tmp_path / "store", sys.executable) as store:  # a program, but not weed
-        assert store.name == "moto"
-
-
-def test_the_corpus_is_real_heavy_tailed_and_the_same_each_time(tmp_path: Path) -> None:
-    texts = gather(2 << 20)
-    assert texts == gather(2 << 20)
-    assert len(texts) == len(set(texts))
-    sizes = np.array([len(text) for text in texts])
-    assert 2 << 20 <= sum(len(text.encode()) for text in texts) < 5 << 20
-    assert sizes.max() > 10 * np.median(sizes)
-    write_parquet(texts, tmp_path / "out", files=3)
-    read = [
-        text
-        for file in sorted((tmp_path / "out").iterdir())
-        for text in pq.read_table(file)["text"].to_pylist()
-    ]
-    assert read == texts
-
-
-def test_a_vocabulary_is_found_without_a_network() -> None:
-    tokenizer, name = find_tokenizer(["some text to train on"] * 20)
-    assert name
-    assert tokenizer.eos_id is not None
-    texts = Texts(["x = 1"], make_origin(0, np.zeros(1, dtype=np.int64)))
-    assert tokenizer.encode(texts, Skips()).document(0)[-1] == tokenizer.eos_id
-
-
-def fields(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Documents joined in one row."""
-    labels = [torch.cat((torch.tensor([-100]), document[1:])) for document in documents]
-    return {
-        "input_ids": torch.cat(documents)[None],
-        "labels": torch.cat(labels)[None],
-        "position_ids": torch.cat([torch.arange(len(d)) for d in documents])[None],
-        "document_ids": torch.cat(
-            [torch.full((len(d),), i, dtype=torch.int32) for i, d in enumerate(documents)]
-        )[None],
-    }
-
-
-def test_the_models_loss_on_a_packed_row_is_that_of_its_documents_alone() -> None:
-    torch.manual_seed(1)
-    model = GPT(1000, width=32, layers=2, heads=2)
-    documents = [torch.randint(0, 1000, (length,)) for length in (17, 5, 40, 1)]
-    packed = model(fields(documents)) * (sum(map(len, documents)) - len(documents))
-    alone = sum(model(fields([d])) * (len(d) - 1) for d in documents if len(d) > 1)
-    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
-
-
-def test_the_models_probabilities_sum_to_one_over_the_vocabulary() -> None:
-    torch.manual_seed(1)
-    vocab = 101
-    model = GPT(vocab, width=16, layers=1, heads=2)
-    first = torch.tensor([7])
-    losses = []
-    for second in range(model.base**2):
-        batch = fields([torch.cat((first, torch.tensor([min(second, vocab - 1)])))])
-        batch["labels"][0, 1] = second
-        losses.append(float(model(batch).detach()))
-    assert np.exp(-np.array(losses)).sum() == pytest.approx(1.0, abs=1e-4)
-
-
-def test_training_from_a_checkpoint_repeats_batches_and_losses(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    with streaming_module("base.format.mds.writer") as module:
-        columns = {"tokens": "ndarray:uint16"}
-        with module.MDSWriter(columns=columns, out=str(tmp_path / "mds")) as writer:
-            for length in rng.integers(5, 400, 300):
-                writer.write({"tokens": rng.integers(0, 500, length).astype(np.uint16)})
-
-    def job(name: str) -> Job:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        return Job(
-            folder=str(folder),
-            cache=str(tmp_path / "cache"),
-            url=str(tmp_path / "mds"),
-            vocab_size=500,
-            seq_len=128,
-            batch_tokens=256,
-            workers=0,
-            steps=12,
-            checkpoint_every=100,
-            threads=1,
-        )
-
-    def take(training: Training, steps: int) -> list[tuple[str, float]]:
-        taken = []
-        for batch in training.batches():
-            taken.append((digest_of(batch), training.learn(batch)))
-            if len(taken) == steps:
-                break
-        return taken
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        whole = take(Training(job("whole")), 12)
-        first = Training(job("broken"))
-        begun = take(first, 7)
-        first.save()
-        second = Training(job("broken"))
-        second.restore()
-        assert second.step == 7
-        assert begun + take(second, 5) == whole
-    finally:
-        torch.set_num_threads(threads)
-
-
-def start_demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    (tmp_path / "tmp").mkdir()
-    return subprocess.Popen(
-        [sys.executable, "-m", "streampack.cli", "demo", "--fast", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+def streampack(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The program of the package in a folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "streampack.cli", *arguments],
+        cwd=folder.parent,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
         text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path / "tmp"), "STREAMPACK_TEST": str(tmp_path)},
     )
 
 
-def left_behind(tmp_path: Path) -> list[str]:
-    """Processes that inherited the mark in the environment, whoever their parent is now."""
-    mark = f"STREAMPACK_TEST={tmp_path}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_bytes().decode(errors="replace"))
-        except OSError:
-            continue
-    return found
-
-
-def gone(tmp_path: Path) -> list[Any]:
-    deadline = time.monotonic() + 20
-    while (left := left_behind(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return [*left, *(tmp_path / "tmp").iterdir()]
-
-
-@pytest.mark.slow
-def test_the_demo_runs_to_its_end_and_leaves_nothing(tmp_path: Path) -> None:
-    process = start_demo(tmp_path, "--steps", "40")
-    output, _ = process.communicate(timeout=300)
-    words = " ".join(output.split())
-    assert process.returncode == 0, output
-    assert "was killed by signal 9" in words
-    assert "all 40 are equal to the bit to an uninterrupted pass" in words
-    assert re.search(r"every one of [\d,]+ tokens came exactly once from all three", words)
-    for packer in ("BestFit", "Concat", "Pad"):
-        assert packer in words
-    assert gone(tmp_path) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_in_the_middle_of_training_the_demo_leaves_nothing(
-    tmp_path: Path, number: signal.Signals
+def test_without_a_checkout_the_command_says_how_to_get_the_demo_and_with_one_it_runs_it(
+    tmp_path: Path,
 ) -> None:
-    process = start_demo(tmp_path)
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "tmp").glob("*/training/log.jsonl")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output
-    assert gone(tmp_path) == []
+    def copy(name: str) -> None:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / "installed" / name, ignore=ignored)
 
-
-def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    from streampack.cli.demo import demo
-
-    with pytest.raises(errors.ConfigError, match="3 steps were asked for"):
-        demo(steps=3)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(errors.ConfigError, match="is not empty"):
-        demo(steps=40, keep=tmp_path)
+    copy("streampack")
+    for arguments in ([], ["--fast"], ["--help"]):
+        refused = streampack(tmp_path / "installed", "demo", *arguments)
+        assert refused.returncode == 1
+        assert "not part of the installed package" in refused.stderr
+        assert "run `bash scripts/demo.sh` in the clone" in refused.stderr
+    assert 'streampack demo "$@"' in (ROOT / "scripts" / "demo.sh").read_text()
+    copy("demo")
+    called = streampack(tmp_path / "installed", "demo", "--steps", "3")
+    assert called.returncode == 1
+    assert "3 steps were asked for" in called.stderr
+    helped = streampack(tmp_path / "installed", "demo", "--help")
+    assert helped.returncode == 0
+    assert "--keep" in helped.stdout

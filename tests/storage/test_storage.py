@@ -15,7 +15,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from streampack.demo.object_store import find_weed, object_store
+from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.storage.patterns import expand_braces
 from streampack.storage.remote import open_filesystem

@@ -1,4 +1,4 @@
-"""The demo's training job: `python -m streampack.demo.train job.json`.
+"""The demo's training job: `python -m demo.train job.json`.
 
 A plain loop over `PackedLoader` that writes a line per step to `log.jsonl` and a checkpoint every
 few steps. It is killed while it runs, so everything it leaves is whole: lines are written at
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from demo.gpt import GPT
 from streampack import TokenRules
 from streampack.batch import PackedBatch
 from streampack.dataset import PackedDataset
-from streampack.demo.gpt import GPT
 from streampack.errors import WorkerError
 from streampack.loader import PackedLoader
 from streampack.sources.mds.source import MDS

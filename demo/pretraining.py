@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from streampack.demo.train import Job
+from demo.train import Job
 from streampack.errors import WorkerError
 
 __all__ = ["Story", "train_with_accidents"]
@@ -28,7 +28,7 @@ class Story:
         digests: per step, the digests of its batch, one for each time the step was taken.
         losses: per step, likewise.
         tokens: with loss, per step.
-        worker_error: what the loop was told when one of its workers had been killed.
+        worker_error: the error that the loop raised when one of its workers had been killed.
         killed_at, resumed_at: steps at which the whole job was killed, and from which it went on.
         composition: counts over the batches since then.
         workers: process ids of the loader's workers, as last logged.
@@ -71,7 +71,7 @@ def train_with_accidents(
         _watch(process, lines, story, report, errors, lambda: story.step >= job.steps // 5)
         os.kill(story.workers[0], signal.SIGKILL)
         report(story, "a worker was killed")
-        # The loop hears of it behind the batches that the worker had sent.
+        # The loop notices it after the batches that the worker had sent.
         far = 2 * job.steps // 3
         _watch(
             process, lines, story, report, errors,
@@ -91,17 +91,18 @@ def train_with_accidents(
 
 @contextmanager
 def _started(file: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The job's process, with its workers in a group of its own that never outlives the block."""
+    """The job's process, and its workers, in one process group that never outlives the block."""
     # Threads that spin at barriers make a step ten times as long where cores are shared.
     environment = {"OMP_WAIT_POLICY": "passive", **environment}
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(file.parent / "inductor")  # torch makes one anyway
     with file.with_name("errors.txt").open("ab") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "streampack.demo.train", str(file)],
+            [sys.executable, "-m", "demo.train", str(file)],
             stdin=subprocess.DEVNULL,
             stdout=errors,
             stderr=errors,
             env=environment,
+            cwd=Path(__file__).parents[1],
             start_new_session=True,
         )
     try:

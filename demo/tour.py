@@ -22,14 +22,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from demo.corpus import gather, write_parquet
+from demo.object_store import ObjectStore
+from demo.pretraining import Story, train_with_accidents
+from demo.train import Job, digest_of, open_loader
+from demo.vocabulary import find_tokenizer
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.destination import Destination
 from streampack.dataset import PackedDataset
-from streampack.demo.corpus import gather, write_parquet
-from streampack.demo.object_store import ObjectStore
-from streampack.demo.pretraining import Story, train_with_accidents
-from streampack.demo.train import Job, digest_of, open_loader
-from streampack.demo.vocabulary import find_tokenizer
 from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.loader import PackedLoader
@@ -186,7 +186,7 @@ class Tour:
             f"[green]+[/] [bold]Training[/] [dim]{took:.1f} s[/]  {self.steps} steps, "
             f"{tokens:,} tokens with loss; {falling}"
         )
-        self.console.print(f"  a worker was killed, and the loop was told: {story.worker_error}")
+        self.console.print(f"  a worker was killed, and the loop raised: {story.worker_error}")
         self.console.print(
             f"  the whole job was killed (SIGKILL) at step {story.killed_at} and went on from its "
             f"checkpoint of step {story.resumed_at}"
