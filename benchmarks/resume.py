@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.corpus_files import mds_shards, npy_tars, parquet_ids
 from benchmarks.workloads import Workload
-from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.reading.integer_arrays import Spans
 from streampack.reading.sharded import ShardedSource
 
@@ -31,33 +31,24 @@ SAMPLES = 5
 SHOWN = "{:10s} {:>6s} {:>10s} {:>12s} {:>8s} {:>16s} {:>16s}"
 
 
-def dataset_of(
-    source: ShardedSource, lanes: int, window: WindowConfig | None = None
-) -> PackedDataset:
+def dataset_of(source: ShardedSource, lanes: int) -> PackedDataset:
     """Rows of 2,048."""
-    return PackedDataset(source, seq_len=SEQ_LEN, lanes=lanes, window=window, topology=Topology())
+    return PackedDataset(source, seq_len=SEQ_LEN, lanes=lanes, topology=Topology())
 
 
-def states_at(
-    source: ShardedSource,
-    lanes: int,
-    places: tuple[float, ...] = PLACES,
-    window: WindowConfig | None = None,
-) -> list[dict[str, Any]]:
-    """States of a run behind these parts of its batches."""
-    batches = sum(1 for _ in PackedLoader(dataset_of(source, lanes, window)))
-    loader = PackedLoader(dataset_of(source, lanes, window))
+def states_of(source: ShardedSource, lanes: int) -> list[dict[str, Any]]:
+    """States of a run after each of `PLACES`, parts of its batches."""
+    batches = sum(1 for _ in PackedLoader(dataset_of(source, lanes)))
+    loader = PackedLoader(dataset_of(source, lanes))
     iterator, taken, states = iter(loader), 0, []
-    for place in places:
+    for place in PLACES:
         for _ in islice(iterator, int(place * batches) - taken):
             taken += 1
         states.append(json.loads(json.dumps(loader.state_dict())))
     return states
 
 
-def restore(
-    source: ShardedSource, lanes: int, state: dict[str, Any], window: WindowConfig | None = None
-) -> dict[str, float]:
+def restore(source: ShardedSource, lanes: int, state: dict[str, Any]) -> dict[str, float]:
     """Documents, bytes of ids and shards read until every lane has given a batch; seconds."""
     read = {"documents": 0.0, "bytes": 0.0}
     shards = set()
@@ -75,7 +66,7 @@ def restore(
 
     source.read_shard = counting  # type: ignore[method-assign]
     try:
-        loader = PackedLoader(dataset_of(source, lanes, window))
+        loader = PackedLoader(dataset_of(source, lanes))
         began = time.perf_counter()
         loader.load_state_dict(state)
         batches = iter(loader)
@@ -119,7 +110,7 @@ def main() -> None:
         )
         for kind, make in kinds.items():
             source = make()
-            for place, state in zip(PLACES, states_at(source, options.lanes), strict=True):
+            for place, state in zip(PLACES, states_of(source, options.lanes), strict=True):
                 runs = [restore(source, options.lanes, state) for _ in range(SAMPLES)]
                 first = 1e3 * min(run["first_s"] for run in runs)
                 every = 1e3 * min(run["all_s"] for run in runs)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import __main__ as suite
 from benchmarks import device_path
@@ -107,3 +108,13 @@ def test_the_way_to_a_device_is_measured(
     assert 2 <= moved[0] < 3 <= moved[1] < 4 <= moved[2] < 5
     assert all("28.0 made from them" in line for line in printed[:3])
     assert 0 <= float(re.match(r"stall ([\d.]+)%", printed[3])[1]) <= 100  # type: ignore[index]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_the_loader_stalls_a_100_million_parameter_model_for_less_than_a_hundredth() -> None:
+    pytest.importorskip("transformers")
+    model = device_path.make_model(torch.device("cuda"), tiny=False)
+    assert 90e6 < sum(parameter.numel() for parameter in model.parameters()) < 140e6
+    share, _ = device_path.stall(model, 4096, 50)
+    assert share < 0.01

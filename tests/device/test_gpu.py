@@ -1,4 +1,4 @@
-"""What needs a CUDA device: `pytest -m gpu tests/device/test_gpu.py` runs all of it.
+"""What needs a CUDA device: `pytest -m gpu`.
 
 FlashAttention's tests need `pip install flash-attn` besides.
 """
@@ -95,14 +95,3 @@ def test_batches_that_were_copied_ahead_are_those_of_the_host() -> None:
     for ours, theirs in zip(found, expected, strict=True):
         for name in FIELDS:
             assert torch.equal(ours[name].cpu(), getattr(theirs, name))
-
-
-def test_the_loader_stalls_a_100_million_parameter_model_for_less_than_a_hundredth() -> None:
-    pytest.importorskip("transformers")
-    from benchmarks.device_path import make_model, stall
-
-    model = make_model(torch.device("cuda"), tiny=False)
-    assert 90e6 < sum(parameter.numel() for parameter in model.parameters()) < 140e6
-    share, each = stall(model, 4096, 50)
-    print(f"stall {share:.3%} of {each * 1e3:.1f} ms steps")
-    assert share < 0.01
