@@ -109,7 +109,9 @@ def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
 
 def states(folder: Path, lanes: int, ranks: int) -> None:
     """A lane's state as a run has it, for all lanes; merged, and restored by one rank."""
-    dataset = PackedDataset(dataset_source(folder), seq_len=SEQ_LEN, lanes=1, topology=Topology())
+    dataset = PackedDataset(
+        dataset_source(folder), seq_len=SEQ_LEN, batch_rows=1, lanes=1, topology=Topology()
+    )
     loader = PackedLoader(dataset)
     batches = iter(loader)
     for _ in range(200):
@@ -117,7 +119,9 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     saved = loader.state_dict()
     lane = saved["lanes"]["0"]
     show("state of a lane, default window", f"{len(json.dumps(lane))} bytes")
-    run = PackedDataset(dataset_source(folder), seq_len=SEQ_LEN, lanes=lanes, topology=Topology())
+    run = PackedDataset(
+        dataset_source(folder), seq_len=SEQ_LEN, batch_rows=1, lanes=lanes, topology=Topology()
+    )
     parts = []
     for rank in range(ranks):
         topology = Topology(rank, ranks)
@@ -129,7 +133,11 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     show("its size", mib(len(whole)))
     again = timed("read again", lambda: json.loads(whole))
     half = PackedDataset(
-        dataset_source(folder), seq_len=SEQ_LEN, lanes=lanes, topology=Topology(1, ranks // 2)
+        dataset_source(folder),
+        seq_len=SEQ_LEN,
+        batch_rows=1,
+        lanes=lanes,
+        topology=Topology(1, ranks // 2),
     )
     timed(f"loaded by one of {ranks // 2} ranks, all checked", lambda: half.load_state_dict(again))
     held = PackedLoader(half).state_dict()["lanes"]
@@ -175,7 +183,9 @@ def stream(
         topology=Topology(),
         provenance=True,
     )
-    warm = iter(PackedDataset(source, seq_len=SEQ_LEN, lanes=lanes, topology=Topology()))
+    warm = iter(
+        PackedDataset(source, seq_len=SEQ_LEN, batch_rows=1, lanes=lanes, topology=Topology())
+    )
     next(warm)
     del warm
     base, most, files = resident_bytes(), 0, 0

@@ -42,7 +42,9 @@ def main() -> None:
     easy = [torch.arange(n).remainder(VOCABULARY).tolist() for n in range(20, 220)]
     hard = [torch.randint(VOCABULARY, (n,), generator=numbers).tolist() for n in range(20, 220)]
     mixture = sources.Mixture({"easy": easy, "hard": hard}, weights={"easy": 1, "hard": 1})
-    loader = PackedLoader(PackedDataset(mixture, seq_len=1024, lanes=1, topology=Topology()))
+    loader = PackedLoader(
+        PackedDataset(mixture, seq_len=1024, batch_rows=1, lanes=1, topology=Topology())
+    )
     model = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for step, batch in enumerate(loader):

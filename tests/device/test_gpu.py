@@ -26,7 +26,9 @@ FIELDS = ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens")
 def dataset(seq_len: int = SEQ_LEN, documents: int = 400) -> PackedDataset:
     lists = [[1 + i % 63] * (1 + i * 7 % 200) for i in range(documents)]
     packer = BestFitDecreasing(seq_len=seq_len)
-    return PackedDataset(lists, packer=packer, lanes=1, topology=Topology(), epochs=None)
+    return PackedDataset(
+        lists, packer=packer, batch_rows=1, lanes=1, topology=Topology(), epochs=None
+    )
 
 
 def some_batches(count: int, **options: Any) -> list[PackedBatch]:
