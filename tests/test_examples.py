@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +22,21 @@ from streampack.hooks import document_seeds
 FOLDER = Path(__file__).parent.parent / "examples"
 SUPPORT = Path(__file__).parent / "support"
 PREFIX, SUFFIX, MIDDLE, EOS = range(1000, 1004)
+PRINTS = {
+    "attention_kernels": r"flex: differs from each segment by itself by \d\.\de-(0[2-9]|1\d) at",
+    "elastic_torchrun": r"12  (\d\.\d{6})  \1\nlargest difference: (0\.0e\+00|\d\.\de-1\d)",
+    "fill_in_the_middle": r"1\d\d of 120 documents were long .*\n[3-8]\d of them were rearranged",
+    "hf_trainer": r"weights differ by 0\.0e\+00; [1-9]\d* tokens since resuming",
+    "lightning_datamodule": r"weights differ by 0\.0e\+00; the same tokens: True",
+    "megatron_batches": r"([1-9]\d*) tokens of \1 on 2 context-parallel ranks",
+    "per_source_loss": r"step 40: easy [01]\.\d\d, hard [3-9]\.\d\d",
+    "similarity_embedders": r"hashed n-grams: [1-9]\d* files ordered, \d+ near-duplicates left out",
+    "torchtitan_loader": r"labels \(256,\); resumed: True",
+}
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("[!_]*.py"))])
-def test_the_example_runs(name: str, tmp_path: Path) -> None:
+def test_the_example_runs_and_prints_what_it_claims(name: str, tmp_path: Path) -> None:
     if name == "lightning_datamodule":
         pytest.importorskip(
             "lightning.pytorch", reason="Lightning, or a torchvision it finds, fails"
@@ -39,7 +51,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
     )
     assert run.returncode == 0, run.stderr
-    assert run.stdout.strip()
+    assert re.search(PRINTS[name], run.stdout), run.stdout
 
 
 def block(lengths: list[int], eos: bool) -> Documents:

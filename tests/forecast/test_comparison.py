@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError
 from streampack.forecast.comparison import (
-    Figures,
     bucket_lengths,
     bucket_shares,
     measure,
@@ -212,5 +211,7 @@ def test_one_document_is_enough() -> None:
     for length in (1, 512, 100_000):
         lengths = np.array([length], dtype=np.int64)
         found = told(lengths)
-        assert isinstance(found.figures, Figures)
-        assert window_curve(lengths, found.packer, [4])[0] > 0
+        assert found.figures.composition.documents == 1
+        assert found.figures.composition.placed == length
+        whole = found.packer.plan(lengths, final=True, seed=0).metrics(lengths)
+        assert window_curve(lengths, found.packer, [400]) == [whole.utilisation]

@@ -372,7 +372,8 @@ def test_a_storage_works_on_both_sides_of_a_fork(
     child = _in_process(FORK, _read_into, storage, remote, answers)
     assert answers.get(timeout=WAIT_S) == b"c" * 100
     child.join(WAIT_S)
-    assert content_of(storage, serve(http, "d.bin")[0])
+    url, data = serve(http, "d.bin")
+    assert content_of(storage, url) == data
 
 
 # the limit of the cache
