@@ -1,20 +1,37 @@
-# Sourced by the other scripts: makes .venv with everything for development, once per change of
-# the dependencies. PYTHON chooses the interpreter.
+# Sourced by the other scripts with the name of an environment: `development` or `frameworks`. Makes
+# it, once per change of the files that name its packages, and puts its programs on the path. PYTHON
+# chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-stamp=.venv/.installed
-wanted=$(cat pyproject.toml constraints.txt | cksum)
-if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
-    echo "Setting up .venv (a minute or two) ..."
-    "${PYTHON:-python3}" -m venv .venv
-    .venv/bin/python -m pip install -qq --disable-pip-version-check \
-        --constraint constraints.txt --editable '.[dev]'
+
+pip_install() { "$environment/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
+
+install_development() {
+    pip_install --constraint constraints.txt --editable '.[dev]'
     # Only its data is wanted (a test of chats); what it depends on is large and pinned.
-    .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps bfcl-eval==2026.3.23
+    pip_install --no-deps bfcl-eval==2026.3.23
     # mosaicml-streaming brings a build for CUDA, which cannot be imported beside a CPU build of
     # torch, and libraries that find it try to. Nothing here needs it.
-    .venv/bin/python -c 'import torchvision' 2>/dev/null ||
-        .venv/bin/python -m pip uninstall -qq -y torchvision
-    echo "$wanted" >"$stamp"
+    "$environment/bin/python" -c 'import torchvision' 2>/dev/null ||
+        "$environment/bin/python" -m pip uninstall -qq -y torchvision
+}
+
+# Transformers 5, TRL, Lightning, torchtitan and Megatron-LM, without mosaicml-streaming.
+install_frameworks() {
+    pip_install --requirement scripts/frameworks.txt --editable .
+    # Only their data classes are wanted; what they depend on is large, and partly for GPUs alone.
+    pip_install --no-deps 'torchtitan==0.3.0' 'megatron-core>=0.16,<0.17'
+}
+
+case $1 in
+development) environment=.venv named_by="pyproject.toml constraints.txt" ;;
+frameworks) environment=.venv-frameworks named_by="pyproject.toml scripts/frameworks.txt" ;;
+esac
+wanted=$(cat $named_by | cksum)
+if [ "$(cat "$environment/.installed" 2>/dev/null || true)" != "$wanted" ]; then
+    echo "Setting up $environment (a few minutes) ..."
+    "${PYTHON:-python3}" -m venv "$environment"
+    "install_$1"
+    echo "$wanted" >"$environment/.installed"
 fi
-export PATH="$PWD/.venv/bin:$PATH"
+export PATH="$PWD/$environment/bin:$PATH"

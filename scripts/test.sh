@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up what is needed and run every check: lint, format, types, import direction, tests.
 # Arguments go to pytest; with arguments, only pytest runs.
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" development
 if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi

@@ -24,6 +24,8 @@ __all__ = ["DamagedError", "copy_stream", "decompress", "map_file", "sniff_codec
 
 _CHUNK = 1 << 20
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+# Frames that hold no content, with which pzstd begins.
+_MAGIC |= {bytes((0x50 + n, 0x2A, 0x4D, 0x18)): "zstd" for n in range(16)}
 
 
 class DamagedError(ValueError):

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Everything that a release must pass; about half an hour. Tests on a GPU run where there is one.
+set -euo pipefail
+scripts=$(dirname "${BASH_SOURCE[0]}")
+for check in test test_slow test_debian test_frameworks test_wheel; do
+    echo "== $check"
+    bash "$scripts/$check.sh"
+done
+if command -v nvidia-smi >/dev/null; then
+    echo "== test -m gpu"
+    bash "$scripts/test.sh" -m gpu
+else
+    echo "== no GPU here: run 'bash scripts/test.sh -m gpu' on a machine that has one"
+fi

@@ -1,0 +1,45 @@
+"""Compressed files are known by their first bytes, whatever they are called."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from streampack.storage.unpacking import decompress, sniff_codec
+
+CONTENT = b"many lengths " * 10_000
+ZSTD = pa.compress(CONTENT, codec="zstd", asbytes=True)
+SKIPPABLE = b"\x5a\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"  # a frame without content
+
+
+@pytest.mark.parametrize(
+    ("data", "codec"),
+    [
+        (gzip.compress(CONTENT[:70_000]) + gzip.compress(CONTENT[70_000:]), "gz"),
+        (bz2.compress(CONTENT[:70_000]) + bz2.compress(CONTENT[70_000:]), "bz2"),
+        (ZSTD, "zstd"),
+        (SKIPPABLE + ZSTD, "zstd"),
+        (SKIPPABLE + ZSTD + SKIPPABLE, "zstd"),
+    ],
+    ids=["gz", "bz2", "zstd", "skippable frame first", "skippable frames around"],
+)
+def test_a_compressed_file_is_known_by_its_first_bytes(
+    data: bytes, codec: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(data)
+    assert sniff_codec(path) == codec
+    content, whole = decompress(path, codec)
+    assert content.tobytes() == CONTENT
+    assert whole
+
+
+def test_other_files_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    for data in (b"", b"x", CONTENT):
+        path.write_bytes(data)
+        assert sniff_codec(path) is None
