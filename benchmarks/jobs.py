@@ -168,7 +168,17 @@ JOBS = [
         "parquet",
         "Parquet list<int32> to full batches",
         [COPY, FromParquet, PyarrowAlone],
-        [Target("Parquet list<int32> / pyarrow reading alone", FromParquet, 1.5, PyarrowAlone)],
+    ),
+    Job(
+        "parquet-tokenizing",
+        "Parquet list<int32> to full batches, beside tokenizing text",
+        [TEXT_RUNNERS[1][0], FromParquet],
+        [
+            Target(
+                "Parquet list<int32> / encode_batch_fast on 1 thread",
+                FromParquet, 0.01, TEXT_RUNNERS[1][0], "slot",
+            )
+        ],
     ),
     *_texts(),
     Job(

@@ -166,7 +166,7 @@ def _figure(samples: list[Sample], basis: Basis) -> str:
     seconds = _median(good, "seconds")
     counts = good[0].get("counts", {})
     if basis == "slot":
-        return f"{counts['slots'] / seconds / 1e6:.0f} M slots/s"
+        return f"{counts['slots'] / seconds / 1e6:.3g} M slots/s"
     if basis == "document":
         return f"{seconds / counts['documents'] * 1e6:.2f} us/document"
     if basis == "seconds more":

@@ -87,7 +87,8 @@ def test_the_suite_runs_and_names_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.environments.FOLDER", tmp_path)
-    suite.main(["--quick", "--only", "plan", "parquet", "--out", str(tmp_path / "out")])
+    jobs = ["plan", "parquet", "parquet-tokenizing"]
+    suite.main(["--quick", "--only", *jobs, "--out", str(tmp_path / "out")])
     printed = capsys.readouterr().out
     assert "environment is missing: python -m benchmarks.environments lightbinpack" in printed
     assert "| streampack, Parquet list<int32> |" in printed

@@ -113,57 +113,27 @@ def test_every_list_and_integer_type_is_read(
     for shard in range(2):
         rows = ids_of(rng, 90, 120, 5 if nested == "fixed_size_list" else None)
         ids = pa.array(rows, LIST_TYPES[nested](kind))
-        write(tmp_path / f"{shard}.parquet", {"ids": ids}, 40, write_statistics=False)
+        write(tmp_path / f"{shard}.parquet", {"ids": ids}, 40)
         everything += rows
     source = Parquet(tmp_path, tokens="ids", block_documents=9, block_bytes=200)
     check_source_contract(source, everything, lane_counts=(1, 3), restarts=4)
     block, _ = next(source.read_shard(0, 0, 90, Skips()))
     assert isinstance(block, Documents)
     assert block.tokens.dtype == dtype == source.describe()["dtype"]
-    if nested != "fixed_size_list":
-        # the footer counts one value for an empty list
-        assert source.estimate_tokens() == sum(max(1, len(row)) for row in everything)
 
 
-@pytest.mark.parametrize("kind", [pa.int16(), pa.int32(), pa.uint32(), pa.int64()])
-@pytest.mark.parametrize("nested", LIST_TYPES)
-def test_ids_that_fit_into_16_bits_by_the_statistics_are_kept_in_them(
-    tmp_path: Path, nested: str, kind: pa.DataType
-) -> None:
-    rows = ids_of(np.random.default_rng(1), 90, 120, 5 if nested == "fixed_size_list" else None)
-    write(tmp_path / "0.parquet", {"ids": pa.array(rows, LIST_TYPES[nested](kind))}, 40)
-    source = Parquet(tmp_path, tokens="ids")
-    assert [list(ids) for ids in read_all(source)] == rows
-    block, _ = next(source.read_shard(0, 0, 90, Skips()))
-    assert isinstance(block, Documents)
-    assert block.tokens.dtype == "uint16" == source.describe()["dtype"]
-
-
-def test_one_id_beyond_16_bits_or_one_file_without_statistics_widens_all(tmp_path: Path) -> None:
-    ids = pa.array([[1, 2], [65535]], pa.list_(pa.int32()))
-    write(tmp_path / "a.parquet", {"ids": ids})
-    for other, statistics, dtype in (
-        ([[3], []], True, "uint16"),
-        ([[3], [65536]], True, "uint32"),
-        ([[3], [-1]], True, "uint32"),
-        ([[3], []], False, "uint32"),
-    ):
-        column = {"ids": pa.array(other, pa.list_(pa.int32()))}
-        write(tmp_path / "b.parquet", column, write_statistics=statistics)
-        source = Parquet(tmp_path, tokens="ids")
-        assert source.describe()["dtype"] == dtype
-        if other[1] != [-1]:
-            assert read_all(source) == [(1, 2), (65535,), *map(tuple, other)]
-
-
-def test_an_id_that_the_statistics_ruled_out_breaks_its_document(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"ids": pa.array([[1], [2, 3]], pa.list_(pa.int32()))})
-    source = Parquet(tmp_path, tokens="ids")
-    assert source.describe()["dtype"] == "uint16"
-    write(path, {"ids": pa.array([[1], [70000, 3]], pa.list_(pa.int32()))})
-    with pytest.raises(ContentError, match="row 1 has an id outside of uint16"):
-        read_all(source)
-    assert read_all(source, Skips("skip")) == [(1,)]
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_the_estimate_is_half_to_twice_the_tokens(tmp_path: Path, dictionary: bool) -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 50_000, n).tolist() for n in rng.integers(0, 600, 1000)]
+    texts = ["eight ch" * len(row) for row in rows]  # of two tokens each
+    ids = pa.array(rows, pa.list_(pa.int32()))
+    for name, column in (("ids", ids), ("text", pa.array(texts))):
+        write(tmp_path / f"{name}.parquet", {name: column}, 400, use_dictionary=dictionary)
+    tokens = sum(map(len, rows))
+    found = Parquet(tmp_path / "ids.parquet", tokens="ids").estimate_tokens()
+    assert tokens / 2 < found < 2.1 * tokens
+    assert tokens < Parquet(tmp_path / "text.parquet").estimate_tokens() < 4 * tokens
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -173,7 +143,7 @@ def test_an_id_that_the_statistics_ruled_out_breaks_its_document(tmp_path: Path)
     lanes=st.integers(1, 9),
     block_documents=st.integers(1, 70),
     block_bytes=st.integers(1, 200),
-    page_rows=st.integers(1, 70),
+    batch_rows=st.integers(1, 70),
 )
 def test_any_cut_of_any_row_groups_gives_each_document_once(
     tmp_path_factory: pytest.TempPathFactory,
@@ -182,26 +152,26 @@ def test_any_cut_of_any_row_groups_gives_each_document_once(
     lanes: int,
     block_documents: int,
     block_bytes: int,
-    page_rows: int,
+    batch_rows: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("parquet")
     table = {"ids": pa.array(rows, pa.list_(pa.int64()))}
     write(folder / "a.parquet", table, rows_per_group)
     write(folder / "b.parquet", table, rows_per_group)
-    source = _SmallPages(
+    source = _SmallBatches(
         folder, tokens="ids", block_documents=block_documents, block_bytes=block_bytes
     )
-    source.page_rows = page_rows
+    source.batch_rows = batch_rows
     check_source_contract(source, rows * 2, lane_counts=(lanes,), restarts=3)
 
 
-class _SmallPages(Parquet):
-    """Row groups of a test are too small to have several pages of the usual size."""
+class _SmallBatches(Parquet):
+    """Row groups of a test are too small to have several batches of the usual size."""
 
-    page_rows = 3
+    batch_rows = 3
 
-    def _page_rows(self, *args: Any) -> int:
-        return self.page_rows
+    def _batch_rows(self, *args: Any) -> int:
+        return self.batch_rows
 
 
 def test_nulls_break_their_document_and_nothing_else(tmp_path: Path) -> None:

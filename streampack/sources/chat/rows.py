@@ -77,7 +77,7 @@ class ChatRows(_ToldByFiles, Parquet):
     def _columns(self, schema: pa.Schema) -> list[str]:
         return [name for name in _FIELDS if name in schema.names]
 
-    def _block_maker(self, shard: int, schema: pa.Schema, skips: Skips) -> BlockMaker:
+    def _block_maker(self, shard: int, skips: Skips) -> BlockMaker:
         say = self._broken(shard, skips)
         make = labelled_ids_of if self.tokenized else conversation_of
 

@@ -1,6 +1,6 @@
-"""Arrow columns to blocks: lists of token ids as views of their buffers, strings as strings.
+"""Arrow columns to blocks: lists of token ids as arrays over their buffers, texts as strings.
 
-Arrays may be slices, hold nulls, and be of any list or string type; a null, and an id that does
+Columns may be slices, hold nulls, and be of any list or string type. A null, and an id that does
 not fit, break their document and nothing else.
 """
 
@@ -15,16 +15,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, make_origin
+from streampack.documents import Documents, Texts, make_origin, offsets_of
 
 if TYPE_CHECKING:
     from streampack.reading.base import Block
 
-__all__ = ["BlockMaker", "Broken", "TokenBlocks", "is_text", "is_token_list", "text_blocks"]
+__all__ = [
+    "BlockMaker",
+    "Broken",
+    "TextBlocks",
+    "TokenBlocks",
+    "cut",
+    "is_mask_list",
+    "is_text",
+    "is_token_list",
+]
 
-#: Rows of a page and the number of the first -> blocks, each with the rows it consumed so far.
+#: Rows and the number of the first -> blocks, each with the rows consumed so far.
 BlockMaker = Callable[[pa.RecordBatch, int], "Iterator[tuple[Block, int]]"]
-#: Called with the number of a row and the end of the sentence "row N ...".
+#: Called with the number of a row that is no document and the end of the sentence "row N ...".
 Broken = Callable[[int, str], None]
 
 
@@ -39,18 +48,26 @@ def is_text(kind: pa.DataType) -> bool:
 
 def is_token_list(kind: pa.DataType) -> bool:
     """True for lists of integers, of any length or of a fixed one."""
-    lists = (
+    return _is_list(kind) and bool(pa.types.is_integer(kind.value_type))
+
+
+def is_mask_list(kind: pa.DataType) -> bool:
+    """True for lists of booleans, or of integers in their place."""
+    return is_token_list(kind) or (_is_list(kind) and bool(pa.types.is_boolean(kind.value_type)))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
-    return bool(lists and pa.types.is_integer(kind.value_type))
 
 
-def cut(sizes: NDArray[np.int64], limits: tuple[int, int]) -> Iterator[tuple[int, int]]:
+def cut(sizes: NDArray[np.integer[Any]], limits: tuple[int, int]) -> Iterator[tuple[int, int]]:
     """(start, stop) of blocks over rows of `sizes` (N,) bytes.
 
     A block ends when it has ``limits[0]`` rows or holds ``limits[1]`` bytes; a row is never cut.
     """
-    ends = np.cumsum(sizes)
+    ends = np.cumsum(sizes, dtype=np.int64)
     start, before = 0, 0
     while start < len(sizes):
         full = int(np.searchsorted(ends, before + limits[1])) + 1
@@ -59,35 +76,48 @@ def cut(sizes: NDArray[np.int64], limits: tuple[int, int]) -> Iterator[tuple[int
         start, before = stop, int(ends[stop - 1])
 
 
-def text_blocks(
-    column: pa.Array, first: int, limits: tuple[int, int], broken: Broken
-) -> Iterator[tuple[list[str], NDArray[np.int64], int]]:
-    """(texts, their row numbers (N,), rows consumed) block by block."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        column = column.cast(pa.large_string())
-    sizes = pc.fill_null(pc.call_function("binary_length", [column]), 0).to_numpy(
-        zero_copy_only=False
-    )
-    for start, stop in cut(sizes.astype(np.int64), limits):
-        piece = column.slice(start, stop - start)
-        rows = np.arange(first + start, first + stop, dtype=np.int64)
-        try:
-            texts: list[Any] = piece.to_pylist()
-        except UnicodeDecodeError:
-            texts = [_decoded(value) for value in piece.cast(_bytes_like(piece.type)).to_pylist()]
-        wrong = [i for i, text in enumerate(texts) if not isinstance(text, str)]
-        if wrong:
+@dataclass(frozen=True, slots=True)
+class TextBlocks:
+    """Makes blocks of `Texts` from rows with a column of strings.
+
+    Attributes:
+        shard: number of the shard.
+        column: name of the column.
+        limits: rows and bytes per block.
+        broken: called for every row that is no document.
+    """
+
+    shard: int
+    column: str
+    limits: tuple[int, int]
+    broken: Broken
+
+    def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
+        """Blocks of these rows; `first` is the number of the first one."""
+        column = rows.column(self.column)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            column = column.cast(pa.large_string())
+        sizes = _filled(pc.call_function("binary_length", [column]), 0)
+        for start, stop in cut(sizes.to_numpy(zero_copy_only=False), self.limits):
+            texts = _strings(column.slice(start, stop - start))
+            numbers = np.arange(first + start, first + stop, dtype=np.int64)
+            wrong = [i for i, text in enumerate(texts) if not isinstance(text, str)]
             for i in wrong:
-                broken(int(rows[i]), "is null" if texts[i] is None else "is not UTF-8")
-            rows = np.delete(rows, wrong)
-            texts = [text for text in texts if isinstance(text, str)]
-        yield texts, rows, stop
+                self.broken(int(numbers[i]), "is null" if texts[i] is None else "is not UTF-8")
+            kept = [text for text in texts if isinstance(text, str)]
+            yield Texts(kept, make_origin(self.shard, np.delete(numbers, wrong))), stop
 
 
-def _bytes_like(kind: pa.DataType) -> pa.DataType:
-    return pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()
+def _strings(column: pa.Array) -> list[Any]:
+    """The strings of a column; bytes where they are not UTF-8, None where they are null."""
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except UnicodeDecodeError:
+        large = pa.types.is_large_string(column.type)
+        raw = column.cast(pa.large_binary() if large else pa.binary())
+        return [_decoded(value) for value in raw.to_pylist()]
 
 
 def _decoded(value: bytes | None) -> str | bytes | None:
@@ -99,40 +129,48 @@ def _decoded(value: bytes | None) -> str | bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """A list column: row i is ``values[offsets[i]:offsets[i + 1]]`` unless it is null.
+    """A list column: row i is ``values[offsets[i]:offsets[i + 1]]``, empty if it is null.
 
     Attributes:
-        values: the flat child array, nulls included.
+        values: the flat child array, with null values.
         offsets: (N + 1,) int64 into it.
-        valid: (N,) bool.
+        nulls: (K,) int64, rows that are null.
     """
 
     values: pa.Array
     offsets: NDArray[np.int64]
-    valid: NDArray[np.bool_]
+    nulls: NDArray[np.int64]
 
     @classmethod
     def of(cls, column: Any) -> _Lists:
-        """The parts of a list array, cut to the rows it covers."""
-        valid = column.is_valid().to_numpy(zero_copy_only=False)
-        if pa.types.is_fixed_size_list(column.type):
-            width = column.type.list_size
-            offsets = np.arange(len(column) + 1, dtype=np.int64) * width + column.offset * width
-        else:
-            offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-        low, high = int(offsets[0]), int(offsets[-1])
-        return cls(column.values.slice(low, high - low), offsets - low, valid)
+        """The parts of a list array."""
+        lengths = _filled(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        return cls(column.flatten(), offsets_of(lengths), _nulls(column))
 
-    def rows_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows that hold these places in `values`, each once."""
-        rows = np.searchsorted(self.offsets, positions, side="right") - 1
-        found: NDArray[np.int64] = np.unique(rows).astype(np.int64)
+    def rows_of(self, places: NDArray[np.int64]) -> list[int]:
+        """Rows that hold these places of `values`, each once."""
+        if not len(places):
+            return []
+        found: list[int] = np.unique(np.searchsorted(self.offsets, places, "right") - 1).tolist()
         return found
+
+
+def _nulls(array: Any) -> NDArray[np.int64]:
+    """(K,) int64: places of an array that are null."""
+    if not array.null_count:
+        return np.zeros(0, dtype=np.int64)
+    found: NDArray[np.int64] = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+    return found
+
+
+def _filled(array: Any, value: int) -> Any:
+    """The array with `value` in place of nulls, itself if it has none."""
+    return array.fill_null(value) if array.null_count else array
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBlocks:
-    """Turns rows with a column of token lists (and one of masks) into blocks of `Documents`.
+    """Makes blocks of `Documents` from rows with a column of token lists (and one of masks).
 
     Attributes:
         shard: number of the shard.
@@ -140,7 +178,7 @@ class TokenBlocks:
         loss_mask: name of the column of masks, or None.
         dtype: uint16 or uint32, what the ids become.
         limits: rows and bytes per block.
-        broken: told of every row that is no document.
+        broken: called for every row that is no document.
     """
 
     shard: int
@@ -151,73 +189,58 @@ class TokenBlocks:
     broken: Broken
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
-        """Blocks of these rows, `first` being the number of the first one."""
+        """Blocks of these rows; `first` is the number of the first one."""
         lists = _Lists.of(rows.column(self.tokens))
-        reasons: dict[int, str] = dict.fromkeys(np.flatnonzero(~lists.valid).tolist(), "is null")
+        reasons: dict[int, str] = dict.fromkeys(lists.nulls.tolist(), "is null")
         ids = self._ids(lists, reasons)
         mask = None
         if self.loss_mask is not None:
-            mask = self._mask(lists, _Lists.of(rows.column(self.loss_mask)), reasons)
-        lengths = np.diff(lists.offsets)
-        numbers = np.arange(first, first + len(lengths), dtype=np.int64)
+            mask = _mask(lists, _Lists.of(rows.column(self.loss_mask)), reasons)
+        numbers = np.arange(first, first + rows.num_rows, dtype=np.int64)
         page = Documents(ids, lists.offsets, make_origin(self.shard, numbers), mask)
-        for start, stop in cut(lengths * self.dtype.itemsize, self.limits):
+        for start, stop in cut(page.lengths * self.dtype.itemsize, self.limits):
             block = page[start:stop]
-            if reasons:
-                wrong = [row for row in range(start, stop) if row in reasons]
-                for row in wrong:
-                    self.broken(first + row, reasons[row])
-                if wrong:
-                    block = page.take(np.setdiff1d(np.arange(start, stop), wrong))
+            wrong = [row for row in range(start, stop) if row in reasons] if reasons else []
+            for row in wrong:
+                self.broken(first + row, reasons[row])
+            if wrong:
+                block = page.take(np.setdiff1d(np.arange(start, stop), wrong))
             yield block, stop
 
     def _ids(self, lists: _Lists, reasons: dict[int, str]) -> NDArray[np.generic]:
-        """The flat ids as `dtype`, a view if they have it; documents of wrong ones get a reason."""
+        """The flat ids as `dtype`, without a copy where their type allows it.
+
+        A document with a wrong one gets a reason.
+        """
         values = lists.values
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        nulls: NDArray[np.int64] | None = None
-        if values.null_count:
-            nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
-            values = values.fill_null(0)
-        ids = values.to_numpy(zero_copy_only=False)
-        if nulls is not None:
-            for row in lists.rows_of(nulls).tolist():
-                reasons.setdefault(row, "has an id that is null")
-        if ids.dtype == self.dtype:
-            return ids  # type: ignore[no-any-return]
+        for row in lists.rows_of(_nulls(values)):
+            reasons.setdefault(row, "has an id that is null")
+        ids: NDArray[Any] = _filled(values, 0).to_numpy(zero_copy_only=False)
         largest = np.iinfo(self.dtype).max
-        if len(ids) and ids.dtype.kind == "i" and int(ids.min()) < 0:
-            self._outside(lists, np.flatnonzero(ids < 0), reasons)
-        if len(ids) and ids.dtype.itemsize > self.dtype.itemsize and int(ids.max()) > largest:
-            self._outside(lists, np.flatnonzero(ids > largest), reasons)
-        if ids.dtype.itemsize == self.dtype.itemsize:  # none is negative but in what is left out
-            return ids.view(self.dtype)  # type: ignore[no-any-return]
-        return ids.astype(self.dtype)  # type: ignore[no-any-return]
+        certain = len(ids) == 0 or np.can_cast(ids.dtype, self.dtype)
+        if not certain and (int(ids.min()) < 0 or int(ids.max()) > largest):
+            for row in lists.rows_of(np.flatnonzero((ids < 0) | (ids > largest))):
+                reasons.setdefault(row, f"has an id outside of {self.dtype.name}")
+        if ids.dtype.itemsize == self.dtype.itemsize:  # none below zero but in what is left out
+            return ids.view(self.dtype)
+        return ids.astype(self.dtype)
 
-    def _outside(
-        self, lists: _Lists, positions: NDArray[np.int64], reasons: dict[int, str]
-    ) -> None:
-        for row in lists.rows_of(positions).tolist():
-            reasons.setdefault(row, f"has an id outside of {self.dtype.name}")
 
-    def _mask(self, lists: _Lists, masks: _Lists, reasons: dict[int, str]) -> NDArray[np.bool_]:
-        """The flat mask laid out like the ids; documents whose mask does not fit get a reason."""
-        lengths, others = np.diff(lists.offsets), np.diff(masks.offsets)
-        for row in np.flatnonzero(~masks.valid).tolist():
-            reasons.setdefault(row, "has no mask")
-        for row in np.flatnonzero(lengths != others).tolist():
-            reasons.setdefault(row, f"has {lengths[row]} ids and {others[row]} mask values")
-        values = masks.values
-        if values.null_count:
-            nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
-            for row in masks.rows_of(nulls).tolist():
-                reasons.setdefault(row, "has a mask value that is null")
-            values = values.fill_null(False if pa.types.is_boolean(values.type) else 0)
-        flags: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False).astype(np.bool_)
-        if np.array_equal(lengths, others):
-            return flags
-        out = np.zeros(int(lists.offsets[-1]), dtype=np.bool_)
-        fits = lengths == others
-        out[np.repeat(fits, lengths)] = flags[np.repeat(fits, others)]
-        return out
+def _mask(lists: _Lists, masks: _Lists, reasons: dict[int, str]) -> NDArray[np.bool_]:
+    """The flat mask laid out like the ids; a document whose mask does not fit gets a reason."""
+    lengths, others = np.diff(lists.offsets), np.diff(masks.offsets)
+    for row in masks.nulls.tolist():
+        reasons.setdefault(row, "has no mask")
+    for row in np.flatnonzero(lengths != others).tolist():
+        reasons.setdefault(row, f"has {lengths[row]} ids and {others[row]} mask values")
+    values = masks.values
+    for row in masks.rows_of(_nulls(values)):
+        reasons.setdefault(row, "has a mask value that is null")
+    values = _filled(values, False if pa.types.is_boolean(values.type) else 0)
+    flags: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False).astype(np.bool_)
+    if np.array_equal(lengths, others):
+        return flags
+    out = np.zeros(int(lists.offsets[-1]), dtype=np.bool_)
+    fits = lengths == others
+    out[np.repeat(fits, lengths)] = flags[np.repeat(fits, others)]
+    return out

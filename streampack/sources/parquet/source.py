@@ -1,13 +1,12 @@
-"""Parquet: a text column, or a column with lists of token ids.
+"""Parquet: a text column, or a column with lists of token ids, read by pyarrow.
 
-Listing reads footers only. A shard is then read by row groups, a page of rows at a time: pages
-begin at fixed rows of their row group, a block never crosses a page, and so a block is a pure
-function of the row it starts at. Lists of token ids are decoded here where they are what writers
-of ids write (`_token_pages`), else by Arrow, of whose buffers ids and masks are views wherever
-their type allows it; texts become Python strings because tokenizers take nothing else.
+Listing reads footers only. A shard is then read by row groups, a batch of rows at a time: batches
+begin at fixed rows of their row group, a block never crosses a batch, and so a block is a pure
+function of the row it starts at. Blocks of ids and masks lie in Arrow's buffers wherever their type
+allows it; texts become Python strings because tokenizers take nothing else.
 
-Cost: decoding; per document nothing for ids, one string for texts. Starting inside a row group
-decompresses it from its beginning, and decodes it from there too where Arrow does.
+Cost: decoding, about 6 ns per id; then per document nothing for ids, one string for texts. Arrow
+has no way into the middle of a row group: to start there, what lies before is decoded and dropped.
 """
 
 from __future__ import annotations
@@ -21,36 +20,36 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.opening import open_shard
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.parquet.column_chunks import Chunk, DamagedFooterError, column_chunks
-from streampack.sources.parquet.columns import (
-    BlockMaker,
-    Broken,
-    TokenBlocks,
-    text_blocks,
+from streampack.sources.parquet.columns import BlockMaker, Broken, TextBlocks, TokenBlocks
+from streampack.sources.parquet.footer import (
+    DAMAGE,
+    DamagedFileError,
+    Footer,
+    check_schema,
+    read_footer,
+    row_groups,
 )
-from streampack.sources.parquet.footer import Footer, check_schema, footer_bytes, read_footer
-from streampack.sources.parquet.row_pages import row_pages
-from streampack.sources.parquet.token_pages import TokenPages
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage, in_threads
 
 __all__ = ["Parquet"]
 
 _SUFFIXES = (".parquet", ".parq", ".pq")
-_PAGE_BYTES = 16 << 20
-
+_FOOTER_THREADS = 64
+#: Short rows are decoded so many at once; fewer cost more, more cost memory.
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 256 << 10
+_PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
 
 #: Files whose footers are read when they are listed. Of more, so many are looked at and the rest
 #: when they are opened: a million footers would take one process the better part of an hour.
 MOST_FOOTERS = 8192
-_FOOTER_THREADS = 64
 
 
 class Parquet(ShardedSource):
@@ -60,9 +59,8 @@ class Parquet(ShardedSource):
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
         text: the column that holds the text (any string type).
         tokens: the column that holds lists of token ids, of any integer type. They become uint16
-            where their type, or what the footers of all files say of the largest and smallest,
-            fits into it, else uint32; an id outside of it breaks its document. If neither is
-            given, the column "text" is read.
+            where the column is uint8 or uint16 in all files, else uint32; an id outside of it
+            breaks its document. If neither is given, the column "text" is read.
         loss_mask: with `tokens`, a column with lists of as many booleans.
         storage: how files are reached and cached.
         open_shards: see `ShardedSource`, as for the rest.
@@ -126,8 +124,6 @@ class Parquet(ShardedSource):
                 "Check the path, and that the files are complete.",
             )
         narrow = all(footer.narrow for footer in readable)
-        if step == 1:  # what statistics say of some files says nothing of the others
-            narrow = all(footer.small for footer in readable)
         sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
         units = np.maximum(sizes, 1)  # an empty file is to be met, not passed over
         if step == 1:
@@ -135,8 +131,7 @@ class Parquet(ShardedSource):
             units = np.array(rows, dtype=np.int64)
         details = {
             "dtype": ("uint16" if narrow else "uint32") if self.tokenized else "text",
-            "values": sum(footer.values for footer in readable) * len(infos) // len(seen),
-            "column_bytes": sum(footer.size for footer in readable) * len(infos) // len(seen),
+            "column_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
         }
         names = [info.path for info in infos]
         return Manifest(names, units, sizes, "document" if step == 1 else "byte", details)
@@ -151,14 +146,12 @@ class Parquet(ShardedSource):
         }
 
     def reader_bytes(self) -> int:
-        """Adds a page per open shard; Arrow decodes as much beside it."""
-        page = max(_PAGE_BYTES, 2 * self.block_bytes)
-        return super().reader_bytes() + 2 * self.open_shards * page
+        """Adds what Arrow decodes per open shard: a batch, out of a page of its column."""
+        return 2 * super().reader_bytes() + self.open_shards * 2 * _PAGE_BYTES
 
     def estimate_tokens(self) -> int:
-        """From the footers that were read; exact for ids but for nulls if those are all."""
-        details = self.manifest.details
-        return int(details["values"] if self.tokenized else details["column_bytes"] // 4)
+        """A rough number of tokens: 2 bytes per id, 4 per token of text, no other columns."""
+        return int(self.manifest.details["column_bytes"]) // (2 if self.tokenized else 4)
 
     def document_name(self, origin: np.void) -> str:
         """Words that lead a person to the document."""
@@ -172,39 +165,35 @@ class Parquet(ShardedSource):
         self, shard: int, start: int, stop: int, skips: Skips
     ) -> Iterator[tuple[Block, int]]:
         """Blocks of one file; see `ShardedSource.read_shard`."""
-        position = 0
+        row = 0
         with open_shard(self.storage, self.manifest, shard) as path:
             try:
                 with pq.ParquetFile(str(path), memory_map=True) as file:
                     places = self._places(file, shard)
-                    start, stop = places.row(start), places.row(stop)
-                    position = start
-                    make = self._block_maker(shard, file.schema_arrow, skips)
-                    for page, first in self._pages(file, str(path), start, stop, shard):
-                        begin, end = max(start, first), min(stop, first + page.num_rows)
-                        rows = page.slice(begin - first, end - begin)
-                        for block, consumed in make(rows, begin):
-                            position = begin + consumed
-                            yield block, places.unit(position)
-            except (pa.ArrowException, OSError, DamagedFooterError, UnicodeDecodeError) as error:
+                    row, stop = places.row(start), places.row(stop)
+                    blocks = self._block_maker(shard, skips)
+                    for batch, first in self._batches(file, row, stop):
+                        for block, consumed in blocks(batch, first):
+                            row = first + consumed
+                            yield block, places.unit(row)
+            except DAMAGE as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk's failure, not the file's
-                self._unreadable(shard, position, error)
+                self._unreadable(shard, row, error)
 
     def _footer(self, info: FileInfo) -> Footer:
-        return read_footer(self.storage, info, self.column, self._check_schema)
+        return read_footer(self.storage, info, self._check_schema)
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
-        """Refuse a file of another schema; True if uint16 holds ids of its type."""
+        """Refuse a file of another schema; True if uint16 holds its ids."""
         return check_schema(name, schema, self.column, self.loss_mask, self.tokenized)
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
         """Where the manifest's units lie in a file, which is held against the listing."""
         rows, units = file.metadata.num_rows, int(self.manifest.units[shard])
-        if self.manifest.unit == "document":
-            if rows != units:
-                self._unreadable(shard, 0, "the number of rows is not what it was when listed")
-            return _Places(1, 1)
+        documents = self.manifest.unit == "document"
+        if documents and rows != units:
+            self._unreadable(shard, 0, "the number of rows is not what it was when listed")
         if rows > units:
             self._unreadable(shard, 0, f"its {units} bytes hold {rows} rows, fewer than one each")
         try:
@@ -213,75 +202,50 @@ class Parquet(ShardedSource):
             self._unreadable(shard, 0, error)
         if not narrow and self.manifest.details["dtype"] == "uint16":
             self._unreadable(shard, 0, "its ids are of a wider type than those of other files")
-        return _Places(rows, units)
+        return _Places(1, 1) if documents else _Places(rows, units)
 
-    def _pages(
-        self, file: pq.ParquetFile, path: str, start: int, stop: int, shard: int
+    def _batches(
+        self, file: pq.ParquetFile, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Pages that overlap rows [start, stop), each with the number of its first row.
-
-        They begin and end at fixed rows, but for the first and the last: what is not asked for
-        may be missing there.
-        """
+        """Rows [start, stop), cut where Arrow's batches end, each with the number of its first."""
         columns = self._columns(file.schema_arrow)
-        metadata = file.metadata
-        chunks = column_chunks(metadata, footer_bytes(path), columns)
         first = 0
-        for group in range(metadata.num_row_groups):
-            rows = metadata.row_group(group).num_rows
-            if first + rows > start and rows > 0:
-                size = self._page_rows(chunks[group], rows)
-                low, high = max(start - first, 0), min(stop - first, rows)
-                if self.tokenized and columns == [self.column] and len(chunks[group]) == 1:
-                    (chunk,) = chunks[group]
-                    dtype = np.dtype(self.manifest.details["dtype"])
-                    lists = TokenPages(file, path, chunk, rows, self.column, dtype)
-                    for page, at in lists.batches(size, low, high):
-                        yield page, first + at
-                        low = at + page.num_rows
-                at = 0
-                if low < high:
-                    for page in row_pages(file, group, size, columns):
-                        if at >= high:
-                            return
-                        if at + page.num_rows > low:
-                            yield page, first + at
-                        at += page.num_rows
-                    if at != rows:
-                        what = f"row group {group} is too short"
-                        self._unreadable(shard, max(first + at, start), what)
-            first += rows
-            if first >= stop:
-                return
+        for number, group in enumerate(row_groups(file.metadata)):
+            end = first + group.num_rows
+            if first < stop and end > start:
+                size = self._batch_rows(group)
+                for batch in file.iter_batches(size, [number], columns, use_threads=False):
+                    low, high = max(start - first, 0), min(stop - first, batch.num_rows)
+                    if low < high:
+                        yield batch.slice(low, high - low), first + low
+                    first += batch.num_rows
+                    if first >= stop:
+                        return
+                if first != end:
+                    raise DamagedFileError(f"row group {number} is too short")
+            first = end
 
     def _columns(self, schema: pa.Schema) -> list[str]:
         """The columns that are read from a file of this schema."""
         return [name for name in (self.column, self.loss_mask) if name]
 
-    def _page_rows(self, chunks: list[Chunk], rows: int) -> int:
-        """Rows per page of a row group: about `_PAGE_BYTES`, in whole blocks if they are small."""
-        per_row = max(1, sum(max(chunk.uncompressed_bytes, 0) for chunk in chunks) // rows)
-        size = max(1, min(max(_PAGE_BYTES, 2 * self.block_bytes) // per_row, 1 << 16))
-        return size - size % self.block_documents if size > self.block_documents else size
+    def _batch_rows(self, group: pq.RowGroupMetaData) -> int:
+        """Rows of a row group to decode at once: a block; several if small, a part if large."""
+        row_bytes: int = max(group.total_byte_size // max(group.num_rows, 1), 1)
+        block = max(1, min(self.block_documents, 2 * self.block_bytes // row_bytes))
+        return block * max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes) // block)
 
-    def _block_maker(self, shard: int, schema: pa.Schema, skips: Skips) -> BlockMaker:
-        """What turns rows into blocks, for this file's types."""
-
+    def _block_maker(self, shard: int, skips: Skips) -> BlockMaker:
+        """What makes blocks of the rows of a file."""
         broken = self._broken(shard, skips)
         limits = (self.block_documents, self.block_bytes)
-        if self.tokenized:
-            dtype = np.dtype(self.manifest.details["dtype"])
-            return TokenBlocks(shard, self.column, self.loss_mask, dtype, limits, broken)
-
-        def texts(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
-            column = rows.column(self.column)
-            for values, kept, consumed in text_blocks(column, first, limits, broken):
-                yield Texts(values, make_origin(shard, kept)), consumed
-
-        return texts
+        if not self.tokenized:
+            return TextBlocks(shard, self.column, limits, broken)
+        dtype = np.dtype(self.manifest.details["dtype"])
+        return TokenBlocks(shard, self.column, self.loss_mask, dtype, limits, broken)
 
     def _broken(self, shard: int, skips: Skips) -> Broken:
-        """What is told of rows of this file that are no documents."""
+        """What handles rows of this file that are no documents."""
 
         def broken(row: int, reason: str) -> None:
             skips.handle(

@@ -1,0 +1,222 @@
+"""Damaged Parquet files: footers and pages with flipped bits, and files that claim too much."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack.errors import ConfigError, ContentError
+from streampack.reading.skips import Skips
+from streampack.sources import Parquet
+from streampack.sources.parquet import source as parquet
+from tests.sources.contract import read_all
+
+#: Reads a file with damage in many places, one after the other, in a process that a signal would
+#: end. Arguments: the file, an empty folder, "footer" or "pages", the column of texts or of ids.
+_DAMAGE = """
+import logging, random, sys
+from pathlib import Path
+from streampack.errors import StreampackError
+from streampack.sources import Parquet
+from streampack.reading.skips import Skips
+
+logging.disable()
+whole, folder, where, text = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), *sys.argv[3:]
+columns = {"text": "text"} if text == "text" else {"tokens": "ids", "loss_mask": "mask"}
+footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+ended = {"read": 0, "refused": 0}
+rng = random.Random(0)
+flips = [[bit] for bit in range(8 * footer, 8 * len(whole), 13)]
+if where == "pages":
+    flips = [[rng.randrange(32, 8 * footer) for _ in range(1 + k % 4)] for k in range(300)]
+for bits in flips:
+    data = bytearray(whole)
+    for bit in bits:
+        data[bit // 8] ^= 1 << bit % 8
+    (folder / "a.parquet").write_bytes(data)
+    try:
+        source = Parquet(folder, **columns, open_shards=1)
+        source.prepare()
+        lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+        skips = Skips("skip")
+        for block, _ in lane.read(None, skips):
+            len(block)
+        ended["refused" if skips.count else "read"] += 1
+    except StreampackError:
+        ended["refused"] += 1
+print(ended["read"], ended["refused"])
+"""
+
+
+def _write(path: Path, **options: Any) -> Path:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 1 << 32, n).tolist() for n in rng.integers(0, 6, 30)]
+    columns = {
+        "ids": pa.array(rows, pa.list_(pa.int64())),
+        "mask": pa.array([[i % 2 == 0 for i in row] for row in rows]),
+        "text": pa.array([f"{i} wörd " * (i % 5) for i in range(30)]),
+    }
+    pq.write_table(pa.table(columns), path, row_group_size=10, **options)
+    return path
+
+
+def _read_damaged(path: Path, folder: Path, where: str, column: str) -> tuple[int, int]:
+    """How many damaged files were read in whole, and how many were refused in part or whole."""
+    folder.mkdir()
+    command = [sys.executable, "-c", _DAMAGE, str(path), str(folder), where, column]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-2000:]
+    read, refused = map(int, run.stdout.split())
+    return read, refused
+
+
+@pytest.mark.parametrize("column", ["ids", "text"])
+@pytest.mark.parametrize(
+    "options",
+    [{"store_schema": False}, {"write_page_index": True, "compression": "zstd"}],
+    ids=["plain", "page-index"],
+)
+def test_no_flipped_bit_of_a_footer_ends_the_process(
+    tmp_path: Path, column: str, options: dict[str, Any]
+) -> None:
+    path = _write(tmp_path / "whole.parquet", **options)
+    read, refused = _read_damaged(path, tmp_path / "damaged", "footer", column)
+    assert read > 100
+    assert refused > 100
+
+
+@pytest.mark.parametrize("column", ["ids", "text"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "none"},
+        {"compression": "snappy", "data_page_version": "2.0"},
+        {"compression": "none", "use_dictionary": False},
+    ],
+    ids=["dictionary", "second-version", "plain"],
+)
+def test_no_damaged_page_ends_the_process(
+    tmp_path: Path, column: str, options: dict[str, Any]
+) -> None:
+    path = _write(tmp_path / "whole.parquet", **options)
+    read, refused = _read_damaged(path, tmp_path / "damaged", "pages", column)
+    assert read > 30
+    assert refused > 30
+
+
+# ------------------------------------------------------------------ claims
+
+
+def _number(value: int) -> bytes:
+    """As Thrift's compact protocol writes it: zigzag, seven bits a byte, low ones first."""
+    value = 2 * value if value >= 0 else -2 * value - 1
+    out = bytearray()
+    while value >= 128:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def _claim(path: Path, number: int, claimed: int) -> None:
+    """Write another number into a footer, everywhere it stands there."""
+    data = path.read_bytes()
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = data[begin:-8]
+    assert _number(number) in footer
+    footer = footer.replace(_number(number), _number(claimed))
+    path.write_bytes(data[:begin] + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+
+
+ROWS = 70_001
+
+
+def _uncompressed(path: Path, rows: list[list[int]], **options: Any) -> Path:
+    """One row group, in whose footer the number of rows is found if it is large."""
+    table = pa.table({"ids": pa.array(rows, pa.list_(pa.int32()))})
+    pq.write_table(table, path, store_schema=False, compression="none", **options)
+    return path
+
+
+def test_a_row_group_that_is_shorter_than_it_claims_is_named_after_its_rows(tmp_path: Path) -> None:
+    path = _uncompressed(tmp_path / "a.parquet", [[i % 7] for i in range(ROWS)])
+    _claim(path, ROWS, 1 << 36)
+    skips = Skips("skip")
+    assert len(read_all(Parquet(path, tokens="ids"), skips)) == ROWS
+    assert [record[:3] for record in skips.records] == [[0, ROWS, True]]
+    with pytest.raises(ContentError, match=rf"from row {ROWS} on: row group 0 is too short"):
+        read_all(Parquet(path, tokens="ids"))
+
+
+@pytest.mark.parametrize("claimed", [1 << 62, -1])
+def test_rows_that_no_file_has_are_refused(tmp_path: Path, claimed: int) -> None:
+    path = _uncompressed(tmp_path / "a.parquet", [[i % 7] for i in range(ROWS)])
+    _claim(path, ROWS, claimed)
+    with pytest.raises(ConfigError, match="its footer is broken"):
+        Parquet(path, tokens="ids").prepare()
+
+
+def test_row_groups_below_zero_are_refused_also_where_nobody_looked_at_the_footer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "MOST_FOOTERS", 1)
+    rows = [[i] * 40 for i in range(300)]
+    for name in "ab":
+        table = pa.table({"ids": pa.array(rows, pa.list_(pa.int32()))})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=200)
+    _claim(tmp_path / "b.parquet", 100, 400)
+    _claim(tmp_path / "b.parquet", 200, -100)
+    assert pq.read_metadata(tmp_path / "b.parquet").row_group(0).num_rows == -100
+    with pytest.raises(ContentError, match="do not add up"):
+        read_all(Parquet(tmp_path, tokens="ids"))
+    assert len(read_all(Parquet(tmp_path, tokens="ids"), Skips("skip"))) == 300
+
+
+def test_a_page_that_claims_more_rows_than_its_group_takes_no_memory_for_them(
+    tmp_path: Path,
+) -> None:
+    path, rows, claimed = tmp_path / "a.parquet", 10_001, 1 << 30
+    _uncompressed(path, [[]] * rows, use_dictionary=False, write_statistics=False)
+    size = pq.read_metadata(path).row_group(0).column(0).total_compressed_size
+    data = path.read_bytes()
+    page = data[4 : 4 + size]
+    assert page.count(_number(rows)) == 3  # of values, and two runs of levels
+    more = len(_number(claimed)) - len(_number(rows))
+    for old, new in (
+        (_number(rows), _number(claimed)),
+        (bytes([4, 0, 0, 0]), bytes([4 + more, 0, 0, 0])),  # bytes of levels
+        (b"\x15" + _number(16), b"\x15" + _number(16 + 2 * more)),  # bytes of the page
+    ):
+        page = page.replace(old, new)
+    path.write_bytes(b"PAR1" + page + data[4 + size :])
+    _claim(path, size, len(page))
+    with _arrow_memory() as pool:
+        assert read_all(Parquet(path, tokens="ids")) == [()] * rows
+        assert pool.max_memory() < 1 << 20
+
+
+def test_of_rows_that_take_few_bytes_only_some_are_decoded_at_once(tmp_path: Path) -> None:
+    path, text = tmp_path / "a.parquet", "x" * 20_000
+    pq.write_table(pa.table({"text": [text] * 8000}), path)
+    assert path.stat().st_size < 40_000
+    with _arrow_memory() as pool:
+        assert read_all(Parquet(path)) == [text] * 8000
+        assert pool.max_memory() < 80 << 20  # of 160 million bytes
+
+
+@contextmanager
+def _arrow_memory() -> Iterator[pa.MemoryPool]:
+    """What Arrow allocates meanwhile."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    yield pool
+    pa.set_memory_pool(before)

@@ -1,0 +1,108 @@
+"""Lists of ids in whatever way a writer encodes them, read from any row to any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.documents import Documents
+from streampack.reading.skips import Skips
+from streampack.sources import Parquet
+
+DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+
+
+def _write(path: Path, rows: Any, kind: str = "int32", **options: Any) -> None:
+    lists = pa.large_list if options.pop("large", False) else pa.list_
+    element = pa.field("element", getattr(pa, kind)(), nullable=options.pop("element_null", True))
+    field = pa.field("ids", lists(element), nullable=options.pop("list_null", True))
+    table = pa.Table.from_arrays([pa.array(rows, field.type)], schema=pa.schema([field]))
+    pq.write_table(table, path, **options)
+
+
+def _read(source: Parquet, start: int, stop: int) -> tuple[list[list[int]], list[int]]:
+    """The documents of rows [start, stop), and where blocks end."""
+    source.prepare()
+    documents, ends = [], []
+    for block, end in source.read_shard(0, start, stop, Skips()):
+        assert isinstance(block, Documents)
+        documents += [block.document(i).tolist() for i in range(len(block))]
+        ends.append(end)
+    return documents, ends
+
+
+@st.composite
+def _corpora(draw: Any) -> tuple[list[list[int]], dict[str, Any]]:
+    kind = draw(st.sampled_from(DTYPES))
+    most = min(int(np.iinfo(kind).max), draw(st.sampled_from([1, 100, 60_000, 2**32 - 1])))
+    lengths = draw(st.lists(st.sampled_from([0, 1, 2, 7, 8, 9, 30, 300]), min_size=1, max_size=60))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    rows = [rng.integers(0, most, n, endpoint=True, dtype=np.uint64).tolist() for n in lengths]
+    return rows, {
+        "kind": kind,
+        "large": draw(st.booleans()),
+        "list_null": draw(st.booleans()),
+        "element_null": draw(st.booleans()),
+        "compression": draw(st.sampled_from(["none", "snappy", "zstd", "gzip", "brotli", "lz4"])),
+        "use_dictionary": draw(st.booleans()),
+        "dictionary_pagesize_limit": draw(st.sampled_from([64, 1 << 20])),
+        "data_page_size": draw(st.sampled_from([8, 100, 1 << 20])),
+        "data_page_version": draw(st.sampled_from(["1.0", "2.0"])),
+        "write_batch_size": draw(st.sampled_from([1, 10, 1024])),
+        "row_group_size": draw(st.sampled_from([5, 1000])),
+    }
+
+
+@given(_corpora(), st.integers(1, 70), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_span_of_rows_holds_what_was_written(
+    tmp_path_factory: Any,
+    corpus: tuple[list[list[int]], dict[str, Any]],
+    block_documents: int,
+    data: Any,
+) -> None:
+    rows, options = corpus
+    path = tmp_path_factory.mktemp("spans") / "a.parquet"
+    _write(path, rows, **options)
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    source = Parquet(path, tokens="ids", block_documents=block_documents)
+    assert _read(source, start, stop)[0] == rows[start:stop]
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"])
+def test_rarer_encodings_are_read(tmp_path: Path, encoding: str) -> None:
+    path, rows = tmp_path / "a.parquet", [[5, 6, 7], [], [8] * 100]
+    column = {"ids.list.element": encoding}
+    _write(path, rows, use_dictionary=False, column_encoding=column)
+    assert _read(Parquet(path, tokens="ids"), 0, 3)[0] == rows
+
+
+def test_many_pages_and_dictionaries_of_every_width(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for entries in (1, 2, 9, 300, 5000, 70_000, 300_000):
+        ids = rng.integers(0, entries, 400_000)
+        cuts = np.sort(rng.choice(400_000, 700, replace=False))
+        rows = [part.tolist() for part in np.split(ids, cuts)]
+        _write(tmp_path / "a.parquet", rows, dictionary_pagesize_limit=4 << 20)
+        source = Parquet(tmp_path / "a.parquet", tokens="ids", block_documents=100)
+        assert _read(source, 17, 690)[0] == rows[17:690]
+
+
+def test_blocks_are_the_same_from_wherever_a_lane_begins(tmp_path: Path) -> None:
+    path, rng = tmp_path / "a.parquet", np.random.default_rng(0)
+    rows = [rng.integers(0, 900, n).tolist() for n in rng.integers(0, 900, 3000)]
+    _write(path, rows, row_group_size=1700, data_page_size=4000)
+    source = Parquet(path, tokens="ids", block_documents=30, block_bytes=20_000)
+    documents, ends = _read(source, 0, 3000)
+    assert documents == rows
+    for k in range(0, len(ends), 40):
+        start = ends[k - 1] if k else 0
+        assert _read(source, start, 3000) == (rows[start:], ends[k:])
