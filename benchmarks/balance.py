@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from streampack.forecast.dry_run import stream_plan
 from streampack.forecast.sizing import measure_balance
 from streampack.packing import BestFitDecreasing, Plan
-from streampack.window.balancing import Balance
+from streampack.packing.balancing import Balance
 from streampack.window.config import WindowConfig
 
 RANKS = 64
@@ -114,8 +114,7 @@ def run(
     """Lanes with a window and a schedule, their first `skip` batches left out."""
     packer = BestFitDecreasing(seq_len=seq_len)
     mean = float(draw(100_000, 1).mean())
-    assert window.window_tokens is not None
-    window_rows = window.window_tokens // seq_len
+    window_rows = window.rows
     costs, used, moved = np.empty((RANKS, steps)), [], []
     for rank in range(RANKS):
         count = int(((steps + skip) * rows + window_rows + 200) * seq_len / mean)
@@ -186,7 +185,7 @@ def compare(lengths: Lengths, seq_len: int, args: argparse.Namespace) -> None:
     """Three lines: without a balance, with one on average, and with the worst sample."""
     packer, batch_tokens = BestFitDecreasing(seq_len=seq_len), args.rows * seq_len
     rows = args.window_rows
-    window = WindowConfig(window_tokens=rows * seq_len if rows else None)
+    window = WindowConfig(rows=rows or None)
     window = window.resolve(packer, batch_tokens)
     where = (lengths.of_lanes, seq_len, args.rows, args.steps, args.skip)
     name = f"{lengths.name} | {seq_len}"

@@ -47,11 +47,8 @@ def loader_of(lanes: int, documents: int, workers: int, corpus: Corpus = MIXED) 
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.normal(0.0, corpus.sigma, 40_000))
     lengths = np.ceil(lengths * corpus.mean_tokens / lengths.mean()).astype(np.int64)
-    window = WindowConfig(
-        window_tokens=int(1.3 * documents * lengths.mean()),
-        window_documents=documents,
-        carry=corpus.carry,
-    )
+    rows = int(1.3 * documents * lengths.mean()) // corpus.seq_len
+    window = WindowConfig(rows=rows, documents=documents, carry=corpus.carry)
     dataset = PackedDataset(
         Synthetic(lengths, 1 << 40),
         seq_len=corpus.seq_len,

@@ -25,6 +25,7 @@ from streampack.packing import Packer
 from streampack.run.options import (
     batch_size,
     check_attention,
+    check_balance,
     check_order,
     checked_counts,
     choose_packer,
@@ -37,7 +38,6 @@ from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
 from streampack.tokenization import TokenRules
-from streampack.window.balancing import checked_balance
 from streampack.window.config import WindowConfig
 
 __all__ = ["PackedDataset"]
@@ -110,7 +110,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
     ) -> None:
         super().__init__()
         for name, value, kind in (
-            ("packer", packer, Packer),
             ("window", window, WindowConfig),
             ("topology", topology, Topology),
             ("token_rules", token_rules, TokenRules),
@@ -125,7 +124,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         packer = choose_packer(seq_len, packer, order, source)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
-        schedule = checked_balance(balance, attention, packer)
+        schedule = check_balance(balance, attention, packer)
         topology = Topology.detect() if topology is None else topology
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
         if packer.inserts_eos and row_format.eos_id < 0:
@@ -148,7 +147,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             row_format=replace(
                 row_format,
                 attention_by_row=attention == "row",
-                mask_repeated=bool(getattr(packer, "mask_repeated", False)),
+                mask_repeated=packer.mask_repeated,
                 provenance=provenance,
             ),
             seed=seed,

@@ -25,7 +25,7 @@ def corpus(lengths: list[int]) -> MemorySource:
 def loader_over(lengths: list[int], workers: int = 0, **options: Any) -> PackedLoader:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop"),
-        "window": WindowConfig(window_tokens=4 * SEQ_LEN),
+        "window": WindowConfig(rows=4),
         "lanes": 2,
         "topology": Topology(),
         "shuffle": False,
@@ -76,7 +76,7 @@ def test_broken_documents_are_counted_once_an_epoch_wherever_the_run_was_resumed
         source=broken,
         epochs=40,
         on_error="skip",
-        window=WindowConfig(window_tokens=20 * SEQ_LEN),
+        window=WindowConfig(rows=20),
     )
     batches = run(Lane(config, 0))
     end = Lane(config, 0, batches[-1].round.state(batches[-1].emitted)).next()
@@ -106,9 +106,7 @@ class Broken(MemorySource):
 def test_a_document_whose_last_piece_is_dropped_in_a_later_round_still_counts_as_cut() -> None:
     packer = BestFitDecreasing(seq_len=SEQ_LEN, extra_capacity=SEQ_LEN - 1)
     lengths = [2 * SEQ_LEN + 5, 3, 3 * SEQ_LEN + 1, 9, SEQ_LEN] * 40
-    config = lane_config(
-        lengths, packer, rows=1, window=WindowConfig(window_tokens=4 * SEQ_LEN, carry=0.95)
-    )
+    config = lane_config(lengths, packer, rows=1, window=WindowConfig(rows=4, carry=0.95))
     batches = run(Lane(config, 0))
     pieces: dict[tuple[int, int], int] = {}
     for batch in batches:
@@ -126,12 +124,12 @@ def test_the_smallest_window_gives_batches_where_rows_drop_nearly_a_row(
 ) -> None:
     packer = BestFitDecreasing(seq_len=4, extra_capacity=3, protect_short=short)
     lengths = [1, 1, 2, 1, 3] * 200
-    refused = 4 * rows + 2 * 4 - 1
-    with pytest.raises(ConfigError, match="what rows may drop"):
-        WindowConfig(window_tokens=refused).resolve(packer, 4 * rows)
-    least = 7 * rows + 2 * 4
+    least = -(-7 * rows // 4) + 2
+    with pytest.raises(ConfigError, match="what rows may drop") as refused:
+        WindowConfig(rows=least - 1).resolve(packer, 4 * rows)
+    assert f"WindowConfig(rows={least})" in refused.value.remedy
     for documents in (1, 65_536):
-        window = WindowConfig(window_tokens=least, window_documents=documents)
+        window = WindowConfig(rows=least, documents=documents)
         dataset = PackedDataset(
             corpus(lengths),
             packer=packer,
@@ -155,7 +153,7 @@ def test_a_row_of_seamless_drops_no_more_than_its_extra_capacity_however_often_i
     """A piece wholly beyond seq_len is lost with the row that loses it, and not before."""
     packer = Seamless(seq_len=4, extra_capacity=3, max_repetition=0)
     lengths = lengths * 200
-    config = WindowConfig(window_tokens=7 * rows + 8 * 4, min_fill=1, carry=0.9)
+    config = WindowConfig(rows=-(-7 * rows // 4) + 8, min_fill=1, carry=0.9)
     plan = stream_plan(np.array(lengths), packer, config, batch_tokens=4 * rows, seed=1)
     check_plan(plan, np.array(lengths))
     short = len(plan.seq_len) - sum(length // 4 for length in lengths)

@@ -40,7 +40,7 @@ def batches_of(
         MemorySource([documents], None if masks is None else [masks], block_documents=8),
         packer=packer,
         batch_tokens=options.pop("rows", 2) * SEQ_LEN,
-        window=WindowConfig(window_tokens=8 * SEQ_LEN),
+        window=WindowConfig(rows=8),
         pad_id=PAD,
         eos_id=EOS,
         lanes=1,

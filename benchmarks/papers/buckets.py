@@ -18,7 +18,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.packing import Buckets, Composition, Concat, MultiBucket, Plan
+from benchmarks.papers.multi_bucket import plan_multi_bucket
+from streampack.packing import Buckets, Composition, Concat, Plan
 
 SEQ_LENS = (2048, 4096, 8192, 16384)
 MEAN = 719.0
@@ -65,7 +66,7 @@ def strategies(lengths: NDArray[np.int64]) -> dict[str, Plan]:
     plans = {
         f"Fixed-{size}": Concat(seq_len=size).plan(lengths, final=True, seed=0) for size in SEQ_LENS
     }
-    plans["Multi-Bucket"] = MultiBucket(seq_lens=SEQ_LENS).plan(lengths, final=True, seed=0)
+    plans["Multi-Bucket"] = plan_multi_bucket(lengths, SEQ_LENS)
     plans["Buckets"] = Buckets(seq_lens=SEQ_LENS).plan(lengths, final=True, seed=0)
     return plans
 

@@ -25,16 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.papers.orders import ClusterOrder, NeighbourOrder, RandomOrder
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.documents import Documents
-from streampack.ordering import (
-    ClusterOrder,
-    DocumentOrder,
-    HashedNgrams,
-    NeighbourOrder,
-    RandomOrder,
-    SimilarityOrder,
-)
+from streampack.ordering import DocumentOrder, HashedNgrams, SimilarityOrder
 from streampack.ordering.embedding import heads
 from streampack.packing import Concat
 from streampack.packing.rng import permutation

@@ -56,7 +56,7 @@ def loader_of(
     preset: Preset,
     corpus: Corpus,
     *,
-    window_tokens: int,
+    window_rows: int,
     seed: int = 0,
     epochs: int | None = None,
 ) -> PackedLoader:
@@ -68,7 +68,7 @@ def loader_of(
             batch_tokens=preset.rows * preset.seq_len,
             attention=attention,
             token_rules=TokenRules(eos_id=corpus.eos_id, vocab_size=corpus.vocab_size),
-            window=WindowConfig(window_tokens=window_tokens),
+            window=WindowConfig(rows=window_rows),
             seed=seed,
             shuffle=epochs is None,
             epochs=epochs,
@@ -84,16 +84,16 @@ class HeldOut:
     Attributes:
         alone: each document by itself, in windows of a row from its beginning. They are packed,
             with attention inside them, which gives the same losses in fewer rows.
-        joined: the same documents one behind the other, with attention over the row.
+        joined: the same documents one after the other, with attention over the row.
     """
 
     def __init__(self, preset: Preset, corpus: Corpus, device: str) -> None:
-        everything = sum(map(len, corpus.validation)) + 4 * preset.rows * preset.seq_len
+        everything = sum(map(len, corpus.validation)) // preset.seq_len + 4 * preset.rows + 1
 
         def batches(packer: Packer, attention: Attention) -> list[PackedBatch]:
             loader = loader_of(
                 corpus.validation, packer, attention, preset, corpus,
-                window_tokens=everything, epochs=1,
+                window_rows=everything, epochs=1,
             )  # fmt: skip
             return [batch.to(device) for batch in loader]
 
@@ -143,7 +143,7 @@ def train(
     order = np.random.default_rng(seed).permutation(len(corpus.train))
     loader = loader_of(
         [corpus.train[number] for number in order], arm.build(preset.seq_len), arm.attention,
-        preset, corpus, window_tokens=preset.window_rows * preset.seq_len, seed=seed,
+        preset, corpus, window_rows=preset.window_rows, seed=seed,
     )  # fmt: skip
     rows = Composition()
     sums: list[Tensor] = []

@@ -68,7 +68,7 @@ def _loader(source: Synthetic, setting: dict[str, int], epochs: int | None) -> P
         source,
         seq_len=SEQ_LEN,
         batch_tokens=setting["rows"] * SEQ_LEN,
-        window=WindowConfig(window_tokens=setting["window"] * SEQ_LEN),
+        window=WindowConfig(rows=setting["window"]),
         lanes=setting["lanes"],
         epochs=epochs,
         topology=Topology(),

@@ -65,7 +65,7 @@ def _default_lanes(tokens: int, rows: int) -> int:
 def _in_lanes(lengths: NDArray[np.int64], lanes: int, rows: int) -> float:
     """Utilisation of so many lanes with windows of so many rows, each with its share."""
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
-    window = WindowConfig(window_tokens=rows * SEQ_LEN)
+    window = WindowConfig(rows=rows)
     slots = sum(
         int(plan.seq_len.sum(dtype=np.int64))
         for part in np.array_split(lengths, lanes)

@@ -141,7 +141,6 @@ def _drawn(figures: list[Figures], found: Recommendation) -> list[tuple[Figures,
         if other.name in ("BestFitDecreasing", "FirstFitDecreasing", "Seamless")
         and other.seq_lens[-1] == found.figures.seq_lens[-1]
         and other is not found.figures
-        and isinstance(other.packer, Packer)
     ]
     return [(found.figures, found.packer), *others]
 
@@ -189,7 +188,6 @@ def _table(figures: list[Figures], found: Recommendation) -> Table:
 
 def _words(found: Recommendation, windows: list[int], window: int | None, curve: Curve) -> str:
     """The recommendation, a line per sentence."""
-    row_tokens = found.figures.seq_lens[-1]
     lines = [f"[bold]Take {found.code}.[/bold]", *found.reasons]
     whole = f"{100 * curve.whole:.2f} %"
     if window is None:
@@ -201,9 +199,8 @@ def _words(found: Recommendation, windows: list[int], window: int | None, curve:
     else:
         reached = curve.utilisation[windows.index(window)]
         lines.append(
-            f"A window of {window:,} rows is enough, window=WindowConfig(window_tokens="
-            f"{window * row_tokens}): it uses {100 * reached:.2f} %, planning everything at once "
-            f"{whole}."
+            f"A window of {window:,} rows is enough, window=WindowConfig(rows={window}): it uses "
+            f"{100 * reached:.2f} %, planning everything at once {whole}."
         )
         at = windows.index(window)
         if at:

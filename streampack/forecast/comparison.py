@@ -2,11 +2,11 @@
 
 Steps:
   1. `measure`: every strategy plans all of the sample at once; figures and planning speed.
-  2. `window_curve`: the same packer through the look-ahead window of a real run, for windows of
-     4, 8, 16, ... rows; `smallest_window` picks the one that is as good as planning everything.
+  2. `window_curve`: the same packer with the look-ahead window of a real run, for windows of 4, 8,
+     16, ... rows; `smallest_window` finds the smallest that is as good as planning everything.
 
-Lengths in, figures out: no I/O, and nothing random but the seeds given. The one thing that differs
-from run to run is how long planning took.
+Lengths in, figures out: no I/O, and all randomness comes from the seed. Only the time that planning
+took differs from run to run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from streampack.packing import (
     Composition,
     Concat,
     FirstFitDecreasing,
-    MultiBucket,
     Packer,
     Pad,
     Seamless,
@@ -47,7 +46,7 @@ __all__ = [
 
 CLOSE_POINTS = 0.05  # percentage points of utilisation that count as equal to planning everything
 PADDING_LIMIT = 0.005  # share of the slots a good strategy may pad
-CUT_PRICE = 0.5  # what cutting all documents costs, as a share of the slots: half of the compute
+CUT_PRICE = 0.5  # of cutting all documents, as a share of the slots: half of the computing
 SMALLEST_WINDOW, LARGEST_WINDOW = 4, 1024  # rows
 
 
@@ -57,13 +56,11 @@ class Figures:
 
     Attributes:
         packer: the strategy.
-        seq_lens: row lengths it uses, in tokens, ascending.
         composition: of its plan over the whole sample.
         documents_per_second: how fast it planned that.
     """
 
-    packer: Packer | MultiBucket
-    seq_lens: tuple[int, ...]
+    packer: Packer
     composition: Composition
     documents_per_second: float
 
@@ -73,14 +70,19 @@ class Figures:
         return type(self.packer).__name__
 
     @property
+    def seq_lens(self) -> tuple[int, ...]:
+        """Row lengths it uses, in tokens, ascending."""
+        return self.packer.seq_lens
+
+    @property
     def good(self) -> bool:
-        """Pads hardly more than the last row, which is as short as the sample happens to end."""
+        """True if it pads little, the last row not counted, since a sample may end anywhere."""
         figures = self.composition
         return figures.padding <= PADDING_LIMIT * figures.slots + self.seq_lens[-1]
 
     @property
     def price(self) -> float:
-        """Padding but for the last row, lost tokens and cut documents, as a share of the slots."""
+        """Padding without the last row, lost tokens and cut documents, as a share of the slots."""
         figures = self.composition
         padding = max(figures.padding - self.seq_lens[-1], 0) / max(figures.slots, 1)
         return padding + figures.dropped_ratio + CUT_PRICE * figures.truncation_ratio
@@ -104,12 +106,12 @@ def measure(
 
     Args:
         lengths: tokens per document, in order of arrival.
-        seq_lens: row lengths in tokens; each is tried by itself, all together are the buckets.
+        seq_lens: row lengths in tokens. Each is tried alone, and all of them are the buckets.
         seed: of packers that shuffle.
         clock: seconds, to measure planning.
 
     Raises:
-        ConfigError: no documents, no row length, or one that cannot be.
+        ConfigError: there are no documents, no row lengths, or a row length that cannot be.
     """
     seq_lens = tuple(sorted(set(seq_lens)))
     if not len(lengths) or not seq_lens:
@@ -118,23 +120,16 @@ def measure(
             "Without both there is nothing to plan.",
             "Check the source, and pass at least one row length.",
         )
-    found = []
     kinds = (BestFitDecreasing, FirstFitDecreasing, Seamless, BestFitCrop, Concat, Pad)
-    for seq_len in seq_lens:
-        for kind in kinds:
-            packer = kind(seq_len=seq_len)
-            found.append(_timed(packer, (seq_len,), lengths, seed, clock))
+    packers: list[Packer] = [kind(seq_len=seq_len) for seq_len in seq_lens for kind in kinds]
     sizes = bucket_lengths(seq_lens)
     if len(sizes) > 1:
-        buckets = Buckets(seq_lens=sizes).with_shares_of(lengths)
-        found.append(_timed(buckets, sizes, lengths, seed, clock))
-        found.append(_timed(MultiBucket(seq_lens=sizes), sizes, lengths, seed, clock))
-    return found
+        packers.append(Buckets(seq_lens=sizes).with_sample(lengths))
+    return [_timed(packer, lengths, seed, clock) for packer in packers]
 
 
 def _timed(
-    packer: Packer | MultiBucket,
-    seq_lens: tuple[int, ...],
+    packer: Packer,
     lengths: NDArray[np.int64],
     seed: int,
     clock: Callable[[], float],
@@ -145,13 +140,13 @@ def _timed(
         began = clock()
         packer.plan(lengths, final=True, seed=seed)
         seconds.append(clock() - began)
-    return Figures(packer, seq_lens, plan.metrics(lengths), len(lengths) / max(min(seconds), 1e-9))
+    return Figures(packer, plan.metrics(lengths), len(lengths) / max(min(seconds), 1e-9))
 
 
 def bucket_shares(
     figures: Figures, lengths: NDArray[np.int64], *, seed: int = 0
 ) -> dict[int, float]:
-    """Of each row length of a strategy, in tokens: the share of the slots in such rows."""
+    """By row length of a strategy, in tokens: the share of the slots that are in such rows."""
     plan = figures.packer.plan(lengths, final=True, seed=seed)
     total = max(int(plan.seq_len.sum(dtype=np.int64)), 1)
     return {
@@ -164,7 +159,7 @@ def bucket_shares(
 
 
 def window_rows(lengths: NDArray[np.int64], longest: int) -> list[int]:
-    """Windows to try, in rows of `longest` tokens: powers of two, up to one that holds it all."""
+    """Windows to try, in rows of `longest` tokens: powers of two, up to one that holds all."""
     windows = [SMALLEST_WINDOW]
     while windows[-1] * longest < lengths.sum() and windows[-1] < LARGEST_WINDOW:
         windows.append(2 * windows[-1])
@@ -174,13 +169,13 @@ def window_rows(lengths: NDArray[np.int64], longest: int) -> list[int]:
 def window_curve(
     lengths: NDArray[np.int64], packer: Packer, windows: Sequence[int], *, seed: int = 0
 ) -> list[float]:
-    """Utilisation behind a window of each size (rows of the packer's longest), batches of a row."""
+    """Utilisation with a window of each size (rows of the packer's longest), batches of a row."""
     longest = packer.seq_lens[-1]
     return [
         stream_plan(
             lengths,
             packer,
-            WindowConfig(window_tokens=rows * longest),
+            WindowConfig(rows=rows),
             batch_tokens=longest,
             seed=seed,
         )
@@ -194,7 +189,7 @@ def smallest_window(windows: Sequence[int], curve: Sequence[float], whole: float
     """The smallest window from which on all are within 0.05 points of planning everything.
 
     Args:
-        windows: rows, ascending; curve: the utilisation behind each.
+        windows: rows, ascending; curve: the utilisation with each.
         whole: the utilisation of planning everything.
 
     Returns:

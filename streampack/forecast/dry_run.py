@@ -1,7 +1,7 @@
-"""A dry run of one lane: the rows it would emit, from document lengths alone.
+"""A dry run of one lane: the rows it would give, from document lengths alone.
 
-The window is the one of a real run, round by round: fill, plan, choose, advance. It is fed with
-documents of zeros, so it costs what planning costs and a copy; no source, no tokenizer, no batch.
+The window is the one of a real run, round by round: fill, plan, choose, advance. The documents are
+zeros, so it costs as much as planning and one copy; no source, no tokenizer, no batch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents, make_origin, offsets_of
 from streampack.packing import Packer, Plan
-from streampack.window.balancing import Balance
+from streampack.packing.balancing import Balance
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
 from streampack.window.window import PlannedWindow, Window
 
 __all__ = ["stream_plan"]
 
-BLOCK = 256  # documents admitted at once, as sources give them
+BLOCK = 256  # documents admitted at once, about as many as sources give
 
 
 def stream_plan(
@@ -30,7 +30,7 @@ def stream_plan(
     seed: int = 0,
     balance: Balance | None = None,
 ) -> Plan:
-    """The rows that a lane emits for documents of these lengths (N,), as one plan over all.
+    """The rows that a lane gives for documents of these lengths (N,), as one plan over all.
 
     Args:
         lengths: int64, tokens per document, in order of arrival.
@@ -38,10 +38,10 @@ def stream_plan(
         config: of the window.
         batch_tokens: tokens per batch.
         seed: of every random decision.
-        balance: the schedule of costs that rows follow; None goes by no costs.
+        balance: the schedule of costs that rows follow; None for none.
 
     Returns:
-        All rows in the order in which they go; `dropped` is what none of them holds.
+        All rows in the order in which they go; `dropped` counts the tokens that none of them holds.
 
     Raises:
         ConfigError: the window is too small for a batch.
@@ -88,7 +88,7 @@ _Emitted = tuple[NDArray[np.generic], ...]
 
 
 def _fill(window: Window, lengths: NDArray[np.int64], serial: int) -> tuple[int, bool]:
-    """Admit documents from `serial` on; the next one, and True if there is none."""
+    """Admit documents from `serial` on; returns the next one, and True if there is none."""
     while window.wants:
         if serial == len(lengths):
             return serial, True
@@ -104,7 +104,7 @@ def _fill(window: Window, lengths: NDArray[np.int64], serial: int) -> tuple[int,
 
 
 def _emitted(planned: PlannedWindow, entries: Entries) -> _Emitted:
-    """The rows of a round that go, in coordinates of whole documents."""
+    """The rows of a round that go, with places counted from the beginning of each document."""
     plan, rows = planned.plan, planned.rows
     sizes = np.diff(plan.row_offsets)[rows]
     first = offsets_of(sizes)

@@ -1,14 +1,14 @@
 """How many batches a run will give, from a sample: a number with its error.
 
 Steps:
-  1. Of each source, up to four places are read as the run would read them, for tokens per unit of
-     the manifest (a document, a byte, or a stored byte of shards that are read whole).
-  2. Units of an epoch times that are its tokens; those of a mixture follow from its shares.
-  3. The sample is packed as a lane packs, for slots per token.
-  4. Lanes are not equal, and a run lasts as long as its longest one.
+  1. Up to four places of each source are read as the run would read them. That gives the tokens
+     per unit of the manifest (a document, a byte, or a stored byte of shards that are read whole).
+  2. The tokens of an epoch are its units times that; those of a mixture follow from its shares.
+  3. The sample is packed as a lane packs it. That gives the slots per token.
+  4. Lanes are not equally long, and a run lasts as long as its longest one.
 
-Cost: some thousand documents, read and tokenized. What is small enough is read whole, and exact up
-to how the last rows are packed.
+Cost: some thousand documents, read and tokenized. A small source is read whole; the estimate is
+then exact, except for how the last rows are packed.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class _Size:
     """What one epoch of a source holds.
 
     Attributes:
-        tokens: of it; error: their standard error.
-        uneven: the longest lane over the mean of all, by its shards.
-        chance: by how much of the mean it is longer by chance, about.
+        tokens: of an epoch; error: their standard error.
+        uneven: the longest lane over the mean of all, because of its shards.
+        chance: about how much longer it is by chance, as a share of the mean.
         lengths: (N,) of a sample of documents.
     """
 
@@ -70,7 +70,7 @@ def estimate_batches(config: LaneConfig, topology: Topology) -> Estimate | None:
         config: of the run; topology: of its ranks.
 
     Returns:
-        None of an endless run, and where the size of a source cannot be told.
+        None for an endless run, and where the size of a source is not known.
     """
     if config.epochs is None:
         return None
@@ -127,7 +127,7 @@ def _drawn(config: LaneConfig, sizes: list[float]) -> list[float]:
 
 
 def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
-    """What one epoch of a source holds; None if that cannot be told."""
+    """What one epoch of a source holds; None if that is not known."""
     if source.once:
         return None
     places = min(PLACES, source.max_lanes() or PLACES)
@@ -144,7 +144,7 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
         return None
     read = np.array([units for units, _, _ in found], dtype=np.float64)
     held = np.array([own.sum() for _, _, own in found], dtype=np.float64)
-    if not read.all():  # of a shard that is read whole, only a part
+    if not read.all():  # only a part of a shard that is read whole
         rough = source.estimate_tokens()
         return None if rough is None else _Size(float(rough), rough / 2, uneven, 0.0, lengths)
     per_unit = held.sum() / read.sum()
@@ -157,9 +157,9 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
 
 
 def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int64]]:
-    """Units read of one place, whether it is all there is, and the lengths (N,) of documents.
+    """Units read at one place, True if that is everything, and the documents' lengths (N,).
 
-    The lengths are those of the units; 0 units if no place in a shard could be named.
+    The lengths are of the documents in these units; 0 units if no place in a shard was known.
     """
     stream = open_stream(
         config, place, skips=Skips(config.on_error, config.skip_limit), times=LaneTimes()
@@ -189,10 +189,10 @@ def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> floa
     lanes = source.lanes(config.lanes, seed=config.seed, epoch=0, shuffle=config.shuffle)
     spans = lanes[place].spans
     stored = _units(source)
-    behind = len(spans) if cursor is None else int(cursor["next"])
+    opened = len(spans) if cursor is None else int(cursor["next"])
     unread = {} if cursor is None else dict(cursor["open"])
     total = 0.0
-    for k in range(behind):
+    for k in range(opened):
         shard, start, stop = spans[k]
         if source.splittable:
             total += unread.get(k, stop) - start

@@ -2,10 +2,10 @@
 
 Steps:
   1. The shortest row that keeps nearly all documents whole and that best fit fills.
-  2. Where best fit leaves gaps in every row, what is cheaper: padding, or cutting documents to
-     fill the gaps, in any row that holds them; and a word on longer rows, if they would help much.
+  2. Where best fit leaves gaps in every row, the cheaper of padding and cutting documents to fill
+     the gaps, in any row that holds them; and a word on longer rows, if they would help much.
   3. Where documents are longer than any row, Seamless if it keeps their context for few repeated
-     tokens, else best fit.
+     tokens, otherwise best fit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.forecast.comparison import PADDING_LIMIT, Figures
-from streampack.packing import BestFitDecreasing, Buckets, MultiBucket, Packer
+from streampack.packing import BestFitDecreasing, Packer
 
 __all__ = ["Recommendation", "recommend"]
 
 CUT_LIMIT = 0.01  # share of documents that a good row length may cut
 REPETITION_LIMIT = 0.15  # share of the placed tokens that context may cost
 STRANGERS = 0.6  # share of the documents per row below which buckets are worth naming
-DEAR = 0.05  # price of a choice above which longer rows than those tried are looked at
+COSTLY = 0.05  # price of a choice above which longer rows than those tried are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,15 @@ class Recommendation:
 
     @property
     def packer(self) -> Packer:
-        """The strategy; never one that only works offline."""
-        assert not isinstance(self.figures.packer, MultiBucket)
+        """The strategy."""
         return self.figures.packer
 
     @property
     def code(self) -> str:
         """The packer as Python."""
-        if isinstance(self.packer, Buckets):
-            return f"Buckets(seq_lens={self.packer.seq_lens})"
-        return f"{self.figures.name}(seq_len={self.packer.seq_lens[0]})"
+        sizes = self.packer.seq_lens
+        rows = f"seq_len={sizes[0]}" if len(sizes) == 1 else f"seq_lens={sizes}"
+        return f"{self.figures.name}({rows})"
 
 
 def recommend(lengths: NDArray[np.int64], figures: Sequence[Figures]) -> Recommendation:
@@ -108,7 +107,7 @@ def _why_best_fit(best: Figures, shortest: int, figures: Sequence[Figures]) -> l
 def _for_long(
     lengths: NDArray[np.int64], figures: Sequence[Figures], size: int, longer: float
 ) -> Recommendation:
-    """Documents are cut whatever is done; what counts is the context of their pieces."""
+    """Documents are cut in any case; what counts is the context of their pieces."""
     share = float(lengths[lengths > size].sum() / lengths.sum())
     long = (
         f"{_percent(longer)} % of the documents, with {_percent(share)} % of the tokens, are "
@@ -151,7 +150,7 @@ def _for_long(
 def _for_awkward(
     lengths: NDArray[np.int64], fits: str, figures: Sequence[Figures], sizes: Sequence[int]
 ) -> Recommendation:
-    """Documents too coarse to fill rows whole: pad, or cut some to fill them, whichever is less."""
+    """Whole documents leave gaps in rows: pad these, or cut documents to fill them."""
     named = [
         f
         for f in figures
@@ -187,15 +186,15 @@ def _for_awkward(
 
 
 def _longer_rows(lengths: NDArray[np.int64], chosen: Figures, longest: int) -> list[str]:
-    """A word on the first row longer than those tried that halves what a dear choice costs."""
-    if chosen.price <= DEAR:
+    """If the choice is costly: a word on the first longer row that halves its price."""
+    if chosen.price <= COSTLY:
         return []
     for size in (2 * longest, 4 * longest, 8 * longest):
-        if size >= 1 << 31 or 10 * size > lengths.sum():  # too few rows to tell
+        if size >= 1 << 31 or 10 * size > lengths.sum():  # too few rows to say anything
             break
         packer = BestFitDecreasing(seq_len=size)
         figure = packer.plan(lengths, final=True, seed=0).metrics(lengths)
-        if 2 * Figures(packer, (size,), figure, 0.0).price <= chosen.price:
+        if 2 * Figures(packer, figure, 0.0).price <= chosen.price:
             return [
                 f"Where the model takes longer rows, compare with seq_len {size} too: best fit "
                 f"would use {_percent(figure.utilisation)} % of them and cut "
@@ -209,7 +208,7 @@ def _of(figures: Sequence[Figures], name: str, size: int) -> Figures:
 
 
 def _percent(share: float) -> str:
-    """A share in percent with as many digits as tell something; never rounded up to 100."""
+    """A share in percent with as many digits as are useful; never rounded up to 100."""
     percent = 100 * share
     digits = 1 if 1 <= abs(percent) < 99 else 2
     rounded = round(percent, digits)

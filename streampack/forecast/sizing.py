@@ -1,4 +1,4 @@
-"""What a run finds out before it starts, where the caller does not say: lanes, and lengths."""
+"""What a run measures or chooses before it starts, unless it is given: lanes, shares, costs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
 from streampack.lane.lane import LaneConfig
 from streampack.metrics import LaneTimes
-from streampack.packing import Buckets, Packer
+from streampack.packing import Packer
+from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
 from streampack.reading.base import Source
 from streampack.reading.skips import Skips
 from streampack.streams.lane_stream import open_stream
-from streampack.window.balancing import Balance, row_costs
 from streampack.window.config import WindowConfig
 
 __all__ = [
@@ -35,21 +35,20 @@ TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 t
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
 BATCHES_PER_LANE = 200  # of a finite run: its end costs a lane one batch or two
-WINDOWS_PER_LANE = 8  # a lane that sees fewer packs its end badly, as a share of everything
+WINDOWS_PER_LANE = 8  # with fewer, the end of the lane, which packs badly, is a large share of it
 SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
-SAMPLE_DOCUMENTS = 1024  # of each place, where no number is asked for
-SAMPLE_TOKENS = 4 << 20  # of each place, in case documents are very long; more where more is asked
-BALANCE_WINDOWS = 3  # of rows packed from a sample to find out what rows cost
-BALANCE_ORDERS = 64  # of the sample at most
+SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
+SAMPLE_TOKENS = 4 << 20  # at each place, in case documents are very long; more for larger samples
+BALANCE_WINDOWS = 3  # windows of rows packed from a sample to find out what rows cost
+BALANCE_ORDERS = 64  # times that the sample is packed for that at most
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
 
 
 def choose_lanes(config: LaneConfig, ranks: int, *, memory_limit: int) -> int:
     """Lanes for a run: up to 12 per rank, and no more than give each enough to pack well.
 
-    Each lane of a finite run is to have at least 200 batches, and of any run 8 windows. Where that
-    allows fewer lanes than there are ranks, their number divides the ranks, and several ranks run
-    each lane.
+    Each lane has at least 8 windows, and in a finite run 200 batches. If that allows fewer lanes
+    than there are ranks, the number of lanes divides the ranks, and several ranks run each lane.
 
     Args:
         config: of the run; source prepared, `lanes` open.
@@ -73,13 +72,12 @@ def choose_lanes(config: LaneConfig, ranks: int, *, memory_limit: int) -> int:
 
 def lane_tokens(config: LaneConfig) -> int:
     """Tokens that a lane holds, about: how many it holds for ordering is not known before."""
-    assert config.window.window_tokens is not None
     ordering = 0 if config.order is None else config.order.order_window_documents
-    return config.window.window_tokens + ordering * TOKENS_PER_DOCUMENT
+    return config.window.tokens(config.packer) + ordering * TOKENS_PER_DOCUMENT
 
 
 def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
-    """Lanes of an evaluation, whatever the ranks: up to 48, each of several windows.
+    """Lanes of an evaluation, the same for any ranks: up to 48, each of several windows.
 
     Args:
         source: prepared.
@@ -95,13 +93,13 @@ def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
 def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArray[np.int64]:
     """(N,) int64: tokens of some thousand documents, the same on every rank and at every start.
 
-    They are read from up to four places of the first epoch, as the run itself would prepare them;
-    neither the number of lanes nor the topology plays a part.
+    They are read from up to four places of the first epoch and prepared as in the run. The number
+    of lanes and the topology do not matter.
 
     Args:
-        config: source and preparation; the packer is not asked.
+        config: source and preparation; the packer is not used.
         documents: how many to read (fewer if the source has fewer, or if they are very long);
-            None is 1024 of each place.
+            None is 1024 at each place.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
@@ -109,7 +107,7 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
     source = config.source
     if source.once:
         raise ConfigError(
-            "The source can be read only once, and the packer wants shares measured on a sample.",
+            "The source can be read only once, and the packer measures shares on a sample.",
             "The sample's documents would be missing from the run.",
             "Pass the packer shares=, or a source that can be read again.",
         )
@@ -134,29 +132,28 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
 
 
 def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
-    """`config`, whose packer has the shares it is to have measured, if it is to.
+    """`config` with a packer that has what it must measure before a run, such as shares.
 
     Args:
         config: of the run.
-        saved: description of the packer that a state was saved with: shares of the same buckets
-            are its, and the others are measured.
+        saved: description of the packer that a state was saved with. What that one had measured is
+            taken if it fits; otherwise a sample is measured.
     """
     packer = config.packer
-    if not isinstance(packer, Buckets) or packer.shares is not None:
-        return config
-    shares = saved.get("shares") if saved else None
-    same = saved is not None and saved.get("seq_lens") == list(packer.seq_lens)
-    if same and isinstance(shares, list):
-        return replace(config, packer=replace(packer, shares=tuple(shares)))
-    return replace(config, packer=packer.with_shares_of(sample_lengths(config)))
+    if packer.needs_sample and saved is not None:
+        packer = packer.with_saved(saved)
+    if packer.needs_sample:
+        packer = packer.with_sample(sample_lengths(config))
+    return replace(config, packer=packer)
 
 
 def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
-    """`config`, whose balance has the costs of rows it is to have measured, if it is to.
+    """`config` with a balance whose costs of rows are measured, if it has a balance.
 
     Args:
         config: of the run.
-        saved: fingerprint a state was saved with: its costs are taken if its rows are as long.
+        saved: fingerprint that a state was saved with. Its costs are taken if its rows have the
+            same length.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
@@ -171,8 +168,7 @@ def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> 
         return config
     if config.source.once:
         raise ConfigError(
-            "The source can be read only once, and balance= wants what rows cost measured on a "
-            "sample.",
+            "The source can be read only once, and balance= measures on a sample what rows cost.",
             "The sample's documents would be missing from the run.",
             "Leave out balance=, or pass a source that can be read again.",
         )
@@ -187,17 +183,17 @@ def measure_balance(
 ) -> Balance:
     """The schedule of costs for documents of these lengths (N,), a sample.
 
-    The sample is packed as a lane would pack it without a balance, in several random orders one
-    behind the other, since in long rows a sample alone would make few.
+    The sample is packed as a lane would pack it without a balance, several times in random orders,
+    because it would fill only a few long rows.
 
     Args:
         lengths: int64, tokens per document.
         packer, window (resolved), batch_tokens: of the run.
     """
-    assert window.window_tokens is not None
+    window_tokens = window.tokens(packer)
     lengths = lengths[lengths > 0]
-    total = max(int(np.minimum(lengths, window.window_tokens).sum()), 1)
-    orders = min(-(-BALANCE_WINDOWS * window.window_tokens // total), BALANCE_ORDERS)
+    total = max(int(np.minimum(lengths, window_tokens).sum()), 1)
+    orders = min(-(-BALANCE_WINDOWS * window_tokens // total), BALANCE_ORDERS)
     stream = [lengths[permutation(len(lengths), order)] for order in range(orders)]
     plan = stream_plan(np.concatenate(stream), packer, window, batch_tokens=batch_tokens)
     if not plan.num_rows:

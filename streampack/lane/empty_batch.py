@@ -6,7 +6,6 @@ import numpy as np
 
 from streampack.lane.lane import LaneConfig
 from streampack.packing.composition import Composition
-from streampack.packing.packer import BatchPacker
 from streampack.window.gather import PROVENANCE, PackedRows
 
 __all__ = ["padding_rows"]
@@ -19,10 +18,8 @@ def padding_rows(config: LaneConfig, step: int) -> PackedRows:
         config: of the run.
         step: of the lane; with a packer of several row lengths it fixes the row length.
     """
-    packer, layout = config.packer, config.row_format
-    seq_len = packer.seq_lens[-1]
-    if isinstance(packer, BatchPacker):
-        seq_len = packer.seq_len_at(step, schedule_seed=config.seed)
+    layout = config.row_format
+    seq_len = config.packer.seq_len_at(step, schedule_seed=config.seed)
     rows = config.batch_tokens // seq_len
     dtype = np.uint16 if layout.pad_id < 1 << 16 else np.uint32
     ends = np.arange(0, (rows + 1) * seq_len, seq_len, dtype=np.int32)

@@ -18,13 +18,13 @@ from streampack.documents import Documents, make_origin
 from streampack.errors import StateError
 from streampack.lane.state import Round, SavedEntries, check_lane_state
 from streampack.metrics import LaneTimes, Metrics
+from streampack.packing.balancing import Balance
 from streampack.packing.composition import Composition
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
 from streampack.streams.lane_stream import LaneStream, open_stream
 from streampack.streams.stream import Mark, StreamConfig
-from streampack.window.balancing import Balance
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
 from streampack.window.gather import PackedRows, RowFormat, gather_rows

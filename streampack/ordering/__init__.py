@@ -1,9 +1,9 @@
 """Ordering, pure: which documents of a window follow one another; numpy and numba only.
 
-faiss is used for large windows, where it is installed.
+Knows documents and their vectors; it does not know rows or lanes. faiss is used for large windows,
+if it is installed.
 """
 
-from streampack.ordering.baselines import ClusterOrder, NeighbourOrder, RandomOrder
 from streampack.ordering.embedding import Embedder, TextEmbedder, TokenEmbedder
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
@@ -11,13 +11,10 @@ from streampack.ordering.order import DocumentOrder, SimilarityOrder
 from streampack.ordering.traversal import walk
 
 __all__ = [
-    "ClusterOrder",
     "DocumentOrder",
     "Embedder",
     "HashedNgrams",
-    "NeighbourOrder",
     "Neighbours",
-    "RandomOrder",
     "SimilarityOrder",
     "TextEmbedder",
     "TokenEmbedder",

@@ -4,14 +4,14 @@ Steps:
   1. An inverted file over the normalised vectors gives each document more candidates than the k
      it needs.
   2. The candidates' cosines are computed again, exactly as `neighbours` does.
-  3. Near-duplicates are removed in order of arrival among the candidates, and the k nearest kept
+  3. Near-duplicates among the candidates are removed in order of arrival, and the k nearest kept
      candidates remain, ties by arrival.
 
-Cost: about N * sqrt(N) * D. Lost: neighbours and near-duplicates that are in no list searched.
+Cost: about N * sqrt(N) * D. Lost: neighbours and near-duplicates in lists that are not searched.
 What faiss finds may differ between machines, so a state stores the order.
 
 Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries" searches with an
-inverted file of faiss, with product quantization besides, which a window in memory does not need.
+inverted file of faiss too, and with product quantization, which a window in memory does not need.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from streampack.ordering.neighbours import (
 __all__ = ["find_neighbours_approximately", "require_faiss"]
 
 LISTS_SEARCHED = 32
-MARGIN = 3  # candidates per neighbour wanted, so that k kept ones remain where many are dropped
+MARGIN = 3  # candidates per neighbour wanted, so that k remain where many are dropped
 
 
 def require_faiss() -> Any:

@@ -3,10 +3,10 @@
 An embedder is a callable that takes `Documents` (their first tokens only) and returns one vector
 per document, (N, D) float32. Two attributes may come with it:
 
-- `name`, a string that stands for it in the fingerprint of a saved state (else its qualified name
-  does);
+- `name`, a string that stands for it in the fingerprint of a saved state (otherwise its qualified
+  name does);
 - `exact`, True if it gives the same bits on any machine. Then a restored run orders the documents
-  anew; otherwise the state holds the order itself, two to four bytes per document.
+  again; otherwise the state holds the order itself, two to four bytes per document.
 
 `HashedNgrams` is the default. `TokenEmbedder` names a function of token blocks, `TextEmbedder`
 feeds decoded texts to a model.
@@ -92,7 +92,7 @@ def embed(embedder: Embedder, documents: Documents, first_tokens: int) -> NDArra
     """(N, D) float32 vectors of N documents, from the first tokens of each.
 
     Raises:
-        ConfigError: the embedder returned something else than N finite vectors.
+        ConfigError: the embedder did not return N finite vectors.
     """
     vectors = np.asarray(embedder(heads(documents, first_tokens)), dtype=np.float32)
     name = embedder_name(embedder)

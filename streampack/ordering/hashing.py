@@ -1,17 +1,17 @@
 """The default embedder: hashed token n-grams in integer arithmetic, the same on every machine.
 
 Steps, for each document:
-  1. Every n-gram of its tokens, n = 1 to `ngrams`, gets a 64-bit hash: ``h = n``, then for each of
-     its tokens ``h = mix(h + token)``, all modulo 2**64, with `mix` the step of splitmix64.
-  2. Distinct hashes are counted; one that occurs c times weighs ``c.bit_length()``, so that
-     frequent tokens do not drown the others.
+  1. Each n-gram of its tokens, n = 1 to `ngrams`, gets a 64-bit hash: ``h = n``, then for each of
+     its tokens ``h = mix(h + token)``, all modulo 2**64, where `mix` is the step of splitmix64.
+  2. Equal hashes are counted. One that occurs c times has the weight ``c.bit_length()``, so that
+     frequent tokens do not outweigh all others.
   3. The weight is added to component ``h % dimension``, negated where the top bit of h is set, so
      that n-grams that share a component cancel as often as they add up.
 
-Cost: O(tokens * ngrams), about 40 ns per token by default. Lost: where n-grams stand, and meaning
-that shows in no shared token. The components are whole numbers whose absolute values sum to at
-most `ngrams` times the document's tokens, so float32 holds them exactly, and products of vectors
-are exact whatever the order of summation (see `neighbours`).
+Cost: O(tokens * ngrams), about 40 ns per token by default. Lost: the places of n-grams, and what
+documents have in common without sharing tokens. The components are whole numbers whose absolute
+values sum to at most `ngrams` times the document's tokens. So float32 holds them exactly, and
+products of vectors are exact in any order of summation (see `neighbours`).
 
 Source: signed feature hashing is from K. Weinberger et al., "Feature Hashing for Large Scale
 Multitask Learning", ICML 2009. Weights by document frequency inside the window were tried on

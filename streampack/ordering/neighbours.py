@@ -3,20 +3,20 @@
 Steps, for documents in order of arrival, a block at a time:
   1. One matrix product compares the block with itself and all documents before it.
   2. A document whose cosine to an earlier kept one exceeds the threshold is a near-duplicate of it
-     and takes no further part.
+     and is left out of what follows.
   3. A kept document and each kept one before it are offered to each other's k nearest. An offer
-     must exceed the least of the k, and offers come in order of arrival, so ties go to the
-     earlier document.
+     must exceed the least of the k, and offers come in order of arrival, so the earlier document
+     wins a tie.
 
 Cost: N * N * D multiplications and additions, half of the full matrix, for duplicates and
 neighbours together; memory for one block of it. Nothing is approximate.
 
 The same on any machine: whole-number vectors with a squared length up to 2**24 have exact float32
-products, because by the inequality of Cauchy and Schwarz every partial sum is a whole number up
-to 2**24; others are multiplied in float64 (exact up to 2**53). Cosines then take one IEEE product,
-square root and division, which round the same everywhere, and are rounded to multiples of 2**-40:
-of vectors that are not whole numbers, the last bits depend on the order of summation, and equal
-cosines should compare as equal.
+products, because by the inequality of Cauchy and Schwarz each partial sum is a whole number up to
+2**24; other vectors are multiplied in float64 (exact up to 2**53). A cosine then takes one IEEE
+product, square root and division, which round in the same way everywhere. Cosines are rounded to
+multiples of 2**-40, so that equal ones compare as equal: for vectors that are not whole numbers,
+the last bits depend on the order of summation.
 
 Source: the graph and the removal are those of "In-Context Pretraining: Language Modeling Beyond
 Document Boundaries"; the paper searches approximately, which `approximate` does for large windows.
@@ -45,8 +45,8 @@ class Neighbours(NamedTuple):
     Attributes:
         kept: (M,) int64, ascending, which documents are no near-duplicates.
         duplicate_of: (N,) int64, for a dropped document a kept earlier one like it; -1 if kept.
-        ids: (M, k) int64, positions in `kept`, nearest first, ties by arrival; -1 behind the
-            last where there are fewer than k others.
+        ids: (M, k) int64, positions in `kept`, nearest first, ties by arrival; -1 after the last
+            one where there are fewer than k others.
         similarity: (M, k) float64, their cosines, multiples of 2**-40.
     """
 
@@ -93,14 +93,14 @@ def find_neighbours(
 
 
 def on_grid(threshold: float) -> float:
-    """A threshold as cosines are rounded, so that one equal to it does not exceed it."""
+    """A threshold rounded like cosines, so that a cosine equal to it does not exceed it."""
     return float(np.rint(threshold * ONE) / ONE)
 
 
 def compact(
     duplicate_of: NDArray[np.int64], ids: NDArray[np.int64], similarity: NDArray[np.float64]
 ) -> Neighbours:
-    """From neighbours of all N documents (N, k), numbered as they came, to those of the kept."""
+    """From neighbours of all N documents (N, k), numbered by arrival, to those of the kept ones."""
     kept = np.flatnonzero(duplicate_of < 0)
     position = np.full(len(duplicate_of) + 1, -1, dtype=np.int64)  # the last stands for "none"
     position[kept] = np.arange(len(kept))
@@ -161,7 +161,7 @@ def cosine(product: float | np.floating[Any], mine: float, other: float) -> floa
 
 @kernel
 def offer(ids: NDArray[np.int64], similarity: NDArray[np.float64], j: int, value: float) -> float:
-    """Insert j into one document's (k,) neighbours, nearest first; the least similarity then."""
+    """Insert j into one document's (k,) neighbours, nearest first; returns the least similarity."""
     at = len(ids) - 1
     if value <= similarity[at]:
         return float(similarity[at])

@@ -1,7 +1,6 @@
 """One ordering step: a window of documents in, the order they go on in out.
 
-`SimilarityOrder` is the paper's; `baselines` holds what it is compared with. An order sees one
-ordering window at a time and keeps nothing between them.
+An order sees one ordering window at a time and keeps nothing between them.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class DocumentOrder(Protocol):
     """How the documents of an ordering window are ordered.
 
     Attributes:
-        order_window_documents: documents it is given at a time; fewer at the end of an epoch.
+        order_window_documents: documents that it gets at a time; fewer at the end of an epoch.
         exact: True if it gives the same order on any machine; otherwise a state stores the order.
 
-    An order may also have `first_window_documents`: a lane's first window then holds so many, and
-    each later one twice as many as the one before, until they are full.
+    An order may also have `first_window_documents`. Then a lane's first window has so many
+    documents, and each later one twice as many as the one before, until they are full.
     """
 
     @property
@@ -47,12 +46,12 @@ class DocumentOrder(Protocol):
 
     @property
     def exact(self) -> bool:
-        """True if a replay on another machine gives the same order."""
+        """True if it gives the same order on any machine."""
 
     def order(
         self, documents: Documents, *, seed: int = 0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The order (M,) int64 in which documents go on, and the dropped ones, ascending.
+        """The new order (M,) int64 of the documents, and the dropped ones, ascending.
 
         Args:
             documents: N documents, in order of arrival.
@@ -65,24 +64,25 @@ class DocumentOrder(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class SimilarityOrder:
-    """Related documents one behind the other, near-duplicates dropped (In-Context Pretraining).
+    """Related documents one after the other, near-duplicates dropped (In-Context Pretraining).
 
     Use it with a packer that keeps the order (`Concat`) and ``attention="row"``: the point is to
     attend across documents. Rows are shuffled over the packing window, so a batch that is a small
-    part of `window_tokens` seldom holds rows that follow one another; a large batch wants a larger
+    part of the window seldom holds rows that follow one another. Larger batches need a larger
     packing window.
 
     Args:
-        order_window_documents: documents ordered together. More of them find closer neighbours;
-            the whole window is held in memory (its tokens twice) and read before its first batch.
+        order_window_documents: documents ordered together. Among more of them neighbours are
+            closer. The whole window is held in memory (its tokens twice) and read before its first
+            batch.
         first_window_documents: size of a lane's first window, so that its first batch comes early;
-            later ones double until they are full. A number not below `order_window_documents`
-            makes all of them full.
+            the later ones double until they are full. With `order_window_documents` or more, all
+            windows are full.
         embedder: `Documents` -> (N, D) float32, see `embedding`; None hashes token n-grams.
         k: neighbours of each document in the graph.
-        duplicate_threshold: a document whose cosine to an earlier kept one of its window exceeds
-            it is dropped; 1 drops none.
-        first_tokens: how much of a document the embedder sees.
+        duplicate_threshold: a document is dropped if its cosine to an earlier kept one of its
+            window exceeds this; 1 drops none.
+        first_tokens: tokens of a document that the embedder sees.
         search: "exact" compares every pair, "faiss" searches approximately (extra `[ordering]`),
             "auto" is exact up to 65,536 documents.
 
@@ -134,7 +134,7 @@ class SimilarityOrder:
 
     @property
     def exact(self) -> bool:
-        """True if embedder and search give the same on any machine."""
+        """True if embedder and search give the same result on any machine."""
         return bool(getattr(self._embed, "exact", False)) and not self._approximate
 
     def embed(self, documents: Documents) -> NDArray[np.float32]:
@@ -142,7 +142,7 @@ class SimilarityOrder:
         return embed(self._embed, documents, self.first_tokens)
 
     def neighbours(self, vectors: NDArray[np.float32]) -> Neighbours:
-        """The neighbours among (N, D) vectors in order of arrival, near-duplicates left out."""
+        """The neighbours among (N, D) vectors in order of arrival, without near-duplicates."""
         find = find_neighbours_approximately if self._approximate else find_neighbours
         return find(vectors, self.k, self.duplicate_threshold)
 
@@ -151,7 +151,7 @@ class SimilarityOrder:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The walk through the kept documents (M,), and the near-duplicates (N - M,) int64.
 
-        Nothing is random: the seed changes nothing.
+        Nothing is random, so the seed changes nothing.
         """
         found = self.neighbours(self.embed(documents))
         path = walk(found.ids, found.similarity)

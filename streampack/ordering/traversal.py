@@ -1,18 +1,18 @@
-"""The walk through the neighbour graph: related documents one behind the other, each once.
+"""The walk through the neighbour graph: related documents one after the other, each once.
 
 Steps:
-  1. Undirected edges join documents of which one is among the other's neighbours.
-  2. Start at the unvisited document with the fewest edges, ties by arrival. The numbers of edges
-     are those of the whole graph and do not change as documents are visited.
+  1. Undirected edges join two documents if one is among the other's neighbours.
+  2. Start at the unvisited document with the fewest edges, ties by arrival. Edges are counted in
+     the whole graph, so the numbers do not change as documents are visited.
   3. Go to the unvisited neighbour of highest similarity, ties by arrival, until there is none;
      then start again (2).
 
-Cost: O(N * k): every edge is looked at twice. Keeps every document.
+Cost: O(N * k): each edge is looked at twice. Keeps every document.
 
 Source: Algorithm 1 of "In-Context Pretraining: Language Modeling Beyond Document Boundaries", a
 greedy path for the maximum travelling-salesman problem. Its pseudo-code takes the least similar
-neighbour, its text the most similar: the text is followed. It starts again at a random document
-of least degree, here at the first of them.
+neighbour, and its text the most similar; this follows the text. The paper starts again at a random
+document of least degree, this at the first one.
 """
 
 from __future__ import annotations

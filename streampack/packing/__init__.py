@@ -1,17 +1,25 @@
-"""Packing, pure: document lengths in, plans out; numpy and numba only."""
+"""Packing, pure: document lengths in, plans out; numpy and numba only.
 
-from streampack.packing.buckets.packer import Buckets, MultiBucket
+Knows lengths, rows and what a window asks for; it does not know tokens, sources or lanes.
+"""
+
+from streampack.packing.balancing import Balance
+from streampack.packing.buckets.packer import Buckets
 from streampack.packing.buckets.schedule import Curriculum
 from streampack.packing.composition import Composition
 from streampack.packing.concat import Concat
 from streampack.packing.crop import BestFitCrop
 from streampack.packing.decreasing import BestFitDecreasing, FirstFitDecreasing
-from streampack.packing.packer import Online, Overflow, Packer
+from streampack.packing.overflow import Overflow
+from streampack.packing.packer import Packer
 from streampack.packing.pad import Pad
 from streampack.packing.plan import Plan, check_plan
+from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.seamless import Seamless
+from streampack.packing.selection import all_rows, first_rows, fullest_rows, rows_in_order
 
 __all__ = [
+    "Balance",
     "BestFitCrop",
     "BestFitDecreasing",
     "Buckets",
@@ -19,12 +27,16 @@ __all__ = [
     "Concat",
     "Curriculum",
     "FirstFitDecreasing",
-    "MultiBucket",
-    "Online",
     "Overflow",
     "Packer",
     "Pad",
     "Plan",
     "Seamless",
+    "Selection",
+    "WindowRequest",
+    "all_rows",
     "check_plan",
+    "first_rows",
+    "fullest_rows",
+    "rows_in_order",
 ]

@@ -36,7 +36,7 @@ class Composition:
     context_sum: int = 0
 
     def __add__(self, other: Composition) -> Composition:
-        # Spelled out: every batch that the loop takes is added to the totals.
+        # Spelled out for speed: every batch that the loop takes is added to the totals.
         return Composition(
             self.rows + other.rows,
             self.slots + other.slots,
@@ -101,6 +101,6 @@ class Composition:
 
     @property
     def mean_context(self) -> float:
-        """Average number of tokens of its own document before a token in its segment."""
+        """Tokens of the same document before a token in its segment, on average."""
         tokens = self.placed + self.inserted_eos
         return self.context_sum / tokens if tokens else 0.0

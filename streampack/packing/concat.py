@@ -6,8 +6,8 @@ Steps:
   3. Shuffle the atoms with the seed; a short last atom stays last.
   4. Merge atoms, or split them, into rows of seq_len.
 
-Cost: O(documents + atoms + rows). Keeps every token and pads nothing but the very last row; cuts
-documents wherever an atom or a row happens to end.
+Cost: O(documents + atoms + rows). Keeps every token and pads only the very last row; cuts documents
+wherever an atom or a row happens to end.
 
 Source: "Refining Packing and Shuffling Strategies for Enhanced Performance in Generative Language
 Models", whose finding is that shuffling atoms of exactly one row, the default, is best.
@@ -22,21 +22,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.packer import (
-    Online,
-    Overflow,
-    limit_lengths,
-    require_atom,
-    require_seq_len,
-)
+from streampack.documents import offsets_of
+from streampack.packing.arguments import require_atom, require_seq_len
+from streampack.packing.overflow import Overflow, limit_lengths
+from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
+from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import permutation
+from streampack.packing.selection import all_rows
 
 __all__ = ["Concat", "cut_joined"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Concat:
+class Concat(Packer):
     """Concatenate and cut.
 
     Args:
@@ -50,30 +49,39 @@ class Concat:
     overflow: Overflow = "split"
     atom: int | None = None
 
-    carries: ClassVar[bool] = True
-    inserts_eos: ClassVar[bool] = False
     revision: ClassVar[int] = 2
-    # Neighbouring atoms share a document, so rows of shuffled atoms wait for one another in
-    # circles; all of a plan's rows must go.
-    online: ClassVar[Online] = Online(whole_batches=True, keep_order=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
         if self.atom is not None:
             object.__setattr__(self, "atom", require_atom(self.atom, self.seq_len))
+        object.__setattr__(self, "seq_lens", (self.seq_len,))
+        object.__setattr__(self, "keeps_order", self._atom >= self.seq_len)
 
     @property
-    def seq_lens(self) -> tuple[int, ...]:
-        """``(seq_len,)``."""
-        return (self.seq_len,)
+    def _atom(self) -> int:
+        return self.seq_len if self.atom is None else self.atom
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Join, cut and shuffle; the seed orders the atoms."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        atom = self.seq_len if self.atom is None else self.atom
-        order = permutation(int(kept.sum()) // atom, seed)
-        row_offsets, document, start, stop = cut_joined(kept, self.seq_len, atom, order)
+        order = permutation(int(kept.sum()) // self._atom, seed)
+        row_offsets, document, start, stop = cut_joined(kept, self.seq_len, self._atom, order)
         return Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
+
+    def plan_window(self, request: WindowRequest) -> Selection:
+        """Plan the oldest tokens that make whole batches, and let all of their rows go.
+
+        Atoms that follow each other share a document, so rows of shuffled atoms would wait for
+        one another in circles if some of them stayed.
+        """
+        lengths = request.lengths
+        if not request.final:
+            held = np.minimum(lengths, request.held)
+            most = int(held.sum()) // request.batch_tokens * request.batch_tokens
+            lengths = np.clip(most - offsets_of(held)[:-1], 0, held)
+        plan = self.plan(lengths, final=request.final, seed=request.seed)
+        return all_rows(plan, request)
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
@@ -82,7 +90,7 @@ class Concat:
             "revision": self.revision,
             "seq_len": self.seq_len,
             "overflow": self.overflow,
-            "atom": self.seq_len if self.atom is None else self.atom,
+            "atom": self._atom,
         }
 
 
@@ -95,7 +103,7 @@ def cut_joined(
     Args:
         lengths: (N,) int64, tokens of each document.
         seq_len: tokens per row; atom: tokens per atom, a divisor or a multiple of it.
-        order: (A,) int64, the whole atoms in the order in which they go; a short one follows.
+        order: (A,) int64, the whole atoms in the order in which they go; a short one follows them.
 
     Returns:
         Row offsets (R + 1,), and per segment its document, start and stop, all int64. Segments

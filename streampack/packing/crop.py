@@ -5,15 +5,15 @@ Steps:
      remainder.
   2. Row by row: the largest document that fits the room goes in, until none fits. Then the
      shortest one, whose crop wastes least, fills the row exactly with its head. Ties by arrival.
-  3. What a crop cuts off is dropped and counted; with ``keep_cropped=True`` it is a document of
-     its own from then on, behind all others of its length.
+  3. What a crop cuts off is dropped and counted; with ``keep_cropped=True`` it counts as a document
+     from then on, which comes after all others of its length.
 
-Cost: O(documents), one compiled pass. Pads nothing but the very last row
-and lets every row begin with the beginning of a document (but for pieces of documents longer than
-a row, and with `keep_cropped`); throws away what it crops, which is a large share where documents
-are long, or cuts documents in two with `keep_cropped`.
+Cost: O(documents), one compiled pass. Pads only the very last row. Every row begins with the first
+token of a document, except for pieces of documents longer than a row, and with `keep_cropped`.
+Throws away what it crops, which is a large share where documents are long, or cuts documents in two
+with `keep_cropped`.
 
-Rows get worse as fewer documents are left to choose from, so a window emits the first ones and
+Rows get worse as fewer documents are left to choose from, so a window gives out the first ones and
 plans the rest again.
 """
 
@@ -26,15 +26,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.packing.arguments import require_seq_len
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, previous_set, set_bit
-from streampack.packing.packer import Online, Overflow, limit_lengths, require_seq_len
+from streampack.packing.overflow import Overflow, limit_lengths
+from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
+from streampack.packing.request import Selection, WindowRequest
+from streampack.packing.selection import first_rows
 
 __all__ = ["BestFitCrop"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestFitCrop:
+class BestFitCrop(Packer):
     """Best fit with cropping.
 
     Args:
@@ -47,22 +51,15 @@ class BestFitCrop:
     overflow: Overflow = "split"
     keep_cropped: bool = False
 
-    carries: ClassVar[bool] = True
-    inserts_eos: ClassVar[bool] = False
     revision: ClassVar[int] = 1
-    online: ClassVar[Online] = Online(best_first=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
+        object.__setattr__(self, "seq_lens", (self.seq_len,))
 
     @property
-    def seq_lens(self) -> tuple[int, ...]:
-        """``(seq_len,)``."""
-        return (self.seq_len,)
-
-    @property
-    def most_per_row(self) -> int:
-        """A row that lacks one token may crop a document of a whole row."""
+    def max_tokens_per_row(self) -> int:
+        """A row that lacks one token may crop a document as long as a row."""
         return self.seq_len if self.keep_cropped else 2 * self.seq_len - 1
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
@@ -70,6 +67,11 @@ class BestFitCrop:
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         row_offsets, document, start, stop = _crop(kept, self.seq_len, self.keep_cropped, dropped)
         return Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
+
+    def plan_window(self, request: WindowRequest) -> Selection:
+        """Plan everything and take the first rows, which are the best."""
+        plan = self.plan(request.lengths, final=request.final, seed=request.seed)
+        return first_rows(plan, request)
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
@@ -154,7 +156,7 @@ def _enqueue(
     size: int,
     i: int,
 ) -> None:
-    """Put document i behind the others of its size."""
+    """Put document i after the others of its size."""
     following[i] = -1
     if first[size] < 0:
         first[size] = i

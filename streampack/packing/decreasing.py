@@ -4,14 +4,15 @@ Steps:
   1. The overflow policy; under "split" a document becomes pieces of seq_len and a remainder.
   2. Pieces in order of decreasing length, ties by arrival (a counting sort where lengths are
      few against documents).
-  3. Each piece into a bin of ``seq_len + extra_capacity``: first-fit takes the earliest opened
-     with room, best-fit the one left with least room, ties to the earliest opened.
+  3. Each piece goes into a bin of ``seq_len + extra_capacity``: first-fit takes the earliest opened
+     bin with room, best-fit the one that is left with least room, ties to the earliest opened.
      With ``align`` a piece takes up a multiple of it, padding included.
   4. A bin is a row. Tokens beyond seq_len, in placement order, are dropped and counted.
 
-Cost: O(documents) and what the greedy kernel takes, compiled: about 15 ns per document of web text
-for best-fit and 35 for first-fit, most of it the kernel's.
-Keeps every token with ``extra_capacity=0``; with more, trades fewer rows for dropped tail tokens.
+Cost: O(documents) and the greedy kernel (`fit`), compiled: about 15 ns per document of web text for
+best-fit and 35 for first-fit, most of it in the kernel.
+Keeps every token with ``extra_capacity=0``. With more, it makes fewer rows and drops the ends of
+some documents.
 
 Sources: Ding et al., "Fewer Truncations Improve Language Modeling" (2024) is BestFitDecreasing
 with "split"; "Improving Continual Pre-training Through Seamless Data Packing" (2025) uses
@@ -27,14 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.fit import greedy_fit
-from streampack.packing.packer import (
-    Overflow,
-    limit_lengths,
+from streampack.packing.arguments import (
     require_align,
     require_extra_capacity,
     require_seq_len,
 )
+from streampack.packing.fit import greedy_fit
+from streampack.packing.overflow import Overflow, limit_lengths
+from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.scratch import scratch_words
 
@@ -42,8 +43,8 @@ __all__ = ["BestFitDecreasing", "FirstFitDecreasing", "decreasing_pieces", "lay_
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Decreasing:
-    """What both strategies share; see the module's docstring for the steps.
+class _Decreasing(Packer):
+    """What both strategies have in common; see the module's docstring for the steps.
 
     Args:
         seq_len: tokens per row.
@@ -60,8 +61,7 @@ class _Decreasing:
     protect_short: bool = False
     align: int = 1
 
-    carries: ClassVar[bool] = True
-    inserts_eos: ClassVar[bool] = False
+    keeps_whole = True
     revision: ClassVar[int] = 1
     _best: ClassVar[bool]
 
@@ -70,28 +70,24 @@ class _Decreasing:
         extra = require_extra_capacity(self.extra_capacity, self.seq_len)
         object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
+        object.__setattr__(self, "seq_lens", (self.seq_len,))
 
     @property
-    def seq_lens(self) -> tuple[int, ...]:
-        """``(seq_len,)``."""
-        return (self.seq_len,)
-
-    @property
-    def most_per_row(self) -> int:
+    def max_tokens_per_row(self) -> int:
         """A bin's capacity."""
         return self.seq_len + self.extra_capacity
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
+        """Pack; neither `final` nor `seed` changes anything, because nothing here is random."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        # One kernel, which fills what is passed: every array that one returns costs microseconds.
+        # One kernel fills the arrays: each array that a kernel returns costs microseconds.
         pieces = len(kept) + int(kept.sum()) // self.seq_len
-        # In one block: numpy asks for huge pages for a large one, which are faulted in at once.
+        # All in one block: for a large one numpy asks for huge pages, which are faulted in at once.
         block = np.empty(6 * pieces + 1, dtype=np.int64)
         columns, row_offsets = block[: 5 * pieces].reshape(5, pieces), block[5 * pieces :]
         dropped_with = np.full(len(kept), -1, dtype=np.int64) if self.extra_capacity else None
         count, segments = _plan(
-            kept, self.seq_len, self.most_per_row,
+            kept, self.seq_len, self.max_tokens_per_row,
             self.extra_capacity + 1 if self.protect_short else 0, self._best, self.align,
             row_offsets, columns, dropped, _NONE if dropped_with is None else dropped_with,
             scratch_words(5 * pieces),
@@ -152,9 +148,9 @@ def _plan(
     dropped_with: NDArray[np.int64],
     words: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Steps 2 to 4: fills `row_offsets` and the five `columns`; the rows and the segments.
+    """Steps 2 to 4: fills `row_offsets` and the five `columns`; returns how many rows and segments.
 
-    `dropped_with` is filled where it has entries; `words` are 5 per piece to write over.
+    `dropped_with` is filled unless it is empty; `words` is memory to use, 5 words per piece.
     """
     pieces = columns.shape[1]  # at most
     start = words[:pieces]
@@ -189,9 +185,9 @@ def lost_with(
     seq_len: int,
     out: NDArray[np.int64],
 ) -> None:
-    """Fill in for documents (N,) the bin in which a piece lies wholly beyond seq_len.
+    """Fill in for documents (N,) the bin in which a piece of theirs lies wholly beyond seq_len.
 
-    There is one such piece of a document at most, its remainder: a whole one fills a bin first.
+    A document has at most one such piece, its remainder: pieces of seq_len come first in a bin.
     """
     used = np.zeros(count, dtype=np.int64)
     for k in range(len(bins)):
@@ -212,10 +208,10 @@ def decreasing_pieces(
 
     Args:
         lengths: (N,) int64; seq_len: tokens of a whole piece.
-        document, start, size: with room for every piece: its document, where in it the piece
-            begins, and its tokens.
+        document, start, size: filled, with room for every piece: its document, where in it the
+            piece begins, and its tokens.
     """
-    # Most documents are shorter than a row: they are spared the divisions, which are what is slow.
+    # Most documents are shorter than a row, and need no division, which is what is slow here.
     counting = len(lengths) * 16 >= seq_len  # else documents are few and rows are long
     # place[s] is first how many remainders of size s there are, then where the next one goes.
     place = np.zeros(seq_len if counting else 0, dtype=np.int64)
@@ -278,13 +274,13 @@ def lay_out(
     """Segments grouped by row in placement order, cut at seq_len; returns how many there are.
 
     Args:
-        bins, document, start, size: (M,) of the pieces; `size` becomes what is left of them.
-        count: bins.
+        bins, document, start, size: (M,) of the pieces; `size` becomes what is left of each.
+        count: number of bins.
         seq_len: tokens of a row.
-        used: (count or more,) to write over; empty where no bin holds more than a row.
+        used: (count or more,) memory to use; empty where no bin holds more than a row.
         row_offsets, columns: (count + 1 or more,) and (3, M or more), filled in: a row's
             segments, and their (document, start, stop).
-        dropped: (N,), to which is added what is cut off.
+        dropped: (N,), to which the tokens cut off are added.
     """
     row_offsets[: count + 1] = 0
     if len(used):
@@ -302,7 +298,7 @@ def lay_out(
         for k in range(len(bins)):
             row_offsets[bins[k] + 1] += 1
     total = 0
-    for b in range(1, count + 1):  # from how many there are of each to where the next one goes
+    for b in range(1, count + 1):  # from numbers of segments to where the next one is written
         here = row_offsets[b]
         row_offsets[b] = total
         total += here

@@ -2,15 +2,16 @@
 
 Steps, for every item in order: find an open bin with room for it, else open a new one.
   - first-fit: the earliest opened bin with room;
-  - best-fit: the bin left with least room, ties to the earliest opened.
-Bins are kept by their room, in a pairing heap per room that gives the earliest opened one. For
-best-fit a bitmap of the rooms in use finds the smallest that suffices; for first-fit the earliest
-of every room that suffices are compared, those of whole blocks of rooms at once.
+  - best-fit: the bin that is left with least room, ties to the earliest opened.
+Bins are grouped by their room, in one pairing heap per room, which gives the earliest opened one.
+For best-fit a bitmap of the rooms in use finds the smallest that suffices. For first-fit the
+earliest bins of all rooms that suffice are compared, whole blocks of rooms at once.
 
-Cost per item: the heap, which is constant unless many bins share one room, and a search of
-O(capacity / 4096) words for best-fit, of O(block + capacity / block) numbers, many of them per
-instruction, for first-fit. What is searched is small (a few bytes per token of capacity) and stays
-in the cache, however many bins there are. Memory: O(items + capacity). Nothing is thrown away.
+Cost per item: the heap, which is constant unless many bins have the same room, and a search: for
+best-fit through O(capacity / 4096) words, for first-fit through O(block + capacity / block)
+numbers, many of them per instruction. What is searched is small (a few bytes per token of capacity)
+and stays in the cache, however many bins there are. Memory: O(items + capacity). Nothing is thrown
+away.
 
 Sources: D. S. Johnson, "Near-optimal bin packing algorithms" (1973); M. Fredman, R. Sedgewick,
 D. Sleator, R. Tarjan, "The pairing heap" (1986).
@@ -50,7 +51,7 @@ def greedy_fit(
         best: best-fit if True, first-fit if False.
         align: an item takes up the next multiple of this.
         bins: (M,), filled with the bin of every item, numbered in order of opening.
-        links: (3 * M or more,) to write over.
+        links: (3 * M or more,) memory to use.
 
     Returns:
         The number of bins.

@@ -4,17 +4,17 @@ Steps:
   1. The overflow policy. Under "split" a document longer than an atom is cut: while more than
      `atom` tokens remain, a piece takes ``atom - 1`` of them and an inserted EOS ends it; what
      remains is the last piece, ended by the document's own EOS if it has one.
-  2. A last piece is padded to `atom` where that is a row or less, else to the next whole row, so
-     that no row is padding alone.
-  3. Shuffle the pieces with the seed. A document's pieces keep their order among the places they
-     get, so that rows do not wait for one another in circles when they go out one by one.
+  2. A last piece is padded to `atom` where that is a row or less, otherwise to the next whole row,
+     so that no row is padding alone.
+  3. Shuffle the pieces with the seed. The pieces of a document stay in order among the places they
+     get, so that rows do not wait for one another in circles.
   4. Merge pieces, or split them, into rows of seq_len.
 
-Online a batch may end inside a piece longer than a row. The rest of that piece goes on first, and
-ends where it would have ended, because the window says how much of the document has gone.
+Online a batch may end inside a piece longer than a row. The rest of that piece then comes first,
+and ends where it would have ended, because the window says how much of the document was delivered.
 
-Cost: O(pieces log pieces). Keeps every token and, with atoms of a row or more, mixes no two
-documents; pays with padding, which is most of the row where documents are short.
+Cost: O(pieces log pieces). Keeps every token. With atoms of a row or more, no row has tokens of two
+documents. Most of a row is padding where documents are short.
 
 Source: "Refining Packing and Shuffling Strategies for Enhanced Performance in Generative Language
 Models".
@@ -30,21 +30,19 @@ from numpy.typing import NDArray
 
 from streampack.documents import offsets_of
 from streampack.errors import ConfigError
-from streampack.packing.packer import (
-    Online,
-    Overflow,
-    limit_lengths,
-    require_atom,
-    require_seq_len,
-)
+from streampack.packing.arguments import require_atom, require_seq_len
+from streampack.packing.overflow import Overflow, limit_lengths
+from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
+from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import permutation
+from streampack.packing.selection import rows_in_order
 
 __all__ = ["Pad"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pad:
+class Pad(Packer):
     """One piece of a document per atom.
 
     Args:
@@ -58,9 +56,7 @@ class Pad:
     overflow: Overflow = "split"
     atom: int | None = None
 
-    carries: ClassVar[bool] = True  # only a row that lacks atoms is not full
     revision: ClassVar[int] = 3
-    online: ClassVar[Online] = Online(keep_order=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
@@ -73,16 +69,10 @@ class Pad:
                 "token.",
                 "Use an atom of at least 2; Concat takes one of 1.",
             )
-
-    @property
-    def seq_lens(self) -> tuple[int, ...]:
-        """``(seq_len,)``."""
-        return (self.seq_len,)
-
-    @property
-    def inserts_eos(self) -> bool:
-        """Only a cut needs one."""
-        return self.overflow == "split" or self._atom < self.seq_len
+        object.__setattr__(self, "seq_lens", (self.seq_len,))
+        object.__setattr__(self, "keeps_whole", self._atom >= self.seq_len)
+        cuts = self.overflow == "split" or not self.keeps_whole
+        object.__setattr__(self, "inserts_eos", cuts)  # only a cut needs one
 
     @property
     def _atom(self) -> int:
@@ -91,9 +81,26 @@ class Pad:
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Cut, pad and shuffle; the seed orders the pieces."""
         delivered = np.zeros(len(lengths), dtype=np.int64)
-        return self.plan_tails(lengths, delivered, final=final, seed=seed)
+        return self._plan_tails(lengths, delivered, final=final, seed=seed)
 
-    def plan_tails(
+    def plan_window(self, request: WindowRequest) -> Selection:
+        """Plan what is left of each document; rows go in the order of the plan, which is shuffled.
+
+        Of a document held in part, one piece more than is held is planned, which is its last one;
+        with atoms longer than a row, the next two.
+        """
+        lengths = request.lengths
+        if request.in_part:
+            remaining, held = int(request.remaining[-1]), int(request.held[-1])
+            lengths = lengths.copy()
+            if self._atom > self.seq_len:
+                lengths[-1] = min(remaining, held + 2 * self._atom)
+            else:
+                lengths[-1] = held // (self._atom - 1) * (self._atom - 1) + self._atom
+        plan = self._plan_tails(lengths, request.delivered, final=request.final, seed=request.seed)
+        return rows_in_order(plan, request)
+
+    def _plan_tails(
         self,
         lengths: NDArray[np.int64],
         delivered: NDArray[np.int64],
@@ -104,11 +111,11 @@ class Pad:
         """Plan what is left of documents (N,) of which `delivered` tokens (N,) have gone.
 
         With ``final=False`` the last piece of the last document goes last, in the row that may
-        lack atoms: it may be one that the window does not hold to its end, and would hold back
-        the rest of its row.
+        lack atoms: the window may not hold it to its end, and it would hold back the rest of its
+        row.
         """
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        gone = delivered % (self._atom - 1)  # of the piece that is under way
+        gone = delivered % (self._atom - 1)  # tokens of the piece that was begun
         document, start, stop, insert_eos = _pieces(kept, gone, self._atom)
         order = permutation(len(document) - (not final and len(document) > 0), seed)
         order = np.append(order, np.arange(len(order), len(document)))
@@ -140,13 +147,6 @@ class Pad:
             dropped=dropped,
         )
 
-    def foresee(self, remaining: int, held: int) -> int:
-        """One piece beyond what is held, which is the last one; with long atoms, the next two."""
-        body = self._atom - 1
-        if self._atom > self.seq_len:
-            return min(remaining, held + 2 * self._atom)
-        return held // body * body + self._atom
-
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
         return {
@@ -164,7 +164,7 @@ _Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray
 def _pieces(lengths: NDArray[np.int64], gone: NDArray[np.int64], atom: int) -> _Pieces:
     """Document, start, stop and inserted EOS of every piece, in order of arrival.
 
-    Of a document's first piece `gone` tokens, fewer than it has, are not among its `lengths`.
+    The first `gone` tokens of a document's first piece, fewer than it has, are not in `lengths`.
     """
     body = atom - 1
     whole = lengths + gone
@@ -179,7 +179,7 @@ def _pieces(lengths: NDArray[np.int64], gone: NDArray[np.int64], atom: int) -> _
 
 
 def _in_document_order(order: NDArray[np.int64], document: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same order, but for each document's pieces, which ascend in the places they have."""
+    """The same order, with the pieces of each document ascending in the places they have."""
     places = np.argsort(document[order], kind="stable")  # document by document, ascending
     arranged = np.empty_like(order)
     arranged[places] = np.arange(len(order), dtype=np.int64)  # pieces lie document by document
@@ -193,7 +193,7 @@ def _split(
     insert_eos: NDArray[np.bool_],
     seq_len: int,
 ) -> _Pieces:
-    """Pieces longer than a row as row-long parts, one behind the other."""
+    """Pieces longer than a row as parts of a row each, in order."""
     parts = -(-(stop - start + insert_eos) // seq_len)
     piece = np.repeat(np.arange(len(document), dtype=np.int64), parts)
     number = np.arange(len(piece), dtype=np.int64) - offsets_of(parts)[piece]

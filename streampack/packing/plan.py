@@ -7,19 +7,31 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack._jit import kernel
 from streampack.documents import offsets_of
 from streampack.errors import PlanError
 from streampack.packing.composition import Composition
 
-__all__ = ["Plan", "check_plan"]
+__all__ = ["Plan", "check_plan", "check_rows", "is_sound"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """R rows of S segments over N documents; arrays only.
+    """R rows of S segments over N documents, as columns.
 
     Row r holds the segments ``row_offsets[r]:row_offsets[r + 1]`` in order. What a row's segments,
     inserted EOS and `pad_after` leave of its `seq_len` is padding at its end.
+
+    For example documents of five and two tokens in two rows of four, eight slots:
+
+    >>> from streampack.packing import BestFitDecreasing
+    >>> plan = BestFitDecreasing(seq_len=4).plan(np.array([5, 2]), final=True, seed=0)
+    >>> plan.row_offsets.tolist()  # segment 0 is row 0; segments 1 and 2 are row 1
+    [0, 1, 3]
+    >>> plan.document.tolist(), plan.start.tolist(), plan.stop.tolist()
+    ([0, 1, 0], [0, 0, 4], [4, 2, 5])
+    >>> plan.row_fill().tolist()  # the last slot of row 1 is padding
+    [4, 3]
 
     Attributes:
         row_offsets: (R + 1,) int64 into the segment arrays.
@@ -27,11 +39,11 @@ class Plan:
         document: (S,) int64, index of the segment's document.
         start, stop: (S,) int64, the slice ``[start, stop)`` of the document; never empty.
         overlap: (S,) int64, tokens at the head repeated from the document's previous segment.
-        insert_eos: (S,) bool, an EOS the packer adds behind the segment.
-        pad_after: (S,) int64, padding inside the row behind the segment (alignment, atoms).
+        insert_eos: (S,) bool, an EOS that the packer adds after the segment.
+        pad_after: (S,) int64, padding inside the row after the segment (alignment, atoms).
         dropped: (N,) int64, tokens of each document that no row holds.
-        dropped_with: (N,) int64, the row for whose sake a document lost a piece whole, so that it
-            loses it only if that row goes; -1 for none. None is -1 for all.
+        dropped_with: (N,) int64, the row that had no room for a whole piece of the document: the
+            piece is dropped only if that row goes. -1 for none; None is -1 for all.
     """
 
     row_offsets: NDArray[np.int64]
@@ -80,7 +92,7 @@ class Plan:
         return len(self.document)
 
     def dropped_by(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(N,) int64: `dropped`, of the documents whose loss is not for the sake of other rows."""
+        """(N,) int64: tokens of each document that are dropped if of all rows only these go."""
         if self.dropped_with is None:
             return self.dropped
         goes = np.zeros(self.num_rows + 1, dtype=np.bool_)
@@ -88,7 +100,7 @@ class Plan:
         return np.where(goes[self.dropped_with], self.dropped, 0)
 
     def row_fill(self) -> NDArray[np.int64]:
-        """(R,) int64: slots of each row that are taken: tokens, inserted EOS and `pad_after`."""
+        """(R,) int64: slots of each row that are used: tokens, inserted EOS and `pad_after`."""
         return _per_row(self, self.stop - self.start + self.insert_eos + self.pad_after)
 
     def metrics(self, lengths: NDArray[np.int64]) -> Composition:
@@ -126,19 +138,61 @@ def check_plan(plan: Plan, lengths: NDArray[np.int64]) -> None:
       5. What they do not cover is exactly what `dropped` counts.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
+    check_rows(plan, lengths)
+    _check_coverage(plan, lengths)
+
+
+def check_rows(plan: Plan, lengths: NDArray[np.int64]) -> None:
+    """Raise `PlanError` unless rules 1 to 3 of `check_plan` hold: rows that can be gathered."""
     _check_shapes(plan, len(lengths))
     size = plan.stop - plan.start
     if (plan.start < 0).any() or (size <= 0).any():
         _broken("a segment is empty or starts before its document", np.flatnonzero(size <= 0))
     outside = np.flatnonzero(plan.stop > lengths[plan.document])
     if len(outside):
-        _broken("a segment ends behind its document", outside)
+        _broken("a segment ends after its document", outside)
     if (plan.pad_after < 0).any():
         _broken("padding is negative", np.flatnonzero(plan.pad_after < 0))
     used = _per_row(plan, size + plan.insert_eos + plan.pad_after)
     if (used > plan.seq_len).any():
         _broken("a row is longer than its seq_len", np.flatnonzero(used > plan.seq_len))
-    _check_coverage(plan, lengths)
+
+
+@kernel
+def is_sound(
+    row_offsets: NDArray[np.int64],
+    seq_len: NDArray[np.int32],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    pad_after: NDArray[np.int64],
+    num_documents: int,
+) -> bool:
+    """True if compiled code can follow the plan: rules 1 to 3 without the documents' lengths."""
+    rows, segments = len(seq_len), len(document)
+    if len(row_offsets) != rows + 1 or row_offsets[0] != 0 or row_offsets[rows] != segments:
+        return False
+    if len(start) != segments or len(stop) != segments or len(overlap) != segments:
+        return False
+    if len(insert_eos) != segments or len(pad_after) != segments:
+        return False
+    for r in range(rows):
+        room = np.int64(seq_len[r])
+        if row_offsets[r + 1] <= row_offsets[r] or row_offsets[r + 1] > segments:
+            return False
+        for s in range(row_offsets[r], row_offsets[r + 1]):
+            if document[s] < 0 or document[s] >= num_documents:
+                return False
+            if start[s] < 0 or stop[s] <= start[s] or pad_after[s] < 0:
+                return False
+            if stop[s] - start[s] > room or pad_after[s] > room:
+                return False
+            room -= stop[s] - start[s] + insert_eos[s] + pad_after[s]
+            if room < 0:
+                return False
+    return True
 
 
 def _check_shapes(plan: Plan, num_documents: int) -> None:

@@ -31,15 +31,14 @@ def rebuild_packer(description: Mapping[str, Any]) -> Packer:
     """The packer whose ``describe()`` gave `description`.
 
     Raises:
-        StateError: it is none of ours, or of another revision of its algorithm.
+        StateError: it is not one of streampack's, or has another revision of its algorithm.
     """
     kind = _KINDS.get(str(description.get("kind")))
     if kind is None:
         raise StateError(
             f"The state was saved with the packer {description.get('kind')!r:.80}, which is not "
             "one of streampack's.",
-            "It cannot be rebuilt from its description, and only it can tell what its last plan "
-            "delivered.",
+            "It cannot be made from its description, and only its plan says what was delivered.",
             "Go on with that packer, or start a new run.",
         )
     try:
@@ -50,8 +49,8 @@ def rebuild_packer(description: Mapping[str, Any]) -> Packer:
     if not same:
         raise StateError(
             f"The state was saved with {_plain(description)!r:.300}.",
-            f"This streampack's {kind.__name__} cannot be made so, and only the packer of then can "
-            "tell what its last plan delivered.",
+            f"{kind.__name__} of this streampack cannot be made like that, and only a plan of the "
+            "saved packer says what was delivered.",
             "Resume without a change of packer, or with the streampack that saved the state.",
         )
     return packer

@@ -1,7 +1,7 @@
 """Seeded randomness that never changes: splitmix64 and Fisher-Yates.
 
-numpy promises no stream across its versions, and a packed run must be the same on any machine and
-after any upgrade, so the few random decisions of the library use this generator alone.
+numpy does not promise the same numbers in its next version, and a packed run must be the same on
+any machine and after any upgrade. So all random decisions of the library use this generator.
 
 Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
 """

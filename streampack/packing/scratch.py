@@ -1,8 +1,8 @@
-"""Working memory of planning, kept from plan to plan so that it is not page-faulted in anew.
+"""Working memory of planning, kept from plan to plan so that it is page-faulted in only once.
 
-Faults would take two thirds of the time of a plan of 10,000 documents. Every thread has its own
-memory: what is handed out is used within one kernel call, is not initialised, and is never part of
-a result. It grows as needed; plans that want more than `MOST_KEPT_BYTES` get memory of their own.
+Page faults would take two thirds of the time of a plan of 10,000 documents. Each thread has its own
+memory. It is not initialised, is used within one kernel call, and is never part of a result. It
+grows as needed; what a plan needs beyond `MOST_KEPT_BYTES` is allocated for that plan alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _kept = _Kept()
 
 
 def scratch_words(count: int) -> NDArray[np.int64]:
-    """(count or more,) int64 to write over, good until this thread asks again."""
+    """(count or more,) int64 memory to use, valid until this thread asks again."""
     words = _kept.words
     if len(words) < count:
         words = np.empty(count + count // 4, dtype=np.int64)

@@ -3,29 +3,30 @@
 Steps:
   1. A document of l tokens has n = l // seq_len whole rows in it. If n >= 1 and
      - l is a multiple of seq_len: n rows;
-     - n rows' worth of repetition, ``floor(n * max_repetition * seq_len)``, stretches l to n + 1
-       rows: n + 1 rows, whose n overlaps make up the difference exactly, as equal as whole tokens
-       allow, larger ones first; the last row ends where the document ends;
-     - otherwise n rows, and the remainder goes on to step 2.
-     Shorter documents go on to step 2 whole.
+     - the repetition allowed for n rows, ``floor(n * max_repetition * seq_len)`` tokens, suffices
+       to stretch l to n + 1 rows: n + 1 rows, whose n overlaps make up the difference exactly. They
+       are as equal as whole tokens allow, larger ones first, and the last row ends where the
+       document ends;
+     - otherwise n rows, and the remainder goes to step 2.
+     Shorter documents go to step 2 whole.
   2. First-fit-decreasing into bins of ``seq_len + extra_capacity``. A bin of seq_len tokens or
      more is a row; tokens beyond seq_len, in placement order, are dropped and counted.
   3. Bins below seq_len: with ``final=False`` rows that are not full, for the window to keep; with
      ``final=True`` joined, document by document in order of arrival, and cut every seq_len tokens.
 
-Cost: O(documents log rows). Pads nothing but the very last row; drops at most `extra_capacity`
-tokens of a row and repeats at most the share `max_repetition` of a document's rows.
+Cost: O(documents log rows). Pads only the very last row; drops at most `extra_capacity` tokens of a
+row and repeats at most the share `max_repetition` of a document's rows.
 
-What is left open by the source and decided here: equal lengths go by arrival; a document of whole
-rows repeats nothing, although the inequality above would stretch it once n * max_repetition >= 1;
-the remaining bins are joined in order of arrival.
+What the source leaves open is decided here: documents of equal length are placed in order of
+arrival; a document of whole rows repeats nothing, although the inequality above would stretch it
+once n * max_repetition >= 1; the remaining bins are joined in order of arrival.
 
-Online: the tail of a document from the beginning of any of its rows on, repeated tokens included,
-is cut exactly as the same tokens of the whole document are. If the remaining difference D fits in
-the remaining m junctions' repetition at the beginning, it fits at every later row, because the
-larger overlaps go first; and the last overlaps of a row of equal ones, larger first, are equal,
-larger first. So a window that keeps a document from the first row that did not go needs to know
-nothing else.
+Online: if a document is planned again from the beginning of any of its rows, repeated tokens
+included, it is cut as before. The overlaps that remain are as equal as whole tokens allow, larger
+ones first, since that holds for the last ones of any such sequence. And because the larger overlaps
+come first, what remains of the difference is within the repetition allowed for the rows that
+remain. So a window that keeps a document from the first row that did not go needs to know nothing
+else.
 
 Source: "Improving Continual Pre-training Through Seamless Data Packing" (2025).
 """
@@ -42,17 +43,15 @@ from numpy.typing import NDArray
 from streampack.documents import offsets_of
 from streampack.errors import ConfigError
 from streampack.numeric import is_number
+from streampack.packing.arguments import require_extra_capacity, require_seq_len
 from streampack.packing.concat import cut_joined
 from streampack.packing.decreasing import decreasing_pieces, lay_out, lost_with
 from streampack.packing.fit import greedy_fit
-from streampack.packing.packer import (
-    Online,
-    Overflow,
-    checked_lengths,
-    require_extra_capacity,
-    require_seq_len,
-)
+from streampack.packing.overflow import checked_lengths
+from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
+from streampack.packing.request import Selection, WindowRequest
+from streampack.packing.selection import fullest_rows
 
 __all__ = ["Seamless"]
 
@@ -61,13 +60,13 @@ _Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[n
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seamless:
+class Seamless(Packer):
     """Overlapping rows of long documents, first-fit-decreasing with dropping for the rest.
 
     Args:
         seq_len: tokens per row.
         max_repetition: share of a document's whole rows that may be repeated, in [0, 1). A float
-            is read as the decimal number it prints as, so 0.3 is three tenths.
+            counts as the decimal number it is printed as, so 0.3 is three tenths.
         extra_capacity: tokens a bin of short pieces may hold beyond seq_len; they are dropped.
             None is ``round(seq_len / 41)``: 50 at 2048, as in the source.
         mask_repeated: repeated tokens do not count in the loss (they do in the source).
@@ -78,11 +77,7 @@ class Seamless:
     extra_capacity: int | None = None
     mask_repeated: bool = False
 
-    overflow: ClassVar[Overflow] = "split"  # of its own kind, see step 1
-    carries: ClassVar[bool] = True
-    inserts_eos: ClassVar[bool] = False
     revision: ClassVar[int] = 2
-    online: ClassVar[Online] = Online(join_short=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
@@ -95,18 +90,14 @@ class Seamless:
         extra = require_extra_capacity(self._extra, self.seq_len)
         if self.extra_capacity is not None:
             object.__setattr__(self, "extra_capacity", extra)
-
-    @property
-    def seq_lens(self) -> tuple[int, ...]:
-        """``(seq_len,)``."""
-        return (self.seq_len,)
+        object.__setattr__(self, "seq_lens", (self.seq_len,))
 
     @property
     def _extra(self) -> int:
         return round(self.seq_len / 41) if self.extra_capacity is None else self.extra_capacity
 
     @property
-    def most_per_row(self) -> int:
+    def max_tokens_per_row(self) -> int:
         """A bin's capacity."""
         return self.seq_len + self._extra
 
@@ -151,11 +142,38 @@ class Seamless:
         enough = np.array(allowed, dtype=np.int64)[np.minimum(whole, top)] >= needed
         return np.asarray((whole > 0) & (rest > 0) & enough)
 
-    def foresee(self, remaining: int, held: int) -> int:
-        """Where rows overlap, their places follow from the whole length."""
-        if self.slides(np.array([remaining], dtype=np.int64))[0]:
-            return remaining
-        return held + 2 * self.seq_len
+    def plan_window(self, request: WindowRequest) -> Selection:
+        """Plan everything and take the fullest rows; a row that is not full never goes as it is.
+
+        Where one would have to go, the plan is made again with ``final=True``, which leaves one
+        such row at most. That one goes last in a run, and waits otherwise: while the window is
+        growing and one batch is all there is, nothing goes.
+        """
+        lengths = request.lengths
+        if request.in_part and self.slides(request.remaining[-1:])[0]:
+            lengths = request.remaining  # where rows overlap, their places follow from all of it
+        selection = self._choose(lengths, request, final=request.final)
+        plan, rows = selection.plan, selection.rows
+        short = _not_full(selection)
+        if request.final:
+            rows = rows[np.argsort(short, kind="stable")]
+            return Selection.in_batches(plan, rows, request.rows_per_batch)
+        if not short.any():
+            return selection
+        selection = self._choose(lengths, request, final=True)
+        plan, rows = selection.plan, selection.rows
+        if len(rows) > request.rows_per_batch or not request.growing:
+            return selection
+        waits = request.rounds_left[plan.document[plan.row_offsets[rows]]] > 0
+        if not (_not_full(selection) & waits).any():
+            return selection
+        return Selection.in_batches(plan, rows[:0], request.rows_per_batch)
+
+    def _choose(
+        self, lengths: NDArray[np.int64], request: WindowRequest, *, final: bool
+    ) -> Selection:
+        plan = self.plan(lengths, final=final, seed=request.seed)
+        return fullest_rows(plan, request, min_fill=1.0)
 
     def _short(
         self,
@@ -164,7 +182,7 @@ class Seamless:
         dropped: NDArray[np.int64],
         final: bool,
     ) -> tuple[list[_Rows], NDArray[np.int64]]:
-        """Steps 2 and 3; counts what they drop in `dropped`.
+        """Steps 2 and 3; adds what they drop to `dropped`.
 
         Returns:
             Their rows, and (N,) int64 the one in which a document's piece is lost whole, or -1.
@@ -228,6 +246,12 @@ class Seamless:
             "extra_capacity": self._extra,
             "mask_repeated": self.mask_repeated,
         }
+
+
+def _not_full(selection: Selection) -> NDArray[np.bool_]:
+    """(E,) bool: which of the rows that go are not full."""
+    plan, rows = selection.plan, selection.rows
+    return plan.row_fill()[rows] < plan.seq_len[rows]
 
 
 def _whole_rows(

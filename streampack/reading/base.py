@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from streampack.documents import Conversations, Documents, Texts
-from streampack.packing.packer import Overflow
+from streampack.packing.overflow import Overflow
 from streampack.reading.skips import Skips
 
 __all__ = ["Block", "Cursor", "LaneReader", "Source"]

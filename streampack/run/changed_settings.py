@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from streampack.errors import StateError, StreampackError
 from streampack.lane.lane import Lane, LaneConfig
 from streampack.lane.state import Round
+from streampack.packing.balancing import Balance
 from streampack.packing.rebuilding import rebuild_packer
 from streampack.sources.mixture.source import Mixture, earlier_mixture
 from streampack.streams.mixed_place import changed_cursor
-from streampack.window.balancing import Balance
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
 from streampack.window.planned import PlannedWindow, needed_tokens

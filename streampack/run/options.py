@@ -8,7 +8,8 @@ from typing import Any, cast
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
-from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Packer, Pad
+from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
+from streampack.packing.packer import require_packer
 from streampack.reading.base import Source
 from streampack.sources.chat.source import Chat
 from streampack.sources.mixture.source import sources_of
@@ -19,6 +20,7 @@ from streampack.window.gather import RowFormat
 __all__ = [
     "batch_size",
     "check_attention",
+    "check_balance",
     "check_order",
     "checked_counts",
     "choose_packer",
@@ -58,36 +60,21 @@ def choose_packer(
         )
     if packer is None:
         return Concat(seq_len=seq_len or 0)
-    if source.overflow != "split" and (packer.overflow == "split" or _cuts(packer)):
+    packer = require_packer(packer)
+    if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
             "%s cuts conversations, and what is cut off is learnt without what was said before; "
             'BestFitDecreasing(seq_len=%d, overflow="drop") keeps them whole.',
             type(packer).__name__,
             packer.seq_lens[-1],
         )
-    if order is not None and not _keeps_order(packer):
+    if order is not None and not packer.keeps_order:
         raise ConfigError(
             f"{type(packer).__name__} puts documents into rows by their lengths.",
             f"What {type(order).__name__} puts side by side would be torn apart again.",
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
         )
     return packer
-
-
-def _cuts(packer: Packer) -> bool:
-    """True if documents that fit a row may be cut all the same."""
-    return not isinstance(packer, BestFitDecreasing | FirstFitDecreasing | Pad)
-
-
-def _keeps_order(packer: Packer) -> bool:
-    """True if documents that arrive one after the other mostly share a row.
-
-    A packer may say so by its attribute `keeps_order`; of ours, `Concat` does unless it shuffles
-    atoms smaller than a row.
-    """
-    atom = getattr(packer, "atom", None) or packer.seq_lens[-1]
-    concat = isinstance(packer, Concat) and atom >= packer.seq_lens[-1]
-    return bool(getattr(packer, "keeps_order", concat))
 
 
 def check_order(order: DocumentOrder | None) -> None:
@@ -98,6 +85,36 @@ def check_order(order: DocumentOrder | None) -> None:
             "Documents cannot be ordered with it.",
             "Use SimilarityOrder(), or an object with the attributes of `DocumentOrder`.",
         )
+
+
+def check_balance(balance: str | None, attention: str, packer: Packer) -> Balance | None:
+    """The schedule that `balance` asks for, to be measured; None if it asks for none.
+
+    Raises:
+        ConfigError: it is unknown, or attention and packer leave nothing to be balanced.
+    """
+    if balance is None:
+        return None
+    if balance != "attention":
+        raise ConfigError(
+            f"balance is {balance!r}.",
+            "It says which work is to be equal on all ranks.",
+            'Use "attention", or leave it out.',
+        )
+    if attention == "row":
+        raise ConfigError(
+            'balance is "attention", and attention is "row".',
+            "Every row is one attention segment of the same length, so all batches cost the same.",
+            "Leave out balance=.",
+        )
+    if not packer.follows_balance:
+        raise ConfigError(
+            f'balance is "attention", and {type(packer).__name__} does not choose rows by cost.',
+            "The setting would change nothing. (With Buckets all ranks have rows of one length in "
+            "each step, so little is left to balance.)",
+            "Leave out balance=, or use BestFitDecreasing.",
+        )
+    return Balance()
 
 
 def batch_size(batch_rows: int | None, batch_tokens: int | None, packer: Packer) -> int:

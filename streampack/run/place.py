@@ -173,9 +173,9 @@ def run_words(state: Mapping[str, Any]) -> list[str]:
         column = source.get("column") or source.get("key")
         what += f", {column}" if column else ""
         sentences.append(f"Source{'' if name is None else f' {name}'}: {what}.")
-    window, batch = fingerprint["window"]["window_tokens"], fingerprint["batch_tokens"]
+    window, batch = fingerprint["window"]["rows"], fingerprint["batch_tokens"]
     packer = _packer(fingerprint["packer"])
-    sentences.append(f"Packer: {packer}, batches of {batch:,} tokens, a window of {window:,}.")
+    sentences.append(f"Packer: {packer}, batches of {batch:,} tokens, a window of {window:,} rows.")
     order = "shuffled" if fingerprint["shuffle"] else "not shuffled"
     sentences.append(f"{lanes} lanes, seed {fingerprint['seed']}, {order}.")
     return sentences

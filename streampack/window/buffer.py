@@ -1,11 +1,12 @@
-"""Arena: what a window holds, in arrays that are used again: tokens end to end, and who they are.
+"""TokenBuffer: what a window holds, in arrays that are used again: tokens and their documents.
 
-Tokens keep the width of the widest ids seen so far, and a loss mask is kept only once a document
-has brought one. Cost: every token is copied once when it comes and once per round that it stays;
-one kernel call for a block that comes and one for a round that ends, whatever they hold.
+Tokens have the width of the widest ids seen so far, and there is a loss mask only once a document
+had one. Cost: each token is copied once when it comes and once per round that it stays; one kernel
+call for a block that comes and one for a round that ends, whatever they hold.
 
-Tokens are written over. Columns are not: `entries` are views, and a round's are asked for long
-after the next one began. What comes is written behind them, what stays into new ones.
+The memory of tokens is used again. That of columns is not: `entries` are views, and a lane's state
+needs those of a round long after the next one began. So new entries are written after the others,
+and what stays at the end of a round is written to new columns.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from streampack._jit import kernel
 from streampack.documents import ORIGIN, Documents, gather_ragged, offsets_of
 from streampack.window.entries import ARRIVED, HELD, LENGTH, REPEATED, SERIAL, START, Entries
 
-__all__ = ["Arena"]
+__all__ = ["TokenBuffer"]
 
 _LEAST_ENTRIES = 64
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 
-class Arena:
+class TokenBuffer:
     """Documents that come at the end and go from anywhere.
 
     Args:
-        expected: tokens it will hold at most in the usual course; it grows up to there by doubling,
-            and beyond as needed.
+        expected: tokens it will usually hold at most. It grows up to there by doubling, and beyond
+            as needed.
 
     Attributes:
         tokens: (capacity,) uint16 or uint32; the first `used` are held, document by document.
@@ -50,7 +51,7 @@ class Arena:
 
     @property
     def entries(self) -> Entries:
-        """The documents held, in order; views that stay as they are."""
+        """The documents held, in order; views whose content never changes."""
         return Entries(self._numbers[:, : self.count], self._origin[: self.count])
 
     def append(
@@ -60,8 +61,8 @@ class Arena:
 
         Args:
             documents: a block; first: the first document to hold.
-            held: (N,) int64, tokens to hold of each, none of them more than it has.
-            serial: running number of the first; round: in which they come.
+            held: (N,) int64, tokens to hold of each, at most as many as it has.
+            serial: running number of the first; round: the round in which they come.
         """
         if not len(held):
             return
@@ -88,7 +89,7 @@ class Arena:
         """Hold more of the last document: the block's tokens from `begin` on."""
         self._make_room(documents, more, 0)
         self._copy(documents, np.array([begin]), np.array([more]))
-        self._numbers = self._numbers.copy()  # an entry changes that views may show
+        self._numbers = self._numbers.copy()  # views may show the entry that changes
         self._numbers[HELD, self.count - 1] += more
         self._numbers[ARRIVED, self.count - 1] = round
 
@@ -102,7 +103,7 @@ class Arena:
         """Hold the tails of some documents only.
 
         Args:
-            kept: (K,) int64, which, ascending.
+            kept: (K,) int64, the numbers of these documents, ascending.
             moved: (K,) int64, tokens of each that go; repeated: (K,) its new `Entries.repeated`.
             position: (N + 1,) int64, where the tokens of each of all N begin.
         """
@@ -146,7 +147,7 @@ class Arena:
             gather_ragged(documents.loss_mask, starts, offsets, self.loss_mask)
 
     def _make_room(self, documents: Documents, more: int, entries: int) -> None:
-        """For `more` tokens of this block's dtype, for a mask if it has one, and for entries."""
+        """Room for `more` tokens of this block's dtype, a mask if it has one, and entries."""
         if len(self._origin) < self.count + entries:
             numbers, origin = _columns(max(2 * len(self._origin), self.count + entries))
             numbers[:, : self.count] = self._numbers[:, : self.count]

@@ -21,6 +21,24 @@ SERIAL, START, HELD, LENGTH, ARRIVED, REPEATED, CUT = range(7)
 class Entries:
     """The N documents in a window, in arrival order; arrays that are never written to.
 
+    For example a window that holds eight tokens: the last one of a document of five, whose others
+    went in round 0; a document of three; and the first four of one of nine tokens.
+
+    >>> entries = Entries.of(
+    ...     serial=np.array([0, 1, 2]),
+    ...     start=np.array([4, 0, 0]),
+    ...     held=np.array([1, 3, 4]),
+    ...     length=np.array([5, 3, 9]),
+    ...     arrived=np.array([0, 1, 1]),
+    ...     repeated=np.array([0, 0, 0]),
+    ...     cut=np.array([0, 0, 0]),
+    ...     origin=np.zeros(3, dtype=ORIGIN),
+    ... )
+    >>> int(entries.held.sum())
+    8
+    >>> (entries.length - entries.start - entries.held).tolist()  # tokens still to be read
+    [0, 0, 5]
+
     Attributes:
         numbers: (7, N) int64, the columns below, in this order.
         origin: (N,) of dtype `ORIGIN`.
@@ -60,12 +78,12 @@ class Entries:
 
     @property
     def start(self) -> NDArray[np.int64]:
-        """(N,) int64, its first token that is held; those before it are not this entry's."""
+        """(N,) int64, the first token of the document that is held; those before it went."""
         return self._column(START)
 
     @property
     def held(self) -> NDArray[np.int64]:
-        """(N,) int64, tokens of it behind `start` that the window holds."""
+        """(N,) int64, tokens of it from `start` on that the window holds."""
         return self._column(HELD)
 
     @property
@@ -80,15 +98,15 @@ class Entries:
 
     @property
     def repeated(self) -> NDArray[np.int64]:
-        """(N,) int64, delivered tokens behind `start` that the row of its next token repeats."""
+        """(N,) int64, tokens from `start` on that were delivered and that the next row repeats."""
         return self._column(REPEATED)
 
     @property
     def cut(self) -> NDArray[np.int64]:
-        """(N,) int64, tokens of the document behind `length`.
+        """(N,) int64, tokens of the document after `length`.
 
-        They were delivered before these, which happens only where a run went on with another plan;
-        a document may then have several entries, one behind the other.
+        They were delivered before those of the entry. That happens only where a run went on with
+        other settings. A document may then have several entries, in order.
         """
         return self._column(CUT)
 
@@ -97,7 +115,7 @@ class Entries:
         return column
 
     def changed(self, **columns: NDArray[np.int64]) -> Entries:
-        """The same with other columns, each (N,) int64, by their names."""
+        """The same entries with these columns, each (N,) int64, by name."""
         names = ("serial", "start", "held", "length", "arrived", "repeated", "cut")
         numbers = self.numbers.copy()
         for name, column in columns.items():
@@ -105,7 +123,7 @@ class Entries:
         return Entries(numbers, self.origin)
 
     def pick(self, index: Any) -> Entries:
-        """The entries `index` (anything numpy indexes with)."""
+        """The entries at `index` (anything that numpy takes as an index)."""
         return Entries(self.numbers[:, index], self.origin[index])
 
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Assembly: rows of a plan gathered into flat arrays.
+"""Gathering: rows of a plan written into flat arrays.
 
 `gather_rows` runs where the lane runs (often a worker process) and makes `PackedRows`, the
 compact form of a batch: token ids in their narrow dtype and the boundaries of documents. The other
@@ -34,10 +34,10 @@ class RowFormat:
     """How rows are written.
 
     Attributes:
-        pad_id: id on padding; eos_id: id of EOS tokens a packer inserts, -1 if there are none.
+        pad_id: id on padding; eos_id: id of EOS tokens that a packer inserts, -1 for none.
         mask_repeated: tokens repeated from an earlier row do not count in the loss.
         attention_by_row: one attention segment per row instead of one per document piece.
-        provenance: record where every piece came from.
+        provenance: record where each piece came from.
     """
 
     pad_id: int
@@ -50,12 +50,34 @@ class RowFormat:
 class PackedRows(NamedTuple):
     """A batch in compact form: R rows of seq_len, flattened to T slots.
 
+    For example documents of five and two tokens in two rows of four, eight slots:
+
+    >>> from streampack.documents import Documents
+    >>> from streampack.packing import BestFitDecreasing
+    >>> from streampack.window import Window, WindowConfig
+    >>> packer = BestFitDecreasing(seq_len=4)
+    >>> window = Window(WindowConfig(rows=8), packer, batch_tokens=8, seed=0)
+    >>> ids = [np.array([11, 12, 13, 14, 15], np.uint16), np.array([21, 22], np.uint16)]
+    >>> window.admit(Documents.from_arrays(ids), 0, 0)
+    (2, False)
+    >>> planned = window.plan(final=True)
+    >>> layout = RowFormat(pad_id=0, eos_id=-1)
+    >>> (rows,) = gather_rows(planned, 8, window.entries, window.tokens, None, layout)
+    >>> rows.tokens.reshape(2, 4).tolist()
+    [[11, 12, 13, 14], [21, 22, 15, 0]]
+    >>> rows.boundaries.tolist(), rows.piece.tolist()  # three pieces, then padding
+    ([0, 4, 6, 7, 8], [0, 1, 2, -1])
+    >>> rows.cu_seqlens.tolist()  # padding has an attention segment too
+    [0, 4, 6, 7, 8]
+    >>> rows.num_loss_tokens  # all but padding and the first token of each segment
+    4
+
     Attributes:
         seq_len: slots per row.
         tokens: (T,) uint16 or uint32.
-        boundaries: (P + 1,) int32, ends of the document pieces and padding runs, in order.
+        boundaries: (P + 1,) int32, 0 and the ends of the P runs (document pieces and padding).
         piece: (P,) int32, number of the document piece in each run, -1 for padding.
-        cu_seqlens: (A + 1,) int32, ends of the attention segments, padding segments included.
+        cu_seqlens: (A + 1,) int32, 0 and the ends of the attention segments, padding's included.
         loss_mask: (T,) bool or None.
         source_ids: (D,) int32, source of each document piece.
         provenance: (D,) of dtype `PROVENANCE`, or None.
@@ -90,15 +112,15 @@ def gather_rows(
     """Gather the rows of a round from the window's arrays, all batches in one pass.
 
     Args:
-        planned: the plan, its rows that go, their batches (rows of one batch are of one seq_len),
-            and where its documents lie.
+        planned: the plan, the rows that go, their batches (the rows of a batch have one seq_len),
+            and where the documents lie.
         batch_tokens: a batch has ``batch_tokens // seq_len`` rows; what it lacks is padding.
         entries: the window's documents as planned.
         tokens: the window's tokens; loss_mask: its mask, or None.
         layout: how rows are written.
 
     Returns:
-        The batches, in order; their arrays are views of the round's.
+        The batches, in order; their arrays are views of arrays that hold the whole round.
     """
     plan, rows = planned.plan, planned.rows
     if len(rows) == 0:
@@ -112,7 +134,7 @@ def gather_rows(
     out = np.empty(places[-1], dtype=np.uint32 if widest else tokens.dtype)
     masked = loss_mask is not None or layout.mask_repeated
     mask_out = np.empty(len(out) if masked else 0, dtype=np.bool_)
-    # At most: padding behind every piece, a row of padding alone, a 0 in front of each batch.
+    # At most: padding after every piece, a row of padding alone, a 0 before each batch.
     segments = int((plan.row_offsets[rows + 1] - plan.row_offsets[rows]).sum())
     most = 2 * segments + batches + int(rows_per_batch.sum())
     boundaries, piece, cu_seqlens = np.empty((3, most), dtype=np.int32)
@@ -250,9 +272,9 @@ def _write(
 ) -> None:
     """Write tokens, mask and boundaries; ends[b + 1] is where batch b's runs, segments, pieces end.
 
-    Batch b takes the slots from places[b] on and holds the rows rows[batches[b]:batches[b + 1]].
-    Boundaries count from the beginning of their batch, and every batch's begin with a 0, so batch
-    b's lie b entries further than its runs.
+    Batch b has the slots from places[b] on and the rows rows[batches[b]:batches[b + 1]]. Boundaries
+    count from the beginning of their batch, and those of each batch begin with a 0. So the
+    boundaries of batch b begin b entries later than its runs.
     """
     has_mask = has_source_mask or mask_repeated
     runs = 0
@@ -375,7 +397,7 @@ def _count(
     lengths: NDArray[np.int64],
     out: NDArray[np.int64],
 ) -> None:
-    """Per batch: the counts of `Composition` behind rows and slots, in its order.
+    """Per batch: the counts of `Composition` after rows and slots, in its order.
 
     A document is counted with its first segment, as cut or cropped with its last.
     """

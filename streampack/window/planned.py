@@ -1,4 +1,4 @@
-"""PlannedWindow: a plan over the window and the rows of it that go; and what follows from them."""
+"""PlannedWindow: a plan over the window and the rows that go; what comes in, and what stays."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of
+from streampack.errors import PlanError
 from streampack.packing.packer import Packer
-from streampack.packing.plan import Plan
+from streampack.packing.plan import Plan, check_rows, is_sound
+from streampack.packing.request import Selection, WindowRequest
 
-__all__ = ["PlannedWindow", "admitted", "needed_tokens", "not_full", "oldest_tokens", "what_stays"]
+__all__ = ["PlannedWindow", "admitted", "check_selection", "needed_tokens", "what_stays"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +26,8 @@ class PlannedWindow:
         rows: (E,) int64, rows that go, in order; whole batches, but for the last batch of a run.
         batches: (B + 1,) int64, where each batch begins in `rows`.
         position: (N + 1,) int64, where each entry's held tokens lie in the window's array.
-        lengths: (N,) int64, what is planned now or later: 0 for a document that overflow drops,
-            and not all of one that is held in part.
+        lengths: (N,) int64, tokens of each that this round or later ones plan: 0 for a document
+            that overflow drops, and of one held in part some more than is held.
     """
 
     plan: Plan
@@ -39,6 +40,81 @@ class PlannedWindow:
     def dropped(self) -> NDArray[np.int64]:
         """(N,) int64: tokens of each document that are lost if these rows go."""
         return self.plan.dropped_by(self.rows)
+
+
+def check_selection(selection: Selection, request: WindowRequest) -> None:
+    """Raise `PlanError` unless the rows that go can be gathered from what the window holds.
+
+    What compiled code follows is checked, so that an error in a packer never becomes a read of
+    foreign memory; that what stays of a document is its tail, `what_stays` finds out.
+    """
+    plan = selection.plan
+    fault = _fault(
+        plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop, plan.overlap,
+        plan.insert_eos, plan.pad_after, selection.rows, selection.batches, request.held,
+        request.batch_tokens,
+    )  # fmt: skip
+    if fault == 0:
+        if plan.dropped.shape == request.held.shape:
+            return
+        fault = 1
+    if fault == 1:
+        check_rows(plan, np.maximum(request.lengths, request.remaining))
+    raise PlanError(
+        f"The packer chose rows to go, and {_FAULTS[fault]}.",
+        "They cannot be made into batches.",
+        "Correct `plan_window` of the packer; `Selection` says what it must return.",
+    )
+
+
+_FAULTS = {
+    1: "the arrays of its plan do not fit together",
+    2: "one of them is not in its plan",
+    3: "`batches` does not divide them into batches that are not empty",
+    4: "the rows of a batch differ in length, or are more than it has room for",
+    5: "one of them needs tokens that the window does not hold yet",
+}
+
+
+@kernel
+def _fault(
+    row_offsets: NDArray[np.int64],
+    seq_len: NDArray[np.int32],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    pad_after: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    batches: NDArray[np.int64],
+    held: NDArray[np.int64],
+    batch_tokens: int,
+) -> int:
+    """A key of `_FAULTS`, or 0."""
+    if not is_sound(
+        row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after, len(held)
+    ):
+        return 1
+    for row in rows:
+        if row < 0 or row >= len(seq_len):
+            return 2
+    last = len(batches) - 1
+    if last < 0 or batches[0] != 0 or batches[last] != len(rows):
+        return 3
+    for b in range(last):
+        if batches[b + 1] <= batches[b] or batches[b + 1] > len(rows):
+            return 3
+        width = seq_len[rows[batches[b]]]
+        if (batches[b + 1] - batches[b]) * width > batch_tokens:
+            return 4
+        for row in rows[batches[b] : batches[b + 1]]:
+            if seq_len[row] != width:
+                return 4
+            for s in range(row_offsets[row], row_offsets[row + 1]):
+                if stop[s] > held[document[s]]:
+                    return 5
+    return 0
 
 
 @kernel
@@ -57,15 +133,15 @@ def what_stays(
     moved: NDArray[np.int64],
     repeated: NDArray[np.int64],
 ) -> tuple[int, bool]:
-    """What the window keeps once these rows are gone.
+    """What the window keeps when these rows have gone.
 
     Args:
         rows: that go; row_offsets, document, start, stop, overlap: of the plan.
         dropped, lengths: (N,) int64, of `PlannedWindow`.
         was_repeated: (N,) int64, `Entries.repeated` before.
-        continued: the last document goes on behind what is held.
-        kept, moved, repeated: (N,) int64, filled for the K documents that stay: which they are,
-            how many of their held tokens go, and how many that stay were delivered already.
+        continued: the last document goes on after what is held.
+        kept, moved, repeated: (N,) int64, filled for the K documents that stay: their numbers, how
+            many of their held tokens go, and how many of those that stay were delivered already.
 
     Returns:
         K, and whether what stays of each is its tail.
@@ -91,7 +167,7 @@ def what_stays(
         if furthest[d] + dropped[d] >= lengths[d] and not (continued and d == count - 1):
             continue
         kept[k] = d
-        # What stays begins where the document's next row does, with what that row repeats.
+        # What stays begins where the document's next row does, with the tokens that row repeats.
         moved[k] = furthest[d] - again[d] if went else 0
         repeated[k] = again[d] if went else was_repeated[d]
         k += 1
@@ -113,15 +189,15 @@ def admitted(
 ) -> int:
     """How many documents of a block, from `first` on, a window takes whole.
 
-    They are taken while the target was not reached before them and they fit.
+    One more is taken as long as the target is not reached and it fits.
 
     Args:
         offsets: (N + 1,) int64, of the block.
-        longest, shortened: of documents above `longest` rows will hold `shortened` tokens (see
+        longest, shortened: of a document above `longest`, rows will hold `shortened` tokens (see
             `needed_tokens`); None for no limit.
-        used, target, window_tokens: tokens held, aimed at, and held at most.
-        most_documents: as many more may be held, or as many as bring the tokens up to `enough`.
-        held: (N - first,) int64, filled with what rows will hold of each.
+        used, target, window_tokens: tokens held, tokens aimed at, tokens held at most.
+        most_documents: so many more may be held, or as many as bring the tokens up to `enough`.
+        held: (N - first,) int64, filled with the tokens of each that rows will hold.
     """
     count = 0
     for i in range(first, len(offsets) - 1):
@@ -145,15 +221,3 @@ def needed_tokens(packer: Packer, lengths: NDArray[np.int64]) -> NDArray[np.int6
     longest = packer.seq_lens[-1]
     keep = longest if packer.overflow == "truncate" else 0
     return np.where(lengths > longest, keep, lengths)
-
-
-def not_full(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(E,) bool: which of these rows are not full."""
-    return plan.row_fill()[rows] < plan.seq_len[rows]
-
-
-def oldest_tokens(lengths: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
-    """(N,) int64: of documents of these lengths (N,), the oldest tokens that make whole batches."""
-    total = int(lengths.sum()) // batch_tokens * batch_tokens
-    before = offsets_of(lengths)[:-1]
-    return np.asarray(np.clip(total - before, 0, lengths))

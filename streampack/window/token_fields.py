@@ -1,6 +1,7 @@
 """The per-token fields of a batch, made from its compact form on the CPU.
 
-They are functions of ids and boundaries, so they are made where the batch is used and never travel.
+They are functions of ids and boundaries, so they are made where the batch is used, and are not sent
+between processes.
 
 Cost: one compiled pass over the batch's slots.
 """

@@ -86,7 +86,7 @@ def test_validation_in_packed_rows_is_each_document_alone(
             if len(window) > 1:
                 alone = loader_of(
                     [window], BestFitDecreasing(seq_len=TINY.seq_len), "document",
-                    replace(TINY, rows=1), corpus, window_tokens=64, epochs=1,
+                    replace(TINY, rows=1), corpus, window_rows=4, epochs=1,
                 )  # fmt: skip
                 labels = len(window) - 1
                 total += mean_loss(model, alone) * labels
@@ -117,7 +117,7 @@ def test_pad_with_atoms_of_a_row_is_the_same_with_either_attention(
 ) -> None:
     packer = Pad(seq_len=TINY.seq_len, atom=int(factor * TINY.seq_len))
     streams = [
-        loader_of(corpus.train, packer, attention, TINY, corpus, window_tokens=512)
+        loader_of(corpus.train, packer, attention, TINY, corpus, window_rows=32)
         for attention in ("document", "row")
     ]
     for apart, across in islice(zip(*streams, strict=True), 8):

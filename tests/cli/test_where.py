@@ -33,7 +33,7 @@ def run(*arguments: object) -> str:
 def make(source: Any, rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
-        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "window": WindowConfig(rows=10),
         "topology": Topology(rank, ranks),
         "lanes": 4,
     }
@@ -104,7 +104,7 @@ def test_the_states_of_all_ranks_are_read_as_one(corpus: str, tmp_path: Path) ->
     output = run(*paths)
     assert "Next is batch 12 of the run: step 3 of lane 0." in output
     assert "Source: MDS, manifest" in output
-    assert "rows of 32, batches of 32 tokens, a window of 320." in output
+    assert "rows of 32, batches of 32 tokens, a window of 10 rows." in output
     assert "4 lanes, seed 0, shuffled." in output
     assert [line[:2] for line in rows(output)] == [[str(lane), "3"] for lane in range(4)]
     state = json.loads(paths[1].read_text())

@@ -134,7 +134,7 @@ def test_losses_and_gradients_are_those_of_documents_by_themselves(name: str, mo
     masks = [np.arange(len(tokens)) % 4 != 2 for tokens in documents]
     batches = packed_batches(
         documents, packer, masks, batch_tokens=2 * SEQ_LEN, provenance=True,
-        window=WindowConfig(window_tokens=8 * SEQ_LEN),
+        window=WindowConfig(rows=8),
     )  # fmt: skip
     ours, packed, alone = MODELS[model]()
     theirs = copy.deepcopy(ours)

@@ -39,7 +39,7 @@ def corpus(count: int, seed: int = 0, **options: Any) -> MemorySource:
 def dataset(source: Any, topology: Topology | None = None, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
-        "window": WindowConfig(window_tokens=20 * SEQ_LEN),
+        "window": WindowConfig(rows=20),
         "lanes": 4,
         "topology": topology or Topology(),
     }

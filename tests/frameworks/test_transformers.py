@@ -38,7 +38,7 @@ def tiny_llama(attention: str) -> Any:
 
 def batches() -> list[PackedBatch]:
     documents = random_documents(LENGTHS)
-    window = WindowConfig(window_tokens=8 * SEQ_LEN)
+    window = WindowConfig(rows=8)
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
     return packed_batches(documents, packer, batch_tokens=2 * SEQ_LEN, window=window)
 

@@ -79,9 +79,7 @@ def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
     config = lane_config(
         lengths,
         packer,
-        window=WindowConfig(
-            window_tokens=window_rows * 2 * (SEQ_LEN + 8), carry=carry, max_carries=max_carries
-        ),
+        window=WindowConfig(rows=2 * window_rows, carry=carry, max_carries=max_carries),
         batch_tokens=rows * (SEQ_LEN + 8),
         block_documents=block_documents,
         epochs=2,
@@ -101,8 +99,7 @@ def test_a_document_longer_than_the_window_streams_through_it() -> None:
     config = lane_config(lengths, PACKER, shuffle=False)
     batches = run(Lane(config, 0))
     np.testing.assert_array_equal(np.sort(real_tokens(batches)), np.arange(sum(lengths)))
-    most = config.window.window_tokens
-    assert most is not None
+    most = config.window.tokens(config.packer)
     assert all(batch.round.entries.held.sum() <= most for batch in batches)
     for i, batch in enumerate(batches):
         check_equal(run(Lane(config, 0, batch.round.state(batch.emitted))), batches[i + 1 :])
@@ -129,7 +126,7 @@ def test_realised_shares_are_within_one_rotation_of_their_targets() -> None:
 
 @pytest.mark.parametrize("shares", [(0.3, 0.3, 0.4), (1, 0, 0), (0.8, 0.2, 0), (0, 0, 1)], ids=str)
 def test_nobody_waits_beyond_the_age_limit_whatever_the_shares(shares: Any) -> None:
-    window = WindowConfig(window_tokens=20 * SEQ_LEN, window_documents=60, max_carries=3)
+    window = WindowConfig(rows=20, documents=60, max_carries=3)
     packer = Buckets(seq_lens=SEQ_LENS, shares=shares)
     config = lane_config(heavy_tailed(2000, seed=4), packer, window=window)
     batches = run(Lane(config, 0))
@@ -141,8 +138,8 @@ def test_nobody_waits_beyond_the_age_limit_whatever_the_shares(shares: Any) -> N
 
 def test_documents_stay_whole_where_the_shares_are_the_corpuss_own() -> None:
     lengths = heavy_tailed(4000, seed=6, longest=SEQ_LEN)
-    packer = Buckets(seq_lens=SEQ_LENS).with_shares_of(np.array(lengths))
-    window = WindowConfig(window_tokens=128 * SEQ_LEN)
+    packer = Buckets(seq_lens=SEQ_LENS).with_sample(np.array(lengths))
+    window = WindowConfig(rows=128)
     total = composition_of(run(Lane(lane_config(lengths, packer, window=window), 0)))
     assert total.truncation_ratio < 0.02
     assert total.utilisation > 0.98
@@ -150,8 +147,8 @@ def test_documents_stay_whole_where_the_shares_are_the_corpuss_own() -> None:
 
 def test_what_is_emitted_has_the_inputs_length_distribution_throughout() -> None:
     lengths = heavy_tailed(12_000, seed=6, longest=SEQ_LEN)
-    packer = Buckets(seq_lens=SEQ_LENS).with_shares_of(np.array(lengths))
-    config = lane_config(lengths, packer, window=WindowConfig(window_tokens=64 * SEQ_LEN))
+    packer = Buckets(seq_lens=SEQ_LENS).with_sample(np.array(lengths))
+    config = lane_config(lengths, packer, window=WindowConfig(rows=64))
     ends = []
     for batch in run(Lane(config, 0)):
         assert batch.rows.provenance is not None
@@ -194,7 +191,7 @@ def dataset(documents: Any, **changes: Any) -> PackedDataset:
     settings: dict[str, Any] = {
         "packer": Buckets(seq_lens=SEQ_LENS),
         "batch_tokens": 2 * SEQ_LEN,
-        "window": WindowConfig(window_tokens=12 * SEQ_LEN),
+        "window": WindowConfig(rows=12),
         "token_rules": TokenRules(eos_id=0),
         "lanes": 1,
         "topology": Topology(),
@@ -207,7 +204,7 @@ def test_shares_are_measured_once_and_kept_in_the_state() -> None:
     batches = [next(iter(loader))]
     state = json.loads(json.dumps(loader.state_dict()))
     shares = state["fingerprint"]["packer"]["shares"]
-    measured = Buckets(seq_lens=SEQ_LENS).with_shares_of(
+    measured = Buckets(seq_lens=SEQ_LENS).with_sample(
         np.array([len(document) for document in corpus()])
     )
     assert shares == list(measured.shares)  # type: ignore[arg-type]

@@ -79,9 +79,7 @@ def test_any_window_delivers_once_and_resumes_anywhere(
         lengths,
         packer,
         rows=rows,
-        window=WindowConfig(
-            window_tokens=window_rows * SEQ_LEN, carry=carry, max_carries=max_carries
-        ),
+        window=WindowConfig(rows=window_rows, carry=carry, max_carries=max_carries),
         block_documents=block_documents,
         shuffle=shuffle,
         epochs=2,
@@ -99,8 +97,7 @@ def test_a_document_longer_than_the_window_streams_through_it(packer: Packer) ->
     config = lane_config(lengths, packer, shuffle=False)
     batches = run(Lane(config, 0))
     check_delivered(batches, sum(lengths))
-    most = config.window.window_tokens
-    assert most is not None
+    most = config.window.tokens(config.packer)
     assert all(batch.round.entries.held.sum() <= most for batch in batches)
     for i, batch in enumerate(batches):
         check_equal(run(Lane(config, 0, batch.round.state(batch.emitted))), batches[i + 1 :])
@@ -122,7 +119,7 @@ def test_what_overflow_drops_is_counted_to_the_token(packer: Packer, overflow: A
 
 
 def test_the_window_stays_within_its_bounds_and_nobody_waits_too_long() -> None:
-    window = WindowConfig(window_tokens=20 * SEQ_LEN, window_documents=40, max_carries=3)
+    window = WindowConfig(rows=20, documents=40, max_carries=3)
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
     config = lane_config(heavy_tailed(2000, seed=4), packer, window=window)
     rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
@@ -134,7 +131,7 @@ def test_the_window_stays_within_its_bounds_and_nobody_waits_too_long() -> None:
 def test_with_many_rows_a_batch_nobody_waits_more_than_a_round_beyond_the_limit() -> None:
     for packer in (BestFitDecreasing(seq_len=SEQ_LEN), FirstFitDecreasing(seq_len=SEQ_LEN)):
         for carry in (0.5, 0.95):
-            window = WindowConfig(window_tokens=12 * SEQ_LEN, carry=carry, max_carries=2)
+            window = WindowConfig(rows=12, carry=carry, max_carries=2)
             config = lane_config(heavy_tailed(3000, seed=12), packer, window=window, rows=8)
             rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
             assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
@@ -144,7 +141,7 @@ def test_the_first_batch_needs_only_a_small_window() -> None:
     config = lane_config(
         heavy_tailed(2000, seed=5),
         BestFitDecreasing(seq_len=SEQ_LEN),
-        window=WindowConfig(window_tokens=64 * SEQ_LEN),
+        window=WindowConfig(rows=64),
     )
     held = []
     for batch in run(Lane(config, 0)):
@@ -159,7 +156,7 @@ def test_what_is_emitted_has_the_inputs_length_distribution_throughout() -> None
     config = lane_config(
         lengths,
         BestFitDecreasing(seq_len=SEQ_LEN),
-        window=WindowConfig(window_tokens=64 * SEQ_LEN),
+        window=WindowConfig(rows=64),
     )
     sizes = np.concatenate(
         [
@@ -179,7 +176,7 @@ def test_a_window_that_carries_packs_nearly_as_well_as_the_whole_stream() -> Non
     lengths = heavy_tailed(8000, seed=7)
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
     whole = packer.plan(np.array(lengths), final=True, seed=0).metrics(np.array(lengths))
-    config = lane_config(lengths, packer, window=WindowConfig(window_tokens=128 * SEQ_LEN))
+    config = lane_config(lengths, packer, window=WindowConfig(rows=128))
     batches = run(Lane(config, 0))
     total = composition_of(batches)
     assert total.utilisation > whole.utilisation - 0.005
@@ -191,7 +188,7 @@ def test_the_state_is_small_and_holds_no_tokens() -> None:
         lengths,
         BestFitDecreasing(seq_len=2048),
         rows=2048 // SEQ_LEN,
-        window=WindowConfig(window_tokens=30_000, window_documents=10_000),
+        window=WindowConfig(rows=15, documents=10_000),
         block_documents=256,
     )
     batches = run(Lane(config, 0))
@@ -205,9 +202,7 @@ def test_the_state_is_small_where_thousands_of_documents_are_cut_and_wait() -> N
         [97] * 25_000,
         BestFitDecreasing(seq_len=64),
         rows=64 // SEQ_LEN,
-        window=WindowConfig(
-            window_tokens=700_000, window_documents=10_000, carry=0.95, max_carries=1000
-        ),
+        window=WindowConfig(rows=11_000, documents=10_000, carry=0.95, max_carries=1000),
         block_documents=256,
     )
     rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}

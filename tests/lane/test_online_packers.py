@@ -59,7 +59,7 @@ def test_seamless_overlaps_the_same_rows_online(rows: int, window_rows: int) -> 
     """Also of documents of which only some rows went at first, or that are beyond the window."""
     lengths = [*heavy_tailed(200, seed=1), 40 * SEQ_LEN + 5, 9 * SEQ_LEN + 31, 50 * SEQ_LEN]
     packer = Seamless(seq_len=SEQ_LEN, extra_capacity=0)
-    window = WindowConfig(window_tokens=window_rows * SEQ_LEN)
+    window = WindowConfig(rows=window_rows)
     batches = run(Lane(lane_config(lengths, packer, rows=rows, window=window), 0))
     check_delivered(batches, sum(lengths))
     bounds = np.concatenate([[0], np.cumsum(lengths)])
@@ -98,7 +98,7 @@ def test_repeated_tokens_count_by_default() -> None:
 
 def test_only_the_last_row_of_a_seamless_run_is_padded() -> None:
     lengths = [n for n in heavy_tailed(3000, seed=4, longest=200) if n > 2]
-    window = WindowConfig(window_tokens=40 * SEQ_LEN)
+    window = WindowConfig(rows=40)
     config = lane_config(lengths, Seamless(seq_len=SEQ_LEN), rows=2, window=window)
     batches = run(Lane(config, 0))
     assert all(batch.rows.composition.padding == 0 for batch in batches[:-1])
@@ -140,7 +140,7 @@ def test_pad_cuts_documents_online_where_it_cuts_them_offline(
     lengths = np.array([*heavy_tailed(60, seed=9), *edges, 40 * SEQ_LEN + 5, 3, 61 * (atom - 1)])
     packer = Pad(seq_len=SEQ_LEN, atom=atom)
     whole = packer.plan(lengths, final=True, seed=0)
-    config = WindowConfig(window_tokens=window_rows * SEQ_LEN)
+    config = WindowConfig(rows=window_rows)
     plan = stream_plan(lengths, packer, config, batch_tokens=rows * SEQ_LEN, seed=3)
     check_plan(plan, lengths)
 
@@ -154,7 +154,7 @@ def test_pad_cuts_documents_online_where_it_cuts_them_offline(
 def test_an_atom_goes_on_at_once_behind_the_batch_that_ended_inside_it() -> None:
     lengths = np.array([4 * SEQ_LEN] * 40)
     packer = Pad(seq_len=SEQ_LEN, atom=4 * SEQ_LEN)
-    config = WindowConfig(window_tokens=16 * SEQ_LEN)
+    config = WindowConfig(rows=16)
     plan = stream_plan(lengths, packer, config, batch_tokens=3 * SEQ_LEN, seed=3)
     follows = (np.diff(plan.document) == 0) & (np.diff(plan.start) == SEQ_LEN)
     assert follows.sum() == 40 * 3
@@ -163,7 +163,7 @@ def test_an_atom_goes_on_at_once_behind_the_batch_that_ended_inside_it() -> None
 def test_long_atoms_stay_together_in_consecutive_rows() -> None:
     lengths = [4 * SEQ_LEN] * 60
     packer = Pad(seq_len=SEQ_LEN, atom=4 * SEQ_LEN)
-    config = lane_config(lengths, packer, rows=4, window=WindowConfig(window_tokens=16 * SEQ_LEN))
+    config = lane_config(lengths, packer, rows=4, window=WindowConfig(rows=16))
     follows = 0
     for batch in run(Lane(config, 0)):
         first = batch.rows.tokens[::SEQ_LEN].astype(np.int64)
@@ -195,7 +195,7 @@ def test_a_window_of_crops_loses_little_more_than_the_whole_stream() -> None:
     array = np.array(lengths, dtype=np.int64)
     packer = BestFitCrop(seq_len=SEQ_LEN)
     whole = packer.plan(array, final=True, seed=0).metrics(array)
-    config = lane_config(lengths, packer, window=WindowConfig(window_tokens=128 * SEQ_LEN))
+    config = lane_config(lengths, packer, window=WindowConfig(rows=128))
     total = composition_of(run(Lane(config, 0)))
     assert total.dropped_ratio < whole.dropped_ratio + 0.02
     assert total.padding_ratio < 0.001
@@ -207,8 +207,8 @@ def test_a_window_of_crops_loses_little_more_than_the_whole_stream() -> None:
     ids=lambda packer: type(packer).__name__,
 )
 def test_the_smallest_window_gives_batches_whatever_rows_drop(packer: Packer) -> None:
-    smallest = WindowConfig(window_tokens=SEQ_LEN * 44)
+    smallest = WindowConfig(rows=44)
     config = lane_config([SEQ_LEN - 1] * 300, packer, rows=20, window=smallest)
     assert len(run(Lane(config, 0))) > 5
-    with pytest.raises(ConfigError, match="window_tokens"):
-        WindowConfig(window_tokens=SEQ_LEN * 25).resolve(packer, 20 * SEQ_LEN)
+    with pytest.raises(ConfigError, match="rows=25"):
+        WindowConfig(rows=25).resolve(packer, 20 * SEQ_LEN)

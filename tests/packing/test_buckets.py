@@ -1,7 +1,8 @@
-"""Buckets: algorithm 1 against the obvious one, and what is served to a schedule."""
+"""Buckets: algorithm 1 against the obvious one, and the rows that a schedule gets."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
-from streampack.packing import Buckets, Curriculum, MultiBucket, Plan, check_plan
+from streampack.packing import Buckets, Curriculum, Plan, check_plan
 from streampack.packing.buckets.schedule import bucket_schedule
 from tests.support import packing_reference as reference
-from tests.support.plans import rows_of
+from tests.support.plans import PATIENT, rows_of, window_request
 
 LENGTHS = st.lists(
     st.one_of(st.integers(0, 12), st.integers(0, 40), st.integers(0, 400)), max_size=60
@@ -91,22 +92,6 @@ GOLDEN_ROWS = [
 ]
 
 
-@given(LENGTHS, SEQ_LENS, st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
-def test_multi_bucket_concatenates_and_cuts_every_length_class_by_itself(
-    lengths: list[int], seq_lens: tuple[int, ...], seed: int
-) -> None:
-    plan = planned(MultiBucket(seq_lens=seq_lens), lengths, seed)
-    rows = list(zip(plan.seq_len.tolist(), rows_of(plan), strict=True))
-    expected = []
-    for below, size in zip((0, *seq_lens), seq_lens, strict=False):
-        above = np.inf if size == seq_lens[-1] else size
-        own = [n if below < n <= above else 0 for n in lengths]
-        expected += [(size, row) for row in reference.concat(own, size)]
-    assert sorted(rows) == sorted(expected)
-    assert [size for size, _ in rows] == [size for size, _ in expected]
-
-
 def test_the_threshold_decides_between_cutting_and_padding() -> None:
     lengths = [90, 60, 60]
     cut = planned(Buckets(seq_lens=(100,), padding_threshold=0.05), lengths)
@@ -148,36 +133,31 @@ def test_the_threshold_decides_between_cutting_and_padding() -> None:
 def test_senseless_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         Buckets(**settings)
-    if "seq_lens" in settings:
-        with pytest.raises(ConfigError):
-            MultiBucket(**settings)
 
 
 def test_shares_are_measured_by_algorithm_1() -> None:
     lengths = np.array([8] * 30 + [16] * 5 + [100], dtype=np.int64)
-    packer = Buckets(seq_lens=(8, 16)).with_shares_of(lengths)
+    packer = Buckets(seq_lens=(8, 16)).with_sample(lengths)
     plan = packer.plan(lengths, final=True, seed=0)
     long = plan.seq_len[plan.seq_len == 16].sum() / plan.seq_len.sum()
     assert packer.shares == (round(1 - long, 6), round(long, 6))
     with pytest.raises(ConfigError, match="no documents"):
-        packer.with_shares_of(np.array([], dtype=np.int64))
+        packer.with_sample(np.array([], dtype=np.int64))
     with pytest.raises(ConfigError, match="not known"):
         Buckets().curriculum  # noqa: B018
 
 
-# ---------------------------------------------------------------------- serving a schedule
+# ---------------------------------------------------------------------- rows of a schedule
 
 
-def serve(packer: Buckets, lengths: list[int], **changes: Any) -> tuple[Plan, np.ndarray]:
-    settings: dict[str, Any] = {
-        "must_go": np.zeros(len(lengths), dtype=np.bool_),
-        "batch_tokens": 2 * packer.seq_lens[-1],
-        "least_tokens": sum(lengths) // 2,
-        "rotation": 3,
-        "schedule_seed": 1,
-        "seed": 2,
-    }
-    return packer.plan_batches(np.array(lengths, dtype=np.int64), **{**settings, **changes})
+def scheduled(packer: Buckets, lengths: list[int], **changes: Any) -> tuple[Plan, np.ndarray]:
+    found = packer.plan_window(window_request(lengths, seq_len=packer.seq_lens[-1], **changes))
+    assert found.rows.tolist() == list(range(found.plan.num_rows))
+    return found.plan, found.batches
+
+
+def rounds_left(must_go: np.ndarray) -> np.ndarray:
+    return np.where(must_go, 0, PATIENT)
 
 
 @given(
@@ -203,16 +183,19 @@ def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
         seq_lens=tuple(seq_lens), padding_threshold=threshold, shares=shares[: len(seq_lens)]
     )
     must_go = np.array(flags[: len(lengths)], dtype=np.bool_)
-    wanted = int(least * sum(lengths))
+    carry = 1 - least
+    wanted = math.ceil((1 - carry) * sum(lengths))
     batch_tokens = 2 * seq_lens[-1]
-    plan, batches = serve(packer, lengths, must_go=must_go, least_tokens=wanted, rotation=rotation)
+    plan, batches = scheduled(
+        packer, lengths, rounds_left=rounds_left(must_go), carry=carry, step=rotation
+    )
     taken = np.zeros(len(lengths), dtype=np.int64)
     np.add.at(taken, plan.document, plan.stop - plan.start)
     check_plan(plan, taken)  # heads without gaps: what stays is a tail
     assert (taken <= lengths).all()
     assert (taken[must_go] == np.array(lengths, dtype=np.int64)[must_go]).all()
-    scheduled = bucket_schedule(packer.curriculum, 1).buckets(rotation, len(batches) - 1)
-    for b, bucket in enumerate(scheduled):
+    turns = bucket_schedule(packer.curriculum, 1).buckets(rotation, len(batches) - 1)
+    for b, bucket in enumerate(turns):
         rows = range(batches[b], batches[b + 1])
         assert len(rows) >= 1
         assert set(plan.seq_len[rows]) == {seq_lens[bucket]}
@@ -226,17 +209,18 @@ def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
 def test_a_document_too_long_for_the_bucket_waits_until_it_must_go() -> None:
     packer = Buckets(seq_lens=(8, 16), shares=(1, 0))
     lengths = [16, 3, 5, 8, 2, 6, 4, 4, 7, 1, 8, 8]
-    plan, _ = serve(packer, lengths, batch_tokens=16, least_tokens=32)
+    carry = 1 - 32 / sum(lengths)  # two batches
+    plan, _ = scheduled(packer, lengths, batch_tokens=16, carry=carry)
     assert 0 not in plan.document
-    must_go = np.arange(len(lengths)) == 0
-    plan, batches = serve(packer, lengths, batch_tokens=16, least_tokens=32, must_go=must_go)
+    left = rounds_left(np.arange(len(lengths)) == 0)
+    plan, batches = scheduled(packer, lengths, batch_tokens=16, carry=carry, rounds_left=left)
     assert (plan.document == 0).sum() == 2
     assert len(batches) == 4  # one more than without it
 
 
 def test_long_documents_get_their_bucket_and_short_ones_fill_it_up() -> None:
     packer = Buckets(seq_lens=(8, 16), shares=(0, 1))
-    plan, _ = serve(packer, [8, 8, 15, 1, 12, 4, 8, 8], batch_tokens=32, least_tokens=64)
+    plan, _ = scheduled(packer, [8, 8, 15, 1, 12, 4, 8, 8], batch_tokens=32, carry=0.0)
     rows = rows_of(plan)
     assert sorted(rows[0] + rows[1]) == [(2, 0, 15), (3, 0, 1), (4, 0, 12), (5, 0, 4)]
     assert plan.metrics(np.array([8, 8, 15, 1, 12, 4, 8, 8])).documents_cut == 0

@@ -13,7 +13,6 @@ from streampack.packing import (
     Buckets,
     Concat,
     FirstFitDecreasing,
-    MultiBucket,
     Pad,
     Seamless,
 )
@@ -23,8 +22,7 @@ SEQ_LEN = 2048
 LONG = 10_000_000
 ONES = 100_000
 KINDS = [FirstFitDecreasing, BestFitDecreasing, Seamless, BestFitCrop, Concat, Pad]
-BUCKETS = [Buckets(), MultiBucket()]
-PACKERS: list[Any] = [*(kind(seq_len=SEQ_LEN) for kind in KINDS), *BUCKETS]
+PACKERS: list[Any] = [*(kind(seq_len=SEQ_LEN) for kind in KINDS), Buckets()]
 by_name = {"ids": lambda packer: type(packer).__name__}
 
 
@@ -48,7 +46,7 @@ def test_nothing_makes_no_row(packer: Any, lengths: list[int]) -> None:
 @pytest.mark.parametrize("packer", PACKERS, **by_name)
 def test_ten_million_tokens_fill_their_rows(packer: Any) -> None:
     found = tokens_per_row(packer, [LONG])
-    if isinstance(packer, (Buckets, MultiBucket)):
+    if isinstance(packer, Buckets):
         assert found == cut(LONG, 16_384)
     elif isinstance(packer, Pad):  # all rows but the last have an EOS of their own
         assert found == cut(LONG + (LONG - 2) // (SEQ_LEN - 1), SEQ_LEN)

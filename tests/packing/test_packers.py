@@ -173,7 +173,7 @@ def test_the_oracle_finds_every_planted_fault() -> None:
     check_plan(plan, lengths)
     faults: list[tuple[str, dict[str, Any]]] = [
         ("longer than its seq_len", {"seq_len": plan.seq_len - 1}),
-        ("ends behind its document", {"stop": plan.stop + 100}),
+        ("ends after its document", {"stop": plan.stop + 100}),
         ("is empty", {"stop": plan.start}),
         ("add up", {"dropped": plan.dropped + 1}),
         ("gap or an undeclared overlap", {"overlap": plan.overlap + (plan.start > 0)}),

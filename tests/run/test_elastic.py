@@ -29,7 +29,6 @@ from streampack import (
     merge_states,
     sources,
 )
-from streampack.packing.packer import BatchPacker
 from tests.support.corpora import byte_tokenizer
 from tests.support.every_source import PACKERS, SEQ_LEN, SOURCES
 from tests.support.memory_source import MemorySource
@@ -154,8 +153,8 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "packer": packer,
         "batch_tokens": draw(st.integers(1, 3)) * SEQ_LEN,
         "window": WindowConfig(
-            window_tokens=draw(st.integers(8, 30)) * SEQ_LEN,
-            window_documents=draw(st.sampled_from([20, 65_536])),
+            rows=draw(st.integers(8, 30)),
+            documents=draw(st.sampled_from([20, 65_536])),
             max_carries=draw(st.sampled_from([1, 16])),
         ),
         "attention": draw(st.sampled_from(["document", "row"])),
@@ -168,7 +167,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 5)) == 0:
         order = SimilarityOrder(order_window_documents=30, first_window_documents=10)
         values |= {"order": order, "packer": Concat(seq_len=SEQ_LEN), "attention": "row"}
-    elif values["attention"] == "document" and not isinstance(packer, BatchPacker):
+    elif values["attention"] == "document" and packer.follows_balance:
         values["balance"] = draw(st.sampled_from([None, "attention"]))
     return values
 
@@ -233,7 +232,7 @@ def test_workers_are_free_on_every_leg(seed: int) -> None:
     source = MemorySource([documents[:90], documents[90:]], block_documents=9)
     values = {
         "packer": PACKERS[int(rng.integers(len(PACKERS)))],
-        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "window": WindowConfig(rows=10),
     }
     legs = [Leg(1, int(rng.integers(1, 4)), int(rng.integers(1, 30))) for _ in range(3)]
     check_legs(dataset_maker(source, 6, values), 6, legs)
@@ -251,7 +250,7 @@ def test_a_stop_costs_no_more_time_than_its_window() -> None:
 
     documents = [np.zeros(20, dtype=np.uint16)] * 20_000
     source = Counting([documents], block_documents=16)
-    values = {"seq_len": 64, "batch_rows": 1, "window": WindowConfig(window_tokens=64 * 40)}
+    values = {"seq_len": 64, "batch_rows": 1, "window": WindowConfig(rows=40)}
     make = dataset_maker(source, 1, values)
     loader = PackedLoader(make(Topology()))
     for _ in islice(loader, 5000):

@@ -40,7 +40,7 @@ def evaluation(topology: Topology, source: Any = None, **options: Any) -> Packed
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
         "batch_tokens": 2 * SEQ_LEN,
-        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "window": WindowConfig(rows=10),
         "token_rules": TokenRules(pad_id=PAD),
     }
     return PackedDataset.evaluation(source, topology=topology, **{**values, **options})

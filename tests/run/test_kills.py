@@ -29,7 +29,7 @@ def make_dataset(rank: int, ranks: int) -> PackedDataset:
     return PackedDataset(
         MemorySource([DOCUMENTS[:1000], DOCUMENTS[1000:]], block_documents=16),
         packer=BestFitDecreasing(seq_len=SEQ_LEN),
-        window=WindowConfig(window_tokens=20 * SEQ_LEN),
+        window=WindowConfig(rows=20),
         lanes=LANES,
         topology=Topology(rank, ranks),
     )

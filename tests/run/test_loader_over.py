@@ -116,7 +116,7 @@ def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: 
 
 def test_the_lanes_are_the_same_whoever_asks_first() -> None:
     def asked(*questions: Any) -> dict[str, Any]:
-        window = WindowConfig(window_tokens=128)
+        window = WindowConfig(rows=4)
         dataset = uneven(Topology(), lanes=None, window=window, epochs=20)
         for question in questions:
             question(dataset)

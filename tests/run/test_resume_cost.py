@@ -21,7 +21,7 @@ from tests.support.servers import http_server
 LANES = 2
 PLACES = (0.0, 0.3, 0.6, 0.9)
 COUNT = 6000
-WINDOW = WindowConfig(window_tokens=8 * 2048)  # of 82 documents
+WINDOW = WindowConfig(rows=8)  # of 82 documents
 
 
 def documents() -> list[np.ndarray]:
@@ -102,7 +102,7 @@ def test_a_cold_host_fetches_only_the_shards_that_its_windows_need(tmp_path: Pat
     write_mds(tmp_path, [rng.integers(0, 9, 90).astype(np.uint16) for _ in range(2000)])
     shards = len(list(tmp_path.glob("mds/*.mds")))
     assert shards > 150
-    window = WindowConfig(window_tokens=16 * 128)  # 23 documents, of 3 shards
+    window = WindowConfig(rows=16)  # 23 documents, of 3 shards
 
     def loader(url: str, cache: Path) -> PackedLoader:
         source = sources.MDS(

@@ -35,7 +35,7 @@ def test_restoring_a_balanced_run_after_every_batch_gives_the_same_rest(
             packer=packer,
             balance="attention",
             batch_tokens=rows * SEQ_LEN,
-            window=WindowConfig(window_tokens=8 * SEQ_LEN),
+            window=WindowConfig(rows=8),
             token_rules=TokenRules(eos_id=256),
             lanes=2,
             topology=Topology(),

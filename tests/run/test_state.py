@@ -46,7 +46,7 @@ def make_dataset(
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
         "batch_tokens": 2 * SEQ_LEN,
-        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "window": WindowConfig(rows=10),
         "lanes": LANES,
         "topology": Topology(rank, ranks),
     }
@@ -227,7 +227,7 @@ def test_the_state_after_a_batch_knows_nothing_of_what_was_stepped_over_later() 
 def test_a_rank_of_sixteen_such_lanes_has_a_state_of_less_than_1_mib() -> None:
     lengths = np.exp(np.random.default_rng(0).normal(4.4, 1.1, 20_000)).astype(int) + 1
     documents = numbered_documents(lengths.tolist())
-    window = WindowConfig(window_tokens=int(13_000 * lengths.mean()), window_documents=10_000)
+    window = WindowConfig(rows=int(13_000 * lengths.mean()) // 2048, documents=10_000)
     dataset = PackedDataset(
         MemorySource([documents] * 16),
         packer=BestFitDecreasing(seq_len=2048),
@@ -257,9 +257,7 @@ def test_a_lane_of_ten_thousand_documents_has_a_state_of_less_than_16_kib(long: 
         MemorySource([numbered_documents(lengths.tolist())]),
         packer=packer,
         batch_tokens=16 * 128,
-        window=WindowConfig(
-            window_tokens=int(10_500 * lengths.mean()), window_documents=10_000, carry=0.9
-        ),
+        window=WindowConfig(rows=int(10_500 * lengths.mean()) // 128, documents=10_000, carry=0.9),
         lanes=1,
         topology=Topology(),
     )

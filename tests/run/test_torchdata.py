@@ -33,7 +33,7 @@ def make_dataset(rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
         "batch_tokens": 2 * SEQ_LEN,
-        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "window": WindowConfig(rows=10),
         "lanes": LANES,
         "topology": Topology(rank, ranks),
     }

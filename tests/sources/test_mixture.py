@@ -47,7 +47,7 @@ def dataset(source: Any, **options: Any) -> PackedDataset:
         "seq_len": SEQ_LEN,
         "lanes": 2,
         "topology": Topology(),
-        "window": WindowConfig(window_tokens=8 * SEQ_LEN),
+        "window": WindowConfig(rows=8),
         "token_rules": TokenRules(vocab_size=70_000),
         "provenance": True,
     }
@@ -391,7 +391,7 @@ def test_a_state_of_another_mixture_is_refused_with_the_field() -> None:
 def test_ten_sources_fit_in_a_state_of_16_kib_per_lane() -> None:
     members = {f"source-{i}": ids(i, 400, 11 + i) for i in range(10)}
     mixture = Mixture(members, weights=dict.fromkeys(members, 1))
-    window = WindowConfig(window_tokens=100_000, window_documents=10_000)
+    window = WindowConfig(rows=1562, documents=10_000)
     loader = PackedLoader(dataset(mixture, lanes=2, window=window))
     for _ in loader:
         for lane in loader.state_dict()["lanes"].values():

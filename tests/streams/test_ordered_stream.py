@@ -20,8 +20,9 @@ from streampack import (
 )
 from streampack.errors import ConfigError, StateError
 from streampack.lane.state import checksum
-from streampack.ordering import ClusterOrder, NeighbourOrder, RandomOrder, TokenEmbedder
+from streampack.ordering import TokenEmbedder
 from streampack.packing import BestFitDecreasing, Concat
+from streampack.packing.rng import permutation
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import check_restores_everywhere
 from tests.support.topics import together, topical
@@ -31,6 +32,23 @@ SEQ_LEN = 128
 
 def float_vectors(documents: Any) -> np.ndarray:
     return np.random.default_rng(documents.tokens[:8]).normal(size=(len(documents), 4))
+
+
+class Shuffled:
+    """A random order; each document comes `times` times."""
+
+    order_window_documents = 16
+
+    def __init__(self, *, times: int = 1, exact: bool = True) -> None:
+        self.times = times
+        self.exact = exact
+
+    def order(self, documents: Any, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        order = permutation(len(documents), seed)
+        return np.repeat(order, self.times), np.zeros(0, dtype=np.int64)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "Shuffled", "times": self.times}
 
 
 ORDERS: dict[str, Any] = {
@@ -46,9 +64,9 @@ ORDERS: dict[str, Any] = {
     "float": SimilarityOrder(
         order_window_documents=16, embedder=TokenEmbedder("random", float_vectors)
     ),
-    "random": RandomOrder(order_window_documents=16),
-    "neighbours": NeighbourOrder(order_window_documents=16, k=2),
-    "clusters": ClusterOrder(order_window_documents=16, documents_per_cluster=4),
+    "shuffled": Shuffled(),
+    "repeated": Shuffled(times=3),
+    "inexact": Shuffled(exact=False),
 }
 
 
@@ -61,7 +79,7 @@ def make_dataset(order: Any, *, count: int = 60, copies: int = 6, **options: Any
         "order": order,
         "seq_len": SEQ_LEN,
         "batch_tokens": 4 * SEQ_LEN,
-        "window": WindowConfig(window_tokens=20 * SEQ_LEN),
+        "window": WindowConfig(rows=20),
         "attention": "row",
         "lanes": 2,
         "topology": Topology(),
@@ -175,7 +193,7 @@ def test_a_batch_seldom_holds_rows_that_follow_one_another() -> None:
     source = MemorySource([[documents.document(i) for i in range(2000)]], block_documents=50)
     dataset = PackedDataset(
         source, seq_len=512, batch_tokens=2 * 512, order=SimilarityOrder(), attention="row",
-        window=WindowConfig(window_tokens=64 * 512), lanes=1, provenance=True,
+        window=WindowConfig(rows=64), lanes=1, provenance=True,
         token_rules=TokenRules(eos_id=9000),
         topology=Topology(),
     )  # fmt: skip
@@ -220,7 +238,7 @@ def test_changed_documents_do_not_take_over_a_saved_order() -> None:
 def test_a_state_of_another_order_is_refused() -> None:
     loader = PackedLoader(make_dataset(SimilarityOrder(order_window_documents=16)))
     next(iter(loader))
-    for other in (SimilarityOrder(order_window_documents=16, k=9), None, RandomOrder()):
+    for other in (SimilarityOrder(order_window_documents=16, k=9), None, Shuffled()):
         options = {} if other else {"seq_len": None, "packer": Concat(seq_len=SEQ_LEN)}
         with pytest.raises(StateError, match=r"order"):
             PackedLoader(make_dataset(other, **options)).load_state_dict(loader.state_dict())

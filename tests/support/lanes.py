@@ -51,7 +51,7 @@ def lane_config(
         open_shards=changes.pop("open_shards", 2),
     )
     source.prepare()
-    window = changes.pop("window", WindowConfig(window_tokens=8 * SEQ_LEN))
+    window = changes.pop("window", WindowConfig(rows=8))
     settings: dict[str, Any] = {
         "source": source,
         "lanes": lanes,

@@ -50,7 +50,7 @@ def maker(
             source,
             packer=packer,
             batch_tokens=batch_rows * SEQ_LEN,
-            window=WindowConfig(window_tokens=6 * SEQ_LEN),
+            window=WindowConfig(rows=6),
             tokenizer=None if source.tokenized else tokenizer,
             token_rules=TokenRules(eos_id=256 if source.tokenized else None, vocab_size=2000),
             lanes=source.max_lanes() or 2,

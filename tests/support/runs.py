@@ -21,7 +21,7 @@ def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": packer or BestFitDecreasing(seq_len=SEQ_LEN),
         "batch_tokens": 2 * SEQ_LEN,
-        "window": WindowConfig(window_tokens=10 * SEQ_LEN),
+        "window": WindowConfig(rows=10),
         "lanes": 6,
         "topology": Topology(),
         "token_rules": TokenRules(pad_id=PAD, eos_id=PAD + 1),
@@ -67,7 +67,7 @@ def uneven(topology: Topology, lanes: int = 12, **options: Any) -> PackedDataset
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=32),
         "batch_tokens": 64,
-        "window": WindowConfig(window_tokens=320),
+        "window": WindowConfig(rows=10),
         "token_rules": TokenRules(pad_id=4_000_000),
     }
     return PackedDataset(source, lanes=lanes, topology=topology, **{**values, **options})

@@ -31,7 +31,7 @@ from streampack.forecast.dry_run import stream_plan
 from streampack.forecast.sizing import measure_balance
 from streampack.lane.state import checksum
 from streampack.packing import Packer, Plan, check_plan
-from streampack.window.balancing import Balance, choose_by_cost, order_by_cost
+from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
 from tests.support.corpora import write_mds
 from tests.support.memory_source import MemorySource
 
@@ -132,7 +132,7 @@ def test_every_token_is_placed_once_whatever_the_schedule_wants(
     packer: Packer, lengths: list[int], rows: int, quantiles: list[int], carry: float
 ) -> None:
     values = np.array(lengths, dtype=np.int64)
-    config = WindowConfig(window_tokens=16 * 64, carry=carry, max_carries=3)
+    config = WindowConfig(rows=16, carry=carry, max_carries=3)
     plan = stream_plan(
         values, packer, config, batch_tokens=rows * 64, balance=Balance(tuple(sorted(quantiles)))
     )
@@ -252,7 +252,7 @@ def test_a_run_goes_on_with_the_costs_it_has_measured_and_not_without_a_balance(
         ({"attention": "row"}, "all batches cost the same"),
         (
             {"seq_len": None, "packer": Buckets(seq_lens=(64, 128), shares=(0.5, 0.5))},
-            "Buckets serves a schedule of its own",
+            "Buckets does not choose rows by cost",
         ),
     ],
 )

@@ -28,7 +28,7 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost
         # Two MiB in a message, and no pipe holds more than one.
         documents = [np.full(1024, i, dtype=np.uint32) for i in range(8 * 512)]
         packer = BestFitDecreasing(seq_len=1024)
-        window = WindowConfig(window_tokens=1 << 20)
+        window = WindowConfig(rows=1024)
         return PackedDataset(
             MemorySource([documents]), packer=packer, batch_tokens=1 << 19, window=window,
             lanes=1, topology=Topology(),

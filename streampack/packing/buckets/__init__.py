@@ -3,7 +3,7 @@
 Knows lengths and shares; it does not know tokens, lanes or ranks.
 """
 
-from streampack.packing.buckets.packer import Buckets, MultiBucket
+from streampack.packing.buckets.packer import Buckets
 from streampack.packing.buckets.schedule import Curriculum
 
-__all__ = ["Buckets", "Curriculum", "MultiBucket"]
+__all__ = ["Buckets", "Curriculum"]

@@ -1,28 +1,29 @@
 """Buckets: rows of several lengths, each document in the shortest that holds it.
 
 Steps (`Buckets.plan`; documents by decreasing length, ties by arrival):
-  1. While any remain, the row is of the smallest bucket that holds the longest of them, or of the
-     largest if none does; then it takes the document's head and the rest stays in the order.
-  2. Again and again the longest remaining document that fits the room left is added whole.
+  1. While any remain, the next row is of the smallest bucket that holds the longest of them. If
+     none does, it is of the largest, takes the document's head, and the rest stays in the order.
+  2. The longest remaining document that fits the room left is added whole, until none fits.
   3. If room / bucket is above `padding_threshold`, the head of the shortest remaining document
      (ties: the latest arrival) fills the room and its rest stays; otherwise the room is padding.
 With ``align`` every piece of a document takes up a multiple of it, padding included.
 
-Cost: O(documents), one compiled pass: documents stand in a bitmap by length, so the longest that
-fits is found in a few instructions. Keeps every token; cuts at most one document per row and, with
-many short documents about, hardly any; pads at most the threshold's share of a row, but for the
-last one.
+Cost: O(documents), one compiled pass: a bitmap holds the lengths that remain, so the longest that
+fits is found in a few instructions. Keeps every token; cuts at most one document per row, and
+hardly any where many are short; pads at most the threshold's share of a row, except for the last
+one.
 
-Online (`Buckets.plan_batches`) a seeded schedule fixes the bucket of every batch; see
-`packing/serving.py` and `packing/schedule.py`.
+Online (`Buckets.plan_window`) a seeded schedule fixes the bucket of every batch; see `schedule` for
+it and `rows` for what goes into them.
 
 Source: "Bucket Pre-training is All You Need" (2024), algorithm 1, which leaves open what a tie is
-and what happens to several chunks of one document; its baseline is `MultiBucket`.
+and what happens to several chunks of one document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -32,27 +33,23 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.errors import ConfigError
 from streampack.numeric import is_number, is_whole
+from streampack.packing.arguments import require_align, require_buckets
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
-from streampack.packing.buckets.rows import serve
+from streampack.packing.buckets.rows import fill_batches
 from streampack.packing.buckets.schedule import Curriculum, bucket_schedule, plain_shares
-from streampack.packing.concat import cut_joined
-from streampack.packing.packer import (
-    Overflow,
-    aligned,
-    checked_lengths,
-    require_align,
-    require_buckets,
-)
+from streampack.packing.overflow import checked_lengths
+from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
-from streampack.packing.rng import derive_seed, permutation
+from streampack.packing.request import Selection, WindowRequest
+from streampack.packing.rng import permutation
 
-__all__ = ["Buckets", "MultiBucket"]
+__all__ = ["Buckets"]
 
 DEFAULT_SEQ_LENS = (2048, 4096, 8192, 16384)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Buckets:
+class Buckets(Packer):
     """Rows of several lengths; online, batches of one length each, after a schedule.
 
     Args:
@@ -72,10 +69,9 @@ class Buckets:
     warm_up: int = 0
     align: int = 1
 
-    overflow: ClassVar[Overflow] = "split"
-    carries: ClassVar[bool] = True
-    inserts_eos: ClassVar[bool] = False
     revision: ClassVar[int] = 1
+
+    follows_balance = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
@@ -91,7 +87,7 @@ class Buckets:
         if not whole or (self.warm_up and isinstance(self.shares, Curriculum)):
             raise ConfigError(
                 f"warm_up is {self.warm_up!r} and shares is {self.shares!r}.",
-                "A warm-up is a number of rotations, and a curriculum has its own.",
+                "A warm-up is a number of rotations, and a curriculum already has one.",
                 "Pass warm_up >= 0 with plain shares, or put the warm-up into the curriculum.",
             )
         object.__setattr__(self, "warm_up", int(self.warm_up))
@@ -119,13 +115,18 @@ class Buckets:
             raise ConfigError(
                 "The shares of the buckets are not known.",
                 "There is no schedule without them.",
-                "Pass shares=, or measure them with `with_shares_of(lengths)`.",
+                "Pass shares=, or measure them with `with_sample(lengths)`.",
             )
         if self.warm_up:
             return Curriculum.warm_up(self.shares, self.warm_up)
         return Curriculum.constant(self.shares)
 
-    def with_shares_of(self, lengths: NDArray[np.int64]) -> Buckets:
+    @property
+    def needs_sample(self) -> bool:
+        """True while the shares are not known."""
+        return self.shares is None
+
+    def with_sample(self, lengths: NDArray[np.int64]) -> Buckets:
         """The same with the token shares that algorithm 1 gives documents of these lengths (N,)."""
         plan = self.plan(lengths, final=True, seed=0)
         slots = [
@@ -133,11 +134,18 @@ class Buckets:
         ]
         if not plan.num_rows:
             raise ConfigError(
-                "The shares of the buckets are to be measured on no documents.",
+                "The shares of the buckets should be measured, and the sample has no documents.",
                 "There is no schedule without them.",
                 "Pass shares=, or check what the source and the filter leave.",
             )
         return replace(self, shares=tuple(round(size / sum(slots), 6) for size in slots))
+
+    def with_saved(self, description: Mapping[str, Any]) -> Buckets:
+        """The same with the shares of a saved run that had the same buckets."""
+        shares = description.get("shares")
+        if description.get("seq_lens") != list(self.seq_lens) or not isinstance(shares, list):
+            return self
+        return replace(self, shares=tuple(shares))
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Algorithm 1 over all of them, rows in the order in which it makes them.
@@ -145,7 +153,7 @@ class Buckets:
         Neither `final` nor `seed` changes anything, for nothing here is random.
         """
         lengths = checked_lengths(lengths)
-        room = aligned(lengths, self.align)
+        room = _aligned(lengths, self.align)
         longest = self.seq_lens[-1]
         heads = np.maximum(room - 1, 0) // longest  # full rows cut off a document's front
         document, start = _heads(room, heads, longest)
@@ -164,56 +172,51 @@ class Buckets:
             align=self.align,
         )
 
-    def plan_batches(
-        self,
-        lengths: NDArray[np.int64],
-        *,
-        must_go: NDArray[np.bool_],
-        batch_tokens: int,
-        least_tokens: int,
-        rotation: int,
-        schedule_seed: int,
-        seed: int,
-    ) -> tuple[Plan, NDArray[np.int64]]:
-        """Rows for the next batches, each of the bucket of its rotation; see `BatchPacker`.
+    def plan_window(self, request: WindowRequest) -> Selection:
+        """Rows for the lane's next batches, each of the bucket that the schedule gives it.
+
+        As many batches are made as have room for the tokens that may not stay (at least one, and
+        not more than the documents fill), and more only for documents that must go. A batch is
+        never empty, and has fewer rows than it has room for only where no documents are left.
 
         Raises:
             ConfigError: the shares are neither given nor measured.
         """
-        lengths = checked_lengths(lengths)
-        room = aligned(lengths, self.align)
-        total = int(room.sum())
+        lengths = np.minimum(request.held, request.lengths)
+        must_go = (request.rounds_left <= 0) | request.final
+        room = _aligned(lengths, self.align)
+        batch_tokens, total = request.batch_tokens, int(room.sum())
+        least_tokens = math.ceil((1 - request.carry) * int(request.held.sum()))
         count = max(min(-(-least_tokens // batch_tokens), total // batch_tokens), 1)
         if must_go.all():
             count = max(-(-total // batch_tokens), 1)
-        schedule = bucket_schedule(self.curriculum, schedule_seed)
+        schedule = bucket_schedule(self.curriculum, request.schedule_seed)
         sizes = np.array(self.seq_lens, dtype=np.int64)
-        order = permutation(len(lengths), seed)
+        order = permutation(len(lengths), request.seed)
         at_most = 2 * count + 8
         while True:
-            buckets = schedule.buckets(rotation, at_most)
-            served = serve(
-                room, must_go, order, sizes, buckets, count, batch_tokens,
-                self.padding_threshold,
-            )  # fmt: skip
-            if served.complete:
+            buckets = schedule.buckets(request.step, at_most)
+            found = fill_batches(
+                room, must_go, order, sizes, buckets, count, batch_tokens, self.padding_threshold
+            )
+            if found.complete:
                 break
             at_most *= 2
         plan = _plan_of(
-            row_offsets=served.row_offsets,
-            seq_len=served.seq_len.astype(np.int32),
-            document=served.document,
-            start=served.start,
-            stop=served.stop,
+            row_offsets=found.row_offsets,
+            seq_len=found.seq_len.astype(np.int32),
+            document=found.document,
+            start=found.start,
+            stop=found.stop,
             lengths=lengths,
             align=self.align,
         )
-        return plan, served.batches
+        return Selection(plan, np.arange(plan.num_rows, dtype=np.int64), found.batches)
 
-    def seq_len_at(self, rotation: int, *, schedule_seed: int) -> int:
-        """Tokens per row of every lane's batch number `rotation`, after the schedule."""
+    def seq_len_at(self, step: int, *, schedule_seed: int) -> int:
+        """Tokens per row of batch number `step` of every lane, by the schedule."""
         schedule = bucket_schedule(self.curriculum, schedule_seed)
-        return self.seq_lens[int(schedule.buckets(rotation, 1)[0])]
+        return self.seq_lens[int(schedule.buckets(step, 1)[0])]
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
@@ -231,46 +234,14 @@ class Buckets:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class MultiBucket:
-    """The paper's baseline: documents by length class, each class concatenated and cut.
-
-    A document goes to the smallest bucket that holds it, or to the largest; the documents of a
-    bucket are joined in order of arrival and cut at its length. Offline only: rows are planned
-    for a whole corpus, with one short row per bucket at most.
-
-    Args:
-        seq_lens: the buckets, tokens per row, ascending.
-    """
-
-    seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
-
-    revision: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
-
-    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Rows of the shortest bucket first; the seed orders the full rows of each."""
-        lengths = checked_lengths(lengths)
-        sizes = np.array(self.seq_lens, dtype=np.int64)
-        bucket = np.minimum(np.searchsorted(sizes, lengths), len(sizes) - 1)
-        parts = []
-        for b, size in enumerate(self.seq_lens):
-            own = np.where(bucket == b, lengths, 0)
-            order = permutation(int(own.sum()) // size, derive_seed(seed, b))
-            parts.append(cut_joined(own, size, size, order))
-        rows = [len(part[0]) - 1 for part in parts]
-        counts = np.concatenate([np.diff(part[0]) for part in parts])
-        return _plan_of(
-            row_offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            seq_len=np.repeat(sizes, rows).astype(np.int32),
-            document=np.concatenate([part[1] for part in parts]),
-            start=np.concatenate([part[2] for part in parts]),
-            stop=np.concatenate([part[3] for part in parts]),
-            lengths=lengths,
-            align=1,
-        )
+@kernel
+def _aligned(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
+    """`lengths` with the padding that makes each a multiple of `align`."""
+    whole = lengths.copy()
+    if align > 1:
+        for i in range(len(whole)):
+            whole[i] = -(-whole[i] // align) * align
+    return whole
 
 
 def _plan_of(
@@ -304,8 +275,8 @@ def _heads(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Full rows of documents beyond the largest bucket, as (document, start), in order.
 
-    All of them come before anything else does: what remains of such a document is the longest
-    there is until it fits. So the order is that of what remains at each cut.
+    They come before all other rows, because what remains of such a document is the longest there
+    is until it fits. So they are ordered by what remains at each cut.
     """
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), heads)
     number = np.arange(len(document), dtype=np.int64) - (np.cumsum(heads) - heads)[document]
@@ -334,9 +305,9 @@ def _compose(
         Row offsets, the bucket of every row, and the segments' document, start and stop.
     """
     largest = sizes[-1]
-    # Documents sorted by length, ties by arrival; those of length s that are left are
-    # by_length[first[s]:last[s]]. At most one has been cut and not used up: it is shorter than
-    # all others, so it needs no place among them.
+    # Documents sorted by length, ties by arrival; by_length[first[s]:last[s]] are those of length s
+    # that are left. At most one has been cut and not used up. It is shorter than all others, so it
+    # needs no place among them.
     first, last, by_length, words, groups = _by_length(lengths, largest)
     left = len(by_length)
     shortest = 1

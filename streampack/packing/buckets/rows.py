@@ -1,19 +1,21 @@
-"""Serving a schedule of buckets from a window: the rows of a lane's next batches.
+"""The rows of a lane's next batches, each batch of the bucket that the schedule gives it.
 
 Steps, batch by batch, each of the bucket its rotation has, row by row:
-  1. A document opens the row. The first of these that there is: a document that must go and is of
-     the bucket's own class (longer than the next smaller bucket); any other of the class, in seeded
-     random order; the longest that fits and must go; the longest that fits; the head of the
-     shortest of those that do not fit.
+  1. A document opens the row: the first that there is of
+     - one that must go and belongs to the bucket (it is longer than the next smaller bucket);
+     - any other that belongs to the bucket, in seeded random order;
+     - the longest that fits and must go;
+     - the longest that fits;
+     - the head of the shortest of those that do not fit.
   2. The longest document that fits the room left is added, those that must go first, until none
      fits.
   3. If room / bucket is above the threshold, the head of the shortest remaining document fills it.
-So long documents wait for their bucket, and only what has no bucket of its own to wait for is cut.
-When the batches asked for are made and documents that must go are left, more batches follow in
-which these open rows first, longest first, and are cut to fit.
+So long documents wait for their bucket, and documents are cut only where none fits the room. When
+the batches asked for are made and documents that must go are left, more batches follow: in these,
+the documents that must go open the rows, longest first, and are cut to fit.
 
-Documents open rows in random order, not longest first as in the offline algorithm: what is left
-over stays in the window, and the same lengths must not be left over again and again.
+Documents open rows in random order, and not longest first as in the offline algorithm. What is not
+placed stays in the window, and it should not be the same lengths again and again.
 
 Cost: O(documents), one compiled pass. Keeps every token.
 """
@@ -28,14 +30,14 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.packing.bitmap import clear_bit, last_set, new_bitmap, next_set, set_bit
 
-__all__ = ["Served", "serve"]
+__all__ = ["BatchRows", "fill_batches"]
 
 
-class Served(NamedTuple):
+class BatchRows(NamedTuple):
     """Rows of the batches, in order.
 
     Attributes:
-        complete: False if the buckets given did not suffice for all that must go.
+        complete: False if `buckets` were too few for all that must go.
         row_offsets: (R + 1,) int64 into the segments; seq_len: (R,) int64.
         document, start, stop: (S,) int64 segments.
         batches: (B + 1,) int64, where each batch begins in the rows.
@@ -62,7 +64,10 @@ class _Shelf(NamedTuple):
 
 
 class _Stock(NamedTuple):
-    """All documents: two shelves (those that must go, the others) and what is left of each."""
+    """All documents: two shelves (those that must go, the others) and what is left of each.
+
+    `left` and `at` are of each document: tokens that are not placed yet, and where they begin.
+    """
 
     pressing: _Shelf
     patient: _Shelf
@@ -82,7 +87,7 @@ class _Queues(NamedTuple):
 
 
 class _Segments(NamedTuple):
-    """Segments under way; used[0] of them."""
+    """The segments made so far: the first used[0] of each column."""
 
     document: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -91,7 +96,7 @@ class _Segments(NamedTuple):
 
 
 @kernel
-def serve(
+def fill_batches(
     lengths: NDArray[np.int64],
     must_go: NDArray[np.bool_],
     order: NDArray[np.int64],
@@ -100,7 +105,7 @@ def serve(
     count: int,
     batch_tokens: int,
     threshold: float,
-) -> Served:
+) -> BatchRows:
     """Rows for `count` batches and then for what must go, as long as documents are left.
 
     Args:
@@ -143,7 +148,7 @@ def serve(
         made += 1
         batches[made] = rows
     k = segments.used[0]
-    return Served(
+    return BatchRows(
         made < len(buckets) or _longest(stock.pressing, sizes[-1]) < 0,
         row_offsets[: rows + 1],
         seq_len[:rows],
@@ -244,7 +249,7 @@ def _fill(lengths: NDArray[np.int64], must_go: NDArray[np.bool_], largest: int) 
         must_go,
     )
     for i in range(count):
-        d = count - 1 - i  # the last put on a shelf is the first to be found
+        d = count - 1 - i  # the last one put on a shelf is the first one found
         if lengths[d] > 0:
             _put_on(stock, d)
     return stock
@@ -308,7 +313,7 @@ def _take_off(stock: _Stock, d: int) -> None:
 def _longest(shelf: _Shelf, room: int) -> int:
     """The document with most left that fits `room`, or -1.
 
-    One that no bucket holds counts as one that fills the largest.
+    One that is too long for every bucket counts as one that fills the largest.
     """
     place = next_set(shelf.words, shelf.groups, len(shelf.head) - 1 - room)
     return shelf.head[place] if place >= 0 else -1  # type: ignore[no-any-return]

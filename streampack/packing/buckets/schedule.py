@@ -1,16 +1,17 @@
-"""The bucket schedule: which bucket every rotation serves, the same for all lanes and ranks.
+"""The bucket schedule: which bucket each rotation has, the same for all lanes and ranks.
 
 Steps, for rotation r = 0, 1, ...:
-  1. Every bucket's due grows by its share of rotation r; the shares add up to one.
+  1. Each bucket's due grows by its share of rotation r; the shares add up to one.
   2. Turn j of a bucket (counted from 0) may be given from the rotation in which its due first
      exceeds j, and must be given no later than the one in which its due reaches j + 1.
-  3. Among the buckets whose next turn may be given, in an order drawn from the seed, the first one
-     is taken that leaves every other turn its place; the one with the earliest deadline always
-     does.
+  3. Of the buckets whose next turn may be given, in an order drawn from the seed, the first one is
+     taken that leaves room for all other turns before their deadlines. The one with the earliest
+     deadline always does.
 
-So after any number of rotations a bucket had floor(due) or ceil(due) turns: its realised share is
-within one rotation of its target at any time, also where the shares change. Arithmetic is on
-integers; bucket r is a pure function of (shares, seed, r), found by repeating the schedule from 0.
+So after any number of rotations a bucket had floor(due) or ceil(due) turns: what it got is within
+one rotation of its share at any time, also while shares change. Arithmetic is on integers. The
+bucket of a rotation is a pure function of (shares, seed, rotation): the schedule is repeated from
+its beginning.
 
 Cost: a fraction of a microsecond per rotation, one byte of memory each.
 
@@ -40,9 +41,9 @@ from streampack.packing.rng import derive_seed
 
 __all__ = ["BucketSchedule", "Curriculum", "bucket_schedule", "plain_shares"]
 
-FINEST = 1 << 32  # one rotation is at most so many of the units in which shares are counted
-HORIZON = 4096  # deadlines further ahead than this are all alike
-FREEDOM = 64  # a turn is drawn by chance only this close to its deadline
+FINEST = 1 << 32  # units that one rotation has at most; shares are counted in these units
+HORIZON = 4096  # rotations; deadlines further ahead than this count as equal
+FREEDOM = 64  # rotations; a turn is drawn at random only this close to its deadline
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Curriculum:
 
     Args:
         knots: pairs (rotation, one share per bucket), rotations ascending from 0. Shares are linear
-            between knots and constant behind the last; each knot's are scaled to add up to 1. Two
-            knots in consecutive rotations make a step.
+            between knots and constant after the last; those of a knot are scaled to add up to 1.
+            Two knots in consecutive rotations make a step.
         repeat: start again with the first knot every so many rotations; None never.
     """
 
@@ -90,15 +91,16 @@ class Curriculum:
 
     @classmethod
     def constant(cls, shares: Sequence[float]) -> Curriculum:
-        """The same shares at any time."""
+        """Shares that never change."""
         return cls(((0, tuple(shares)),))
 
     @classmethod
     def warm_up(cls, shares: Sequence[float], rotations: int) -> Curriculum:
         """Sequence-length warm-up: longer buckets come in one after another.
 
-        At rotation 0 all is in the first bucket that has a share; the others join it in equal
-        steps, each with its weight relative to those already there, until `rotations`.
+        At rotation 0 the first bucket that has a share gets everything. The others join it at
+        equal distances, until all have joined at `rotations`; those present share the tokens in
+        proportion to their shares.
         """
         present = [b for b, share in enumerate(shares) if share > 0]
         steps = max(len(present) - 1, 1)
@@ -122,11 +124,11 @@ class Curriculum:
 
     @classmethod
     def from_description(cls, value: dict[str, Any]) -> Curriculum:
-        """What `describe` described."""
+        """The curriculum whose `describe` gave `value`."""
         return cls(tuple((at, tuple(shares)) for at, shares in value["knots"]), value["repeat"])
 
     def units(self) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Knots as integers: rotations (K,), sums of shares (K, B + 1), and what they end with.
+        """Knots as integers: rotations (K,), sums of shares (K, B + 1), and the whole they reach.
 
         The unit is such that shares of a few decimals are exact, so that 0.4 of five rotations
         is two of them.
@@ -137,7 +139,7 @@ class Curriculum:
             running = list(accumulate(Fraction(repr(share)) for share in shares))
             exact.append([value / running[-1] for value in running])
         whole = math.lcm(*(value.denominator for values in exact for value in values))
-        # A multiple of it, as fine as possible: shares between knots are rounded down to units.
+        # The finest multiple of it: shares between knots are rounded down to units.
         whole = FINEST // whole * whole if whole <= FINEST else FINEST
         sums = np.array([[0, *(round(value * whole) for value in values)] for values in exact])
         return at, sums.astype(np.int64), whole
@@ -217,7 +219,7 @@ def _take_turns(
     turns = np.empty(rotations, dtype=np.int8)
     due = np.zeros(buckets, dtype=np.int64)
     given = np.zeros(buckets, dtype=np.int64)
-    seen = np.zeros(buckets, dtype=np.int64)  # due of each bucket behind rotation next_seen - 1
+    seen = np.zeros(buckets, dtype=np.int64)  # due of each bucket after rotation next_seen - 1
     next_seen = np.zeros(buckets, dtype=np.int64)
     deadline = np.zeros(buckets, dtype=np.int64)
     key = np.zeros(buckets, dtype=np.uint64)
@@ -226,7 +228,7 @@ def _take_turns(
         for b in range(buckets):
             due[b] += _share(r, b, at, sums, repeat)
             if given[b] * whole >= due[b]:
-                deadline[b] = -1  # its turn may not be given yet
+                deadline[b] = -1  # its next turn may not be given yet
                 continue
             need = (given[b] + 1) * whole
             while seen[b] < need and next_seen[b] <= r + HORIZON:
@@ -262,7 +264,7 @@ def _leaves_room(
     whole: int,
     repeat: int,
 ) -> bool:
-    """True if a turn with this deadline may go now: until then, all others still find a place."""
+    """True if a turn with this deadline may be given now: all others before it still have room."""
     buckets = len(due)
     ahead = due.copy()
     for t in range(r, deadline):

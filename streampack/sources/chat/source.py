@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import ConfigError
-from streampack.packing.packer import Overflow
+from streampack.packing.overflow import Overflow
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.sharded import ShardedSource

@@ -1,27 +1,29 @@
-"""Balanced work: which rows go when, so that ranks in step have equally much to attend to.
+"""Balanced work: which rows go when, so that attention costs all ranks about the same in a step.
 
-Every batch has the same number of slots, so what linear layers cost is the same for all; attention
-costs the sum of the squared document lengths, and that differs. Ranks in step take the batches of
-one rotation (one batch of every lane), and no lane knows what the others hold. So all follow one
-schedule: batch number s of any lane is to have rows of given costs, a function of s alone.
+Every batch has the same number of slots, so linear layers cost the same for all of them. Attention
+costs the sum of the squared document lengths, and that differs. In a step the ranks take the
+batches of one rotation (one batch of every lane), and no lane knows what the others hold. So all
+lanes follow one schedule: it says which costs the rows of a lane's batch number s should have, and
+depends on s alone.
 
 Steps:
   1. Before the run, the costs of rows are measured on a sample: `quantiles`, the same in all lanes.
-  2. Batch s takes one cost from each of its `rows_per_batch` equal strata of the distribution: at
-     the s-th place of the van der Corput sequence in the even strata, mirrored in the odd ones.
-     Any run of batches covers the distribution evenly, and batches of several rows differ little.
-  3. Each round, `choose_by_cost` goes through the costs the round's batches are to have, highest
-     first, and takes the row nearest to each, among rows whose documents' earlier tokens go too.
-     Rows that must go are placed first.
-  4. `order_by_cost` gives what goes to the places of the schedule, cost by cost: the costliest row
-     to the costliest place.
+  2. The distribution is divided into as many equal strata as a batch has rows, and batch s takes
+     one cost from each: at the s-th place of the van der Corput sequence in the even strata,
+     mirrored in the odd ones. Any run of batches covers the distribution evenly, and batches of
+     several rows differ little.
+  3. Each round, `choose_by_cost` goes through the costs that the round's batches should have,
+     highest first, and takes the row nearest to each, among rows whose documents' earlier tokens
+     go too. Rows that must go are placed first.
+  4. `order_by_cost` puts the rows that go in the places of the schedule: the costliest row in the
+     costliest place, and so on.
 
-What a lane has too much of waits in its window, which levels out what chance brings: a document
-far above the average waits for its place, and meets documents as long in the other lanes. What it
-has too much of for that raises what it wants (`_shift`).
+Rows that a lane has too many of wait in its window. So a document far longer than the average waits
+until long documents are due, which come from the other lanes in the same step. If too many costly
+rows wait, the lane asks for higher costs than the schedule has (`_shift`).
 
-Costs are integers: the squared lengths of a row, summed, per slot of the row: the number of tokens
-of its own document that an average slot's token sees, both ways. Nothing is thrown away.
+Costs are integers: the squared lengths of a row's documents, summed, per slot of the row. That is
+the length of the document that the token in an average slot belongs to. Nothing is thrown away.
 
 Cost: O(rows log rows), and a search outwards from each cost, which is short unless the window holds
 other rows than the schedule wants.
@@ -37,14 +39,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.errors import ConfigError, StateError
-from streampack.packing.packer import BatchPacker, Packer
+from streampack.errors import StateError
 from streampack.packing.plan import Plan
 
-__all__ = ["Balance", "checked_balance", "choose_by_cost", "order_by_cost", "row_costs"]
+__all__ = ["Balance", "choose_by_cost", "order_by_cost", "row_costs"]
 
 _STEPS = 128  # between the least and the greatest cost of a measured distribution
-_BEARABLE = 1152  # mean cost of the rows to choose from over the schedule's, in 1024ths
+_BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's mean, in 1024ths
 _BITS = 32  # of a place in the van der Corput sequence
 
 
@@ -54,7 +55,7 @@ class Balance:
 
     Args:
         quantiles: of the costs of rows, ascending, from the least to the greatest at equal steps;
-            None is to be measured.
+            None while they are not measured.
     """
 
     quantiles: tuple[int, ...] | None = None
@@ -70,14 +71,14 @@ class Balance:
         """The schedule whose `describe` gave `description`.
 
         Raises:
-            StateError: it is none.
+            StateError: no schedule can have that description.
         """
         values = description.get("quantiles")
         whole = isinstance(values, list | tuple) and all(type(value) is int for value in values)
         if not whole or not values or values != sorted(values) or not 0 <= values[0] <= values[-1]:
             raise StateError(
                 "The state's fingerprint has a balance without the costs of its schedule.",
-                "The batches that were to follow cannot be told.",
+                "The batches that follow cannot be found.",
                 "Pass what `state_dict()` returned, unchanged.",
             )
         return cls(tuple(values))
@@ -87,8 +88,8 @@ class Balance:
     ) -> NDArray[np.int64]:
         """(batches * rows_per_batch,) int64: costs of the rows of the lane's batches from `step`.
 
-        Batch by batch. With the costs (C,) of the rows that there are to choose from, C > 0, they
-        are raised if those are far above the schedule (`_shift`).
+        They are in the order of the batches. `pool` are the costs (C,) of the rows to choose from,
+        C > 0; if they are far above the schedule, the wanted costs are raised (`_shift`).
         """
         assert self.quantiles is not None
         shift = 0 if pool is None else _shift(pool, self.quantiles)
@@ -113,43 +114,13 @@ class Balance:
         }
 
 
-def checked_balance(balance: str | None, attention: str, packer: Packer) -> Balance | None:
-    """The schedule that `balance` asks for, to be measured; None if it asks for none.
-
-    Raises:
-        ConfigError: it is unknown, or attention and packer leave nothing to be balanced.
-    """
-    if balance is None:
-        return None
-    if balance != "attention":
-        raise ConfigError(
-            f"balance is {balance!r}.",
-            "It says which work is to be equal on all ranks.",
-            'Use "attention", or leave it out.',
-        )
-    if attention == "row":
-        raise ConfigError(
-            'balance is "attention", and attention is "row".',
-            "Every row is one attention segment of the same length, so all batches cost the same.",
-            "Leave out balance=.",
-        )
-    if isinstance(packer, BatchPacker):
-        raise ConfigError(
-            f'balance is "attention", and {type(packer).__name__} serves a schedule of its own.',
-            "All ranks have rows of one length in a step, and documents of a bucket are about as "
-            "long, so what balance= would do is done.",
-            "Leave out balance=, or use BestFitDecreasing.",
-        )
-    return Balance()
-
-
 def _shift(pool: NDArray[np.int64], quantiles: tuple[int, ...]) -> int:
     """By how much quantiles are raised, in units of 2 ** -32, for rows of these costs (C,), C > 0.
 
     0 as long as their mean is at most an eighth above the schedule's; from there on a quarter of
-    the excess. A lane whose documents are longer than the sample's thus gives rid of them in
-    batches that are just below the costliest, which are the same in all lanes, instead of keeping
-    so many that it lacks cheap rows.
+    the excess. So a lane whose documents are longer than the sample's puts them into its costlier
+    batches, where the other lanes have long documents too, and does not keep so many that it
+    lacks cheap rows.
     """
     usual = max(sum(quantiles) // len(quantiles), 1)
     excess = (int(pool.sum()) << 10) // (len(pool) * usual) - _BEARABLE
@@ -204,7 +175,7 @@ def choose_by_cost(
     """Which rows of the pool go: as many as there are costs wanted, or as many as can.
 
     Args:
-        pool: (C,) int64 row numbers, cheap ones first, with all the rows before them.
+        pool: (C,) int64 row numbers, cheap ones first. With a row, the rows before it are there.
         costs: (R,) int64, of all rows.
         forced: (F,) int64 rows of the pool that go in any case, with all rows before them;
             F <= E.

@@ -1,4 +1,4 @@
-"""The arena against lists of documents, whatever comes and goes."""
+"""The buffer against lists of documents, whatever comes and goes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.documents import Documents, make_origin, offsets_of
-from streampack.window.buffer import Arena
+from streampack.window.buffer import TokenBuffer
 
 ROUND = 3
 
@@ -29,28 +29,28 @@ def piece(documents: Documents, i: int, start: int, stop: int) -> tuple[list[int
     return ids, [True] * len(ids) if mask is None else mask[low:high].tolist()
 
 
-def held_by(arena: Arena) -> list[tuple[list[int], list[bool]]]:
-    ends = np.cumsum(arena.entries.held).tolist()
+def held_by(buffer: TokenBuffer) -> list[tuple[list[int], list[bool]]]:
+    ends = np.cumsum(buffer.entries.held).tolist()
     found = []
     for low, high in zip([0, *ends], ends, strict=False):
-        ids = arena.tokens[low:high].tolist()
-        mask = arena.loss_mask
+        ids = buffer.tokens[low:high].tolist()
+        mask = buffer.loss_mask
         found.append((ids, [True] * len(ids) if mask is None else mask[low:high].tolist()))
     return found
 
 
 @settings(deadline=None)  # kernels compile in the first example
 @given(st.data(), st.integers(0, 1 << 30))
-def test_an_arena_holds_what_lists_hold_and_earlier_entries_stay_as_they_were(
+def test_a_buffer_holds_what_lists_hold_and_earlier_entries_stay_as_they_were(
     data: st.DataObject, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    arena = Arena(64)
+    buffer = TokenBuffer(64)
     model: list[tuple[list[int], list[bool]]] = []
     shown = []
     last: tuple[Documents, int, int] | None = None  # block, document, how much of it is held
     for _ in range(data.draw(st.integers(1, 6))):
-        entries = arena.entries
+        entries = buffer.entries
         shown.append((entries, entries.numbers.copy(), entries.origin.copy()))
         action = data.draw(st.sampled_from(["append", "extend", "keep", "restore"]))
         if action == "keep":
@@ -59,23 +59,23 @@ def test_an_arena_holds_what_lists_hold_and_earlier_entries_stay_as_they_were(
             held = entries.held
             moved = rng.integers(0, held[kept]) if len(kept) else kept
             position = offsets_of(held)
-            arena.keep(kept, moved, np.zeros_like(kept), position)
+            buffer.keep(kept, moved, np.zeros_like(kept), position)
             model = [
                 (model[d][0][m:], model[d][1][m:])
                 for d, m in zip(kept.tolist(), moved.tolist(), strict=True)
             ]
-            assert (arena.entries.start == entries.start[kept] + moved).all()
-            assert (arena.entries.serial == entries.serial[kept]).all()
-            assert (arena.entries.origin == entries.origin[kept]).all()
+            assert (buffer.entries.start == entries.start[kept] + moved).all()
+            assert (buffer.entries.serial == entries.serial[kept]).all()
+            assert (buffer.entries.origin == entries.origin[kept]).all()
             if count - 1 not in kept:
                 last = None
         elif action == "extend" and last is not None:
             documents, i, done = last
             more = int(documents.lengths[i]) - done
-            arena.extend_last(documents, int(documents.offsets[i]) + done, more, round=ROUND + 1)
+            buffer.extend_last(documents, int(documents.offsets[i]) + done, more, round=ROUND + 1)
             ids, mask = piece(documents, i, done, done + more)
             model[-1] = (model[-1][0] + ids, model[-1][1] + mask)
-            assert arena.entries.arrived[-1] == ROUND + 1
+            assert buffer.entries.arrived[-1] == ROUND + 1
             last = (documents, i, done + more)
         else:
             lengths = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=150))
@@ -84,18 +84,18 @@ def test_an_arena_holds_what_lists_hold_and_earlier_entries_stay_as_they_were(
             held = documents.lengths[first:].copy()
             held[-1] = rng.integers(1, held[-1] + 1)
             if action == "restore" and len(entries):
-                source = Arena(8)
+                source = TokenBuffer(8)
                 source.append(documents, first, held, serial=5, round=ROUND)
-                arena.restore(documents[first:], source.entries)
+                buffer.restore(documents[first:], source.entries)
             else:
-                arena.append(documents, first, held, serial=5, round=ROUND)
-            new = arena.entries.pick(slice(len(model), None))
+                buffer.append(documents, first, held, serial=5, round=ROUND)
+            new = buffer.entries.pick(slice(len(model), None))
             assert (new.origin == documents.origin[first:]).all()
             assert (new.length == documents.lengths[first:]).all()
             model += [piece(documents, first + k, 0, n) for k, n in enumerate(held.tolist())]
             last = (documents, len(lengths) - 1, int(held[-1]))
-        assert held_by(arena) == model
-        assert arena.used == sum(len(ids) for ids, _ in model)
+        assert held_by(buffer) == model
+        assert buffer.used == sum(len(ids) for ids, _ in model)
     for view, numbers, origin in shown:
         assert (view.numbers == numbers).all()
         assert (view.origin == origin).all()

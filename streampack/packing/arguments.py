@@ -1,0 +1,84 @@
+"""Checks of the arguments that several packers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streampack.errors import ConfigError
+from streampack.numeric import is_whole
+from streampack.packing.overflow import OVERFLOWS
+
+__all__ = [
+    "require_align",
+    "require_atom",
+    "require_buckets",
+    "require_extra_capacity",
+    "require_seq_len",
+]
+
+
+def require_seq_len(seq_len: int, overflow: str) -> int:
+    """`seq_len` as a plain int; raises `ConfigError` unless these settings make sense."""
+    if not is_whole(seq_len) or not 2 <= seq_len < 1 << 31:
+        raise ConfigError(
+            f"seq_len is {seq_len!r}.",
+            "A row needs at least 2 tokens, and its length must fit in 31 bits.",
+            "Pass the model's context length, for example seq_len=2048.",
+        )
+    if overflow not in OVERFLOWS:
+        raise ConfigError(
+            f"overflow is {overflow!r}.",
+            "It decides what happens to documents longer than a row.",
+            f"Use one of {', '.join(OVERFLOWS)}.",
+        )
+    return int(seq_len)
+
+
+def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
+    """`seq_lens` as a tuple; raises `ConfigError` unless they ascend."""
+    sizes = tuple(seq_lens) if isinstance(seq_lens, Sequence) else ()
+    sizes = tuple(require_seq_len(size, "split") for size in sizes)
+    if not sizes or list(sizes) != sorted(set(sizes)):
+        raise ConfigError(
+            f"seq_lens is {seq_lens!r}.",
+            "Buckets must be given, each once, shortest first.",
+            "Use for example seq_lens=(2048, 4096, 8192, 16384).",
+        )
+    return sizes
+
+
+def require_atom(atom: int | None, seq_len: int) -> int:
+    """`atom`, by default `seq_len`; raises `ConfigError` unless one divides the other."""
+    if atom is None:
+        return seq_len
+    fits = is_whole(atom) and 1 <= atom < 1 << 31
+    if not fits or (seq_len % atom and atom % seq_len):
+        raise ConfigError(
+            f"atom is {atom!r} for seq_len {seq_len}.",
+            "Atoms are merged or split into rows, so one of the two must divide the other.",
+            "Leave it out for one row, or use a quarter, a half, two or four times seq_len.",
+        )
+    return int(atom)
+
+
+def require_align(align: int, seq_len: int, extra_capacity: int = 0) -> int:
+    """`align`; raises `ConfigError` unless rows of `seq_len` can hold pieces of multiples of it."""
+    if not is_whole(align) or align < 1 or seq_len % align or (align > 1 and extra_capacity):
+        raise ConfigError(
+            f"align is {align!r} for seq_len {seq_len} and extra_capacity {extra_capacity}.",
+            "A row is made of whole multiples of it, and nothing lies beyond its end.",
+            "Use a divisor of seq_len (2 * cp_size for context parallelism), and no extra "
+            "capacity.",
+        )
+    return int(align)
+
+
+def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:
+    """`extra_capacity`; raises `ConfigError` unless it is a number of tokens below a row's."""
+    if not is_whole(extra_capacity) or not 0 <= extra_capacity < seq_len:
+        raise ConfigError(
+            f"extra_capacity is {extra_capacity!r} for seq_len {seq_len}.",
+            "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
+            "The paper uses about seq_len / 41; 0 drops nothing.",
+        )
+    return int(extra_capacity)

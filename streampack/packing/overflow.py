@@ -1,0 +1,56 @@
+"""Overflow: what happens to documents longer than a row."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import PlanError
+
+__all__ = ["OVERFLOWS", "Overflow", "checked_lengths", "limit_lengths"]
+
+#: Documents longer than a row: "split" into pieces of seq_len, every piece kept; "truncate" to
+#: the first seq_len tokens, the rest dropped and counted; "drop" whole and count; "error".
+Overflow = Literal["split", "truncate", "drop", "error"]
+OVERFLOWS: tuple[Overflow, ...] = ("split", "truncate", "drop", "error")
+
+
+def checked_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`lengths` as a contiguous int64 array; raises `PlanError` if one is negative."""
+    lengths = np.ascontiguousarray(lengths, dtype=np.int64)
+    if lengths.ndim != 1 or (len(lengths) and lengths.min() < 0):
+        raise PlanError(
+            f"Document lengths have shape {lengths.shape} or a negative value.",
+            "They cannot be packed.",
+            "Pass one length >= 0 per document.",
+        )
+    return lengths
+
+
+def limit_lengths(
+    lengths: NDArray[np.int64], seq_len: int, overflow: Overflow
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Apply the overflow policy.
+
+    Returns:
+        The lengths that go into rows (N,) int64 (above `seq_len` only under "split"), and the
+        tokens dropped per document (N,) int64.
+
+    Raises:
+        PlanError: under "error", naming the first document that is too long.
+    """
+    lengths = checked_lengths(lengths)
+    if overflow == "split" or not len(lengths) or lengths.max() <= seq_len:
+        return lengths, np.zeros(len(lengths), dtype=np.int64)
+    if overflow == "error":
+        i = int(np.argmax(lengths > seq_len))
+        raise PlanError(
+            f"Document {i} has {lengths[i]} tokens, a row has {seq_len}.",
+            'overflow="error" forbids that.',
+            'Filter such documents out, or use overflow="split", "truncate" or "drop".',
+        )
+    keep = seq_len if overflow == "truncate" else 0
+    kept = np.where(lengths > seq_len, keep, lengths)
+    return kept, lengths - kept

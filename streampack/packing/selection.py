@@ -1,0 +1,365 @@
+"""Selection: which rows of a plan over the window go this round, and in which order.
+
+`fullest_rows` is the way of most packers:
+  1. Rows that must go (they hold a document that may not wait any longer) come first, the oldest
+     before the others; then rows filled to at least `min_fill`; then the rest, fullest first. Ties
+     are in seeded random order.
+  2. From the rest, as many go as it takes to leave at most the share `carry` of the tokens.
+  3. A row goes only after the rows that hold earlier tokens of its documents, so that what stays
+     of a document is always its tail.
+  4. Only whole batches go. If that would hold back a row that must go, the next best rows fill
+     one batch more.
+  5. What goes is shuffled with the seed, so that batches are not sorted by how full rows are.
+
+With a balance (`packing.balancing`) steps 2 and 5 are others: only as many rows go as must, those
+among the full ones whose costs the schedule wants, each at its place in the schedule.
+
+For plans whose order matters there are `first_rows` (a plan's rows get worse from first to last),
+`rows_in_order` (the plan is shuffled already) and `all_rows`. With a balance, what they choose
+takes its places by cost too.
+
+Cost: O(rows log rows + segments). Nothing is thrown away: what does not go is planned again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.packing.balancing import choose_by_cost, order_by_cost, row_costs
+from streampack.packing.plan import Plan, check_rows, is_sound
+from streampack.packing.request import Selection, WindowRequest
+from streampack.packing.rng import derive_seed, permutation
+
+__all__ = ["all_rows", "first_rows", "full_rows_first", "fullest_rows", "rows_in_order"]
+
+
+def all_rows(plan: Plan, request: WindowRequest) -> Selection:
+    """All rows of the plan, in its order."""
+    return _in_turn(plan, np.arange(plan.num_rows, dtype=np.int64), request)
+
+
+def fullest_rows(plan: Plan, request: WindowRequest, *, min_fill: float | None = None) -> Selection:
+    """The rows that must go, the full ones, and as many of the others as may not stay.
+
+    Args:
+        plan: over the request's N documents.
+        request: of this round. If it is the final one, all rows go, in seeded random order.
+        min_fill: share of a row's slots above which it counts as full; None is the window's. With
+            0 every row does, for packers whose rows never get better by waiting.
+    """
+    seed = derive_seed(request.seed, 1)
+    shuffled = permutation(plan.num_rows, derive_seed(seed, 0))
+    if request.final:
+        return _in_turn(plan, shuffled, request)
+    least = request.min_fill if min_fill is None else min_fill
+    by_cost = request.balance is not None
+    rows, must_go, pool = _ranked(plan, request, shuffled, min_fill=least, by_cost=by_cost)
+    if by_cost and len(rows):
+        rows = _by_cost(plan, request, rows, must_go, pool)
+    return _in_turn(plan, _shuffled(rows, seed), request)
+
+
+def first_rows(plan: Plan, request: WindowRequest) -> Selection:
+    """The rows that must go, and of the others the first ones; none counts as full.
+
+    For plans whose rows get worse from first to last. Otherwise as `fullest_rows`.
+    """
+    seed = derive_seed(request.seed, 1)
+    if request.final:
+        return _in_turn(plan, permutation(plan.num_rows, derive_seed(seed, 0)), request)
+    in_order = np.arange(plan.num_rows, dtype=np.int64)
+    rows, _, _ = _ranked(plan, request, in_order, min_fill=1.0, by_fill=False)
+    return _in_turn(plan, _shuffled(rows, seed), request)
+
+
+def rows_in_order(plan: Plan, request: WindowRequest) -> Selection:
+    """The rows that `fullest_rows` would choose, ties in the plan's order, and all in that order.
+
+    For plans that are shuffled already.
+    """
+    if request.final:
+        return all_rows(plan, request)
+    in_order = np.arange(plan.num_rows, dtype=np.int64)
+    rows, _, _ = _ranked(plan, request, in_order, min_fill=request.min_fill)
+    if request.balance is None:
+        rows = np.sort(rows)
+    else:  # costs decide, and chance where they are equal
+        rows = _shuffled(rows, derive_seed(request.seed, 1))
+    return _in_turn(plan, rows, request)
+
+
+def full_rows_first(request: WindowRequest) -> WindowRequest:
+    """The request to plan where rows may wait for the turn of their costs; the same without them.
+
+    The last piece of a document longer than a row is planned once its full rows went: its row
+    would have to wait for all their turns. For that the full rows go a round early.
+    """
+    if request.balance is None or request.final:
+        return request
+    lengths, longest = request.lengths, request.seq_len
+    return replace(
+        request,
+        lengths=np.where(lengths > longest, lengths // longest * longest, lengths),
+        rounds_left=request.rounds_left - (request.held > longest),
+    )
+
+
+def _shuffled(rows: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    return rows[permutation(len(rows), derive_seed(seed, 1))]
+
+
+def _in_turn(plan: Plan, rows: NDArray[np.int64], request: WindowRequest) -> Selection:
+    """`rows` (E,) in batches; under a balance, each at the turn of its cost."""
+    each, balance = request.rows_per_batch, request.balance
+    if balance is not None and len(rows):
+        wanted = balance.wanted(request.step, -(-len(rows) // each), each)
+        rows = order_by_cost(rows, row_costs(plan), wanted)
+    return Selection.in_batches(plan, rows, each)
+
+
+def _ranked(
+    plan: Plan,
+    request: WindowRequest,
+    ties: NDArray[np.int64],
+    *,
+    min_fill: float,
+    by_fill: bool = True,
+    by_cost: bool = False,
+) -> tuple[NDArray[np.int64], int, NDArray[np.int64]]:
+    """Steps 1 to 4.
+
+    Args:
+        ties: (R,) int64, all rows, in the order that decides ties.
+        min_fill: see `fullest_rows`.
+        by_fill: if False, no row counts as full and all are alike.
+        by_cost: full rows do not go for being full.
+
+    Returns:
+        The rows that go (E,), how many of them, from the first on, must go, and the rows to
+        choose from by cost: those that go and all full ones.
+
+    Raises:
+        PlanError: the plan's arrays do not fit together (`check_rows`).
+    """
+    order = np.empty(plan.num_rows, dtype=np.int64)
+    count, must_go, full = _best_rows(
+        plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop, plan.overlap,
+        plan.insert_eos, plan.pad_after, request.rounds_left, request.held, ties,
+        request.rows_per_batch, float(min_fill), float(request.carry), by_fill, by_cost, order,
+    )  # fmt: skip
+    if count < 0:
+        check_rows(plan, np.maximum(request.lengths, request.remaining))
+    return order[:count], must_go, order[: max(count, full)]
+
+
+def _by_cost(
+    plan: Plan,
+    request: WindowRequest,
+    rows: NDArray[np.int64],
+    must_go: int,
+    pool: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """As many rows of the pool as `rows` are, with the first `must_go` of these, by their costs."""
+    balance, each = request.balance, request.rows_per_batch
+    assert balance is not None
+    costs = row_costs(plan)
+    # Of equal costs, what came first goes first.
+    oldest = np.minimum.reduceat(plan.document, plan.row_offsets[:-1])
+    pool = np.sort(pool)
+    pool = pool[np.lexsort((oldest[pool], costs[pool]))]
+    wanted = balance.wanted(request.step, len(rows) // each, each, costs[pool])
+    before_offsets, before = _rows_before(
+        plan.row_offsets, plan.document, plan.start, len(request.held)
+    )
+    chosen = choose_by_cost(pool, costs, rows[:must_go], wanted, before_offsets, before)
+    return chosen if len(chosen) == len(rows) else rows  # rows that each wait for the other
+
+
+@kernel
+def _best_rows(
+    row_offsets: NDArray[np.int64],
+    seq_len: NDArray[np.int32],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+    overlap: NDArray[np.int64],
+    insert_eos: NDArray[np.bool_],
+    pad_after: NDArray[np.int64],
+    rounds_left: NDArray[np.int64],
+    held: NDArray[np.int64],
+    ties: NDArray[np.int64],
+    rows_per_batch: int,
+    min_fill: float,
+    carry: float,
+    by_fill: bool,
+    by_cost: bool,
+    out: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Steps 1 to 4, the most pressing rows first.
+
+    Compiled as a whole: a window's plan is small, and the same in numpy calls takes longer than
+    the plan did.
+
+    Args:
+        by_fill, by_cost: see `_ranked`.
+        out: (R,) int64, filled with the rows in order, without those that cannot go.
+
+    Returns:
+        How many of these rows go, how many of them must, and how many there are up to the last
+        full one. The first is -1 if the plan's arrays do not fit together.
+    """
+    if not is_sound(
+        row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after, len(held)
+    ):
+        return -1, 0, 0
+    num_rows = len(seq_len)
+    fill = np.zeros(num_rows, dtype=np.int64)
+    rank = np.zeros(num_rows, dtype=np.int64)
+    waiting = np.zeros(num_rows, dtype=np.bool_)
+    forced = 0
+    full = 0
+    for r in range(num_rows):
+        urgency = np.int64(0)
+        for s in range(row_offsets[r], row_offsets[r + 1]):
+            fill[r] += stop[s] - start[s] + insert_eos[s] + pad_after[s]
+            urgency = max(urgency, 1 - rounds_left[document[s]])
+            if stop[s] > held[document[s]]:
+                waiting[r] = True
+        if urgency > 0:
+            forced += 1
+            rank[r] = -1 - urgency
+        elif by_fill:
+            is_full = fill[r] >= min_fill * seq_len[r]
+            rank[r] = -1 if is_full else seq_len[r] - fill[r]
+        if rank[r] < 0:
+            full += 1
+    priority = ties[np.argsort(rank[ties], kind="mergesort")]
+    before_offsets, before = _rows_before(row_offsets, document, start, len(held))
+    order, length_after = _close(priority, before_offsets, before, waiting)
+    wanted = max(forced if by_cost else full, _enough(fill[priority], carry))
+    must_go = _at(length_after, forced)
+    batches = max(_at(length_after, wanted) // rows_per_batch, 1)
+    if batches * rows_per_batch < must_go:
+        batches += 1
+    count = min(batches, len(order) // rows_per_batch) * rows_per_batch
+    out[: len(order)] = order
+    return count, min(must_go, count), _at(length_after, full)
+
+
+@kernel
+def _enough(fill: NDArray[np.int64], carry: float) -> int:
+    """How many rows, from the first on, leave at most the share `carry` of the tokens."""
+    staying = fill.sum()
+    may_stay = carry * staying
+    for row in range(len(fill)):
+        staying -= fill[row]
+        if staying <= may_stay:
+            return row + 1
+    return 0
+
+
+@kernel
+def _at(length_after: NDArray[np.int64], taken: int) -> int:
+    return np.int64(length_after[taken - 1]) if taken else np.int64(0)  # type: ignore[return-value]
+
+
+@kernel
+def _rows_before(
+    row_offsets: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    num_documents: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For every row, the rows that hold earlier tokens of its documents (ragged: offsets, rows)."""
+    pieces = np.zeros(num_documents, dtype=np.int64)
+    for d in document:
+        pieces[d] += 1
+    num_rows = len(row_offsets) - 1
+    split = np.empty(len(document), dtype=np.int64)
+    row_of = np.empty(len(document), dtype=np.int64)
+    count = 0
+    for r in range(num_rows):
+        for s in range(row_offsets[r], row_offsets[r + 1]):
+            row_of[s] = r
+            if pieces[document[s]] > 1:
+                split[count] = s
+                count += 1
+    split = split[:count]
+    split = split[np.argsort(start[split], kind="mergesort")]
+    split = split[np.argsort(document[split], kind="mergesort")]
+    offsets = np.zeros(num_rows + 1, dtype=np.int64)
+    for i in range(1, count):
+        if document[split[i]] == document[split[i - 1]]:
+            offsets[row_of[split[i]] + 1] += 1
+    for r in range(num_rows):
+        offsets[r + 1] += offsets[r]
+    place = offsets[:-1].copy()
+    before = np.empty(offsets[num_rows], dtype=np.int64)
+    for i in range(1, count):
+        if document[split[i]] == document[split[i - 1]]:
+            row = row_of[split[i]]
+            before[place[row]] = row_of[split[i - 1]]
+            place[row] += 1
+    return offsets, before
+
+
+@kernel
+def _close(
+    priority: NDArray[np.int64],
+    before_offsets: NDArray[np.int64],
+    before: NDArray[np.int64],
+    waiting: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Order rows so that every prefix is closed under `before`, following `priority`.
+
+    Rows that wait are left out, and rows that need them. Returns the order and, for each step of
+    `priority`, how many rows it has led to so far.
+    """
+    num_rows = len(priority)
+    state = np.zeros(num_rows, dtype=np.int8)  # 0 new, 1 on the stack, 2 placed, 3 out
+    order = np.empty(num_rows, dtype=np.int64)
+    length_after = np.empty(num_rows, dtype=np.int64)
+    stack = np.empty(num_rows + 1, dtype=np.int64)
+    edge = before_offsets[:-1].copy()
+    placed = 0
+    for step in range(num_rows):
+        top = 0
+        stack[0] = priority[step]
+        if state[priority[step]] == 0:
+            state[priority[step]] = 1
+            top = 1
+        while top > 0:
+            row = stack[top - 1]
+            if waiting[row]:
+                state[row] = 3
+                top -= 1
+                continue
+            descend = False
+            while edge[row] < before_offsets[row + 1]:
+                needed = before[edge[row]]
+                if state[needed] == 0:
+                    state[needed] = 1
+                    stack[top] = needed
+                    top += 1
+                    descend = True
+                    break
+                if state[needed] == 3:
+                    waiting[row] = True
+                # In state 1 the needed row is this row itself, or the two wait for each other
+                # through different documents. Then both go together.
+                edge[row] += 1
+            if descend:
+                continue
+            if waiting[row]:
+                state[row] = 3
+            else:
+                state[row] = 2
+                order[placed] = row
+                placed += 1
+            top -= 1
+        length_after[step] = placed
+    return order[:placed], length_after

@@ -1,0 +1,121 @@
+"""The baselines that benchmarks/papers compares with: what they do is what the papers say."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.papers.multi_bucket import plan_multi_bucket
+from benchmarks.papers.orders import ClusterOrder, NeighbourOrder, RandomOrder
+from streampack.packing import Plan, check_plan
+from tests.support import packing_reference as reference
+from tests.support.plans import rows_of
+from tests.support.topics import together, topical
+
+
+def planned(lengths: list[int], seq_lens: tuple[int, ...], seed: int = 0) -> Plan:
+    array = np.array(lengths, dtype=np.int64)
+    plan = plan_multi_bucket(array, seq_lens, seed=seed)
+    check_plan(plan, array)
+    return plan
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 12), st.integers(0, 40), st.integers(0, 400)), max_size=60),
+    st.lists(st.integers(2, 64), min_size=1, max_size=5, unique=True).map(
+        lambda sizes: tuple(sorted(sizes))
+    ),
+    st.integers(0, 3),
+)
+@settings(max_examples=100, deadline=None)
+def test_multi_bucket_concatenates_and_cuts_every_length_class_by_itself(
+    lengths: list[int], seq_lens: tuple[int, ...], seed: int
+) -> None:
+    plan = planned(lengths, seq_lens, seed)
+    rows = list(zip(plan.seq_len.tolist(), rows_of(plan), strict=True))
+    expected = []
+    for below, size in zip((0, *seq_lens), seq_lens, strict=False):
+        above = np.inf if size == seq_lens[-1] else size
+        own = [n if below < n <= above else 0 for n in lengths]
+        expected += [(size, row) for row in reference.concat(own, size)]
+    assert sorted(rows) == sorted(expected)
+    assert [size for size, _ in rows] == [size for size, _ in expected]
+
+
+def test_the_golden_plan_of_multi_bucket_does_not_change_between_versions() -> None:
+    tied = [9, 5, 9, 5, 7, 7, 16, 11, 2, 2, 5, 20, 3, 8, 8, 1, 40, 7]
+    assert rows_of(planned(tied, (8, 16), seed=1)) == GOLDEN
+
+
+GOLDEN = [
+    [(13, 4, 8), (14, 0, 4)],
+    [(4, 6, 7), (5, 0, 7)],
+    [(1, 0, 5), (3, 0, 3)],
+    [(14, 4, 8), (15, 0, 1), (17, 0, 3)],
+    [(8, 0, 2), (9, 0, 2), (10, 0, 4)],
+    [(10, 4, 5), (12, 0, 3), (13, 0, 4)],
+    [(3, 3, 5), (4, 0, 6)],
+    [(17, 3, 7)],
+    [(2, 7, 9), (6, 0, 14)],
+    [(16, 15, 31)],
+    [(0, 0, 9), (2, 0, 7)],
+    [(11, 19, 20), (16, 0, 15)],
+    [(6, 14, 16), (7, 0, 11), (11, 0, 3)],
+    [(11, 3, 19)],
+    [(16, 31, 40)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [10_000_000], [1] * 100_000], ids=len)
+def test_multi_bucket_takes_extreme_lengths(lengths: list[int]) -> None:
+    plan = planned(lengths, (2048, 4096, 8192, 16384))
+    assert (plan.row_fill() < plan.seq_len).sum() <= 1
+
+
+# ------------------------------------------------------------------ orders
+
+
+def test_orders_bring_related_documents_together_and_the_random_one_does_not() -> None:
+    documents, topic = topical()
+    assert together(topic, NeighbourOrder().order(documents)[0]) > 0.8
+    assert together(topic, ClusterOrder().order(documents)[0]) > 0.3
+    assert together(topic, RandomOrder().order(documents)[0]) < 0.2
+
+
+@pytest.mark.parametrize(("order", "duplicates"), [(ClusterOrder(), 12), (RandomOrder(), 0)])
+def test_every_document_comes_once_or_is_dropped(order: Any, duplicates: int) -> None:
+    documents, _ = topical(100)
+    again = documents.take(np.concatenate([np.arange(100), np.arange(0, 100, 9)]))
+    found, dropped = order.order(again, seed=3)
+    assert sorted([*found.tolist(), *dropped.tolist()]) == list(range(len(again)))
+    assert len(dropped) == duplicates
+
+
+def test_each_document_is_followed_by_its_neighbours() -> None:
+    documents, _ = topical(50)
+    order = NeighbourOrder(k=3)
+    found, _ = order.order(documents, seed=1)
+    neighbours = order.neighbours(order.embed(documents))
+    groups = found.reshape(50, 4)
+    assert sorted(groups[:, 0].tolist()) == list(range(50))
+    np.testing.assert_array_equal(groups[:, 1:], neighbours.ids[groups[:, 0]])
+
+
+def test_orders_are_values_that_travel_between_processes() -> None:
+    for order in (ClusterOrder(), RandomOrder()):
+        again = pickle.loads(pickle.dumps(order))
+        assert again == order
+        assert again.describe() == order.describe()
+    assert not ClusterOrder().exact
+
+
+def test_no_documents_and_one() -> None:
+    documents, _ = topical(1)
+    for order in (NeighbourOrder(), ClusterOrder(), RandomOrder()):
+        assert order.order(documents)[0].tolist() == [0]
+        assert order.order(documents[:0])[0].tolist() == []
