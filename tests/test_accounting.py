@@ -25,6 +25,7 @@ def corpus(lengths: list[int]) -> MemorySource:
 def loader_over(lengths: list[int], workers: int = 0, **options: Any) -> PackedLoader:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop"),
+        "batch_rows": 1,
         "window": WindowConfig(rows=4),
         "lanes": 2,
         "topology": Topology(),

@@ -275,7 +275,7 @@ def test_a_loader_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("batches", [-1, 1.5, "x", None, True])
 def test_groups_and_skips_of_no_number_of_batches_are_refused(batches: Any) -> None:
-    loader = load(MemorySource([ids(5, 16, 16)]))
+    loader = load(MemorySource([ids(5, 16, 16)]), batch_rows=1)
     for refusing in (loader.accumulate, loader.skip):
         with pytest.raises(ConfigError, match="batches is") as raised:
             refusing(batches)

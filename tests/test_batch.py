@@ -41,8 +41,7 @@ def batches_of(
         packer=packer,
         batch_tokens=options.pop("rows", 2) * SEQ_LEN,
         window=WindowConfig(rows=8),
-        pad_id=PAD,
-        eos_id=EOS,
+        token_rules=TokenRules(pad_id=PAD, eos_id=EOS),
         lanes=1,
         topology=Topology(),
         provenance=True,
@@ -206,7 +205,8 @@ def test_a_batch_survives_pickling_with_its_state() -> None:
 def test_a_pad_id_beyond_the_ids_dtype_is_written_in_full() -> None:
     dataset = PackedDataset(
         MemorySource([random_documents([5, 9])]),
-        seq_len=SEQ_LEN, token_rules=TokenRules(pad_id=100_000), lanes=1, topology=Topology(),
+        seq_len=SEQ_LEN, batch_rows=1, token_rules=TokenRules(pad_id=100_000), lanes=1,
+        topology=Topology(),
     )  # fmt: skip
     ids = torch.cat([batch.input_ids.ravel() for batch in dataset])
     assert (ids == 100_000).sum() == SEQ_LEN - 14

@@ -33,6 +33,7 @@ def run(*arguments: object) -> str:
 def make(source: Any, rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
+        "batch_rows": 1,
         "window": WindowConfig(rows=10),
         "topology": Topology(rank, ranks),
         "lanes": 4,

@@ -83,6 +83,7 @@ def test_a_window_emits_what_a_real_run_does() -> None:
     dataset = PackedDataset(
         MemorySource([numbered_documents(lengths.tolist())]),
         seq_len=512,
+        batch_rows=1,
         window=config,
         shuffle=False,
         lanes=1,

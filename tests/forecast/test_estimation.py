@@ -139,4 +139,4 @@ def test_asking_changes_nothing_of_the_run() -> None:
     made = dataset(corpus(2000), lanes=None)
     made.estimate_batches()
     other = dataset(corpus(2000), lanes=None)
-    assert made.plan == other.plan
+    assert made.plan.fingerprint == other.plan.fingerprint

@@ -28,7 +28,7 @@ SUPPORT = ROOT / "tests" / "support"
 def dataset(**options: Any) -> PackedDataset:
     return PackedDataset(
         MemorySource([random_documents([5, 9, 3, 12, 7, 6])]),
-        packer=BestFitDecreasing(seq_len=16), lanes=1, topology=Topology(), **options,
+        packer=BestFitDecreasing(seq_len=16), batch_rows=1, lanes=1, topology=Topology(), **options,
     )  # fmt: skip
 
 
