@@ -30,6 +30,23 @@ __all__ = ["BatchGroup", "PackedBatch"]
 class PackedBatch(BatchAdapters):
     """R rows of packed documents. One method per consumer: see `BatchAdapters`.
 
+    For example documents of five and two tokens in two rows of four, eight slots:
+
+    >>> from streampack import PackedDataset, Topology
+    >>> documents = [[11, 12, 13, 14, 15], [21, 22]]
+    >>> dataset = PackedDataset(documents, seq_len=4, batch_rows=2, seed=1, topology=Topology())
+    >>> (batch,) = dataset
+    >>> batch.input_ids.tolist()
+    [[11, 12, 13, 14], [21, 22, 15, 0]]
+    >>> batch.document_ids.tolist()  # pieces: 15 is one by itself, -1 is padding
+    [[0, 0, 0, 0], [1, 1, 2, -1]]
+    >>> batch.position_ids.tolist()
+    [[0, 1, 2, 3], [0, 1, 0, 0]]
+    >>> batch.labels.tolist()  # not shifted; the first token of a segment has nothing before it
+    [[-100, 12, 13, 14], [-100, 22, -100, -100]]
+    >>> batch.cu_seqlens.tolist(), batch.num_tokens, batch.num_loss_tokens
+    ([0, 4, 6, 7, 8], 7, 4)
+
     Attributes:
         cu_seqlens: (segments + 1,) int32, ends of the attention segments over the flattened rows;
             padding segments included, none empty, the last entry is R * seq_len.

@@ -29,6 +29,7 @@ PRINTS = {
     "hf_trainer": r"weights differ by 0\.0e\+00; [1-9]\d* tokens since resuming",
     "lightning_datamodule": r"weights differ by 0\.0e\+00; the same tokens: True",
     "megatron_batches": r"([1-9]\d*) tokens of \1 on 2 context-parallel ranks",
+    "own_parts": r"5 documents in 4 rows\n1\d\d batches, 20 of them before a stop; the same: True",
     "per_source_loss": r"step 40: easy [01]\.\d\d, hard [3-9]\.\d\d",
     "similarity_embedders": r"hashed n-grams: [1-9]\d* files ordered, \d+ near-duplicates left out",
     "torchtitan_loader": r"labels \(256,\); resumed: True",

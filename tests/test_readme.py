@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from examples.own_parts import make_table
 from streampack import PackedDataset, PackedLoader
 from tests.support.chats import CHATML, messages, write_lines
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
@@ -26,8 +27,8 @@ from tests.support.servers import s3_server
 README = Path(__file__).parent.parent / "README.md"
 
 
-def snippets(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README.read_text(), flags=re.DOTALL)
+def snippets(language: str, page: Path = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
 def prose(count: int, seed: int) -> list[str]:
@@ -97,6 +98,23 @@ def test_every_python_snippet_runs(corpora: None) -> None:
         exec(compile(snippet, "README.md", "exec"), names)
     assert torch.isfinite(names["loss"])
     assert names["metrics"].composition.utilisation > 0
+
+
+def test_the_snippets_about_parts_of_your_own_run_and_are_those_of_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_table(tmp_path / "documents.sqlite", count=2000)
+    example = (README.parent / "examples" / "own_parts.py").read_text()
+    found = snippets("python", README.parent / "docs" / "extending.md")
+    names: dict[str, Any] = {}
+    for snippet in found:
+        exec(compile(snippet, "extending.md", "exec"), names)
+    definitions = [snippet for snippet in found if snippet.startswith(("class ", "def "))]
+    assert len(definitions) == 3
+    for definition in definitions:
+        assert definition in example
+    assert names["batch"].num_documents > 0
 
 
 def test_the_commands_it_names_exist(corpora: None) -> None:

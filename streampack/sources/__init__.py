@@ -1,6 +1,6 @@
 """Sources: where documents come from."""
 
-from streampack.reading.base import Source
+from streampack.reading.base import LaneReader, Source
 from streampack.sources.chat.source import Chat
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
@@ -17,6 +17,7 @@ __all__ = [
     "Chat",
     "HFStream",
     "Iterable",
+    "LaneReader",
     "Mixture",
     "Parquet",
     "Source",

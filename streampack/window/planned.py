@@ -42,11 +42,12 @@ class PlannedWindow:
         return self.plan.dropped_by(self.rows)
 
 
-def check_selection(selection: Selection, request: WindowRequest) -> None:
-    """Raise `PlanError` unless the rows that go can be gathered from what the window holds.
+def check_selection(selection: Selection, request: WindowRequest, packer: Packer) -> None:
+    """Raise `PlanError` unless the rows that go can be gathered, and the last ones lose nothing.
 
-    What compiled code follows is checked, so that an error in a packer never becomes a read of
-    foreign memory; that what stays of a document is its tail, `what_stays` finds out.
+    Everything that compiled code follows is checked, so that a mistake in a packer never reads
+    memory outside of its arrays. `what_stays` finds out whether what stays of a document is its
+    tail.
     """
     plan = selection.plan
     fault = _fault(
@@ -54,16 +55,18 @@ def check_selection(selection: Selection, request: WindowRequest) -> None:
         plan.insert_eos, plan.pad_after, selection.rows, selection.batches, request.held,
         request.batch_tokens,
     )  # fmt: skip
-    if fault == 0:
-        if plan.dropped.shape == request.held.shape:
-            return
+    if fault == 0 and plan.dropped.shape != request.held.shape:
         fault = 1
+    if fault == 0 and request.final and _leaves_tokens(selection, request.lengths):
+        fault = 6
+    if fault == 0:
+        return
     if fault == 1:
         check_rows(plan, np.maximum(request.lengths, request.remaining))
     raise PlanError(
-        f"The packer chose rows to go, and {_FAULTS[fault]}.",
-        "They cannot be made into batches.",
-        "Correct `plan_window` of the packer; `Selection` says what it must return.",
+        f"{type(packer).__name__} chose rows to go, and {_FAULTS[fault]}.",
+        "Batches of them would be wrong or lose tokens.",
+        "Correct its `plan_window`; `streampack.packing.Selection` says what it must return.",
     )
 
 
@@ -73,7 +76,19 @@ _FAULTS = {
     3: "`batches` does not divide them into batches that are not empty",
     4: "the rows of a batch differ in length, or are more than it has room for",
     5: "one of them needs tokens that the window does not hold yet",
+    6: "tokens would be left that no later round can place, because the request is final",
 }
+
+
+def _leaves_tokens(selection: Selection, lengths: NDArray[np.int64]) -> bool:
+    """True if documents of these lengths (N,) have tokens that no row holds and none drops."""
+    plan, rows = selection.plan, selection.rows
+    goes = np.zeros(plan.num_rows, dtype=np.bool_)
+    goes[rows] = True
+    segments = np.repeat(goes, np.diff(plan.row_offsets))
+    reached = np.zeros(len(lengths), dtype=np.int64)
+    np.maximum.at(reached, plan.document[segments], plan.stop[segments])
+    return bool((reached + plan.dropped_by(rows) < lengths).any())
 
 
 @kernel

@@ -219,7 +219,7 @@ class Window:
             balance=self._balance,
         )
         selection = self._packer.plan_window(request)
-        check_selection(selection, request)
+        check_selection(selection, request, self._packer)
         plan = selection.plan
         if entries.repeated.any():
             again = np.where(plan.start == 0, entries.repeated[plan.document], 0)

@@ -1,0 +1,15 @@
+"""The worked examples in docstrings are right."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["packing.plan", "window.entries", "window.gather", "batch"])
+def test_the_worked_example_of_a_docstring_is_right(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(f"streampack.{module}"))
+    assert found.attempted > 2
+    assert found.failed == 0

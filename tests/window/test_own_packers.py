@@ -1,0 +1,216 @@
+"""A packer of a user's own: one class; and what becomes of mistakes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack.errors import ConfigError, PlanError, StreampackError
+from streampack.lane.lane import Lane
+from streampack.packing import (
+    BestFitDecreasing,
+    Packer,
+    Plan,
+    Selection,
+    WindowRequest,
+    all_rows,
+    check_plan,
+    first_rows,
+    fullest_rows,
+    rows_in_order,
+)
+from tests.support.lanes import SEQ_LEN, check_delivered, lane_config, run
+from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
+from tests.support.plans import window_request
+
+LENGTHS = heavy_tailed(200, seed=1)
+
+
+class Plain(Packer):
+    """The least that a packer must have."""
+
+    seq_lens = (SEQ_LEN,)
+
+    def plan(self, lengths: np.ndarray, *, final: bool, seed: int) -> Plan:
+        return BestFitDecreasing(seq_len=SEQ_LEN).plan(lengths, final=final, seed=seed)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__}
+
+
+def test_a_packer_with_a_plan_alone_packs_as_ours_does() -> None:
+    plain, ours = (
+        run(Lane(lane_config(LENGTHS, packer, rows=3), 0))
+        for packer in (Plain(), BestFitDecreasing(seq_len=SEQ_LEN))
+    )
+    check_delivered(plain, sum(LENGTHS))
+    assert len(plain) == len(ours)
+    for a, b in zip(plain, ours, strict=True):
+        np.testing.assert_array_equal(a.rows.tokens, b.rows.tokens)
+
+
+@pytest.mark.parametrize("choose", [fullest_rows, first_rows, rows_in_order, all_rows])
+@pytest.mark.parametrize("final", [False, True])
+def test_what_the_helpers_choose_accounts_for_every_token(
+    choose: Callable[..., Selection], final: bool
+) -> None:
+    request = window_request(LENGTHS, seq_len=SEQ_LEN, final=final)
+    plan = Plain().plan(request.lengths, final=final, seed=0)
+    found = choose(plan, request)
+    assert len(set(found.rows.tolist())) == len(found.rows) > 0
+    if final or choose is all_rows:
+        assert len(found.rows) == plan.num_rows
+    else:
+        assert len(found.rows) % request.rows_per_batch == 0
+    chosen = np.isin(np.repeat(np.arange(plan.num_rows), np.diff(plan.row_offsets)), found.rows)
+    reached = np.zeros(len(LENGTHS), dtype=np.int64)
+    np.add.at(reached, plan.document[chosen], (plan.stop - plan.start)[chosen])
+    heads = Plan.plain(
+        np.arange(chosen.sum() + 1), SEQ_LEN, plan.document[chosen], plan.start[chosen],
+        plan.stop[chosen], np.zeros_like(reached),
+    )  # fmt: skip
+    check_plan(heads, reached)  # what goes of a document is its head
+
+
+def changed(selection: Selection, **columns: Any) -> Selection:
+    return replace(selection, plan=replace(selection.plan, **columns))
+
+
+def first_to(column: np.ndarray, value: int) -> np.ndarray:
+    other = column.copy()
+    other[0] = value
+    return other
+
+
+#: What may be wrong with an answer, and words of the error about it.
+MISTAKES: dict[str, tuple[Callable[[Selection, WindowRequest], Selection], str]] = {
+    "document": (
+        lambda s, r: changed(s, document=first_to(s.plan.document, len(r.held))),
+        "does not exist",
+    ),
+    "negative-document": (
+        lambda s, r: changed(s, document=first_to(s.plan.document, -1)), "does not exist",
+    ),
+    "start": (lambda s, r: changed(s, start=first_to(s.plan.start, -9)), "starts before"),
+    "empty": (lambda s, r: changed(s, stop=s.plan.start), "is empty"),
+    "long-row": (lambda s, r: changed(s, seq_len=s.plan.seq_len // 2), "longer than its seq_len"),
+    "long-segment": (
+        lambda s, r: changed(s, stop=first_to(s.plan.stop, 1 << 62)), "ends after its document",
+    ),
+    "padding": (
+        lambda s, r: changed(s, pad_after=first_to(s.plan.pad_after, -5)), "padding is negative",
+    ),
+    "short-column": (lambda s, r: changed(s, overlap=s.plan.overlap[:-1]), "`overlap` has shape"),
+    "offsets": (lambda s, r: changed(s, row_offsets=s.plan.row_offsets * 9), "does not span"),
+    "dropped": (lambda s, r: changed(s, dropped=s.plan.dropped[:-1]), "`dropped`"),
+    "row": (lambda s, r: replace(s, rows=first_to(s.rows, s.plan.num_rows)), "not in its plan"),
+    "negative-row": (lambda s, r: replace(s, rows=first_to(s.rows, -1)), "not in its plan"),
+    "batches": (lambda s, r: replace(s, batches=s.batches[:-1]), "`batches` does not divide"),
+    "empty-batch": (
+        lambda s, r: replace(s, batches=np.append(s.batches, s.batches[-1])),
+        "`batches` does not divide",
+    ),
+    "large-batch": (
+        lambda s, r: replace(s, batches=s.batches[[0, -1]]), "more than it has room for",
+    ),
+    "not-held": (
+        lambda s, r: Selection.in_batches(
+            BestFitDecreasing(seq_len=SEQ_LEN).plan(r.held + 1, final=False, seed=0),
+            s.rows, r.rows_per_batch,
+        ),
+        "does not hold yet",
+    ),
+    "tail-first": (
+        lambda s, r: Selection.in_batches(
+            s.plan, np.flatnonzero(s.plan.start[s.plan.row_offsets[:-1]] > 0)[: r.rows_per_batch],
+            r.rows_per_batch,
+        ),
+        "without its earlier ones",
+    ),
+    "nothing": (
+        lambda s, r: Selection.in_batches(s.plan, s.rows[:0], r.rows_per_batch),
+        "chose no rows|is final",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_a_mistake_in_a_packer_is_an_error_that_names_it(kind: str) -> None:
+    mistake, words = MISTAKES[kind]
+
+    class Wrong(Plain):
+        def plan_window(self, request: WindowRequest) -> Selection:
+            return mistake(super().plan_window(request), request)
+
+    lengths = [3 * SEQ_LEN + 5] * 40
+    config = lane_config(lengths, Wrong(), rows=2, window=WindowConfig(rows=8))
+    with pytest.raises(StreampackError, match=words):
+        run(Lane(config, 0))
+
+
+def test_a_wrong_plan_is_an_error_before_rows_are_chosen() -> None:
+    class Wrong(Plain):
+        def plan(self, lengths: np.ndarray, *, final: bool, seed: int) -> Plan:
+            plan = super().plan(lengths, final=final, seed=seed)
+            return replace(plan, document=plan.document + len(lengths))
+
+    with pytest.raises(PlanError, match="does not exist"):
+        run(Lane(lane_config(LENGTHS, Wrong()), 0))
+
+
+def test_tokens_that_the_last_round_leaves_are_an_error() -> None:
+    class Forgetful(Plain):
+        def plan_window(self, request: WindowRequest) -> Selection:
+            found = super().plan_window(request)
+            if not request.final:
+                return found
+            return Selection.in_batches(found.plan, found.rows[:-1], request.rows_per_batch)
+
+    with pytest.raises(PlanError, match="the request is final"):
+        run(Lane(lane_config(LENGTHS, Forgetful()), 0))
+
+
+class Lengthless(Plain):
+    seq_lens = ()
+
+
+class Descending(Plain):
+    seq_lens = (64, 32)
+
+
+class Exploding(Plain):
+    overflow = "explode"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("packer", "words"),
+    [
+        (3, "packer is 3"),
+        (BestFitDecreasing, "cannot plan rows"),
+        (Lengthless(), "Lengthless.seq_lens is"),
+        (Descending(), r"Descending.seq_lens is \(64, 32\)"),
+        (Exploding(), "Exploding.overflow is 'explode'"),
+    ],
+    ids=["number", "class", "no-lengths", "descending", "overflow"],
+)
+def test_what_is_no_packer_is_refused_in_words(packer: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as raised:
+        PackedDataset(MemorySource([numbered_documents([5])]), packer=packer, topology=Topology())
+    assert raised.value.remedy
+
+
+def test_a_packer_that_does_not_follow_a_balance_is_not_given_one() -> None:
+    class Unbalanced(Plain):
+        follows_balance = False
+
+    source = MemorySource([numbered_documents(LENGTHS)])
+    options: dict[str, Any] = {"batch_rows": 2, "topology": Topology(), "balance": "attention"}
+    with pytest.raises(ConfigError, match="Unbalanced does not choose rows by cost"):
+        PackedDataset(source, packer=Unbalanced(), **options)
+    batches = list(PackedLoader(PackedDataset(source, packer=Plain(), lanes=1, **options)))
+    assert sum(batch.composition.placed for batch in batches) == sum(LENGTHS)
