@@ -99,10 +99,10 @@ def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
         "asked for again by another lane",
         lambda: source.lanes(lanes, seed=1, epoch=0, shuffle=True),
     )
-    held = [epoch[0].spans.order.shards.nbytes, epoch[0].spans.order.bounds.nbytes]
+    held = [epoch[0].pieces.order.shards.nbytes, epoch[0].pieces.order.bounds.nbytes]
     show("order held by a process, two epochs at most", mib(sum(held)))
     own = timed(f"{per_worker} lanes of a worker", lambda: [epoch[i] for i in range(per_worker)])
-    show("shards that one of them reads", str(len(own[0].spans)))
+    show("shards that one of them reads", str(len(own[0].pieces)))
     timed(f"all {lanes} lanes", lambda: [epoch[i] for i in range(lanes)])
     show("memory of all this in one process", mib(resident_bytes() - before))
 
@@ -172,9 +172,13 @@ def stream(
     kind: str, folder: str, lanes: int, open_shards: int, batch_rows: int
 ) -> dict[str, float]:
     """Memory, open files and diversity of a process that runs `lanes` lanes."""
-    source: ShardedSource = sources.MDS(folder, column="tokens", open_shards=open_shards)
+    source: ShardedSource = sources.MDS(
+        folder, column="tokens", reading=sources.Reading(open_shards=open_shards)
+    )
     if kind == "Parquet":
-        source = sources.Parquet(folder, tokens="tokens", open_shards=open_shards)
+        source = sources.Parquet(
+            folder, tokens="tokens", reading=sources.Reading(open_shards=open_shards)
+        )
     dataset = PackedDataset(
         source,
         seq_len=SEQ_LEN,
@@ -203,7 +207,7 @@ def stream(
         "memory": most - base,
         "files": files,
         "shards": float(np.mean(shards[8 * lanes :])),
-        "documents": float(source.block_documents),
+        "documents": float(source.reading.documents_per_block),
     }
 
 

@@ -63,7 +63,7 @@ class Synthetic(ShardedSource):
         whole = len(self.offsets) - 1
         while start < stop:
             first = start % whole
-            end = min(start + self.block_documents, stop, start + whole - first)
+            end = min(start + self.reading.documents_per_block, stop, start + whole - first)
             origin = make_origin(shard, np.arange(start, end, dtype=np.int64))
             offsets = self.offsets[first : first + end - start + 1]
             yield Documents(self.tokens, offsets, origin), end

@@ -35,6 +35,7 @@ from streampack.errors import StateError
 from streampack.loader import PackedLoader
 from streampack.packing import BestFitDecreasing, Concat, Pad
 from streampack.reading.base import Source
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.mds.source import MDS
 from streampack.sources.parquet.source import Parquet
@@ -108,7 +109,12 @@ class Tour:
             for file in files:
                 destination.put(file, file.name)
             say(f"{len(files)} files of text, uploaded")
-        parquet = Parquet(f"{store.url}/parquet", text="text", storage=self.storage, open_shards=1)
+        parquet = Parquet(
+            f"{store.url}/parquet",
+            text="text",
+            storage=self.storage,
+            reading=Reading(open_shards=1),
+        )
         with self.phase("MDS shards") as say:
             conversion = Conversion(
                 source=parquet,
@@ -124,7 +130,12 @@ class Tour:
                 f"{done.shards} shards of token ids ({done.dtype}), {done.tokens:,} tokens, "
                 f"tokenized and uploaded at {speed / 1e6:.1f} M tokens/s"
             )
-        mds = MDS(f"{store.url}/mds", column="tokens", storage=self.storage, open_shards=1)
+        mds = MDS(
+            f"{store.url}/mds",
+            column="tokens",
+            storage=self.storage,
+            reading=Reading(open_shards=1),
+        )
         with self.phase("Tar shards") as say:
             conversion = Conversion(
                 source=mds,

@@ -20,6 +20,7 @@ from streampack import (
     WindowConfig,
     sources,
 )
+from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError, ContentError, PlanError, StorageError
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Pad, Seamless
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
@@ -311,21 +312,27 @@ def test_a_window_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", ["x", 0, -1, 1.5, True])
 @pytest.mark.parametrize("name", ["block_documents", "block_bytes", "open_shards"])
-def test_blocks_of_no_number_of_documents_are_refused(name: str, value: Any) -> None:
-    options = {name: value}
-    made: list[Any] = [
-        lambda: sources.Parquet("a.parquet", text="text", **options),
-        lambda: sources.JSONL("a.jsonl", **options),
-        lambda: sources.MDS("a", column="t", **options),
-        lambda: sources.WebDataset("a.tar", key="npy", **options),
-        lambda: sources.Chat("a.jsonl", **options),
-    ]
-    if name != "open_shards":
-        made.append(lambda: sources.Iterable(ids(5), **options))
-    for make in made:
-        with pytest.raises(ConfigError, match=name) as raised:
-            make()
+def test_a_reading_that_could_not_read_a_document_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name) as raised:
+        sources.Reading(**{name: value})
+    says(raised.value)
+
+
+@pytest.mark.parametrize("reading", [8, {"open_shards": 3}])
+def test_every_source_refuses_what_is_no_reading(reading: Any) -> None:
+    for make in (
+        lambda reading: sources.Parquet("a.parquet", reading=reading),
+        lambda reading: sources.JSONL("a.jsonl", reading=reading),
+        lambda reading: sources.MDS("a", column="t", reading=reading),
+        lambda reading: sources.WebDataset("a.tar", key="npy", reading=reading),
+        lambda reading: sources.Chat("a.jsonl", reading=reading),
+        lambda reading: sources.Iterable(ids(5), reading=reading),
+        lambda reading: TextFiles("a.txt", reading=reading),
+    ):
+        with pytest.raises(ConfigError, match="reading is") as raised:
+            make(reading)
         says(raised.value)
+        make(sources.Reading(open_shards=2))  # what the remedy says
 
 
 @pytest.mark.parametrize(

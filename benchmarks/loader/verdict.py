@@ -181,7 +181,7 @@ def _remedy(limit: Limit, costs: Costs, pace: Pace) -> str:
         return (
             "Keep the shards nearer (the same region, a local disk), write them compressed "
             "(`streampack convert ... --to mds --compression zstd`), or read more at once: "
-            f"{workers}, or a larger open_shards= of the source."
+            f"{workers}, or more open shards: reading=sources.Reading(open_shards=4) of the source."
         )
     if limit == "reading":
         return (

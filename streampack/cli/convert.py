@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from streampack.cli.corpus import open_documents
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
 from streampack.conversion.destination import Destination
@@ -17,13 +18,9 @@ from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource
-from streampack.sources.jsonl.source import JSONL
-from streampack.storage.storage import Storage
 from streampack.tokenization import load_tokenizer
 
-__all__ = ["convert", "file_kind", "open_source", "parse_bytes"]
-
-_JSON = re.compile(r"\.(jsonl|ndjson|json)(\.[a-z0-9]+)?$")
+__all__ = ["convert", "parse_bytes"]
 
 
 class Format(str, Enum):
@@ -82,7 +79,7 @@ def convert(
     A run that was stopped goes on after its last finished shard when the same command is given
     again, and ends with the same bytes.
     """
-    opened = open_source(source, text=text, tokens=tokens)
+    opened = open_documents(source, text=text, tokens=tokens)
     if eos_id is not None and tokenizer is None:
         raise ConfigError(
             f"--eos-id {eos_id} was given without --tokenizer.",
@@ -135,56 +132,6 @@ def _words(figures: Figures) -> str:
     if figures.skipped:
         parts.append(f"{figures.skipped} skipped")
     return ", ".join(parts)
-
-
-def open_source(path: str, *, text: str | None = None, tokens: str | None = None) -> Source:
-    """The source for files of one kind, by how their names end.
-
-    Raises:
-        ConfigError: no file is there, or they are of several kinds or none that is known.
-    """
-    if text is not None and tokens is not None:
-        raise ConfigError(
-            "--text and --tokens were both given.",
-            "A document is either text or token ids.",
-            "Name the one field to convert.",
-        )
-    storage = Storage()
-    kinds = {file_kind(file.path): file.path for file in storage.list(path)}
-    known = {kind: example for kind, example in kinds.items() if kind}
-    if len(known) != 1:
-        raise ConfigError(
-            f'"{path}" names files of {len(known) or "no"} kinds that can be converted '
-            f"({', '.join(sorted(kinds.values())[:3])}).",
-            "A conversion reads JSON lines, Parquet or .txt files, one kind at a time.",
-            'Use a pattern that names one kind, such as "folder/*.jsonl".',
-        )
-    (kind,) = known
-    if kind == "text":
-        if text is not None or tokens is not None:
-            raise ConfigError(
-                "A field was named, and .txt files have none.",
-                "Each file is one document.",
-                "Leave --text and --tokens out.",
-            )
-        return TextFiles(path, storage=storage)
-    if tokens is None and text is None:
-        text = "text"
-    if kind == "json":
-        return JSONL(path, text=text, tokens=tokens, storage=storage, open_shards=1)
-    from streampack.sources.parquet.source import Parquet
-
-    return Parquet(path, text=text, tokens=tokens, storage=storage, open_shards=1)
-
-
-def file_kind(path: str) -> str:
-    """ "text", "parquet" or "json" by how a file's name ends; "" for any other."""
-    name = path.rsplit("/", 1)[-1].lower()
-    if name.endswith(".txt"):
-        return "text"
-    if name.endswith((".parquet", ".pq")):
-        return "parquet"
-    return "json" if _JSON.search(name) else ""
 
 
 def parse_bytes(size: str) -> int:

@@ -9,26 +9,28 @@ from typing import Any
 import numpy as np
 
 from streampack.documents import Texts, make_origin
-from streampack.errors import ConfigError, ContentError
-from streampack.numeric import whole_number
+from streampack.errors import ConfigError
 from streampack.reading.base import Block, Cursor, LaneReader, Source
+from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
+from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage
 
 __all__ = ["TextFiles"]
 
 
 class TextFiles(Source):
-    """UTF-8 text files, one document each, for converting them; training reads what comes out.
+    """UTF-8 text files, one document each, to be converted; training reads the result.
 
     One lane, in the order of the paths. The shard of an origin is 0, its index the file's number.
 
     Args:
-        path: a directory, file, glob or brace expansion, local or remote; or several.
+        paths: files, directories, globs or brace expansions, local or any fsspec URL.
+        reading: how many files a block holds.
         storage: how files are reached.
-        block_documents: files per block at most.
-        block_bytes: a block ends as soon as it holds this much.
     """
+
+    endings = (".txt",)
 
     seekable = True
     splittable = False
@@ -36,24 +38,21 @@ class TextFiles(Source):
 
     def __init__(
         self,
-        path: str | Sequence[str],
+        paths: str | Sequence[str],
         *,
+        reading: Reading | None = None,
         storage: Storage | None = None,
-        block_documents: int = 256,
-        block_bytes: int = 4 << 20,
     ) -> None:
-        self.path = path
+        self.paths = paths
+        self.reading = checked_reading(reading)
         self.storage = Storage() if storage is None else storage
-        needed = "A block needs at least one."
-        self.block_documents = whole_number("block_documents", block_documents, needed)
-        self.block_bytes = whole_number("block_bytes", block_bytes, needed)
         self._files: list[FileInfo] | None = None
 
     @property
     def files(self) -> list[FileInfo]:
         """The files, sorted by path; listed on first use."""
         if self._files is None:
-            self._files = self.storage.list(self.path, suffixes=(".txt",))
+            self._files = self.storage.list(self.paths, suffixes=self.endings)
         return self._files
 
     def prepare(self) -> None:
@@ -82,13 +81,12 @@ class TextFiles(Source):
             "names": names[:1] + names[-1:],
             "files": len(names),
             "bytes": sum(file.num_bytes for file in self.files),
-            "block_documents": self.block_documents,
-            "block_bytes": self.block_bytes,
+            "reading": self.reading.describe(),
         }
 
     def document_name(self, origin: np.void) -> str:
-        """The file's path."""
-        return self.files[int(origin["index"])].path
+        """Where the document is found."""
+        return f"file {shown(self.files[int(origin['index'])].path)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +97,21 @@ class _Reader(LaneReader):
 
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
         files = self.source.files
+        reading = self.source.reading
         first = 0 if cursor is None else int(cursor["next"])
         while first < len(files):
             texts: list[str] = []
             index: list[int] = []
             size = 0
             i = first
-            while i < len(files) and i - first < self.source.block_documents:
+            while i < len(files) and i - first < reading.documents_per_block:
                 size += files[i].num_bytes
                 text = self._text(i, skips)
                 if text is not None:
                     texts.append(text)
                     index.append(i)
                 i += 1
-                if size >= self.source.block_bytes:
+                if size >= reading.block_bytes:
                     break
             first = i
             block, _ = skips.replay(
@@ -127,13 +126,6 @@ class _Reader(LaneReader):
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            skips.handle(
-                ContentError(
-                    f"{file.path} is not UTF-8 at byte {error.start}.",
-                    "Its text cannot be read.",
-                    'Convert the file, or use on_error="skip" to leave such files out.',
-                    shard=0,
-                    index=i,
-                )
-            )
+            reason = f"is not UTF-8 at byte {error.start}"
+            skips.handle(self.source.broken_document(0, i, reason))
             return None

@@ -187,13 +187,13 @@ def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> floa
     if not isinstance(source, ShardedSource):
         return 1.0
     lanes = source.lanes(config.lanes, seed=config.seed, epoch=0, shuffle=config.shuffle)
-    spans = lanes[place].spans
+    pieces = lanes[place].pieces
     stored = _units(source)
-    opened = len(spans) if cursor is None else int(cursor["next"])
+    opened = len(pieces) if cursor is None else int(cursor["next"])
     unread = {} if cursor is None else dict(cursor["open"])
     total = 0.0
     for k in range(opened):
-        shard, start, stop = spans[k]
+        shard, start, stop = pieces[k]
         if source.splittable:
             total += unread.get(k, stop) - start
         elif k not in unread:
@@ -214,7 +214,7 @@ def _unevenness(config: LaneConfig, source: Source) -> float:
     order = source.lanes(config.lanes, seed=config.seed, epoch=0, shuffle=config.shuffle)
     stored = _units(source)
     of_lanes = [
-        sum(int(stored[span[0]]) for span in order[lane].spans) for lane in range(config.lanes)
+        sum(int(stored[piece[0]]) for piece in order[lane].pieces) for lane in range(config.lanes)
     ]
     return max(of_lanes) * config.lanes / max(sum(of_lanes), 1)
 

@@ -1,25 +1,26 @@
 """What a source is: lanes of blocks with cursors.
 
 A `Source` yields documents in a fixed number of lanes. The order inside a lane is a pure function
-of (manifest, seed, epoch, lane), and a cursor returned with a block restarts the lane behind it.
+of (manifest, seed, epoch, lane), and a cursor returned with a block restarts the lane after it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from streampack.documents import Conversations, Documents, Texts
+from streampack.documents import Conversations, Documents, Texts, make_origin
+from streampack.errors import ContentError
 from streampack.packing.overflow import Overflow
 from streampack.reading.skips import Skips
 
 __all__ = ["Block", "Cursor", "LaneReader", "Source"]
 
 Block = Documents | Texts | Conversations
-#: A place in a lane's stream: small, JSON-able, meaningful to the source alone.
+#: A place in a lane's stream: small, JSON-able, understood by its source only.
 Cursor = dict[str, Any]
 
 
@@ -28,10 +29,11 @@ class LaneReader(ABC):
 
     @abstractmethod
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
-        """Yield blocks, each with the cursor of the place behind it.
+        """Yield blocks, each with the cursor of the place after it.
 
         Args:
-            cursor: start behind the block that came with it; None starts the lane.
+            cursor: where to start: after the block that came with it, or None for the start of
+                the lane.
             skips: what to do with broken content, and where it is recorded.
         """
 
@@ -41,11 +43,11 @@ class Source(ABC):
 
     #: True if starting from a cursor costs about the same anywhere in the stream.
     seekable: bool
-    #: True if any number of lanes can be cut from the data.
+    #: True if the data can be split into any number of lanes.
     splittable: bool
     #: True if blocks are `Documents` (token ids), False if they are `Texts` or `Conversations`.
     tokenized: bool
-    #: What happens to documents longer than a row where no packer is named.
+    #: What happens to documents longer than a row if no packer is given.
     overflow: Overflow = "split"
     #: True if its documents can be read only once, in this process.
     once: bool = False
@@ -54,7 +56,7 @@ class Source(ABC):
     def prepare(self) -> None:
         """List what there is, once, in the process that builds the dataset.
 
-        Called before the source is handed to workers; it may do I/O and must be idempotent.
+        Called before the source is sent to workers; it may do I/O and must be idempotent.
         """
 
     @abstractmethod
@@ -66,15 +68,15 @@ class Source(ABC):
         """JSON-able identity for the fingerprint: kind, manifest digest, columns."""
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
-        """Raise `ConfigError` if it cannot be split into n lanes."""
+        """Raise `ConfigError` if the source cannot be split into n lanes."""
         self.lanes(n, seed=seed, epoch=0, shuffle=shuffle)
 
     def max_lanes(self) -> int | None:
-        """The largest number of lanes it can be split into, or None if any number will do."""
+        """The largest number of lanes the source can be split into; None if there is no limit."""
         return None
 
     def reader_bytes(self) -> int:
-        """About the memory that a lane's reader holds, beside what it has handed out."""
+        """About the memory in bytes that a lane's reader holds besides the block it yielded."""
         return 0
 
     def estimate_tokens(self) -> int | None:
@@ -82,9 +84,39 @@ class Source(ABC):
         return None
 
     def shard_name(self, shard: int) -> str:
-        """What leads to a shard, by its number in `Documents.origin`."""
+        """Where a shard is found, by its number in `Documents.origin`."""
         return f"shard {shard}"
 
     def document_name(self, origin: np.void) -> str:
-        """Words that lead a person to the document."""
+        """Where a document is found, in words that begin a sentence: "row 7 of part-3.parquet"."""
         return f"document {int(origin['index'])} of shard {int(origin['shard'])}"
+
+    def broken_document(self, shard: int, index: int, reason: str) -> ContentError:
+        """The error for a document that cannot be read.
+
+        Args:
+            shard, index: of its origin.
+            reason: ends the sentence that begins with the document's name: "is not UTF-8".
+        """
+        name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
+        return ContentError(
+            f"{name[0].upper()}{name[1:]} {reason}.",
+            "It cannot be read as a document.",
+            'Repair it, or leave such documents out with on_error="skip".',
+            shard=shard,
+            index=index,
+        )
+
+    def report_broken(
+        self, shard: int, first: int, problems: Mapping[int, str], skips: Skips
+    ) -> None:
+        """Pass the broken documents of a block to `skips`, which raises or records them.
+
+        Args:
+            shard: of their origins.
+            first: index of the first document of the block.
+            problems: the reason for each, as for `broken_document`, by its number in the block.
+            skips: of the lane.
+        """
+        for i in sorted(problems):
+            skips.handle(self.broken_document(shard, first + i, problems[i]))

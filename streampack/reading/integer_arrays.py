@@ -1,4 +1,4 @@
-"""Token arrays out of raw bytes: many little-endian integer arrays at once, wherever they lie."""
+"""Documents from raw bytes: many little-endian integer arrays at once, at any byte position."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from streampack.documents import Documents, offsets_of
 from streampack.errors import ConfigError
 
 __all__ = [
+    "BAD_ID",
     "INTEGER_DTYPES",
     "Spans",
-    "gather_mask",
-    "gather_tokens",
+    "integer_block",
     "integer_kind",
-    "unsigned_dtype",
 ]
 
-#: Integer dtypes that documents may be stored in, by kind: the size of an item in bytes, plus 16
-#: if it is signed.
+#: What is wrong with a document that has such an id; ends a sentence that begins with its name.
+BAD_ID = "has an id that is negative or does not fit into 32 bits"
+
+#: The integer dtypes that documents may be stored in, by kind: the size of an item in bytes, plus
+#: 16 if it is signed.
 INTEGER_DTYPES: dict[int, np.dtype[Any]] = {
     np.dtype(name).itemsize + (16 if name.startswith("int") else 0): np.dtype(name)
     for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
@@ -50,24 +52,62 @@ def integer_kind(dtype: DTypeLike, argument: str = "dtype") -> int:
     )
 
 
-def gather_tokens(
+def integer_block(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     counts: NDArray[np.int64],
     kinds: NDArray[np.uint8],
-) -> tuple[NDArray[np.generic], NDArray[np.int64], NDArray[np.bool_]]:
-    """Copy N integer arrays, at any byte position, into one compact token array.
+    origin: NDArray[np.void],
+    problems: dict[int, str],
+    mask_starts: NDArray[np.int64] | None = None,
+) -> Documents | Spans:
+    """N integer arrays, at any byte position, as a block of documents.
 
     Args:
         data: (B,) bytes.
         starts: (N,) where each array begins.
         counts: (N,) its number of integers; the caller has checked that they lie inside `data`.
         kinds: (N,) their dtypes, as in `INTEGER_DTYPES`.
+        origin: (N,) of dtype `ORIGIN`.
+        problems: what is wrong with an array, by its number: those arrays are left out. Arrays
+            with an id that is not a token id are left out too, and are added.
+        mask_starts: (N,) where the loss mask of each array begins, a byte per id; None: no masks.
 
     Returns:
-        tokens (T,): in the arrays' own dtype if they share one of uint16, uint32 and int32, else
-        uint32; offsets (N + 1,) int64; and bad (N,) bool, true where an id is negative or does
-        not fit (such tokens are left as they came out, for the caller to drop).
+        Arrays of one unsigned token dtype without masks as `Spans`; others as `Documents`, whose
+        ids have the dtype of the arrays if that is one of uint16, uint32 and int32 for all of
+        them, and are uint32 otherwise.
+    """
+    good = np.arange(len(starts))
+    if problems:
+        good = np.setdiff1d(good, list(problems))
+        starts, counts, kinds, origin = starts[good], counts[good], kinds[good], origin[good]
+    if mask_starts is None:
+        dtype = _unsigned_dtype(kinds)
+        if dtype is not None:  # none of their ids can be wrong
+            return Spans(data, starts, counts, dtype, origin)
+    tokens, offsets, bad = _gather_tokens(data, starts, counts, kinds)
+    mask = None
+    if mask_starts is not None:
+        values = np.empty(len(tokens), dtype=np.uint8)
+        _copy_spans(data, mask_starts[good], offsets, values)
+        mask = values.astype(np.bool_)
+    block = Documents(tokens, offsets, origin, mask)
+    if bad.any():
+        problems.update(dict.fromkeys(good[bad].tolist(), BAD_ID))
+        block = block.take(np.flatnonzero(~bad))
+    return block
+
+
+def _gather_tokens(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+) -> tuple[NDArray[np.generic], NDArray[np.int64], NDArray[np.bool_]]:
+    """Ids (T,), offsets (N + 1,) int64, and (N,) bool, true where an array has a wrong id.
+
+    A wrong id is copied as it is, so that the caller can leave its array out.
     """
     n = len(starts)
     offsets = offsets_of(counts)
@@ -87,7 +127,7 @@ def gather_tokens(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """A block of N documents that still lie where they were found: copied once, by `take`.
+    """A block of N documents that are still where they were found, and are copied once, by `take`.
 
     Attributes:
         data: the bytes; starts, counts: (N,) int64, where each begins and how many ids it has.
@@ -114,26 +154,16 @@ class Spans:
         return Documents(tokens, offsets, self.origin[order])
 
     def gathered(self) -> Documents:
-        """All of them, as they come."""
+        """All of them, in their order."""
         return self.take(np.arange(len(self), dtype=np.int64))
 
 
-def unsigned_dtype(kinds: NDArray[np.uint8]) -> np.dtype[Any] | None:
-    """The dtype that arrays of these kinds (N,) share, if it is unsigned and one of ids."""
+def _unsigned_dtype(kinds: NDArray[np.uint8]) -> np.dtype[Any] | None:
+    """The dtype that arrays of these kinds (N,) share, if it is an unsigned one of token ids."""
     if not len(kinds) or not bool((kinds == kinds[0]).all()):
         return None
     dtype = _TOKEN_KINDS.get(int(kinds[0]))
     return dtype if dtype is not None and dtype.kind == "u" else None
-
-
-def gather_mask(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], counts: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """(T,) bool: N byte arrays laid end to end, true where a byte is not 0."""
-    offsets = offsets_of(counts)
-    mask = np.empty(int(offsets[-1]), dtype=np.uint8)
-    _copy_spans(data, starts, offsets, mask)
-    return mask.astype(np.bool_)
 
 
 @kernel
@@ -145,8 +175,8 @@ def _copy_spans(
 ) -> None:
     """Copy the bytes from starts[i] on to out[offsets[i]:offsets[i + 1]].
 
-    Through views that both begin at 0: the loop then becomes a plain memory copy, some fifty
-    times faster than one that adds an offset to every index.
+    Through views that both begin at 0, the loop becomes a plain memory copy, about fifty times
+    faster than one that adds an offset to every index.
     """
     for i in range(len(starts)):
         n = offsets[i + 1] - offsets[i]
@@ -175,7 +205,7 @@ def _widen(
     out: NDArray[np.uint32],
     bad: NDArray[np.bool_],
 ) -> None:
-    """Read integers of any kind byte by byte; mark arrays with values outside of uint32."""
+    """Read integers of any kind byte by byte; mark arrays with values outside uint32."""
     for i in range(len(starts)):
         signed = kinds[i] >= 16
         size = np.int64(kinds[i] & 15)

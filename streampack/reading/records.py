@@ -1,63 +1,77 @@
-"""What a record, one JSON object or row of a table, holds: ids, masks, labels, a conversation.
+"""What a record holds, a JSON object or the row of a table: text, or token ids and a loss mask.
 
-A record that makes no sense raises `BrokenRecordError`, whose message ends a sentence that begins
-with the record's place: "the line at byte offset 7 ...".
+A record that is no document raises `BrokenDocumentError`.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Conversation
+__all__ = ["BrokenDocumentError", "flags_of", "ids_of", "record_of", "require_field", "text_of"]
 
-__all__ = [
-    "ROLES",
-    "BrokenRecordError",
-    "conversation_of",
-    "flags_of",
-    "ids_of",
-    "labelled_ids_of",
-    "require_field",
-]
-
-#: Roles that a message may have; "assistant" is the one that is learnt.
-ROLES = ("assistant", "developer", "function", "system", "tool", "user")
-
-#: The label of a token without loss, as `torch.nn.CrossEntropyLoss` has it.
-IGNORED = -100
+_BOM = b"\xef\xbb\xbf"
 
 
-class BrokenRecordError(Exception):
-    """Why a record is not a document; ends the sentence "the line ..."."""
+class BrokenDocumentError(ValueError):
+    """Something that is no document.
+
+    The message ends a sentence that begins with its name: "Row 7 of a.parquet is null".
+    """
+
+
+def record_of(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`, UTF-8 with or without a byte order mark."""
+    try:
+        value = json.loads(data.removeprefix(_BOM).decode())
+    except (ValueError, RecursionError) as error:
+        raise BrokenDocumentError(f"is not JSON in UTF-8 ({error})") from None
+    if not isinstance(value, dict):
+        raise BrokenDocumentError(f"holds a {type(value).__name__} where an object was expected")
+    return value
 
 
 def require_field(record: Mapping[str, Any], name: str) -> None:
-    """Raise `BrokenRecordError` unless the record has this field."""
+    """Raise `BrokenDocumentError` unless the record has this field."""
     if name not in record:
         names = ", ".join(f'"{name}"' for name in list(record)[:10]) or "none"
-        raise BrokenRecordError(f'has no field "{name}" (it has {names})')
+        raise BrokenDocumentError(f'has no field "{name}" (it has {names})')
 
 
-# ---------------------------------------------------------------------- ids
+def text_of(record: Mapping[str, Any], name: str, data: bytes) -> str:
+    """The text in a field; `data` is the JSON of the record."""
+    text = record[name]
+    if not isinstance(text, str):
+        kind = type(text).__name__
+        raise BrokenDocumentError(f'has a {kind} in "{name}" where text was expected')
+    if b"\\u" in data:  # an escape can name half a character, which no tokenizer takes
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BrokenDocumentError(f'has half a character in "{name}"') from None
+    return text
 
 
-def ids_of(record: Mapping[str, Any], name: str) -> NDArray[np.uint32]:
-    """(T,) the token ids in a field."""
+def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> NDArray[np.uint32]:
+    """(T,) the token ids in a field; `data` is the JSON of the record, if it was JSON."""
     ids = record[name]
     if not isinstance(ids, list):
         kind = type(ids).__name__
-        raise BrokenRecordError(f'has a {kind} in "{name}" where a list of ids was expected')
+        raise BrokenDocumentError(f'has a {kind} in "{name}" where a list of ids was expected')
+    # A look at every id takes as long as parsing it, and most records have no such words.
+    may_be_bools = data is None or b"true" in data or b"false" in data
+    if may_be_bools and bool in map(type, ids):
+        raise BrokenDocumentError(f'has true or false in "{name}" where ids were expected')
     try:
-        # `array` takes whole numbers of its range and nothing else; numpy would round.
+        # `array` accepts nothing but whole numbers in its range; numpy would round.
         return np.frombuffer(array("I", ids), dtype=np.uint32)
     except (TypeError, OverflowError) as error:
-        raise BrokenRecordError(f'has a wrong id in "{name}" ({error})') from None
+        raise BrokenDocumentError(f'has a wrong id in "{name}" ({error})') from None
 
 
 def flags_of(record: Mapping[str, Any], name: str, count: int) -> NDArray[np.bool_]:
@@ -68,140 +82,7 @@ def flags_of(record: Mapping[str, Any], name: str, count: int) -> NDArray[np.boo
     except (TypeError, ValueError):
         mask = np.full(1, 2, dtype=np.uint8)
     if (mask > 1).any():
-        raise BrokenRecordError(f'has no list of true and false in "{name}"')
+        raise BrokenDocumentError(f'has no list of true and false in "{name}"')
     if len(mask) != count:
-        raise BrokenRecordError(f"has {count} ids and {len(mask)} mask values")
+        raise BrokenDocumentError(f"has {count} ids and {len(mask)} mask values")
     return mask.view(np.bool_)
-
-
-def labelled_ids_of(record: Mapping[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """(T,) "input_ids" and (T,) where they count, by "loss_mask" or by "labels"."""
-    require_field(record, "input_ids")
-    ids = ids_of(record, "input_ids")
-    if record.get("loss_mask") is not None:
-        mask = flags_of(record, "loss_mask", len(ids))
-    elif record.get("labels") is not None:
-        mask = _labels(record["labels"], ids)
-    else:
-        raise BrokenRecordError('has neither "labels" nor "loss_mask" beside "input_ids"')
-    if not mask.any():
-        raise BrokenRecordError("has no token that carries loss")
-    return ids, mask
-
-
-def _labels(values: Any, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    try:
-        labels = np.frombuffer(array("q", values if isinstance(values, list) else ()), np.int64)
-    except (TypeError, OverflowError) as error:
-        raise BrokenRecordError(f'has a wrong number in "labels" ({error})') from None
-    if len(labels) != len(ids):
-        raise BrokenRecordError(f"has {len(ids)} ids and {len(labels)} labels")
-    mask: NDArray[np.bool_] = labels != IGNORED
-    if (labels[mask] != ids[mask]).any():
-        place = int(np.flatnonzero(mask & (labels != ids))[0])
-        raise BrokenRecordError(
-            f"has the label {labels[place]} at token {place}, whose id is {ids[place]}; a label is "
-            f"the token's own id or {IGNORED} (it is the model that shifts)"
-        )
-    return mask
-
-
-# ---------------------------------------------------------------------- conversations
-
-
-def conversation_of(record: Mapping[str, Any]) -> Conversation:
-    """The conversation in "messages", or else in "prompt" and "completion"."""
-    tools = _tools(record.get("tools"))
-    if record.get("messages") is not None:
-        conversation = Conversation(_messages(record["messages"], "messages"), tools=tools)
-    elif record.get("prompt") is not None and record.get("completion") is not None:
-        conversation = _pair(record["prompt"], record["completion"], tools)
-    else:
-        names = ", ".join(f'"{name}"' for name in list(record)[:10]) or "none"
-        raise BrokenRecordError(
-            f'has neither "messages" nor "prompt" and "completion" (it has {names})'
-        )
-    learnt = conversation.messages[conversation.first_learnt :]
-    if not any(_says_something(message) for message in learnt):
-        raise BrokenRecordError("has no assistant turn with anything to learn")
-    return conversation
-
-
-def _pair(prompt: Any, completion: Any, tools: Sequence[Any] | None) -> Conversation:
-    if isinstance(prompt, str) and isinstance(completion, str):
-        messages = [
-            {"role": "user", "content": prompt},
-            {"role": "assistant", "content": completion},
-        ]
-        return Conversation(messages, tools=tools, plain=True)
-    if isinstance(prompt, list) and isinstance(completion, list):
-        first = _messages(prompt, "prompt")
-        return Conversation(first + _messages(completion, "completion"), len(first), tools)
-    raise BrokenRecordError(
-        f'has a {type(prompt).__name__} in "prompt" and a {type(completion).__name__} in '
-        '"completion" where two texts or two lists of messages were expected'
-    )
-
-
-def _says_something(message: Mapping[str, Any]) -> bool:
-    return message["role"] == "assistant" and bool(message["content"] or message.get("tool_calls"))
-
-
-def _messages(values: Any, field: str) -> list[Mapping[str, Any]]:
-    if not isinstance(values, list) or not values:
-        raise BrokenRecordError(f'has no list of messages in "{field}"')
-    return [_message(value, f'message {i} of "{field}"') for i, value in enumerate(values)]
-
-
-def _message(value: Any, name: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise BrokenRecordError(f"has a {type(value).__name__} as {name}")
-    role = value.get("role")
-    if role not in ROLES:
-        if "from" in value and "value" in value:
-            raise BrokenRecordError(
-                f'has "from" and "value" in {name}, where "role" and "content" are expected'
-            )
-        raise BrokenRecordError(f"has the role {role!r} in {name}; roles are {', '.join(ROLES)}")
-    content = value.get("content")
-    if isinstance(content, list):
-        content = _joined(content, name)
-    if content is None and not (role == "assistant" and value.get("tool_calls")):
-        raise BrokenRecordError(f"has no content in {name}")
-    if content is not None and not isinstance(content, str):
-        raise BrokenRecordError(f"has a {type(content).__name__} as content of {name}")
-    # Tables give every message every field that any has; templates ask what is there.
-    fields = {key: _without_nulls(field) for key, field in value.items() if field is not None}
-    return {**fields, "content": content}
-
-
-def _joined(parts: Sequence[Any], name: str) -> str:
-    """The text of content that is a list of parts."""
-    texts = []
-    for part in parts:
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise BrokenRecordError(f"has a part of the type {kind!r} in {name}; only text is read")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _tools(value: Any) -> Sequence[Any] | None:
-    if isinstance(value, str):  # as tables hold what differs from row to row
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise BrokenRecordError(f'has a text in "tools" that is not JSON ({error})') from None
-    if value is None or value == []:
-        return None
-    if not isinstance(value, list):
-        raise BrokenRecordError(f'has a {type(value).__name__} in "tools" instead of a list')
-    tools: Sequence[Any] = _without_nulls(value)
-    return tools
-
-
-def _without_nulls(value: Any) -> Any:
-    """Nested objects without the fields that are null."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

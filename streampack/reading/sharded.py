@@ -1,71 +1,72 @@
-"""Sources whose documents lie in shards: which lane reads what, and how it interleaves shards.
+"""Sources whose documents are in shards: listed once, read a block at a time, interleaved.
 
-A format adds how to list its shards and how to read a piece of one. The order of the shards in an
-epoch is worked out once per process and shared by its lanes (12 bytes per shard, 20 milliseconds
-for a million of them); a lane is two numbers into it. Nothing here is proportional to documents.
+A format adds how to list its shards and how to read a piece of one. Nothing here takes time or
+memory in proportion to the number of documents.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ConfigError, ContentError, StateError
 from streampack.job.listed_once import listed_once
-from streampack.numeric import whole_number
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, Source
 from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.reading.integer_arrays import Spans
+from streampack.reading.lane_pieces import EpochOrder, Piece
 from streampack.reading.manifest import Manifest
+from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
+from streampack.storage.remote import shown
+from streampack.storage.storage import Storage
 
 __all__ = ["ShardedSource"]
 
-TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
 USUAL_BYTES = 4096  # of a document
-LEAST_DOCUMENTS = 16  # of a block, whose own cost its documents share
 
 
 class ShardedSource(Source):
-    """A source whose documents lie in shards.
+    """A source whose documents are in shards.
 
     Subclasses implement `list_shards` and `read_shard` and set `seekable`, `splittable` and
-    `tokenized`; those whose listing is worth sharing set `listing_fields`. Arguments that every
-    format takes are keyword arguments of this class.
+    `tokenized`; those whose listing is worth sharing set `listing_fields`, and those of files say
+    how the names of their files end.
 
     Args:
-        open_shards: shards a lane interleaves, a block at a time, for diversity inside a batch.
-        block_documents: documents per block at most; documents are shuffled inside a block. None
-            is 512 divided by `open_shards`, but at least 16, so that a window of that many
-            documents holds some of every open shard.
-        block_bytes: a block ends as soon as it holds this many bytes of tokens or text.
+        reading: how a lane reads the shards; None is the default `Reading`.
+        storage: how files are reached and cached; None is the default `Storage`.
     """
 
-    #: Attributes that `list_shards` depends on, beside the storage. If there are any, one process
-    #: of a torch.distributed job lists, and the others are handed what it found.
+    #: How the names of its files end, in lower case; see `has_ending`. From a directory, files
+    #: with such names are taken.
+    endings: tuple[str, ...] = ()
+    #: The argument that the source needs besides the paths, with an example of its value:
+    #: ``column="tokens"``. "" if paths are enough.
+    needed_argument: str = ""
+    #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
+    #: of a torch.distributed job lists, and the others receive what it found.
     listing_fields: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        *,
-        open_shards: int = 2,
-        block_documents: int | None = None,
-        block_bytes: int = 4 << 20,
-    ) -> None:
-        needed = "A reader needs at least one."
-        self.open_shards = whole_number("open_shards", open_shards, needed)
-        if block_documents is None:
-            block_documents = max(LEAST_DOCUMENTS, TURN_DOCUMENTS // self.open_shards)
-        self.block_documents = whole_number("block_documents", block_documents, needed)
-        self.block_bytes = whole_number("block_bytes", block_bytes, needed)
+    def __init__(self, *, reading: Reading | None = None, storage: Storage | None = None) -> None:
+        self.reading = checked_reading(reading)
+        self.storage = Storage() if storage is None else storage
         self._manifest: Manifest | None = None
-        self._orders: dict[int | None, _Order] = {}
+        self._orders: dict[int | None, EpochOrder] = {}
+
+    @classmethod
+    def example(cls, paths: Sequence[str]) -> str:
+        """How a user makes this source for these paths, as code."""
+        shown = repr(paths[0] if len(paths) == 1 else list(paths))
+        arguments = f"{shown}, {cls.needed_argument}" if cls.needed_argument else shown
+        return f"sources.{cls.__name__}({arguments})"
 
     @abstractmethod
     def list_shards(self) -> Manifest:
@@ -77,20 +78,56 @@ class ShardedSource(Source):
     ) -> Iterator[tuple[Block | Spans, int]]:
         """Yield the blocks of shard number `shard` from position `start`, each with its end.
 
-        Positions count the manifest's unit where that is "document" or "byte" (a document
-        belongs to the byte range its first byte lies in); for "shard" they are the format's own,
-        0 is the beginning, and `stop` is to be ignored. From the beginning of a range, or from
-        any position yielded for it, the same blocks follow every time; that is what makes
-        cursors small. Blocks respect `block_documents` and `block_bytes`. A format may leave a
-        block where it lies (`Spans`) until the next is asked for: it is then copied once, shuffled.
+        Positions count the manifest's unit if that is "document" or "byte" (a document belongs
+        to the byte range that holds its first byte). For "shard" they are the format's own: 0 is
+        the beginning, and `stop` is ignored. Reading again from the beginning of a range, or from
+        any position yielded for it, must give the same blocks; that is what makes cursors small.
+        Blocks respect `reading`. A block may be left where it is (`Spans`) until the next one is
+        asked for: it is then copied once, shuffled.
 
-        A broken document goes to `skips.handle(ContentError(...))`, which raises or returns to
-        skip it. What makes the rest of the shard unreadable is raised as
-        `ContentError(rest_of_shard=True)`.
+        A broken document goes to `skips.handle(broken_document(...))`, which raises, or returns
+        to skip it. What makes the rest of the shard unreadable is raised, as `broken_shard(...)`.
         """
 
     def will_read(self, shards: Sequence[int]) -> None:
-        """A hint that these shards are next, so that remote ones may be fetched ahead."""
+        """A hint that these shards are next, so that remote ones are fetched ahead."""
+        self.storage.prefetch([self.manifest.paths[shard] for shard in shards])
+
+    @contextmanager
+    def open_shard(self, shard: int) -> Iterator[Path]:
+        """A local file with the content of a shard, in place inside the context.
+
+        Raises:
+            StateError: it does not have the size it had when the shards were listed.
+            StorageError: it could not be downloaded, after all retries.
+        """
+        path, listed = self.manifest.paths[shard], int(self.manifest.num_bytes[shard])
+        with self.storage.local(path) as file:
+            size = self.storage.size(str(file))
+            if size != listed:
+                raise StateError(
+                    f"{shown(path)} has {size} bytes and had {listed} when it was listed.",
+                    "Positions in it would name other documents than before.",
+                    "Leave shards as they are during a run; start a new run for changed data.",
+                )
+            yield file
+
+    def broken_shard(self, shard: int, what: str, index: int = 0) -> ContentError:
+        """The error for a shard that cannot be read.
+
+        Args:
+            shard: its number.
+            what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
+            index: of the first document that cannot be read.
+        """
+        return ContentError(
+            f"{shown(self.manifest.paths[shard])} is broken: {what}.",
+            "The rest of its documents cannot be read." if index else "None of it can be read.",
+            'Write or download the shard again, or skip what is broken with on_error="skip".',
+            shard=shard,
+            index=index,
+            rest_of_shard=True,
+        )
 
     @property
     def manifest(self) -> Manifest:
@@ -112,12 +149,11 @@ class ShardedSource(Source):
             return self.list_shards()
         described = {name: getattr(self, name) for name in self.listing_fields}
         described["kind"] = type(self).__qualname__
-        storage = getattr(self, "storage", None)  # another endpoint has other objects
-        described["storage"] = getattr(storage, "storage_options", None)
+        described["storage"] = self.storage.storage_options  # another endpoint has other objects
 
         def listing() -> Manifest:
             manifest = self.list_shards()
-            _ = manifest.digest  # made once, and sent with it
+            _ = manifest.digest  # worked out once, and sent with the manifest
             return manifest
 
         return listed_once(described, listing)
@@ -129,18 +165,17 @@ class ShardedSource(Source):
         return {
             "kind": type(self).__name__,
             "manifest": self.manifest.digest,
-            "open_shards": self.open_shards,
-            "block_documents": self.block_documents,
-            "block_bytes": self.block_bytes,
+            "reading": self.reading.describe(),
         }
 
     def max_lanes(self) -> int | None:
         return None if self.splittable else len(self.manifest)
 
     def reader_bytes(self) -> int:
-        """A block per open shard, as usual documents make it, and its shuffled copy."""
-        usual = min(self.block_bytes, self.block_documents * USUAL_BYTES)
-        return 2 * self.open_shards * usual
+        """A block of documents of usual size per open shard, and its shuffled copy."""
+        reading = self.reading
+        usual = min(reading.block_bytes, reading.documents_per_block * USUAL_BYTES)
+        return 2 * reading.open_shards * usual
 
     def estimate_tokens(self) -> int | None:
         return int(self.manifest.num_bytes.sum()) // (2 if self.tokenized else 4)
@@ -149,23 +184,23 @@ class ShardedSource(Source):
         return self.manifest.paths[shard]
 
     def document_name(self, origin: np.void) -> str:
-        unit = "byte" if self.manifest.unit == "byte" else "document"
-        return f"{unit} {int(origin['index'])} of {self.manifest.paths[int(origin['shard'])]}"
+        path = shown(self.manifest.paths[int(origin["shard"])])
+        return f"document {int(origin['index'])} of {path}"
 
     def place_names(
         self, cursor: Cursor | None, *, lane: int, lanes: int, seed: int, epoch: int, shuffle: bool
     ) -> list[str]:
-        """Words that lead a person to a lane's cursor: the place in each open shard.
+        """The place of a lane's cursor in words, one text for each open shard.
 
         Args:
             cursor: of the lane; None is its beginning.
-            lane: its number; the others are as for `lanes`.
+            lane: its number; the other arguments are those of `lanes`.
         """
         reader = self.lanes(lanes, seed=seed, epoch=epoch, shuffle=shuffle)[lane]
         unit = {"document": "document", "byte": "byte"}.get(self.manifest.unit, "place")
         return [
-            f"{unit} {position:,} of {self.manifest.name(reader.spans[span][0])}"
-            for span, position in reader.opened(cursor)
+            f"{unit} {position:,} of {self.manifest.name(reader.pieces[piece][0])}"
+            for piece, position in reader.opened(cursor)
         ] or ["the end"]
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> _ShardedLanes:
@@ -184,50 +219,23 @@ class ShardedSource(Source):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_orders": {}}
 
-    def _order(self, seed: int | None) -> _Order:
-        """The epoch with this seed. Lanes of a process drift apart by an epoch, so two are kept."""
+    def _order(self, seed: int | None) -> EpochOrder:
+        """The epoch with this seed; two are kept, since the lanes of a process may be in two."""
         found = self._orders.get(seed)
         if found is None:
-            found = _Order.of(self.manifest, seed, whole=not self.splittable)
+            found = EpochOrder.of(self.manifest, seed, whole=not self.splittable)
             kept = list(self._orders.items())[-1:]
             self._orders = dict([*kept, (seed, found)])
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Order:
-    """The shards of one epoch in reading order.
-
-    Attributes:
-        shards: (K,) int32, numbers of shards; those with nothing in them are left out where lanes
-            are cut by units.
-        bounds: (K + 1,) int64, units before each; empty where shards are read whole.
-    """
-
-    shards: NDArray[np.int32]
-    bounds: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, manifest: Manifest, seed: int | None, *, whole: bool) -> _Order:
-        count = len(manifest)
-        shards = np.arange(count, dtype=np.int32)
-        if seed is not None:
-            shards = permutation(count, seed).astype(np.int32)
-        if whole:
-            return cls(shards, np.zeros(0, dtype=np.int64))
-        shards = shards[manifest.units[shards] > 0]
-        bounds = np.zeros(len(shards) + 1, dtype=np.int64)
-        np.cumsum(manifest.units[shards], out=bounds[1:])
-        return cls(shards, bounds)
-
-
 @dataclass(frozen=True, slots=True)
 class _ShardedLanes(Sequence[LaneReader]):
-    """The lanes of one epoch; a lane's spans are worked out when it is asked for."""
+    """The lanes of one epoch; a lane is worked out when it is asked for."""
 
     source: ShardedSource
     n: int
-    order: _Order
+    order: EpochOrder
     block_seed: int | None
 
     def __len__(self) -> int:
@@ -236,75 +244,19 @@ class _ShardedLanes(Sequence[LaneReader]):
     def __getitem__(self, lane: Any) -> Any:
         if not 0 <= lane < self.n:
             raise IndexError(lane)
-        spans: Sequence[_Span] = _Whole(self.order.shards, lane, self.n)
-        if self.source.splittable:
-            total = int(self.order.bounds[-1])
-            spans = _Cut.of(self.order, lane * total // self.n, (lane + 1) * total // self.n)
-        return _ShardedReader(self.source, spans, self.block_seed)
-
-
-#: (shard, start, stop), in the order a lane reads them.
-_Span = tuple[int, int, int]
-_END = int(np.iinfo(np.int64).max)
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole(Sequence[_Span]):
-    """Every n-th shard, whole."""
-
-    shards: NDArray[np.int32]
-    lane: int
-    n: int
-
-    def __len__(self) -> int:
-        return len(range(self.lane, len(self.shards), self.n))
-
-    def __getitem__(self, k: Any) -> Any:
-        return int(self.shards[self.lane + k * self.n]), 0, _END
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut(Sequence[_Span]):
-    """Units [low, high) of an epoch: a run of shards, the first and last of them in part.
-
-    Attributes:
-        first: the first shard's place in the order; spans: how many there are.
-    """
-
-    order: _Order
-    low: int
-    high: int
-    first: int
-    spans: int
-
-    @classmethod
-    def of(cls, order: _Order, low: int, high: int) -> _Cut:
-        first = int(np.searchsorted(order.bounds, low, side="right")) - 1
-        behind = int(np.searchsorted(order.bounds, high, side="left"))
-        return cls(order, low, high, first, behind - first if low < high else 0)
-
-    def __len__(self) -> int:
-        return self.spans
-
-    def __getitem__(self, k: Any) -> Any:
-        if not 0 <= k < self.spans:
-            raise IndexError(k)
-        place = self.first + k
-        start, stop = (int(bound) for bound in self.order.bounds[place : place + 2])
-        shard = int(self.order.shards[place])
-        return shard, max(start, self.low) - start, min(stop, self.high) - start
+        return _ShardedReader(self.source, self.order.pieces(lane, self.n), self.block_seed)
 
 
 @dataclass(frozen=True, slots=True)
 class _ShardedReader(LaneReader):
-    """Interleaves a lane's spans: one block from each open shard in turn.
+    """Interleaves a lane's pieces of shards: one block from each open piece in turn.
 
-    The cursor holds the open spans with their positions, the next span to open and whose turn
-    it is: ``{"open": [[span, position], ...], "next": int, "turn": int}``.
+    The cursor holds the open pieces with their positions, the next piece to open and whose turn
+    it is: ``{"open": [[piece, position], ...], "next": int, "turn": int}``.
     """
 
     source: ShardedSource
-    spans: Sequence[_Span]
+    pieces: Sequence[Piece]
     block_seed: int | None
 
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
@@ -313,17 +265,19 @@ class _ShardedReader(LaneReader):
             following, turn = len(opened), 0
         else:
             following, turn = cursor_field(cursor, "next", int), cursor_field(cursor, "turn", int)
-        self._announce([span for span, _ in opened] + [following])
-        readers = [self._blocks(span, position, skips) for span, position in opened]
+            if following < 0:
+                raise damaged_cursor(cursor)
+        self._prefetch([piece for piece, _ in opened] + [following])
+        readers = [self._blocks(piece, position, skips) for piece, position in opened]
         while readers:
             turn %= len(readers)
             item = next(readers[turn], None)
             if item is None:
-                if following < len(self.spans):
-                    opened[turn] = [following, self.spans[following][1]]
+                if following < len(self.pieces):
+                    opened[turn] = [following, self.pieces[following][1]]
                     readers[turn] = self._blocks(opened[turn][0], opened[turn][1], skips)
                     following += 1
-                    self._announce([following])
+                    self._prefetch([following])
                 else:
                     del opened[turn], readers[turn]
                 continue
@@ -336,25 +290,25 @@ class _ShardedReader(LaneReader):
                 )
 
     def opened(self, cursor: Cursor | None) -> list[list[int]]:
-        """[span, position in its shard] of each open one."""
+        """[piece, position in its shard] of each open one."""
         if cursor is None:
-            width = min(self.source.open_shards, len(self.spans))
-            return [[span, self.spans[span][1]] for span in range(width)]
+            width = min(self.source.reading.open_shards, len(self.pieces))
+            return [[piece, self.pieces[piece][1]] for piece in range(width)]
         opened = cursor_field(cursor, "open", list)
         for pair in opened:
             if not isinstance(pair, list) or [type(part) for part in pair] != [int, int]:
                 raise damaged_cursor(cursor)
-            if not 0 <= pair[0] < len(self.spans) or pair[1] < 0:
+            if not 0 <= pair[0] < len(self.pieces) or pair[1] < 0:
                 raise damaged_cursor(cursor)
         return [list(pair) for pair in opened]
 
-    def _announce(self, spans: list[int]) -> None:
-        shards = [self.spans[span][0] for span in spans if span < len(self.spans)]
+    def _prefetch(self, pieces: list[int]) -> None:
+        shards = [self.pieces[piece][0] for piece in pieces if piece < len(self.pieces)]
         if shards:
             self.source.will_read(shards)
 
-    def _blocks(self, span: int, position: int, skips: Skips) -> Iterator[tuple[Block, int]]:
-        shard, _, stop = self.spans[span]
+    def _blocks(self, piece: int, position: int, skips: Skips) -> Iterator[tuple[Block, int]]:
+        shard, _, stop = self.pieces[piece]
         try:
             for block, end in self.source.read_shard(shard, position, stop, skips):
                 kept, ended = skips.replay(block, shard)

@@ -1,6 +1,7 @@
 """Sources: where documents come from."""
 
 from streampack.reading.base import LaneReader, Source
+from streampack.reading.options import Reading
 from streampack.sources.chat.source import Chat
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
@@ -20,6 +21,7 @@ __all__ = [
     "LaneReader",
     "Mixture",
     "Parquet",
+    "Reading",
     "Source",
     "Storage",
     "WebDataset",

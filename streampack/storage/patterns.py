@@ -1,4 +1,4 @@
-"""What a user writes to name files: brace expansions, globs, directories."""
+"""What a user writes to name files: brace expansions, globs, directories, endings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-__all__ = ["expand_braces", "has_glob", "local_files", "local_names", "wanted"]
+__all__ = ["expand_braces", "has_ending", "has_glob", "local_files", "local_names", "wanted"]
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
 
@@ -67,24 +67,36 @@ def has_glob(path: str) -> bool:
     return any(character in path for character in "*?[")
 
 
-def wanted(relative: str, suffixes: Sequence[str]) -> bool:
-    """Whether a file found in a directory is meant: by its ending, and not hidden.
+def has_ending(path: str, endings: Sequence[str]) -> bool:
+    """True if a path, or the path in an HTTP URL, ends in one of these; case does not matter.
 
-    Names that begin with a dot or an underscore are what other tools leave beside the data.
+    Args:
+        path: local, or a URL.
+        endings: in lower case. One that begins with a slash is a whole name: "/index.json".
     """
-    parts = relative.split("/")
-    hidden = any(part.startswith((".", "_")) for part in parts)
-    return not hidden and (not suffixes or parts[-1].endswith(tuple(suffixes)))
+    if path.startswith(("http://", "https://")):
+        path = path.partition("?")[0]
+    name = path.rstrip("/").rpartition("/")[2]
+    return f"/{name.lower()}".endswith(tuple(endings))
+
+
+def wanted(relative: str, suffixes: Sequence[str]) -> bool:
+    """True if a file found in a directory is meant: by its ending, and not hidden.
+
+    Names that begin with a dot or an underscore are what other tools put beside the data.
+    """
+    hidden = any(part.startswith((".", "_")) for part in relative.split("/"))
+    return not hidden and (not suffixes or has_ending(relative, suffixes))
 
 
 def local_names(pattern: str) -> list[str]:
-    """The names a local pattern stands for: itself if that exists, else what its braces say."""
+    """The names that a local pattern stands for: itself if it exists, else what its braces say."""
     expanded = os.path.expanduser(pattern)
     return [expanded] if os.path.exists(expanded) else list(expand_braces(expanded))
 
 
 def local_files(name: str, suffixes: Sequence[str]) -> list[str]:
-    """Absolute paths of the files that a name without braces means, in no particular order."""
+    """Absolute paths of the files that a name without braces stands for, in no certain order."""
     if os.path.isdir(name):
         root = Path(os.path.abspath(name))
         return [
@@ -92,6 +104,6 @@ def local_files(name: str, suffixes: Sequence[str]) -> list[str]:
             for file in root.rglob("*")
             if file.is_file() and wanted(file.relative_to(root).as_posix(), suffixes)
         ]
-    # A name that exists is meant literally, whatever characters it has.
+    # A name that exists is that file, whatever characters it has.
     matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
     return [os.path.abspath(match) for match in matches if os.path.isfile(match)]

@@ -1,17 +1,19 @@
-"""Shard files as byte arrays: mapped where they lie, decompressed into a temporary file if need be.
+"""Compressed files: as streams, or as byte arrays that are mapped from a temporary file.
 
-A compressed shard is decompressed once per opening into a file that has no name, so memory stays
-bounded whatever the shard's size, and nothing is left behind when a process dies.
+A shard that is read in place is decompressed, once per opening, into a file without a name. So
+memory stays bounded whatever the size of the shard, and a process that dies leaves nothing on disk.
 """
 
 from __future__ import annotations
 
 import bz2
+import io
 import mmap
 import os
 import tempfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -20,7 +22,18 @@ from numpy.typing import NDArray
 
 from streampack.errors import StorageError
 
-__all__ = ["DamagedError", "copy_stream", "decompress", "map_file", "sniff_codec"]
+__all__ = [
+    "CODEC_OF_ENDING",
+    "DamagedError",
+    "copy_stream",
+    "decompress",
+    "map_file",
+    "open_decompressed",
+    "sniff_codec",
+]
+
+#: What the last part of a file name says of its compression.
+CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
 _CHUNK = 1 << 20
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -30,6 +43,13 @@ _MAGIC |= {bytes((0x50 + n, 0x2A, 0x4D, 0x18)): "zstd" for n in range(16)}
 
 class DamagedError(ValueError):
     """Compressed data that does not decompress to what it should; the message says how."""
+
+
+class _CutShortError(DamagedError):
+    """Data that is sound as far as it goes, but ends too early."""
+
+    def __init__(self) -> None:
+        super().__init__("its compressed data breaks off")
 
 
 def map_file(path: Path) -> NDArray[np.uint8]:
@@ -57,8 +77,8 @@ def decompress(
         exact_bytes: the size the content must have; never more than this is written.
 
     Returns:
-        (B,) uint8, and whether the compressed data ended properly: of gz and bz2 that were cut
-        short, everything before the cut is returned.
+        (B,) uint8, and whether the compressed data ended properly: of gz and bz2 files that are
+        cut short, everything before the cut is returned.
 
     Raises:
         DamagedError: the data is corrupt, or its content has another size.
@@ -67,18 +87,56 @@ def decompress(
     with open(path, "rb") as source, _temporary(folder) as out:
         complete = True
         written = 0
-        for chunk in _chunks(source, codec, exact_bytes):
-            if chunk is None:
-                complete = False
-                break
-            written += len(chunk)
-            if exact_bytes is not None and written > exact_bytes:
-                raise DamagedError(f"it decompresses to more than {exact_bytes} bytes")
-            _write(out, chunk)
+        try:
+            for chunk in _chunks(source, codec, exact_bytes):
+                written += len(chunk)
+                if exact_bytes is not None and written > exact_bytes:
+                    raise DamagedError(f"it decompresses to more than {exact_bytes} bytes")
+                _write(out, chunk)
+        except _CutShortError:
+            complete = False
         if exact_bytes is not None and written != exact_bytes:
             raise DamagedError(f"it decompresses to {written} bytes instead of {exact_bytes}")
         out.flush()
         return _map(out), complete
+
+
+@contextmanager
+def open_decompressed(file: Path | bytes, codec: str | None) -> Iterator[IO[bytes]]:
+    """A buffered reader of the content of a file, or of bytes in memory.
+
+    Args:
+        file: the compressed data.
+        codec: "gz", "bz2", "zstd", "br", or None for data that is not compressed.
+
+    Raises (while reading):
+        DamagedError: the data is corrupt, or ends too early; what comes before that is read.
+    """
+    with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb", _CHUNK) as source:
+        if codec is None:
+            yield source
+        else:
+            yield io.BufferedReader(_ChunkReader(_chunks(source, codec, None)), _CHUNK)
+
+
+class _ChunkReader(io.RawIOBase):
+    """Chunks of bytes as a raw stream."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer with what is left of the current chunk, or with the next one."""
+        if not len(self._rest):
+            self._rest = memoryview(next(self._chunks, b""))
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
 
 
 def copy_stream(stream: IO[bytes], target: Path) -> None:
@@ -118,8 +176,8 @@ def _no_room(error: OSError) -> StorageError:
     )
 
 
-def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes | None]:
-    """The decompressed content, piece by piece; None at last if it breaks off."""
+def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes]:
+    """The decompressed content, piece by piece; raises `DamagedError` where that fails."""
     if codec == "gz":
         yield from _stdlib_chunks(source, lambda: zlib.decompressobj(wbits=31), zlib.error)
     elif codec == "bz2":
@@ -128,19 +186,16 @@ def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[
         yield from _arrow_chunks(source, codec, exact_bytes)
 
 
-def _stdlib_chunks(
-    source: IO[bytes], new: Any, error_type: type[Exception]
-) -> Iterator[bytes | None]:
+def _stdlib_chunks(source: IO[bytes], new: Any, error_type: type[Exception]) -> Iterator[bytes]:
     """Members of a gz or bz2 file one after the other, at most a chunk of output at a time."""
     decoder = new()
     pending = b""
     while True:
-        # A bz2 decoder keeps input it has not used to itself; zlib hands it back.
+        # A bz2 decoder keeps the input that it has not used yet; zlib hands it back.
         if not pending and getattr(decoder, "needs_input", True):
             pending = source.read(_CHUNK)
             if not pending:
-                yield None
-                return
+                raise _CutShortError
         try:
             chunk = decoder.decompress(pending, _CHUNK)
         except error_type as error:
@@ -150,7 +205,7 @@ def _stdlib_chunks(
         pending = getattr(decoder, "unconsumed_tail", b"")
         if decoder.eof:
             pending = decoder.unused_data or source.read(_CHUNK)
-            if not pending.strip(b"\0"):  # the end, or padding behind it
+            if not pending.strip(b"\0"):  # the end, or padding after it
                 return
             decoder = new()
 
@@ -163,7 +218,7 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
             if exact_bytes is None:
                 raise DamagedError("raw snappy data does not say its size")
             data = source.read()
-            # pyarrow takes a size that is too large at its word and pads with what it finds.
+            # pyarrow trusts a size that is too large, and pads with whatever lies in memory.
             if _snappy_size(data) != exact_bytes:
                 raise DamagedError(f"it says it decompresses to {_snappy_size(data)} bytes")
             yield pyarrow.decompress(data, exact_bytes, codec="snappy", asbytes=True)
@@ -173,11 +228,13 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
             while chunk := stream.read(_CHUNK):
                 yield chunk
     except (OSError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the disk failed, not the data
         raise DamagedError(f"it does not decompress ({error})") from error
 
 
 def _snappy_size(data: bytes) -> int:
-    """The decompressed size that raw snappy data begins with: seven bits a byte, low ones first."""
+    """The decompressed size at the start of raw snappy data, a varint; -1 if it is none."""
     size = 0
     for i, byte in enumerate(data[:5]):
         size |= (byte & 127) << (7 * i)

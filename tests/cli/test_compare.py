@@ -141,7 +141,7 @@ def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
         ("missing", {}, "missing"),
         ("d.tar", {}, "--key"),
         ("e.tar", {}, "--key"),
-        ("d.tar", {"text": "a", "tokens": "b"}, "both given"),
+        ("d.tar", {"text": "a", "tokens": "b"}, "Both text"),
         ("a.jsonl", {"key": "npy"}, "--key was given"),
         ("a.jsonl", {"column": "x", "key": "npy"}, "--key was given"),
         ("b.txt", {"text": "x"}, "files have none"),

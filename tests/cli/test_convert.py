@@ -20,11 +20,13 @@ import pytest
 from typer.testing import CliRunner
 
 from streampack.cli.app import app
-from streampack.cli.convert import open_source, parse_bytes
+from streampack.cli.convert import parse_bytes
+from streampack.cli.corpus import open_documents
 from streampack.conversion.convert import Conversion, Progress, convert_source
 from streampack.conversion.destination import Destination
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
@@ -114,7 +116,7 @@ def test_json_lines_become_mds_with_token_ids(
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert len(index["shards"]) == len(names) - 1 > 4
     assert index["shards"][0]["column_encodings"] == ["ndarray:uint32"]
-    source = MDS(tmp_path / "out", column="tokens", open_shards=1)
+    source = MDS(tmp_path / "out", column="tokens", reading=Reading(open_shards=1))
     assert read_back(source) == ids_of(tokenizer, in_order(corpus()))
 
 
@@ -197,7 +199,7 @@ def test_parquet_becomes_mds_in_order(tmp_path: Path) -> None:
         table = pa.table({"n": range(45), "body": texts[part * 45 : part * 45 + 45]})
         pq.write_table(table, tmp_path / "in" / f"{part}.parquet", row_group_size=10)
     run(tmp_path / "in", tmp_path / "out", "--to", "mds", "--text", "body", "--shard-size", "2KB")
-    assert read_back(MDS(tmp_path / "out", column="text", open_shards=1)) == texts
+    assert read_back(MDS(tmp_path / "out", column="text", reading=Reading(open_shards=1))) == texts
 
 
 class StopError(Exception):
@@ -210,7 +212,7 @@ def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
 ) -> None:
     def conversion(folder: Path) -> Conversion:
         return Conversion(
-            source=JSONL(lines, open_shards=1, block_documents=23),
+            source=JSONL(lines, reading=Reading(open_shards=1, block_documents=23)),
             destination=Destination(str(folder)),
             to=to,
             tokenizer=tokenizer,
@@ -236,7 +238,7 @@ def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
 def test_going_on_reads_nothing_twice_but_one_block(lines: Path, tmp_path: Path) -> None:
     def conversion() -> Conversion:
         return Conversion(
-            source=JSONL(lines, open_shards=1, block_documents=10),
+            source=JSONL(lines, reading=Reading(open_shards=1, block_documents=10)),
             destination=Destination(str(tmp_path / "out")),
             to="mds",
             shard_bytes=4_000,
@@ -323,7 +325,7 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
 ) -> None:
     def conversion(url: str) -> Conversion:
         return Conversion(
-            source=JSONL(lines, open_shards=1),
+            source=JSONL(lines, reading=Reading(open_shards=1)),
             destination=Destination(url),
             to="mds",
             shard_bytes=8_000,
@@ -381,7 +383,7 @@ def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
 
     def conversion(name: str) -> Conversion:
         return Conversion(
-            source=JSONL(tmp_path / "in.jsonl", block_documents=7),
+            source=JSONL(tmp_path / "in.jsonl", reading=Reading(block_documents=7)),
             destination=Destination(str(tmp_path / name)),
             to="mds",
             tokenizer=tokenizer,
@@ -420,7 +422,7 @@ def test_sizes_are_written_as_people_do(size: str, expected: int) -> None:
         (["--shard-size", "5GiB"], "below 4 GiB"),
         (["--compression", "lzma9"], "knows no compression"),
         (["--eos-id", "3"], "without --tokenizer"),
-        (["--text", "text", "--tokens", "ids"], "both given"),
+        (["--text", "text", "--tokens", "ids"], "Both text"),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_anything_is_written(
@@ -444,12 +446,12 @@ def test_files_of_several_kinds_are_not_converted_together(tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.jsonl").write_text('{"text": "b"}')
     with pytest.raises(ConfigError, match="files of 2 kinds"):
-        open_source(str(tmp_path))
+        open_documents(str(tmp_path))
     with pytest.raises(ConfigError, match=r"\.txt files have none"):
-        open_source(str(tmp_path / "*.txt"), text="text")
+        open_documents(str(tmp_path / "*.txt"), text="text")
     (tmp_path / "c.bin").write_text("c")
     with pytest.raises(ConfigError, match="files of no kinds"):
-        open_source(str(tmp_path / "c.bin"))
+        open_documents(str(tmp_path / "c.bin"))
 
 
 def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def test_the_place_it_names_is_where_the_oldest_document_of_the_window_is_read(
 ) -> None:
     """In reading order, lane by lane, the place is inside the block of that document."""
     block = 10
-    source = sources.MDS(corpus, column="tokens", open_shards=1, block_documents=block)
+    source = sources.MDS(
+        corpus, column="tokens", reading=sources.Reading(open_shards=1, block_documents=block)
+    )
     loader = PackedLoader(make(source, lanes=1, shuffle=False, provenance=True))
     starts = np.concatenate([[0], np.cumsum(source.manifest.units)])
     oldest: list[int] = []

@@ -15,7 +15,8 @@ import pytest
 
 from streampack.conversion.mosaic import streaming_module
 from streampack.reading.base import Block
-from streampack.reading.sharded import TURN_DOCUMENTS, ShardedSource
+from streampack.reading.options import TURN_DOCUMENTS, Reading
+from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
@@ -75,7 +76,7 @@ def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(
     make: Callable[..., ShardedSource],
     open_shards: int,
 ) -> None:
-    source = make(tmp_path, open_shards=open_shards)
+    source = make(tmp_path, reading=Reading(open_shards=open_shards))
     opened, most = 0, 0
     read_shard = source.read_shard
 
@@ -103,7 +104,7 @@ def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(
 def test_interleaved_shards_go_on_behind_every_block(
     tmp_path: Path, make: Callable[..., ShardedSource]
 ) -> None:
-    source = make(tmp_path, open_shards=3)
+    source = make(tmp_path, reading=Reading(open_shards=3))
     lanes = source.lanes(2, seed=4, epoch=0, shuffle=True)
     for lane in lanes:
         blocks = read_lane(lane)

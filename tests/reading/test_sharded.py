@@ -37,10 +37,10 @@ def test_lanes_read_every_document_of_the_shuffled_shards_once_in_equal_parts(
     expected = [(int(s), i) for s in order for i in range(units[s])]
     found = []
     for lane in source.lanes(n, seed=5, epoch=2, shuffle=shuffle):
-        spans = list(lane.spans)
-        assert len(spans) == len(lane.spans)
-        assert all(start < stop for _, start, stop in spans)
-        own = [(s, i) for s, start, stop in spans for i in range(start, stop)]
+        pieces = list(lane.pieces)
+        assert len(pieces) == len(lane.pieces)
+        assert all(start < stop for _, start, stop in pieces)
+        own = [(s, i) for s, start, stop in pieces for i in range(start, stop)]
         assert abs(len(own) - sum(units) / n) < 1
         found += own
     assert found == expected
@@ -56,18 +56,18 @@ def test_lanes_of_whole_shards_take_turns_in_the_shuffled_order(
     n = min(n, len(units) + 1)
     order = permutation(len(units) + 1, derive_seed(5, 2)) if shuffle else np.arange(len(units) + 1)
     lanes = source.lanes(n, seed=5, epoch=2, shuffle=shuffle)
-    assert [[s for s, _, _ in lane.spans] for lane in lanes] == [
+    assert [[s for s, _, _ in lane.pieces] for lane in lanes] == [
         order[k::n].tolist() for k in range(n)
     ]
 
 
 def test_lanes_of_a_process_share_one_order_of_the_shards_and_no_pickle_holds_it() -> None:
     source = _source([4] * 50)
-    held = [source.lanes(10, seed=1, epoch=0, shuffle=True)[k].spans.order for k in range(10)]
+    held = [source.lanes(10, seed=1, epoch=0, shuffle=True)[k].pieces.order for k in range(10)]
     assert all(order is held[0] for order in held)
-    later = source.lanes(10, seed=1, epoch=1, shuffle=True)[0].spans.order
+    later = source.lanes(10, seed=1, epoch=1, shuffle=True)[0].pieces.order
     assert later is not held[0]
-    assert source.lanes(10, seed=1, epoch=0, shuffle=True)[3].spans.order is held[0]
+    assert source.lanes(10, seed=1, epoch=0, shuffle=True)[3].pieces.order is held[0]
     assert len(source._orders) == 2
     for epoch in range(2, 9):
         source.lanes(10, seed=1, epoch=epoch, shuffle=True)

@@ -33,17 +33,19 @@ def parquet(folder: Path) -> sources.Parquet:
     path = folder / "ids.parquet"
     table = pa.table({"ids": pa.array([d.tolist() for d in documents()])})
     pq.write_table(table, path, row_group_size=200)
-    return sources.Parquet(str(path), tokens="ids", block_documents=50)
+    return sources.Parquet(str(path), tokens="ids", reading=sources.Reading(block_documents=50))
 
 
 def tars(folder: Path) -> sources.WebDataset:
     halves = documents()[: COUNT // 2], documents()[COUNT // 2 :]
     paths = [str(write_tar(folder / f"{i}.tar", half)) for i, half in enumerate(halves)]
-    return sources.WebDataset(paths, key="npy", block_documents=50)
+    return sources.WebDataset(paths, key="npy", reading=sources.Reading(block_documents=50))
 
 
 def mds(folder: Path) -> sources.MDS:
-    return sources.MDS(write_mds(folder, documents()), column="t", block_documents=50)
+    return sources.MDS(
+        write_mds(folder, documents()), column="t", reading=sources.Reading(block_documents=50)
+    )
 
 
 def loader_over(source: ShardedSource) -> PackedLoader:
@@ -91,7 +93,7 @@ def test_restoring_reads_as_much_anywhere_in_an_epoch(
     source.prepare()
     # A document waits 16 rounds at most, and a round emits half of a window or less: what was read
     # since the oldest one is no more than 8 windows, with the window itself and a block.
-    most = LANES * (9 * 82 + 2 * source.block_documents)
+    most = LANES * (9 * 82 + 2 * source.reading.documents_per_block)
     assert most < COUNT / 3
     for state in states_of(source):
         assert 0 < documents_read(source, state, monkeypatch) <= most
@@ -106,7 +108,10 @@ def test_a_cold_host_fetches_only_the_shards_that_its_windows_need(tmp_path: Pat
 
     def loader(url: str, cache: Path) -> PackedLoader:
         source = sources.MDS(
-            f"{url}/mds", column="t", storage=sources.Storage(cache_dir=cache), block_documents=5
+            f"{url}/mds",
+            column="t",
+            storage=sources.Storage(cache_dir=cache),
+            reading=sources.Reading(block_documents=5),
         )
         dataset = PackedDataset(
             source, seq_len=128, lanes=LANES, window=window, topology=Topology()

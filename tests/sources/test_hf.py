@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from streampack.errors import ConfigError
+from streampack.reading.options import Reading
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
 from tests.support.restarts import check_rest, restarts
@@ -65,7 +66,7 @@ def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 def test_lanes_give_each_document_once_and_every_cursor_leads_on(stream: Any) -> None:
     for fields, expected in (({"text": "text"}, TEXTS), ({"tokens": "ids"}, IDS)):
-        source = HFStream(stream, block_documents=4, **fields)
+        source = HFStream(stream, reading=Reading(block_documents=4), **fields)
         assert source.seekable
         restarts(source, expected, lane_counts=(1, 2, 4, 6))
 
@@ -79,7 +80,7 @@ def test_a_pickled_source_reads_the_same(stream: Any) -> None:
 
 
 def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCaptureFixture) -> None:
-    lane = HFStream(stream, text="text", block_documents=7).lanes(
+    lane = HFStream(stream, text="text", reading=Reading(block_documents=7)).lanes(
         2, seed=0, epoch=0, shuffle=False
     )[1]
     blocks = read_lane(lane)
@@ -92,11 +93,19 @@ def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCapture
 def test_mapped_and_filtered_datasets_resume_exactly(stream: Any) -> None:
     short = stream.filter(lambda row: row["n"] % 3 > 0).map(lambda row: {"text": row["text"] + "!"})
     expected = [text + "!" for i, text in enumerate(TEXTS) if i % 3]
-    restarts(HFStream(short, text="text", block_documents=4), expected, lane_counts=(1, 3))
+    restarts(
+        HFStream(short, text="text", reading=Reading(block_documents=4)),
+        expected,
+        lane_counts=(1, 3),
+    )
     batched = stream.map(
         lambda rows: {"text": [t * 2 for t in rows["text"]]}, batched=True, batch_size=3
     )
-    restarts(HFStream(batched, text="text", block_documents=4), [t * 2 for t in TEXTS], (1, 3))
+    restarts(
+        HFStream(batched, text="text", reading=Reading(block_documents=4)),
+        [t * 2 for t in TEXTS],
+        (1, 3),
+    )
 
 
 def test_formatted_datasets_give_arrays(stream: Any) -> None:
@@ -104,13 +113,13 @@ def test_formatted_datasets_give_arrays(stream: Any) -> None:
         stream.select_columns(["ids", "mask"]).with_format("numpy"),
         tokens="ids",
         loss_mask="mask",
-        block_documents=4,
+        reading=Reading(block_documents=4),
     )
     restarts(source, IDS, lane_counts=(1, 3))
 
 
 def test_epochs_hold_the_same_documents_and_resume_exactly(stream: Any) -> None:
-    source = HFStream(stream, text="text", block_documents=4)
+    source = HFStream(stream, text="text", reading=Reading(block_documents=4))
     for epoch in (1, 2):
         found: list[Any] = []
         for lane in source.lanes(3, seed=0, epoch=epoch, shuffle=True):
@@ -133,7 +142,7 @@ def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
     # datasets 5 sleeps for five seconds whenever it has shuffled shards read to their end.
     monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
     shuffled = stream.shuffle(seed=7, buffer_size=8)
-    source = HFStream(shuffled, text="text", block_documents=4)
+    source = HFStream(shuffled, text="text", reading=Reading(block_documents=4))
     assert not source.seekable
     found: list[Any] = []
     with caplog.at_level(logging.WARNING):
@@ -147,7 +156,7 @@ def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
 
 
 def test_as_a_plain_iterable_it_is_one_lane_with_its_state(stream: Any) -> None:
-    source = Iterable(stream, text="text", block_documents=7)
+    source = Iterable(stream, text="text", reading=Reading(block_documents=7))
     assert source.seekable
     restarts(source, TEXTS)
     mapped = Iterable(datasets.Dataset.from_dict({"text": TEXTS}), text="text")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.reading.base import Source
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.source import Iterable
 from tests.support.restarts import restarts
@@ -81,13 +82,17 @@ def test_items_of_every_kind_are_read_and_resumed(
     data: Any, fields: dict[str, str], expected: Any
 ) -> None:
     for block_documents, block_bytes in ((7, 1 << 20), (256, 60), (1, 1)):
-        source = Iterable(data, block_documents=block_documents, block_bytes=block_bytes, **fields)  # type: ignore[arg-type]
+        source = Iterable(
+            data,
+            reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
+            **fields,
+        )  # type: ignore[arg-type]
         restarts(source, expected)
         restarts(pickle.loads(pickle.dumps(source)), expected)
 
 
 def test_a_factory_divides_the_data_into_any_number_of_lanes() -> None:
-    source = Iterable(lambda lane, lanes: IDS[lane::lanes], block_documents=4)
+    source = Iterable(lambda lane, lanes: IDS[lane::lanes], reading=Reading(block_documents=4))
     assert (source.splittable, source.max_lanes()) == (True, None)
     restarts(source, IDS, lane_counts=(1, 2, 3, 7, 60))
     generators = Iterable(lambda lane, lanes: (text for text in TEXTS[lane::lanes]))
@@ -115,7 +120,7 @@ def test_a_generator_is_read_once_and_then_refused() -> None:
 
 def test_a_state_is_used_instead_of_reading_again() -> None:
     data = Stateful()
-    source = Iterable(data, block_documents=10)
+    source = Iterable(data, reading=Reading(block_documents=10))
     assert source.seekable
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
     cursor = read_lane(lane)[2][1]
@@ -134,7 +139,7 @@ def test_a_stateful_iterable_that_cannot_be_copied_is_refused() -> None:
 
 
 def test_reading_again_is_announced(caplog: pytest.LogCaptureFixture) -> None:
-    source = Iterable(IDS, block_documents=10)
+    source = Iterable(IDS, reading=Reading(block_documents=10))
     assert not source.seekable
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
     blocks = read_lane(lane)
@@ -180,7 +185,7 @@ def test_a_state_that_json_cannot_hold_is_refused(value: Any) -> None:
 )
 def test_an_item_of_another_kind_is_a_broken_document(item: Any, words: str) -> None:
     good = np.array([5], dtype=np.int32) if isinstance(item, np.ndarray) else [5]
-    source = Iterable([good, item, good], block_documents=2)
+    source = Iterable([good, item, good], reading=Reading(block_documents=2))
     with pytest.raises(ContentError, match=f"Item 1 of lane 0 .*{words}"):
         documents(source)
     skips = Skips("skip")
@@ -198,7 +203,7 @@ def test_what_is_no_text_is_a_broken_document(item: Any) -> None:
 
 def test_a_loss_mask_stays_with_its_tokens_and_must_fit() -> None:
     items: list[Any] = [{"t": ids, "m": [i % 2 == 0 for i in ids]} for ids in IDS]
-    source = Iterable(items, tokens="t", loss_mask="m", block_documents=6)
+    source = Iterable(items, tokens="t", loss_mask="m", reading=Reading(block_documents=6))
     for block, _ in source.lanes(1, seed=1, epoch=0, shuffle=True)[0].read(None, Skips()):
         assert isinstance(block, Documents)
         assert block.loss_mask is not None
@@ -226,7 +231,10 @@ def test_ids_of_any_dtypes_come_back(
     arrays: list[tuple[str, list[int]]], block_documents: int
 ) -> None:
     items = [ids if dtype == "list" else np.array(ids, dtype=dtype) for dtype, ids in arrays]
-    restarts(Iterable(items, block_documents=block_documents), [ids for _, ids in arrays])
+    restarts(
+        Iterable(items, reading=Reading(block_documents=block_documents)),
+        [ids for _, ids in arrays],
+    )
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32"])
@@ -280,7 +288,7 @@ class WorkerAware:
 
 def test_a_dataset_that_asks_for_its_worker_is_not_divided_a_second_time() -> None:
     torch_data = pytest.importorskip("torch.utils.data")
-    source = Iterable(WorkerAware(), block_documents=7)
+    source = Iterable(WorkerAware(), reading=Reading(block_documents=7))
 
     class Lane(torch_data.IterableDataset):  # type: ignore[misc, name-defined]
         def __iter__(self) -> Iterator[Any]:
@@ -300,9 +308,8 @@ def test_a_dataset_that_asks_for_its_worker_is_not_divided_a_second_time() -> No
         (5, {}, "cannot be iterated"),
         ([], {}, "no items"),
         ([{"a": 1, "b": 2}], {}, "a, b"),
-        (IDS, {"tokens": "a", "text": "b"}, "Name one"),
-        (IDS, {"loss_mask": "m"}, "tokens is not given"),
-        (IDS, {"block_documents": 0}, "block_documents"),
+        (IDS, {"tokens": "a", "text": "b"}, "Pass one"),
+        (IDS, {"loss_mask": "m"}, "without tokens"),
     ],
 )
 def test_arguments_that_cannot_work_are_explained(
@@ -313,7 +320,7 @@ def test_arguments_that_cannot_work_are_explained(
 
 
 def test_a_document_is_named_by_item_and_lane() -> None:
-    source = Iterable(lambda lane, lanes: TEXTS[lane::lanes], block_documents=4)
+    source = Iterable(lambda lane, lanes: TEXTS[lane::lanes], reading=Reading(block_documents=4))
     lane = source.lanes(3, seed=0, epoch=0, shuffle=False)[2]
     _, second = (block for block, _ in list(lane.read(None, Skips()))[:2])
     assert source.document_name(second.origin[1]) == "item 5 of lane 2"

@@ -20,6 +20,7 @@ from streampack.conversion.mosaic import streaming_module
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.reading.integer_arrays import Spans
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.mds.source import MDS
 from streampack.storage.storage import Storage
@@ -74,7 +75,9 @@ def edit_index(folder: Path, change: Any) -> None:
 
 def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
     expected = corpus(tmp_path / "c")
-    source = MDS(tmp_path / "c", column="tokens", block_documents=7, block_bytes=400)
+    source = MDS(
+        tmp_path / "c", column="tokens", reading=Reading(block_documents=7, block_bytes=400)
+    )
     assert len(source.manifest) > 3
     check_source_contract(source, expected)
 
@@ -136,8 +139,7 @@ def test_documents_of_any_length_come_back(
         folder / "c",
         column="t",
         dtype=None if dynamic else "uint16",
-        block_documents=block_documents,
-        block_bytes=block_bytes,
+        reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
     check_source_contract(source, [d.tolist() for d in documents], lane_counts=(1, 2), restarts=3)
 
@@ -152,7 +154,7 @@ def test_arrays_of_different_dtypes_in_one_column_become_uint32(tmp_path: Path) 
 def test_text_is_decoded_as_utf8(tmp_path: Path) -> None:
     texts = ["", "plain", "größer", "漢字\0\n", "𝄞" * 50] * 5
     write(tmp_path / "c", {"text": "str", "n": "int"}, [{"text": t, "n": 1} for t in texts])
-    source = MDS(tmp_path / "c", column="text", block_documents=3)
+    source = MDS(tmp_path / "c", column="text", reading=Reading(block_documents=3))
     check_source_contract(source, texts)
     assert read_all(source) == [sample["text"] for sample in mosaic_samples(tmp_path / "c")]
 
@@ -165,7 +167,7 @@ def test_a_loss_mask_stays_with_its_tokens(tmp_path: Path, encoding: str) -> Non
         {"t": t, "m": m.tobytes() if encoding == "bytes" else m}
         for t, m in zip(documents, masks, strict=True)
     ])  # fmt: skip
-    source = MDS(tmp_path / "c", column="t", loss_mask="m", block_documents=6)
+    source = MDS(tmp_path / "c", column="t", loss_mask="m", reading=Reading(block_documents=6))
     lane = source.lanes(1, seed=1, epoch=0, shuffle=True)[0]
     seen = 0
     for block, _ in lane.read(None, Skips()):
@@ -192,7 +194,12 @@ def test_a_mask_of_another_length_is_a_broken_document(tmp_path: Path) -> None:
 def test_compressed_shards_are_read_like_plain_ones(tmp_path: Path, codec: str) -> None:
     expected = corpus(tmp_path / "c", compression=codec, hashes=["sha1", "xxh64"])
     for algorithm in ("sha1", "xxh64", None):
-        source = MDS(tmp_path / "c", column="tokens", validate_hash=algorithm, block_documents=9)
+        source = MDS(
+            tmp_path / "c",
+            column="tokens",
+            validate_hash=algorithm,
+            reading=Reading(block_documents=9),
+        )
         assert read_all(source) == [tuple(document) for document in expected]
     check_source_contract(source, expected, lane_counts=(2,), restarts=2)
 
@@ -615,7 +622,7 @@ def test_a_column_that_is_text_here_and_ids_there_is_refused(tmp_path: Path) -> 
 def test_a_block_left_where_it_lies_is_taken_in_any_order(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, 60_000, n).astype(dtype) for n in rng.integers(1, 50, 40)]
-    source = MDS(write_mds(tmp_path, ids), column="t", block_documents=16)
+    source = MDS(write_mds(tmp_path, ids), column="t", reading=Reading(block_documents=16))
     source.prepare()
     count = 0
     for shard in range(len(source.manifest)):

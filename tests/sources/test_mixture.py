@@ -22,6 +22,7 @@ from streampack import (
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.metrics import LaneTimes
 from streampack.packing import Concat
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import JSONL, Chat, Iterable, Mixture
 from streampack.sources.mixture.source import earlier_mixture
@@ -214,7 +215,7 @@ def test_an_endless_source_without_documents_is_named() -> None:
 def texts(folder: Path, name: str, lines: list[str]) -> JSONL:
     path = folder / f"{name}.jsonl"
     path.write_text("".join(line + "\n" for line in lines))
-    return JSONL(str(path), block_documents=5)
+    return JSONL(str(path), reading=Reading(block_documents=5))
 
 
 def test_texts_and_ids_of_any_width_keep_their_source_through_the_batch(tmp_path: Path) -> None:

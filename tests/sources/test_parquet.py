@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StateError
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.parquet import source as parquet
 from streampack.sources.parquet.source import Parquet
@@ -48,7 +49,9 @@ def ids_of(rng: np.random.Generator, n: int, high: int, width: int | None) -> li
 
 def test_every_text_comes_once_and_restarts_are_exact(tmp_path: Path) -> None:
     expected = text_corpus(tmp_path)
-    check_source_contract(Parquet(tmp_path, block_documents=16, block_bytes=1000), expected)
+    check_source_contract(
+        Parquet(tmp_path, reading=Reading(block_documents=16, block_bytes=1000)), expected
+    )
 
 
 @pytest.mark.parametrize("rows_per_group", [50, 7])
@@ -65,7 +68,7 @@ def test_files_too_many_for_their_footers_are_split_by_bytes(
             rows_per_group,
         )
         expected += rows
-    source = Parquet(tmp_path, tokens="ids", block_documents=9, block_bytes=200)
+    source = Parquet(tmp_path, tokens="ids", reading=Reading(block_documents=9, block_bytes=200))
     check_source_contract(source, expected, lane_counts=(1, 3, 40), restarts=4)
     assert source.manifest.unit == "byte"
 
@@ -115,7 +118,7 @@ def test_every_list_and_integer_type_is_read(
         ids = pa.array(rows, LIST_TYPES[nested](kind))
         write(tmp_path / f"{shard}.parquet", {"ids": ids}, 40)
         everything += rows
-    source = Parquet(tmp_path, tokens="ids", block_documents=9, block_bytes=200)
+    source = Parquet(tmp_path, tokens="ids", reading=Reading(block_documents=9, block_bytes=200))
     check_source_contract(source, everything, lane_counts=(1, 3), restarts=4)
     block, _ = next(source.read_shard(0, 0, 90, Skips()))
     assert isinstance(block, Documents)
@@ -159,7 +162,9 @@ def test_any_cut_of_any_row_groups_gives_each_document_once(
     write(folder / "a.parquet", table, rows_per_group)
     write(folder / "b.parquet", table, rows_per_group)
     source = _SmallBatches(
-        folder, tokens="ids", block_documents=block_documents, block_bytes=block_bytes
+        folder,
+        tokens="ids",
+        reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
     source.batch_rows = batch_rows
     check_source_contract(source, rows * 2, lane_counts=(lanes,), restarts=3)
@@ -238,7 +243,7 @@ def test_masks_come_as_views_when_everything_fits(tmp_path: Path) -> None:
     ids = ids_of(rng, 200, 60_000, None)
     masks = [[token % 3 == 0 for token in row] for row in ids]
     write(tmp_path / "x.parquet", {"ids": pa.array(ids, pa.list_(pa.uint16())), "m": masks})
-    source = Parquet(tmp_path, tokens="ids", loss_mask="m", block_documents=16)
+    source = Parquet(tmp_path, tokens="ids", loss_mask="m", reading=Reading(block_documents=16))
     source.prepare()
     for block, _ in source.read_shard(0, 33, 177, Skips()):
         assert isinstance(block, Documents)
@@ -362,11 +367,16 @@ def test_listing_an_object_store_reads_footers_only(
 ) -> None:
     expected = text_corpus(tmp_path / "local", shards=4, n=30)
     s3.put_folder(tmp_path / "local", "corpus")
-    source = Parquet("s3://bucket/corpus/*.parquet", storage=storage, block_documents=8)
+    source = Parquet(
+        "s3://bucket/corpus/*.parquet", storage=storage, reading=Reading(block_documents=8)
+    )
     source.prepare()
     assert not (tmp_path / "cache").exists()
     check_source_contract(source, expected, lane_counts=(1, 3), restarts=2)
-    assert source.describe() == Parquet(tmp_path / "local", block_documents=8).describe()
+    assert (
+        source.describe()
+        == Parquet(tmp_path / "local", reading=Reading(block_documents=8)).describe()
+    )
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -389,7 +399,6 @@ def test_listing_works_with_and_without_range_requests(
     [
         ({"text": "a", "tokens": "b"}, "Both"),
         ({"text": "a", "loss_mask": "m"}, "without tokens"),
-        ({"block_bytes": 0}, "block_bytes"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], words: str) -> None:

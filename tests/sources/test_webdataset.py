@@ -19,7 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streampack.documents import Documents
-from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.errors import ConfigError, ContentError, StateError, StorageError
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage
@@ -77,7 +78,9 @@ def theirs(path: Path, key: str) -> list[Any]:
 def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
     expected = shards(tmp_path)
     source = WebDataset(
-        f"{tmp_path}/shard-{{000..004}}.tar", key="npy", block_documents=7, block_bytes=500
+        f"{tmp_path}/shard-{{000..004}}.tar",
+        key="npy",
+        reading=Reading(block_documents=7, block_bytes=500),
     )
     assert len(source.manifest) == 5
     check_source_contract(source, expected)
@@ -142,8 +145,7 @@ def test_names_and_sizes_of_every_kind_are_understood(
         folder,
         content,
         key="tokens.npy",
-        block_documents=block_documents,
-        block_bytes=block_bytes,
+        reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
     check_source_contract(source, [d.tolist() for d in made], lane_counts=(1,), restarts=4)
     assert [d.tolist() for d in theirs(folder / "a.tar", "tokens.npy")] == [
@@ -220,7 +222,7 @@ def test_compressed_archives_are_read_like_plain_ones(tmp_path: Path, suffix: st
             else pyarrow.compress(data, "zstd", asbytes=True)
         )
         (tmp_path / "packed" / f"{path.stem}.{suffix}").write_bytes(packed)
-    source = WebDataset(tmp_path / "packed", key="npy", block_documents=6)
+    source = WebDataset(tmp_path / "packed", key="npy", reading=Reading(block_documents=6))
     check_source_contract(source, expected, lane_counts=(1, 3), restarts=3)
 
 
@@ -250,9 +252,13 @@ def test_text_is_decoded_as_utf8_and_json_by_field(tmp_path: Path) -> None:
         value = {"text": text, "ids": list(range(i)), "n": 1}
         members += [(f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(value).encode())]
     content = archive(members)
-    check_source_contract(one(tmp_path, content, key="txt", block_documents=4), texts)
-    check_source_contract(one(tmp_path, content, key="json", block_documents=4), texts)
-    source = one(tmp_path, content, key="json", tokens_field="ids", block_bytes=20)
+    check_source_contract(
+        one(tmp_path, content, key="txt", reading=Reading(block_documents=4)), texts
+    )
+    check_source_contract(
+        one(tmp_path, content, key="json", reading=Reading(block_documents=4)), texts
+    )
+    source = one(tmp_path, content, key="json", tokens="ids", reading=Reading(block_bytes=20))
     assert source.tokenized
     check_source_contract(source, [list(range(i)) for i in range(len(texts))])
 
@@ -301,7 +307,7 @@ def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Pat
     content = archive(
         [("0.npy", GOOD), ("1.txt", b""), ("2.npy", GOOD), ("2.NPY", GOOD), ("3.npy", GOOD)]
     )
-    source = one(tmp_path, content, block_documents=1)
+    source = one(tmp_path, content, reading=Reading(block_documents=1))
     skips = Skips("skip")
     assert read_all(source, skips) == [(0, 1, 2)] * 2
     assert [record[:3] for record in skips.records] == [[0, 1, False], [0, 2, False]]
@@ -318,14 +324,14 @@ def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Pat
         ("json", {}, b'"text"'),
         ("json", {}, b'{"other": 1}'),
         ("json", {}, b'{"text": 1}'),
-        ("json", {"tokens_field": "t"}, b'{"t": "12"}'),
-        ("json", {"tokens_field": "t"}, b'{"t": [1.5]}'),
-        ("json", {"tokens_field": "t"}, b'{"t": [[1]]}'),
-        ("json", {"tokens_field": "t"}, b'{"t": [1, [2]]}'),
-        ("json", {"tokens_field": "t"}, b'{"t": [true, false]}'),
-        ("json", {"tokens_field": "t"}, b'{"t": [-1]}'),
-        ("json", {"tokens_field": "t"}, b'{"t": [4294967296]}'),
-        ("json", {"tokens_field": "t"}, b'{"t": [99999999999999999999999]}'),
+        ("json", {"tokens": "t"}, b'{"t": "12"}'),
+        ("json", {"tokens": "t"}, b'{"t": [1.5]}'),
+        ("json", {"tokens": "t"}, b'{"t": [[1]]}'),
+        ("json", {"tokens": "t"}, b'{"t": [1, [2]]}'),
+        ("json", {"tokens": "t"}, b'{"t": [true, false]}'),
+        ("json", {"tokens": "t"}, b'{"t": [-1]}'),
+        ("json", {"tokens": "t"}, b'{"t": [4294967296]}'),
+        ("json", {"tokens": "t"}, b'{"t": [99999999999999999999999]}'),
         ("bin", {"dtype": "uint16"}, b"123"),
     ],
 )
@@ -349,12 +355,10 @@ def test_an_archive_cut_anywhere_loses_nothing_before_the_cut(tmp_path: Path) ->
     with tarfile.open(fileobj=io.BytesIO(whole)) as tar:  # where each document's file ends
         ends = [m.offset_data + m.size for m in tar.getmembers() if m.name.endswith("npy")]
     closed = max(i for i in range(0, len(whole), 512) if any(whole[i : i + 512])) + 1024
-    source = one(tmp_path, whole)
-    path = tmp_path / "a.tar"
     for cut in sorted(
         {*range(0, len(whole), 997), *ends, *(e - 1 for e in ends), closed - 1, closed}
     ):
-        path.write_bytes(whole[:cut])
+        source = one(tmp_path, whole[:cut])
         complete = sum(end <= cut for end in ends)
         skips = Skips("skip")
         expected = [tuple(d.tolist()) for d in made[:complete]]
@@ -370,10 +374,9 @@ def test_a_gzip_cut_anywhere_loses_nothing_that_still_unpacks(tmp_path: Path) ->
     rng = random.Random(0)
     made = [np.array([rng.randrange(60_000) for _ in range(300)], "uint16") for _ in range(8)]
     whole = gzip.compress(archive([(f"{i}.npy", npy(d)) for i, d in enumerate(made)]))
-    source = one(tmp_path, whole, "a.tar.gz")
     previous = 0
     for cut in range(0, len(whole), 211):
-        (tmp_path / "a.tar.gz").write_bytes(whole[:cut])
+        source = one(tmp_path, whole[:cut], "a.tar.gz")
         skips = Skips("skip")
         found = read_all(source, skips)
         assert found == [tuple(d.tolist()) for d in made[: len(found)]]
@@ -383,15 +386,14 @@ def test_a_gzip_cut_anywhere_loses_nothing_that_still_unpacks(tmp_path: Path) ->
     assert previous >= 7
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 255
-    (tmp_path / "a.tar.gz").write_bytes(damaged)
     with pytest.raises(ContentError, match="decompress") as caught:
-        read_all(source)
+        read_all(one(tmp_path, bytes(damaged), "a.tar.gz"))
     assert caught.value.rest_of_shard
 
 
 def test_a_restart_behind_skipped_documents_goes_on_the_same_way(tmp_path: Path) -> None:
     members = [(f"{i}.{'txt' if i % 5 == 2 else 'npy'}", npy(np.array([i]))) for i in range(30)]
-    source = one(tmp_path, archive(members)[:-12_000], block_documents=4)
+    source = one(tmp_path, archive(members)[:-12_000], reading=Reading(block_documents=4))
     lane = source.lanes(1, seed=5, epoch=0, shuffle=True)[0]
     first = Skips("skip")
     blocks = [(b.document(0)[0], len(b), c, len(first.records)) for b, c in lane.read(None, first)]  # type: ignore[union-attr]
@@ -485,7 +487,7 @@ def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:
         ({"key": "pyd"}, "pickle"),
         ({"key": "jpg"}, "npy, txt or json"),
         ({"key": "bin", "dtype": "float16"}, "integers"),
-        ({"key": "npy", "tokens_field": "t"}, "Only JSON"),
+        ({"key": "npy", "tokens": "t"}, "Only JSON"),
     ],
 )
 def test_arguments_that_cannot_work_are_explained(
@@ -501,6 +503,14 @@ def test_fewer_shards_than_lanes_is_refused_with_the_number(tmp_path: Path) -> N
         WebDataset(tmp_path, key="npy").lanes(3, seed=0, epoch=0, shuffle=False)
     with pytest.raises(ConfigError, match="nothing"):
         WebDataset(tmp_path / "nothing-*.tar", key="npy").prepare()
+
+
+def test_a_shard_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
+    source = one(tmp_path, archive([("0.npy", GOOD), ("1.npy", GOOD)]))
+    source.prepare()
+    one(tmp_path, archive([(f"{i}.npy", GOOD) for i in range(20)]))
+    with pytest.raises(StateError, match="when it was listed"):
+        read_all(source)
 
 
 def test_a_shard_that_went_missing_is_a_storage_error(tmp_path: Path) -> None:

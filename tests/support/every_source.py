@@ -111,7 +111,7 @@ def hf_stream(folder: Path) -> Any:
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
         paths.append(str(path))
     stream = datasets.load_dataset("json", data_files=paths, split="train", streaming=True)
-    return sources.HFStream(stream, text="text", block_documents=9)
+    return sources.HFStream(stream, text="text", reading=sources.Reading(block_documents=9))
 
 
 def chat_lines(folder: Path) -> str:
@@ -128,7 +128,7 @@ def chat_table(folder: Path) -> str:
     return str(folder / "chat.parquet")
 
 
-SMALL = {"block_documents": 9}
+SMALL = {"reading": sources.Reading(block_documents=9)}
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "mds-tokens": lambda f: sources.MDS(write_mds(f, token_documents()), column="t", **SMALL),
     "mds-text": lambda f: sources.MDS(write_mds(f, text_documents()), column="t", **SMALL),
@@ -145,12 +145,17 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
     "chat": lambda f: sources.Chat(chat_lines(f), **SMALL),
     "chat-parquet": lambda f: sources.Chat(chat_table(f), **SMALL),
-    "list": lambda f: sources.Iterable(text_documents(), block_documents=9),
+    "list": lambda f: sources.Iterable(
+        text_documents(), reading=sources.Reading(block_documents=9)
+    ),
     "lane-factory": lambda f: sources.Iterable(
-        lambda lane, lanes: token_documents()[lane::lanes], block_documents=9
+        lambda lane, lanes: token_documents()[lane::lanes],
+        reading=sources.Reading(block_documents=9),
     ),
     "huggingface": hf_stream,
-    "wide-ids": lambda f: sources.Iterable(wide_documents, block_documents=9),
+    "wide-ids": lambda f: sources.Iterable(
+        wide_documents, reading=sources.Reading(block_documents=9)
+    ),
     "mixture": lambda f: mixture(f, ["mds-tokens", "jsonl"]),
 }
 MIXTURES: dict[str, Callable[[Path], Any]] = {  # every kind of member in one of them

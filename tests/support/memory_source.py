@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents, make_origin
 from streampack.reading.manifest import Manifest
+from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 
 
 class MemorySource(ShardedSource):
-    """Shards are lists of token arrays (and of masks, if given)."""
+    """Shards are lists of token arrays (and of masks, if given); the rest is for `Reading`."""
 
     seekable = True
     splittable = True
@@ -25,9 +26,9 @@ class MemorySource(ShardedSource):
         self,
         shards: Sequence[Sequence[NDArray[np.generic]]],
         masks: Sequence[Sequence[NDArray[np.bool_]]] | None = None,
-        **options: Any,
+        **reading: int,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(reading=Reading(**reading))
         self.shards = shards
         self.masks = masks
 
@@ -43,7 +44,7 @@ class MemorySource(ShardedSource):
         self, shard: int, start: int, stop: int, skips: Skips
     ) -> Iterator[tuple[Documents, int]]:
         while start < stop:
-            end = min(start + self.block_documents, stop)
+            end = min(start + self.reading.documents_per_block, stop)
             masks = self.masks[shard][start:end] if self.masks is not None else None
             origin = make_origin(shard, np.arange(start, end, dtype=np.int64))
             yield Documents.from_arrays(self.shards[shard][start:end], origin, masks), end

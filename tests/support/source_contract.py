@@ -60,12 +60,12 @@ def _size(document: Document, itemsize: int) -> int:
 def _check_blocks(source: ShardedSource, blocks: list[tuple[list[Named], Cursor]]) -> None:
     """Blocks keep their limits and, unshuffled, the order of their shard."""
     for block, _ in blocks:
-        assert len(block) <= source.block_documents
+        assert len(block) <= source.reading.documents_per_block
         names = [name for name, _ in block]
         assert len({shard for shard, _ in names}) == 1, "a block mixes shards"
         assert names == sorted(names), "unshuffled documents are out of order"
         size = sum(_size(document, 2) for _, document in block[:-1])
-        assert size < source.block_bytes, "a block went on after it was full"
+        assert size < source.reading.block_bytes, "a block went on after it was full"
 
 
 def check_source_contract(

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.documents import Conversations, Documents, make_origin
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.records import conversation_of
 from streampack.reading.skips import Skips
+from streampack.sources.chat.records import conversation_of
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.support.chats import (
     CHATML,

@@ -1,9 +1,8 @@
-"""Readers of chat records: JSON lines and Parquet, each with its own machinery for shards."""
+"""Readers of chat records: JSON lines and Parquet, each read as its format is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,29 +13,23 @@ from streampack.documents import Conversations, Documents, make_origin
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
-from streampack.reading.records import BrokenRecordError, conversation_of, labelled_ids_of
+from streampack.reading.records import BrokenDocumentError
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
+from streampack.sources.chat.records import conversation_of, labelled_ids_of
 from streampack.sources.jsonl.lines import LineBlock
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.parquet.columns import BlockMaker, cut
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.remote import shown
 
-__all__ = ["ChatLines", "ChatRows", "is_parquet"]
+__all__ = ["ChatLines", "ChatRows"]
 
 _FIELDS = ("messages", "prompt", "completion", "tools", "input_ids", "labels", "loss_mask")
 
 
-def is_parquet(paths: str | Path | Sequence[str | Path]) -> bool:
-    """True if the names say so."""
-    names = [paths] if isinstance(paths, str | Path) else list(paths)
-    endings = (".parquet", ".parq", ".pq")
-    return bool(names) and all(str(n).split("?")[0].lower().endswith(endings) for n in names)
-
-
-class _ToldByFiles(ShardedSource):
-    """Whether documents are ids is found out by listing, and handed on with the manifest."""
+class _FormFromFiles(ShardedSource):
+    """Listing finds out whether documents are ids; other processes read it in the manifest."""
 
     listing_fields: tuple[str, ...] = ("paths",)
 
@@ -51,24 +44,24 @@ class _ToldByFiles(ShardedSource):
         return manifest
 
 
-class ChatLines(_ToldByFiles, JSONL):
-    """Conversations, or labelled ids, in JSON lines; which of the two, the first file tells."""
+class ChatLines(_FormFromFiles, JSONL):
+    """Conversations, or labelled ids, in JSON lines: what the first file holds."""
 
     def _check_fields(self, path: str, size: int) -> None:
         names = self._first_names(path, size)
         self.tokenized = _holds_ids(names, path) if names else False
 
     def _parse(self, shard: int, block: LineBlock, skips: Skips) -> Block:
-        def broken(i: int, reason: BrokenRecordError) -> None:
-            skips.handle(self._error(shard, int(block.index[i]), reason))
+        def broken(i: int, reason: BrokenDocumentError) -> None:
+            skips.handle(self.broken_document(shard, int(block.index[i]), str(reason)))
 
         make = labelled_ids_of if self.tokenized else conversation_of
-        made = _tried(lambda line: make(self._load(line)), block.lines, broken)
+        made = _tried(lambda line: make(self._record(line)), block.lines, broken)
         return _block(made, make_origin(shard, block.index))
 
 
-class ChatRows(_ToldByFiles, Parquet):
-    """Conversations, or labelled ids, in Parquet; which of the two, the columns tell."""
+class ChatRows(_FormFromFiles, Parquet):
+    """Conversations, or labelled ids, in Parquet: what the columns say."""
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         self.tokenized = _holds_ids(set(schema.names), name)
@@ -79,18 +72,19 @@ class ChatRows(_ToldByFiles, Parquet):
 
     def _block_maker(self, shard: int, skips: Skips) -> BlockMaker:
         say = self._broken(shard, skips)
+        limits = (self.reading.documents_per_block, self.reading.block_bytes)
         make = labelled_ids_of if self.tokenized else conversation_of
 
         def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
             start = 0
             while start < rows.num_rows:
-                records = rows.slice(start, self.block_documents).to_pylist()
+                records = rows.slice(start, limits[0]).to_pylist()
                 sizes = np.array([_size(record) for record in records], dtype=np.int64)
-                _, count = next(cut(sizes, (self.block_documents, self.block_bytes)))
+                _, count = next(cut(sizes, limits))
                 numbers = np.arange(first + start, first + start + count, dtype=np.int64)
 
                 def broken(
-                    i: int, reason: BrokenRecordError, numbers: NDArray[np.int64] = numbers
+                    i: int, reason: BrokenDocumentError, numbers: NDArray[np.int64] = numbers
                 ) -> None:
                     say(int(numbers[i]), str(reason))
 
@@ -102,7 +96,7 @@ class ChatRows(_ToldByFiles, Parquet):
 
 
 def _holds_ids(names: set[str], path: str) -> bool:
-    """Whether files with these fields hold ids; raises `ConfigError` if they hold no chats."""
+    """True if files with these fields hold ids; raises `ConfigError` if they hold no chats."""
     if "messages" in names or {"prompt", "completion"} <= names:
         return False
     if "input_ids" in names:
@@ -124,20 +118,20 @@ def _holds_ids(names: set[str], path: str) -> bool:
 def _tried(
     make: Callable[[Any], Any],
     items: Sequence[Any],
-    broken: Callable[[int, BrokenRecordError], None],
+    broken: Callable[[int, BrokenDocumentError], None],
 ) -> dict[int, Any]:
-    """What is made of the items, by their numbers, without those that are broken."""
+    """What `make` returns for the items, by their numbers, without those that are broken."""
     made: dict[int, Any] = {}
     for i, item in enumerate(items):
         try:
             made[i] = make(item)
-        except BrokenRecordError as reason:
+        except BrokenDocumentError as reason:
             broken(i, reason)
     return made
 
 
 def _block(made: dict[int, Any], origin: NDArray[np.void]) -> Block:
-    """Conversations, or pairs of ids and masks, as a block; `origin` (N,) is of all items."""
+    """Conversations, or pairs of ids and masks, as a block; `origin` (N,) is that of all items."""
     values = list(made.values())
     origin = origin[list(made)]
     if values and isinstance(values[0], tuple):
@@ -146,7 +140,7 @@ def _block(made: dict[int, Any], origin: NDArray[np.void]) -> Block:
 
 
 def _size(value: Any) -> int:
-    """Bytes of a record, about."""
+    """About the bytes of a record."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

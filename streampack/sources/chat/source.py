@@ -17,9 +17,12 @@ from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
+from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.chat.rows import ChatLines, ChatRows, is_parquet
+from streampack.sources.chat.rows import ChatLines, ChatRows
+from streampack.sources.parquet.source import Parquet
+from streampack.storage.patterns import has_ending
 from streampack.storage.storage import Storage
 
 __all__ = ["Chat"]
@@ -44,11 +47,9 @@ class Chat(ShardedSource):
         paths: files, directories, globs or brace expansions, local or any fsspec URL; Parquet if
             the names end so, otherwise JSON lines (plain, ``.gz``, ``.zst`` or ``.bz2``).
         template: a Jinja chat template, or the path of one. None takes the tokenizer's.
-        storage: how files are reached and cached.
         max_document_bytes: a longer line of JSON is a broken document.
-        open_shards: see `ShardedSource`, as for the rest.
-        block_documents: conversations per block at most; see `ShardedSource`.
-        block_bytes: a block ends as soon as it holds this many bytes.
+        reading: how a lane reads the files.
+        storage: how files are reached and cached.
 
     Raises:
         ConfigError: no such template, or files whose fields hold no conversations.
@@ -61,27 +62,23 @@ class Chat(ShardedSource):
         paths: str | Path | Sequence[str | Path],
         *,
         template: str | Path | None = None,
-        storage: Storage | None = None,
         max_document_bytes: int = 256 << 20,
-        open_shards: int = 2,
-        block_documents: int | None = None,
-        block_bytes: int = 4 << 20,
+        reading: Reading | None = None,
+        storage: Storage | None = None,
     ) -> None:
-        super().__init__(
-            open_shards=open_shards, block_documents=block_documents, block_bytes=block_bytes
-        )
+        super().__init__(reading=reading, storage=storage)
         self.template = None if template is None else _read_template(template)
-        limits: dict[str, Any] = {
-            "storage": storage,
-            "open_shards": open_shards,
-            "block_documents": block_documents,
-            "block_bytes": block_bytes,
-        }
-        self._rows: ChatLines | ChatRows = (
-            ChatRows(paths, **limits)
-            if is_parquet(paths)
-            else ChatLines(paths, max_document_bytes=max_document_bytes, **limits)
-        )
+        names = [paths] if isinstance(paths, (str, Path)) else list(paths)
+        self._rows: ChatLines | ChatRows
+        if names and all(has_ending(str(name), Parquet.endings) for name in names):
+            self._rows = ChatRows(paths, reading=self.reading, storage=self.storage)
+        else:
+            self._rows = ChatLines(
+                paths,
+                max_document_bytes=max_document_bytes,
+                reading=self.reading,
+                storage=self.storage,
+            )
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -119,9 +116,6 @@ class Chat(ShardedSource):
 
     def document_name(self, origin: np.void) -> str:
         return self._rows.document_name(origin)
-
-    def will_read(self, shards: Sequence[int]) -> None:
-        self._rows.will_read(shards)
 
     def read_shard(
         self, shard: int, start: int, stop: int, skips: Skips

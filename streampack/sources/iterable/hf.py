@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from streampack.errors import ConfigError
-from streampack.reading.items import Fields, check_fields
+from streampack.reading.fields import Fields
+from streampack.reading.options import Reading
 from streampack.sources.iterable.source import ItemSource, has_exact_state
 
 __all__ = ["HFStream"]
@@ -17,22 +18,22 @@ class HFStream(ItemSource):
     A lane reads ``dataset.shard(lanes, lane)``, so there can be as many lanes as the dataset has
     shards (usually files).
 
-    Resuming: a cursor holds the dataset's own `state_dict`, with which it goes on inside a file.
-    A dataset with a shuffle buffer (`dataset.shuffle(...)`) has a state too, but forgets what is
-    in the buffer; such a dataset is read again up to the saved place instead, with a warning, and
-    only repeats itself if it was given a seed. It is better not shuffled there: streampack's own
-    shuffling permutes documents inside blocks.
+    Resuming: a cursor holds the `state_dict` of the dataset, which continues inside a file. A
+    dataset with a shuffle buffer (`dataset.shuffle(...)`) has a state too, but forgets what is in
+    the buffer; such a dataset is read again up to the saved place instead, with a warning, and
+    only repeats itself if it was given a seed. It is better not to shuffle there: streampack
+    permutes documents inside blocks anyway.
 
-    Epochs: where documents are to be shuffled, `set_epoch(epoch)` is called on the dataset, which
-    since datasets 5 reorders its shards in every epoch but the first, and before that does so
-    only if `dataset.shuffle(...)` was called. The shards of a lane stay with it.
+    Epochs: if documents are to be shuffled, `set_epoch(epoch)` is called on the dataset. Since
+    datasets 5 this reorders its shards in every epoch but the first; before that, only if
+    `dataset.shuffle(...)` was called. A lane keeps its shards.
 
     Args:
         dataset: the streaming dataset, not split by node: every rank passes the same one.
         tokens: column of token ids.
         text: column of text, instead.
         loss_mask: column with one number or bool per token.
-        block_documents: see `ItemSource`, like `block_bytes`.
+        reading: how many rows a block holds; `open_shards` only sets the default of that.
 
     Raises:
         ConfigError: not a streaming dataset, a version of datasets that cannot split one, or
@@ -48,16 +49,15 @@ class HFStream(ItemSource):
         tokens: str | None = None,
         text: str | None = None,
         loss_mask: str | None = None,
-        block_documents: int = 256,
-        block_bytes: int = 4 << 20,
+        reading: Reading | None = None,
     ) -> None:
-        super().__init__(block_documents=block_documents, block_bytes=block_bytes)
-        check_fields(tokens, text, loss_mask)
+        super().__init__(reading)
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
         _check_dataset(dataset)
         columns = list(dataset.features) if dataset.features is not None else None
         wanted = [name for name in (tokens, text, loss_mask) if name is not None]
         missing = [name for name in wanted if columns is not None and name not in columns]
-        if missing or (tokens is None and text is None):
+        if missing or self.fields.document is None:
             raise ConfigError(
                 f"The dataset has no column {missing[0]!r}."
                 if missing
@@ -66,8 +66,7 @@ class HFStream(ItemSource):
                 f"Name one of them: {', '.join(columns) if columns else 'they are not listed'}.",
             )
         self.dataset = dataset
-        self.tokenized = tokens is not None
-        self.fields = Fields(self.tokenized, tokens if self.tokenized else text, loss_mask)
+        self.tokenized = self.fields.tokenized
         self.seekable = has_exact_state(dataset)
 
     def max_lanes(self) -> int | None:
@@ -85,7 +84,7 @@ class HFStream(ItemSource):
         }
 
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
-        """A lane's part of the dataset, as an object of its own."""
+        """A lane's part of the dataset, as a new object."""
         part = self.dataset.shard(num_shards=lanes, index=lane)
         if shuffle:
             part.set_epoch(epoch)

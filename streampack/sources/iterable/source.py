@@ -17,63 +17,58 @@ from typing import Any
 import numpy as np
 
 from streampack.documents import make_origin
-from streampack.errors import ConfigError, ContentError, StateError
-from streampack.numeric import whole_number
+from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, Source
 from streampack.reading.cursor import cursor_field
-from streampack.reading.items import (
-    Ahead,
-    Fields,
-    check_fields,
+from streampack.reading.fields import Fields
+from streampack.reading.options import Reading, checked_reading
+from streampack.reading.skips import Skips
+from streampack.sources.iterable.items import (
+    PushbackIterator,
     item_block,
     item_sizes,
     joined_arrays,
-    outside_worker,
 )
-from streampack.reading.skips import Skips
+from streampack.sources.iterable.outside_worker import outside_worker
 
 __all__ = ["ItemSource", "Iterable"]
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 16  # items asked for at once, which may be in memory beside those of a block
+AHEAD = 16  # items asked for at once, which may be in memory besides those of a block
 
 
 class ItemSource(Source):
     """A source whose documents come one by one as Python objects.
 
     Subclasses set `fields` (and with it `tokenized`), `seekable` and `splittable`, and say how to
-    open a lane. The order is the iterable's own; with shuffling, documents are permuted inside
+    open a lane. The order is that of the iterable; with shuffling, documents are permuted inside
     blocks, by seed, epoch and place.
 
     Args:
-        block_documents: items per block at most.
-        block_bytes: a block ends as soon as its text or ids take this many bytes.
+        reading: how much of the items is read at a time.
     """
 
     fields: Fields
 
-    def __init__(self, *, block_documents: int = 256, block_bytes: int = 4 << 20) -> None:
-        needed = "A block needs at least one."
-        self.block_documents = whole_number("block_documents", block_documents, needed)
-        self.block_bytes = whole_number("block_bytes", block_bytes, needed)
+    def __init__(self, reading: Reading | None) -> None:
+        self.reading = checked_reading(reading)
 
     @abstractmethod
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
-        """A fresh iterable over the items of one lane; `resume` says that a cursor follows."""
+        """A new iterable over the items of one lane; `resume` is True if a cursor follows."""
 
     def prepare(self) -> None:
-        """Nothing to list: items are known when they come."""
+        """Nothing is listed: items are not known before they come."""
 
     def describe(self) -> dict[str, Any]:
         return {
             "kind": type(self).__name__,
             "tokenized": self.fields.tokenized,
-            "document": self.fields.document,
+            "field": self.fields.document,
             "loss_mask": self.fields.loss_mask,
-            "block_documents": self.block_documents,
-            "block_bytes": self.block_bytes,
+            "reading": self.reading.describe(),
         }
 
     def shard_name(self, shard: int) -> str:
@@ -121,14 +116,14 @@ class _ItemLane(LaneReader):
                     raise StateError(
                         f"{_name(items)} has no `load_state_dict`, and the saved state has one "
                         "of its states.",
-                        "It cannot go on from there.",
+                        "It cannot continue from there.",
                         "Pass the same kind of iterable as when the state was saved.",
                     )
                 items.load_state_dict(state)
             iterator = _iterate(items)
             if count and state is None:
                 self._replay(iterator, count, items)
-        ahead = Ahead(iterator)
+        ahead = PushbackIterator(iterator)
         while True:
             with outside_worker():
                 taken = self._take(ahead, stateful)
@@ -144,68 +139,60 @@ class _ItemLane(LaneReader):
 
     def _replay(self, iterator: Iterator[Any], count: int, items: Any) -> None:
         logger.warning(
-            "%s cannot be resumed in the middle: lane %d reads %d items again to pass over them.",
+            "%s cannot be resumed in the middle: lane %d reads %d items again to skip them.",
             _name(items),
             self.lane,
             count,
         )
         if sum(1 for _ in itertools.islice(iterator, count)) < count:
             raise StateError(
-                f"{_name(items)} ended before item {count}, where the saved state goes on.",
+                f"{_name(items)} ended before item {count}, where the saved state continues.",
                 "It does not yield what it yielded when the state was saved.",
                 "Pass the same data in the same order, or start a new run.",
             )
 
-    def _take(self, items: Ahead, exact: bool) -> list[Any]:
-        """The items of the next block: a function of where it starts.
+    def _take(self, items: PushbackIterator, exact: bool) -> list[Any]:
+        """The items of the next block, which depend on nothing but where it starts.
 
         Args:
             items: where they come from.
-            exact: take no item ahead, since the iterable's own state is to be asked next.
+            exact: take no item ahead, since the state of the iterable is asked for next.
         """
-        source = self.source
+        fields = self.source.fields
+        most, most_bytes = self.source.reading.documents_per_block, self.source.reading.block_bytes
         taken: list[Any] = []
         size = 0
-        while len(taken) < source.block_documents and size < source.block_bytes:
-            several = items.some(1 if exact else min(AHEAD, source.block_documents - len(taken)))
+        while len(taken) < most and size < most_bytes:
+            several = items.take(1 if exact else min(AHEAD, most - len(taken)))
             if not several:
                 break
-            sizes = item_sizes(several, source.fields)
-            if size + sum(sizes) < source.block_bytes:
+            sizes = item_sizes(several, fields)
+            if size + sum(sizes) < most_bytes:
                 taken += several
                 size += sum(sizes)
                 continue
             count = 0
-            while size < source.block_bytes:
+            while size < most_bytes:
                 size += sizes[count]
                 count += 1
             taken += several[:count]
-            items.give_back(several[count:])
+            items.push_back(several[count:])
         return taken
 
     def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
         index = np.arange(first, first + len(items), dtype=np.int64)
         seed = derive_seed(self.seed, self.epoch, self.lane, first)
-        if self.shuffle and skips.is_empty and self.source.fields.plain_ids:
-            # In their order before they are joined: a copy less. What is left out changes that.
+        fields = self.source.fields
+        if self.shuffle and skips.is_empty and fields.tokenized and fields.document is None:
+            # Shuffled before they are joined, which saves a copy, if none is left out.
             order = permutation(len(items), seed)
             joined = joined_arrays(
                 [items[i] for i in order.tolist()], make_origin(self.lane, index[order])
             )
             if joined is not None:
                 return joined
-        block, problems = item_block(items, self.source.fields, make_origin(self.lane, index))
-        for i in sorted(problems):
-            skips.handle(
-                ContentError(
-                    f"Item {first + i} of lane {self.lane} of {type(self.source).__name__} is "
-                    f"broken: {problems[i]}.",
-                    "It cannot be delivered.",
-                    'Repair it, or skip it with on_error="skip".',
-                    shard=self.lane,
-                    index=first + i,
-                )
-            )
+        block, problems = item_block(items, fields, make_origin(self.lane, index))
+        self.source.report_broken(self.lane, first, problems, skips)
         kept, _ = skips.replay(block, self.lane)
         if self.shuffle and len(kept) > 1:
             kept = kept.take(permutation(len(kept), seed))
@@ -217,14 +204,14 @@ class Iterable(ItemSource):
 
     Items may be mappings (name the field with `tokens` or `text`), strings, lists of ids or
     integer arrays. Python makes an object per document here; for a large corpus, shards that are
-    read in bulk (see `streampack convert`) are ten times faster and more.
+    read in bulk (see `streampack convert`) are at least ten times faster.
 
     Resuming: if the iterable has `state_dict` and `load_state_dict` as the datasets of Hugging
-    Face and torchdata do, they are used. They must follow those: `state_dict()` while iterating
-    is the place behind the last item, and `load_state_dict(state)` applies to the next `iter()`.
-    Every reader works on a deep copy, so that no state stays behind in yours. Anything else is
-    read from its beginning again up to the saved place, with a warning that says so, and must
-    yield the same items each time.
+    Face and torchdata do, they are used. They must mean the same: `state_dict()` while iterating
+    is the place after the last item, and `load_state_dict(state)` applies to the next `iter()`.
+    Every reader works on a deep copy, so your iterable keeps its state. Anything else is read
+    again from its beginning up to the saved place, with a warning that says so, and must yield
+    the same items each time.
 
     Args:
         data: an iterable; a map-style dataset (`__len__` and `__getitem__`); or a function
@@ -234,8 +221,11 @@ class Iterable(ItemSource):
         tokens: field of token ids, where items are mappings.
         text: field of text, instead.
         loss_mask: field with one number or bool per token, 0 where it does not count in the loss.
-        name: goes into the fingerprint of saved states, to tell corpora apart.
-        block_documents: see `ItemSource`, like `block_bytes`.
+        name: part of the fingerprint of saved states, which tells corpora apart.
+        reading: how many items a block holds; `open_shards` only sets the default of that.
+
+    Raises:
+        ConfigError: the data cannot be iterated, or it is unknown which field holds the documents.
     """
 
     def __init__(
@@ -246,10 +236,9 @@ class Iterable(ItemSource):
         text: str | None = None,
         loss_mask: str | None = None,
         name: str | None = None,
-        block_documents: int = 256,
-        block_bytes: int = 4 << 20,
+        reading: Reading | None = None,
     ) -> None:
-        super().__init__(block_documents=block_documents, block_bytes=block_bytes)
+        super().__init__(reading)
         self.name = name
         self.factory = callable(data) and not hasattr(data, "__iter__")
         if not self.factory and not hasattr(data, "__iter__") and not _by_index(data):
@@ -263,16 +252,14 @@ class Iterable(ItemSource):
         self._begun = False
         self._kind = _name(data)
         self.splittable = self.factory
-        tokenized = tokens is not None
-        check_fields(tokens, text, loss_mask)
-        if tokens is None and text is None:
-            tokenized = self._peek()
-        self.fields = Fields(tokenized, tokens if tokenized else text, loss_mask)
-        self.tokenized = tokenized
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
+        if self.fields.document is None:
+            self.fields = Fields(tokenized=self._peek())
+        self.tokenized = self.fields.tokenized
         self.seekable = not self.factory and has_exact_state(data)
 
     def _peek(self) -> bool:
-        """Whether items are ids, by the first one."""
+        """True if the first item is a list of ids, False if it is text."""
         with outside_worker():
             iterator = _iterate(self.data(0, 1) if self.factory else self.data)
             first = next(iterator, None)
@@ -296,13 +283,13 @@ class Iterable(ItemSource):
         return None if self.factory else 1
 
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
-        """A fresh iterable over the items of one lane."""
+        """A new iterable over the items of one lane."""
         if self.once:
             if self._begun or resume:
                 raise ConfigError(
                     f"A {self._kind} can be read only once.",
                     "A second epoch and resuming both need its beginning again.",
-                    "Pass something that can be iterated anew: a list, a dataset, or a function "
+                    "Pass something that can be iterated again: a list, a dataset, or a function "
                     "(lane, lanes) -> iterable that makes a new generator.",
                 )
             self._begun = True
@@ -322,11 +309,11 @@ class Iterable(ItemSource):
 
 
 def has_exact_state(items: Any) -> bool:
-    """Whether an iterable's own state leads back to exactly the next item.
+    """True if the state of an iterable leads back to exactly the next item.
 
     Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. From
     datasets 4.7 on and before 5.2, the state of a mapped or filtered dataset is ahead of what was
-    taken from it, so that resuming would lose rows.
+    taken from it, so resuming would lose rows.
     """
     if not (hasattr(items, "state_dict") and hasattr(items, "load_state_dict")):
         return False
@@ -342,7 +329,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _own_copy(items: Any) -> Any:
-    """A copy that shares no state; Hugging Face's datasets share theirs with shallow copies."""
+    """A copy that shares no state; shallow copies of Hugging Face datasets do share theirs."""
     try:
         return copy.deepcopy(items)
     except Exception as error:
@@ -354,7 +341,7 @@ def _own_copy(items: Any) -> Any:
 
 
 def _has_node(node: Any, names: Sequence[str]) -> bool:
-    """Whether a Hugging Face pipeline has a step whose class has one of these in its name."""
+    """True if a step of a Hugging Face pipeline has one of these in the name of its class."""
     if node is None:
         return False
     if any(name in type(node).__name__ for name in names):

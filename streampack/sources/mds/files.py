@@ -1,4 +1,4 @@
-"""The files beside an MDS index: where they may lie, and their digests."""
+"""The files that an MDS index lists: where they may be, and their digests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streampack.errors import ConfigError
 from streampack.sources.mds.index import IndexedShard
 from streampack.storage.remote import split_url
 
-__all__ = ["new_hash", "normal_root", "only_raw", "refuse_links"]
+__all__ = ["new_hash", "normal_folder", "only_raw", "refuse_links"]
 
 
 def new_hash(algorithm: str) -> Any:
@@ -37,41 +37,42 @@ def new_hash(algorithm: str) -> Any:
     return getattr(xxhash, algorithm)()
 
 
-def _local_folder(root: str) -> Path | None:
-    protocol, rest = split_url(root)
+def _local(folder: str) -> Path | None:
+    protocol, rest = split_url(folder)
     return Path(rest) if protocol is None else None
 
 
-def normal_root(root: str | Path) -> str:
-    """A directory's name without a slash behind it; local ones absolute."""
-    protocol, rest = split_url(str(root))
-    if protocol is None:
-        return os.path.abspath(os.path.expanduser(rest))
-    return str(root).rstrip("/")
+def normal_folder(path: str | Path) -> str:
+    """The directory of a corpus, by its path or that of its index; local ones absolute."""
+    folder, _, name = str(path).rpartition("/")
+    if name != "index.json":
+        folder = str(path)
+    protocol, rest = split_url(folder)
+    return os.path.abspath(os.path.expanduser(rest)) if protocol is None else folder.rstrip("/")
 
 
-def only_raw(root: str, shard: IndexedShard) -> bool:
-    """Whether a local directory holds a compressed shard in its uncompressed form alone.
+def only_raw(folder: str, shard: IndexedShard) -> bool:
+    """True if a local directory holds a compressed shard in its uncompressed form only.
 
-    mosaicml-streaming's own caches look like this.
+    The caches of mosaicml-streaming look like this.
     """
-    folder = _local_folder(root)
+    local = _local(folder)
     return (
-        folder is not None
-        and not (folder / shard.zip_name).exists()
-        and (folder / shard.name).exists()
+        local is not None
+        and not (local / shard.zip_name).exists()
+        and (local / shard.name).exists()
     )
 
 
-def refuse_links(root: str, name: str) -> None:
-    """Refuse a local shard that is a link to somewhere outside of the index's directory."""
-    folder = _local_folder(root)
-    if folder is None:
+def refuse_links(folder: str, name: str) -> None:
+    """Raise `ConfigError` for a local shard that is a link to outside the index's directory."""
+    local = _local(folder)
+    if local is None:
         return
-    target = (folder / name).resolve()
-    if not target.is_relative_to(folder.resolve()):
+    target = (local / name).resolve()
+    if not target.is_relative_to(local.resolve()):
         raise ConfigError(
-            f"{folder / name} is a link to {target}.",
+            f"{local / name} is a link to {target}.",
             "An index may only name files inside its own directory, so it is refused.",
             "Put the file itself there, or pass the directory that holds the files.",
         )

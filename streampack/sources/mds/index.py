@@ -24,6 +24,7 @@ from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
 
 __all__ = [
     "STATUS",
+    "UNEVEN",
     "Column",
     "IndexedShard",
     "Layout",
@@ -34,16 +35,16 @@ __all__ = [
     "token_column",
 ]
 
-#: What a kernel found wrong with a sample.
+#: What is wrong with a sample, by its status; ends a sentence that begins with its name.
 STATUS = {
-    1: "the sizes of its columns do not add up to its length",
-    2: "its array header is cut short",
-    3: "its array does not hold integers",
-    4: "its array has more than one dimension",
-    5: "its array's bytes do not match its shape",
-    6: "it has an id that is negative or does not fit into 32 bits",
-    7: "its loss mask is not as long as its tokens",
+    1: "has columns whose sizes do not add up to its length",
+    2: "has an array header that is cut short",
+    3: "has an array that does not hold integers",
+    4: "has an array of more than one dimension",
+    5: "has an array whose bytes do not match its shape",
+    6: "has a loss mask that is not as long as its tokens",
 }
+UNEVEN = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,28 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from streampack.documents import Documents, Texts, make_origin
-from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.documents import make_origin
+from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
-from streampack.reading.integer_arrays import (
-    INTEGER_DTYPES,
-    Spans,
-    gather_mask,
-    gather_tokens,
-    integer_kind,
-    unsigned_dtype,
-)
+from streampack.reading.integer_arrays import INTEGER_DTYPES, Spans, integer_block, integer_kind
 from streampack.reading.manifest import Manifest, Names
+from streampack.reading.options import Reading
+from streampack.reading.raw_texts import decoded_texts
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.mds.files import new_hash, normal_root, only_raw, refuse_links
+from streampack.sources.mds.files import new_hash, normal_folder, only_raw, refuse_links
 from streampack.sources.mds.index import (
     STATUS,
+    UNEVEN,
     Column,
     Layout,
     array_values,
@@ -35,6 +31,7 @@ from streampack.sources.mds.index import (
     scan_samples,
     token_column,
 )
+from streampack.storage.patterns import has_ending
 from streampack.storage.remote import is_missing, shown
 from streampack.storage.storage import Storage
 from streampack.storage.unpacking import DamagedError, decompress, map_file
@@ -57,17 +54,17 @@ class MDS(ShardedSource):
     Python's hashlib lacks (xxh64 and its like) need the `[mds]` extra.
 
     Args:
-        path: a directory, local or remote, that holds `index.json`; or several of them.
-        column: the column that holds the document. Its encoding tells what it is: `str` is text;
+        paths: a directory, local or remote, that holds `index.json`, or that file; or several.
+        column: the column that holds the document. Its encoding says what it is: `str` is text;
             `ndarray` with integers, with or without dtype and shape in the encoding, or `bytes`
-            (see `dtype`) are token ids. 64-bit ids become uint32 where they fit.
+            (see `dtype`) are token ids. 64-bit ids become uint32 if they fit.
         loss_mask: column with one byte per token, `ndarray` or `bytes`, 0 where the token does
             not count in the loss.
         dtype: the integers in a `bytes` column of tokens.
         validate_hash: hash algorithm to check every shard with when it is opened; the index must
             hold its digests. Sizes are always checked.
+        reading: how a lane reads the shards.
         storage: how files are reached and cached.
-        open_shards: see `ShardedSource`, like `block_documents` and `block_bytes`.
 
     Raises:
         ConfigError: wrong arguments, an index that is not one or names files outside its
@@ -76,57 +73,61 @@ class MDS(ShardedSource):
 
     seekable = True
     splittable = True
-    listing_fields: tuple[str, ...] = ("roots", "column", "loss_mask", "dtype", "validate_hash")
+    endings = ("/index.json", ".mds", *(f".mds.{codec}" for codec in _CODECS))
+    needed_argument = 'column="tokens"'
+    listing_fields: tuple[str, ...] = ("folders", "column", "loss_mask", "dtype", "validate_hash")
 
     def __init__(
         self,
-        path: str | Path | Sequence[str | Path],
+        paths: str | Path | Sequence[str | Path],
         *,
         column: str,
         loss_mask: str | None = None,
         dtype: DTypeLike | None = None,
         validate_hash: str | None = None,
+        reading: Reading | None = None,
         storage: Storage | None = None,
-        open_shards: int = 2,
-        block_documents: int | None = None,
-        block_bytes: int = 4 << 20,
     ) -> None:
-        super().__init__(
-            open_shards=open_shards, block_documents=block_documents, block_bytes=block_bytes
-        )
+        super().__init__(reading=reading, storage=storage)
         if dtype is not None:
             integer_kind(dtype)
-        roots = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-        self.roots = [normal_root(root) for root in roots]
+        several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        self.folders = [normal_folder(path) for path in several]
         self.column = column
         self.loss_mask = loss_mask
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.validate_hash = validate_hash
-        self.storage = Storage() if storage is None else storage
+
+    @classmethod
+    def example(cls, paths: Sequence[str]) -> str:
+        folders = [
+            path.rpartition("/")[0] if has_ending(path, cls.endings) else path for path in paths
+        ]
+        return super().example([folder or "." for folder in dict.fromkeys(folders)])
 
     def list_shards(self) -> Manifest:
         paths: list[str] = []
         sizes: list[tuple[int, int, int, int]] = []  # samples, bytes stored, bytes raw, form
         forms: dict[tuple[Layout, str], int] = {}
         digests: list[str] = []
-        for root in self.roots:
-            where = f"{root}/index.json"
+        for folder in self.folders:
+            where = f"{folder}/index.json"
             for shard in parse_index(self._read_index(where), shown(where)):
                 name, size, hashes = shard.name, shard.num_bytes, shard.hashes
-                zipped = bool(shard.zip_name) and not only_raw(root, shard)
+                zipped = bool(shard.zip_name) and not only_raw(folder, shard)
                 if zipped:
                     name, size, hashes = shard.zip_name, shard.zip_bytes, shard.zip_hashes or {}
                 form = (shard.layout, (shard.codec or "nothing") if zipped else "")
                 if form not in forms:
                     self._check_form(*form, where)
                 digests.append(self._digest(shard.name, hashes, where))
-                refuse_links(root, name)
-                paths.append(f"{root}/{name}")
+                refuse_links(folder, name)
+                paths.append(f"{folder}/{name}")
                 number = forms.setdefault(form, len(forms))
                 sizes.append((shard.samples, size, shard.num_bytes, number))
         if len({self._is_text(layout) for layout, _ in forms}) > 1:
             raise ConfigError(
-                f"Column {self.column!r} is text in some shards of {self.roots} and token ids in "
+                f"Column {self.column!r} is text in some shards of {self.folders} and token ids in "
                 "others.",
                 "A source gives one or the other.",
                 "Read them as two sources, or rewrite one with `streampack convert`.",
@@ -159,7 +160,7 @@ class MDS(ShardedSource):
             raise ConfigError(
                 f"There is no {shown(where)}.",
                 "A directory of MDS shards has an index.json that lists them.",
-                "Check the path; the parts of a split or merged corpus may be passed as a list.",
+                "Check the path; directories with parts of a corpus may be passed as a list.",
             ) from error
 
     def describe(self) -> dict[str, Any]:
@@ -175,9 +176,6 @@ class MDS(ShardedSource):
         layout = self._layout(0)
         column = self._columns(layout, "")[0]
         return raw // (INTEGER_DTYPES[column.kind].itemsize if column.kind else 4)
-
-    def will_read(self, shards: Sequence[int]) -> None:
-        self.storage.prefetch([self.manifest.paths[shard] for shard in shards])
 
     def read_shard(
         self, shard: int, start: int, stop: int, skips: Skips
@@ -203,7 +201,7 @@ class MDS(ShardedSource):
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
-        """True if the column holds token ids, which its encoding in the index tells."""
+        """True if the column holds token ids, as its encoding in the index says."""
         return not self._is_text(self._layout(0))
 
     def _is_text(self, layout: Layout) -> bool:
@@ -252,14 +250,14 @@ class MDS(ShardedSource):
                 "Put it back, or write the corpus again.",
             ) from error
         if found != expected:
-            raise self._broken(shard, f"it has {found} bytes and its index says {expected}")
+            raise self.broken_shard(shard, f"it has {found} bytes and its index says {expected}")
         if self.validate_hash is not None:
             digest = new_hash(self.validate_hash)
             with open(local, "rb") as file:
                 while chunk := file.read(1 << 20):
                     digest.update(chunk)
             if digest.hexdigest() != details["digests"][shard]:
-                raise self._broken(
+                raise self.broken_shard(
                     shard, f"its {self.validate_hash} digest is not the one in its index"
                 )
         if not codec:
@@ -268,13 +266,13 @@ class MDS(ShardedSource):
             data, complete = decompress(
                 local,
                 codec,
-                folder=getattr(self.storage, "cache_dir", None),
+                folder=self.storage.cache_dir,
                 exact_bytes=int(details["raw_bytes"][shard]),
             )
         except DamagedError as error:
-            raise self._broken(shard, str(error)) from error
+            raise self.broken_shard(shard, str(error)) from error
         if not complete:
-            raise self._broken(shard, "its compressed data breaks off")
+            raise self.broken_shard(shard, "its compressed data breaks off")
         return data
 
     def _table(self, shard: int, data: NDArray[np.uint8]) -> NDArray[np.uint32]:
@@ -282,30 +280,23 @@ class MDS(ShardedSource):
         n = int(self.manifest.units[shard])
         head = 4 * (n + 2)
         if len(data) < head:
-            raise self._broken(shard, f"its {len(data)} bytes cannot hold a table of {n} samples")
+            raise self.broken_shard(
+                shard, f"its {len(data)} bytes cannot hold a table of {n} samples"
+            )
         count = int(data[:4].view(np.uint32)[0])
         if count != n:
-            raise self._broken(shard, f"it says it has {count} samples and its index says {n}")
+            raise self.broken_shard(shard, f"it says it has {count} samples and its index says {n}")
         table = data[4:head].view(np.uint32)
         wrong = np.flatnonzero(table[1:] < table[:-1])
         if len(wrong):
-            raise self._broken(shard, f"sample {wrong[0]} ends before it begins")
+            raise self.broken_shard(shard, f"sample {wrong[0]} ends before it begins")
         if table[0] < head or table[-1] > len(data):
-            raise self._broken(
+            raise self.broken_shard(
                 shard,
                 f"its table puts samples at bytes {table[0]} to {table[-1]}, and there is room "
                 f"from {head} to {len(data)}",
             )
         return table
-
-    def _broken(self, shard: int, what: str) -> ContentError:
-        return ContentError(
-            f"{self.manifest.paths[shard]} is broken: {what}.",
-            "No document can be read from this shard.",
-            'Write or download the shard again, or skip it with on_error="skip".',
-            shard=shard,
-            rest_of_shard=True,
-        )
 
     def _block(
         self,
@@ -318,7 +309,7 @@ class MDS(ShardedSource):
     ) -> tuple[Block | Spans, int]:
         layout = self._layout(shard)
         columns = self._columns(layout, self.manifest.paths[shard])
-        room = min(self.block_documents, stop - start)
+        room = min(self.reading.documents_per_block, stop - start)
         starts = np.zeros((len(columns), room), dtype=np.int64)
         sizes = np.zeros_like(starts)
         status = np.zeros(room, dtype=np.uint8)
@@ -330,98 +321,62 @@ class MDS(ShardedSource):
             wanted,
             start,
             stop,
-            self.block_bytes,
+            self.reading.block_bytes,
             starts,
             sizes,
             status,
         )
         starts, sizes, status = starts[:, :n], sizes[:, :n], status[:n]
-        index = np.arange(start, start + n, dtype=np.int64)
+        origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
+        block: Block | Spans
         if self.tokenized:
-            block: Block | Spans = self._documents(
-                shard, data, columns, starts, sizes, status, index, skips
+            counts, kinds = _array_headers(data, columns, starts, sizes, status)
+            problems = _problems(status)
+            mask_starts = starts[1] if len(columns) == 2 else None
+            block = integer_block(
+                data, starts[0], counts, kinds, origin, problems, mask_starts=mask_starts
             )
         else:
-            block = self._texts(shard, data, starts[0], sizes[0], status, index, skips)
+            problems = _problems(status)
+            block = decoded_texts(data, starts[0], sizes[0], origin, problems)
+        self.report_broken(shard, start, problems, skips)
         return block, start + n
 
-    def _documents(
-        self,
-        shard: int,
-        data: NDArray[np.uint8],
-        columns: list[Column],
-        starts: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        status: NDArray[np.uint8],
-        index: NDArray[np.int64],
-        skips: Skips,
-    ) -> Documents | Spans:
-        """The token arrays (row 0) and masks (row 1) as a block, without the broken ones."""
-        counts = np.zeros_like(starts)
-        kinds = np.zeros(starts.shape, dtype=np.uint8)
-        for row, column in enumerate(columns):
-            array_values(
-                data,
-                starts[row],
-                sizes[row],
-                column.kind,
-                column.has_shape,
-                counts[row],
-                kinds[row],
-                status,
-            )
-        if len(columns) == 2:
-            uneven = (counts[0] != counts[1]) | ((kinds[1] & 15) != 1)
-            status[(status == 0) & uneven] = 7
-        good = np.flatnonzero(status == 0)
-        if len(good) < len(index):
-            starts, counts, kinds = starts[:, good], counts[:, good], kinds[:, good]
-        dtype = unsigned_dtype(kinds[0])
-        if dtype is not None and len(columns) == 1:  # none of their ids is wrong
-            for i in np.flatnonzero(status).tolist():
-                self._skip(skips, shard, int(index[i]), STATUS[int(status[i])])
-            return Spans(data, starts[0], counts[0], dtype, make_origin(shard, index[good]))
-        tokens, offsets, bad = gather_tokens(data, starts[0], counts[0], kinds[0])
-        status[good[bad]] = 6
-        for i in np.flatnonzero(status).tolist():
-            self._skip(skips, shard, int(index[i]), STATUS[int(status[i])])
-        mask = gather_mask(data, starts[1], counts[1]) if len(columns) == 2 else None
-        block = Documents(tokens, offsets, make_origin(shard, index[good]), mask)
-        return block.take(np.flatnonzero(~bad)) if bad.any() else block
 
-    def _texts(
-        self,
-        shard: int,
-        data: NDArray[np.uint8],
-        starts: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        status: NDArray[np.uint8],
-        index: NDArray[np.int64],
-        skips: Skips,
-    ) -> Texts:
-        """One decode per document, straight from the mapped shard."""
-        view = memoryview(cast(Any, data))
-        texts: list[str] = []
-        good: list[int] = []
-        spans = zip(starts.tolist(), (starts + sizes).tolist(), status.tolist(), strict=True)
-        for i, (begin, end, wrong) in enumerate(spans):
-            if wrong:
-                self._skip(skips, shard, int(index[i]), STATUS[wrong])
-                continue
-            try:
-                texts.append(str(view[begin:end], "utf-8"))
-                good.append(i)
-            except UnicodeDecodeError as error:
-                self._skip(skips, shard, int(index[i]), f"it is not UTF-8 ({error.reason})")
-        return Texts(texts, make_origin(shard, index[good]))
+def _array_headers(
+    data: NDArray[np.uint8],
+    columns: list[Column],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Read the headers of the token arrays (row 0) and loss masks (row 1) of N samples.
 
-    def _skip(self, skips: Skips, shard: int, index: int, what: str) -> None:
-        skips.handle(
-            ContentError(
-                f"Document {index} of {self.manifest.paths[shard]} is broken: {what}.",
-                "It cannot be delivered.",
-                'Repair it, or skip it with on_error="skip".',
-                shard=shard,
-                index=index,
-            )
+    `starts` (1 or 2, N) moves to the first value of each array, and `status` (N,) says which
+    samples are broken (see `STATUS`).
+
+    Returns:
+        (N,) ids of each token array, and (N,) their kinds as in `INTEGER_DTYPES`.
+    """
+    counts = np.zeros_like(starts)
+    kinds = np.zeros(starts.shape, dtype=np.uint8)
+    for row, column in enumerate(columns):
+        array_values(
+            data,
+            starts[row],
+            sizes[row],
+            column.kind,
+            column.has_shape,
+            counts[row],
+            kinds[row],
+            status,
         )
+    if len(columns) == 2:
+        uneven = (counts[0] != counts[1]) | ((kinds[1] & 15) != 1)
+        status[(status == 0) & uneven] = UNEVEN
+    return counts[0], kinds[0]
+
+
+def _problems(status: NDArray[np.uint8]) -> dict[int, str]:
+    """What is wrong with samples, by their number."""
+    return {i: STATUS[int(status[i])] for i in np.flatnonzero(status).tolist()}

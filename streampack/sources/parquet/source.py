@@ -20,10 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ConfigError
 from streampack.reading.base import Block
+from streampack.reading.fields import Fields
 from streampack.reading.manifest import Manifest
-from streampack.reading.opening import open_shard
+from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.parquet.columns import BlockMaker, Broken, TextBlocks, TokenBlocks
@@ -40,7 +41,6 @@ from streampack.storage.storage import FileInfo, Storage, in_threads
 
 __all__ = ["Parquet"]
 
-_SUFFIXES = (".parquet", ".parq", ".pq")
 _FOOTER_THREADS = 64
 #: Short rows are decoded so many at once; fewer cost more, more cost memory.
 _BATCH_ROWS = 1024
@@ -62,14 +62,16 @@ class Parquet(ShardedSource):
             where the column is uint8 or uint16 in all files, else uint32; an id outside of it
             breaks its document. If neither is given, the column "text" is read.
         loss_mask: with `tokens`, a column with lists of as many booleans.
+        reading: how a lane reads the files.
         storage: how files are reached and cached.
-        open_shards: see `ShardedSource`, as for the rest.
-        block_documents: documents per block at most; see `ShardedSource`.
-        block_bytes: a block ends as soon as it holds this many bytes of ids or text.
+
+    Raises:
+        ConfigError: arguments that do not go together.
     """
 
     seekable = True
     splittable = True
+    endings = (".parquet", ".parq", ".pq")
     listing_fields: tuple[str, ...] = ("paths", "tokenized", "column", "loss_mask")
 
     def __init__(
@@ -79,31 +81,15 @@ class Parquet(ShardedSource):
         text: str | None = None,
         tokens: str | None = None,
         loss_mask: str | None = None,
+        reading: Reading | None = None,
         storage: Storage | None = None,
-        open_shards: int = 2,
-        block_documents: int | None = None,
-        block_bytes: int = 4 << 20,
     ) -> None:
-        super().__init__(
-            open_shards=open_shards, block_documents=block_documents, block_bytes=block_bytes
-        )
-        if text is not None and tokens is not None:
-            raise ConfigError(
-                f'Both text="{text}" and tokens="{tokens}" are given.',
-                "A document is read from one column.",
-                "Pass the one to read.",
-            )
-        if loss_mask is not None and tokens is None:
-            raise ConfigError(
-                f'loss_mask="{loss_mask}" is given without tokens.',
-                "A mask counts token ids, which a text does not have yet.",
-                "Pass tokens=, or leave the mask out.",
-            )
+        super().__init__(reading=reading, storage=storage)
+        fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
         self.paths = paths
-        self.tokenized = tokens is not None
-        self.column = tokens if tokens is not None else text if text is not None else "text"
-        self.loss_mask = loss_mask
-        self.storage = storage or Storage()
+        self.tokenized = fields.tokenized
+        self.column = fields.document or "text"
+        self.loss_mask = fields.loss_mask
 
     def list_shards(self) -> Manifest:
         """The files with their rows, from their footers, which are read in parallel.
@@ -112,7 +98,7 @@ class Parquet(ShardedSource):
         the error and the policy for errors decides. More than `MOST_FOOTERS` files are split by
         their bytes: a share of a file's bytes stands for that share of its rows.
         """
-        infos = self.storage.list(self.paths, suffixes=_SUFFIXES)
+        infos = self.storage.list(self.paths, suffixes=self.endings)
         step = -(-len(infos) // MOST_FOOTERS)
         seen = infos[::step]
         footers = in_threads(self._footer, seen, _FOOTER_THREADS)
@@ -147,26 +133,21 @@ class Parquet(ShardedSource):
 
     def reader_bytes(self) -> int:
         """Adds what Arrow decodes per open shard: a batch, out of a page of its column."""
-        return 2 * super().reader_bytes() + self.open_shards * 2 * _PAGE_BYTES
+        return 2 * super().reader_bytes() + self.reading.open_shards * 2 * _PAGE_BYTES
 
     def estimate_tokens(self) -> int:
         """A rough number of tokens: 2 bytes per id, 4 per token of text, no other columns."""
         return int(self.manifest.details["column_bytes"]) // (2 if self.tokenized else 4)
 
     def document_name(self, origin: np.void) -> str:
-        """Words that lead a person to the document."""
-        return f"row {int(origin['index'])} of {self.manifest.paths[int(origin['shard'])]}"
-
-    def will_read(self, shards: Sequence[int]) -> None:
-        """Fetch remote shards ahead."""
-        self.storage.prefetch([self.manifest.paths[shard] for shard in shards])
+        return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
 
     def read_shard(
         self, shard: int, start: int, stop: int, skips: Skips
     ) -> Iterator[tuple[Block, int]]:
         """Blocks of one file; see `ShardedSource.read_shard`."""
         row = 0
-        with open_shard(self.storage, self.manifest, shard) as path:
+        with self.open_shard(shard) as path:
             try:
                 with pq.ParquetFile(str(path), memory_map=True) as file:
                     places = self._places(file, shard)
@@ -232,13 +213,14 @@ class Parquet(ShardedSource):
     def _batch_rows(self, group: pq.RowGroupMetaData) -> int:
         """Rows of a row group to decode at once: a block; several if small, a part if large."""
         row_bytes: int = max(group.total_byte_size // max(group.num_rows, 1), 1)
-        block = max(1, min(self.block_documents, 2 * self.block_bytes // row_bytes))
+        reading = self.reading
+        block = max(1, min(reading.documents_per_block, 2 * reading.block_bytes // row_bytes))
         return block * max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes) // block)
 
     def _block_maker(self, shard: int, skips: Skips) -> BlockMaker:
         """What makes blocks of the rows of a file."""
         broken = self._broken(shard, skips)
-        limits = (self.block_documents, self.block_bytes)
+        limits = (self.reading.documents_per_block, self.reading.block_bytes)
         if not self.tokenized:
             return TextBlocks(shard, self.column, limits, broken)
         dtype = np.dtype(self.manifest.details["dtype"])
@@ -248,28 +230,14 @@ class Parquet(ShardedSource):
         """What handles rows of this file that are no documents."""
 
         def broken(row: int, reason: str) -> None:
-            skips.handle(
-                ContentError(
-                    f"In {shown(self.manifest.paths[shard])}, row {row} {reason}.",
-                    "It is not a document.",
-                    'Repair the file, or step over such rows with on_error="skip".',
-                    shard=shard,
-                    index=row,
-                )
-            )
+            skips.handle(self.broken_document(shard, row, reason))
 
         return broken
 
     def _unreadable(self, shard: int, position: int, error: object) -> NoReturn:
-        raise ContentError(
-            f"{shown(self.manifest.paths[shard])} cannot be read from row {position} on: "
-            f"{str(error).rstrip('.')}.",
-            "The rest of the file is lost.",
-            'Write the file again, or step over it with on_error="skip".',
-            shard=shard,
-            index=position,
-            rest_of_shard=True,
-        ) from (error if isinstance(error, Exception) else None)
+        what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
+        cause = error if isinstance(error, Exception) else None
+        raise self.broken_shard(shard, what, position) from cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`.npy` files parsed in bulk: where the integers of each one lie, without numpy's reader."""
+"""`.npy` files parsed in bulk: where the integers of each one are, without numpy's reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def npy_values(
 ) -> None:
     """Read the headers of N files that are written the way numpy writes them.
 
-    `starts` moves behind the header; counts and kinds (see `INTEGER_DTYPES`) are filled. Files
+    `starts` moves to the first integer; counts and kinds (see `INTEGER_DTYPES`) are filled. Files
     whose status is not 0 are left alone; anything unusual gets status `UNCOMMON`.
     """
     for i in range(len(starts)):
@@ -95,7 +95,7 @@ def npy_values(
 
 @kernel
 def _after(data: NDArray[np.uint8], at: Any, end: Any, expected: NDArray[np.uint8]) -> Any:
-    """The place behind `expected` if it stands at `at` and ends by `end`, else -1."""
+    """The place after `expected` if it is found at `at` and ends by `end`, else -1."""
     if at + len(expected) > end:
         return np.int64(-1)
     for i in range(len(expected)):
@@ -107,7 +107,8 @@ def _after(data: NDArray[np.uint8], at: Any, end: Any, expected: NDArray[np.uint
 def parse_uncommon(content: bytes) -> tuple[int, int, int] | str:
     """(header bytes, count, kind) of one file, by numpy's own header parser, or what is wrong.
 
-    Pickled objects are never loaded: only the header is read.
+    Pickled objects are never loaded: only the header is read. What is wrong ends a sentence that
+    begins with the name of the document.
     """
     stream = io.BytesIO(content)
     headers: Any = np.lib.format
@@ -118,17 +119,17 @@ def parse_uncommon(content: bytes) -> tuple[int, int, int] | str:
         elif version == (2, 0):
             shape, _, dtype = headers.read_array_header_2_0(stream)
         else:
-            return f"its .npy version is {version[0]}.{version[1]}"
-    except Exception as error:  # numpy evaluates the header, and nearly anything can come of it
-        return f"it is not a .npy file ({error})"
+            return f"has a .npy file of version {version[0]}.{version[1]}"
+    except Exception as error:  # numpy evaluates the header, which can raise nearly anything
+        return f"is not a .npy file ({error})"
     if dtype.hasobject:
-        return "it holds pickled objects, which are never loaded"
+        return "holds pickled objects, which are never loaded"
     kind = next((k for k, known in INTEGER_DTYPES.items() if known == dtype), 0)
     if not kind:
-        return f"its dtype is {dtype}, not a little-endian integer"
+        return f"has the dtype {dtype}, not a little-endian integer"
     if len(shape) != 1:
-        return f"its shape is {shape}, not one dimension"
+        return f"has the shape {shape}, not one dimension"
     rest = len(content) - stream.tell()
     if shape[0] < 0 or shape[0] * dtype.itemsize != rest:
-        return f"its shape is {shape} and {rest} bytes follow its header"
+        return f"has the shape {shape}, and {rest} bytes follow its header"
     return stream.tell(), int(shape[0]), kind

@@ -1,0 +1,74 @@
+"""How a lane reads a source: how many shards at once, and how much of a shard at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from streampack.errors import ConfigError
+from streampack.numeric import whole_number
+
+__all__ = ["Reading", "checked_reading"]
+
+TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
+LEAST_DOCUMENTS = 16  # in a block, so that they share the cost of the block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a lane reads a source. It is part of the order of the documents.
+
+    Attributes:
+        open_shards: shards a lane reads from at the same time, a block from each in turn: more of
+            them make the documents of a batch more diverse. A source without shards has one.
+        block_documents: documents in a block, at most; documents are shuffled inside a block.
+            None is 512 divided by `open_shards`, but at least 16, so that a window of 512
+            documents holds some of every open shard.
+        block_bytes: a block ends as soon as it holds this many bytes of tokens or text.
+
+    Raises:
+        ConfigError: one of them is not a whole number of at least 1.
+    """
+
+    open_shards: int = 2
+    block_documents: int | None = None
+    block_bytes: int = 4 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("open_shards", "block_documents", "block_bytes"):
+            value = getattr(self, name)
+            if value is not None or name != "block_documents":
+                checked = whole_number(name, value, "A lane could not read a document.")
+                object.__setattr__(self, name, checked)
+
+    @property
+    def documents_per_block(self) -> int:
+        """`block_documents`, or what None stands for."""
+        if self.block_documents is not None:
+            return self.block_documents
+        return max(LEAST_DOCUMENTS, TURN_DOCUMENTS // self.open_shards)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able, for the fingerprint."""
+        return {
+            "open_shards": self.open_shards,
+            "block_documents": self.documents_per_block,
+            "block_bytes": self.block_bytes,
+        }
+
+
+def checked_reading(reading: Reading | None) -> Reading:
+    """What a source was given as `reading`; None is the default.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if reading is None:
+        return Reading()
+    if not isinstance(reading, Reading):
+        raise ConfigError(
+            f"reading is {reading!r:.200}.",
+            "It says how many shards a lane reads at once, and how much of each at a time.",
+            "Pass sources.Reading(open_shards=2), or leave it out.",
+        )
+    return reading

@@ -1,0 +1,169 @@
+"""Documents from Python objects: lists, arrays and strings that a user or a library made."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import TOKEN_DTYPES, Documents, Texts, offsets_of
+from streampack.reading.fields import Fields
+from streampack.reading.integer_arrays import BAD_ID
+from streampack.reading.records import BrokenDocumentError
+
+__all__ = ["PushbackIterator", "item_block", "item_sizes", "joined_arrays"]
+
+_LARGEST = 2**32 - 1
+
+
+class PushbackIterator:
+    """An iterator that items can be given back to."""
+
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self._returned: list[Any] = []
+
+    def take(self, most: int) -> list[Any]:
+        """The next items: `most` of them, or fewer; none at the end."""
+        if self._returned:
+            taken, self._returned = self._returned[:most], self._returned[most:]
+            return taken
+        return list(itertools.islice(self._iterator, most))
+
+    def push_back(self, items: list[Any]) -> None:
+        """Give back the last items of what `take` returned."""
+        self._returned = items + self._returned
+
+
+def item_sizes(items: list[Any], fields: Fields) -> list[int]:
+    """About the bytes of each document: one per character of text, four per id."""
+    width = 4 if fields.tokenized else 1
+    if fields.document is None:
+        try:
+            return [length * width for length in map(len, items)]
+        except TypeError:
+            pass  # one of them is no document
+    return [_size(item, fields) * width for item in items]
+
+
+def _size(item: Any, fields: Fields) -> int:
+    try:
+        return len(_document_of(item, fields.document))
+    except (BrokenDocumentError, TypeError):
+        return 0
+
+
+def item_block(
+    items: Sequence[Any], fields: Fields, origin: NDArray[np.void]
+) -> tuple[Documents | Texts, dict[int, str]]:
+    """A block from items, without the broken ones, and what is wrong with those, by number."""
+    if fields.tokenized and fields.document is None:
+        whole = joined_arrays(items, origin)
+        if whole is not None:
+            return whole, {}
+    problems: dict[int, str] = {}
+    good: list[int] = []
+    texts: list[str] = []
+    arrays: list[NDArray[Any]] = []
+    masks: list[NDArray[np.bool_]] = []
+    for i, item in enumerate(items):
+        try:
+            value = _document_of(item, fields.document)
+            if fields.tokenized:
+                array = _ids_of(value)
+                if fields.loss_mask is not None:
+                    masks.append(_mask_of(item, fields.loss_mask, len(array)))
+                arrays.append(array)
+            elif isinstance(value, str):
+                texts.append(value)
+            else:
+                raise BrokenDocumentError(f"is {_a(value)}, not text")
+            good.append(i)
+        except BrokenDocumentError as reason:
+            problems[i] = str(reason)
+    if not fields.tokenized:
+        return Texts(texts, origin[good]), problems
+    return _token_block(arrays, origin[good], masks if fields.loss_mask else None), problems
+
+
+def joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:
+    """A block from arrays that share a token dtype and hold no negative id; None for others.
+
+    One call looks at all of them, and copies: a look at each takes longer than packing it.
+    """
+    first = items[0] if len(items) else None
+    if type(first) is not np.ndarray or first.dtype not in TOKEN_DTYPES:
+        return None
+    try:
+        tokens = np.concatenate(items, dtype=first.dtype, casting="no")
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        return None  # one of them is something else: it will be found and named
+    if tokens.ndim != 1 or (tokens.dtype.kind == "i" and len(tokens) and int(tokens.min()) < 0):
+        return None
+    lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
+    return Documents(tokens, offsets_of(lengths), origin)
+
+
+def _document_of(item: Any, field: str | None) -> Any:
+    """The document in an item; None for `field` says that the item is the document."""
+    if field is None:
+        return item
+    if not isinstance(item, Mapping):
+        raise BrokenDocumentError(f'is {_a(item)}, not a mapping with a field "{field}"')
+    if field not in item:
+        raise BrokenDocumentError(f'has no field "{field}"')
+    return item[field]
+
+
+def _ids_of(value: Any) -> NDArray[Any]:
+    """The ids in a list or array as a flat integer array; all of them fit into uint32."""
+    if isinstance(value, str | bytes | dict) or not hasattr(value, "__len__"):
+        raise BrokenDocumentError(f"is {_a(value)}, not a list of ids")
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise BrokenDocumentError(f"is not a list of ids ({error})") from error
+    if array.ndim != 1:
+        raise BrokenDocumentError(f"has the shape {array.shape}, not one dimension")
+    if array.size == 0 and not isinstance(value, np.ndarray):
+        return np.zeros(0, dtype=np.int64)
+    if array.dtype.kind not in "iu":
+        raise BrokenDocumentError(f"holds {array.dtype} values, not integers")
+    may_be_wrong = array.size > 0 and (array.dtype.kind == "i" or array.dtype.itemsize > 4)
+    if may_be_wrong and (int(array.min()) < 0 or int(array.max()) > _LARGEST):
+        raise BrokenDocumentError(BAD_ID)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _mask_of(item: Any, field: str, length: int) -> NDArray[np.bool_]:
+    if field not in item:
+        raise BrokenDocumentError(f'has no field "{field}"')
+    try:
+        mask = np.asarray(item[field])
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise BrokenDocumentError(f"has a loss mask that is not a list ({error})") from error
+    if mask.shape != (length,) or (length and mask.dtype.kind not in "biu"):
+        raise BrokenDocumentError(
+            f"has {length} ids and a loss mask of shape {mask.shape} and dtype {mask.dtype}"
+        )
+    return mask.astype(np.bool_)
+
+
+def _token_block(
+    arrays: Sequence[NDArray[Any]],
+    origin: NDArray[np.void],
+    masks: Sequence[NDArray[np.bool_]] | None,
+) -> Documents:
+    """A block from integer arrays: in their dtype if they share a token dtype, else uint32."""
+    dtypes = {array.dtype for array in arrays}
+    if len(dtypes) != 1 or dtypes.isdisjoint(TOKEN_DTYPES):
+        arrays = [array.astype(np.uint32) for array in arrays]
+    return Documents.from_arrays(arrays, origin, masks)
+
+
+def _a(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
