@@ -166,8 +166,8 @@ def _lanes(places: list[LanePlace]) -> Table:
         ]
         for source in place.sources:
             what = "\n".join(source.words)
-            if source.behind:
-                what += f"\nand {source.behind:,} documents on"
+            if source.offset:
+                what += f"\nand {source.offset:,} documents on"
             own = [escape(str(source.name)), f"{source.tokens or 0:,}"] if mixed else []
             epoch = "ended" if source.ended else str(source.epoch)
             table.add_row(*figures, *own, epoch, escape(what))

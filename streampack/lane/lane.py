@@ -23,8 +23,9 @@ from streampack.packing.composition import Composition
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
-from streampack.streams.lane_stream import LaneStream, open_stream
-from streampack.streams.stream import Mark, StreamConfig
+from streampack.streams.base import LaneStream, Mark
+from streampack.streams.lane_stream import open_stream
+from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
 from streampack.window.gather import PackedRows, RowFormat, gather_rows

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents
 from streampack.errors import StateError
-from streampack.streams.stream import Mark
+from streampack.streams.base import Mark
 from streampack.window.entries import Entries
 from streampack.window.window import Window
 

@@ -25,7 +25,7 @@ class SourcePlace:
         name: of the source in a mixture; None if it is the only one.
         epoch: of it.
         words: one text for each open shard; a single one at the beginning of an epoch.
-        behind: documents between there and what the lane holds.
+        offset: documents between there and what the lane holds.
         tokens: drawn from it before what the lane holds; None if it is the only one.
         ended: it has no more.
     """
@@ -33,7 +33,7 @@ class SourcePlace:
     name: str | None
     epoch: int
     words: tuple[str, ...]
-    behind: int = 0
+    offset: int = 0
     tokens: int | None = None
     ended: bool = False
 
@@ -104,14 +104,14 @@ def lane_places(
 
 
 def _readings(cursor: Mapping[str, Any]) -> list[tuple[str | None, Mapping[str, Any]]]:
-    """The place of each source: its name and {"at": {"epoch", "at"}, "behind": ...}."""
-    behind = 0
+    """The place of each source: its name and {"at": {"epoch", "at"}, "offset": ...}."""
+    offset = 0
     if "epoch" not in cursor and "sources" not in cursor:  # of an ordering window
-        behind = cursor_field(cursor, "behind", int)
+        offset = cursor_field(cursor, "offset", int)
         cursor = cursor_field(cursor, "at", dict)
     if "sources" in cursor:
         return list(cursor_field(cursor, "sources", dict).items())
-    return [(None, {"at": cursor, "behind": behind})]
+    return [(None, {"at": cursor, "offset": offset})]
 
 
 def _source_place(
@@ -140,7 +140,7 @@ def _source_place(
         name,
         epoch,
         tuple(words),
-        cursor_field(place, "behind", int),
+        cursor_field(place, "offset", int),
         place.get("tokens"),
         place.get("ended", False),
     )
@@ -170,8 +170,8 @@ def run_words(state: Mapping[str, Any]) -> list[str]:
     for name, source in members(fingerprint).items():
         known = source.get("manifest")
         what = source["kind"] + (f", manifest {known}" if known else "")
-        column = source.get("column") or source.get("key")
-        what += f", {column}" if column else ""
+        field = source.get("column") or source.get("field") or source.get("key")
+        what += f", {field}" if field else ""
         sentences.append(f"Source{'' if name is None else f' {name}'}: {what}.")
     window, batch = fingerprint["window"]["rows"], fingerprint["batch_tokens"]
     packer = _packer(fingerprint["packer"])

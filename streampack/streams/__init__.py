@@ -1,4 +1,4 @@
-"""The documents of one lane as they come: read, tokenized, hooked, mixed, put in order.
+"""The documents of one lane: read, tokenized, passed through hooks, mixed, ordered.
 
 Knows sources and tokenizers; it does not know rows, packers or batches.
 """

@@ -1,10 +1,8 @@
 """What a lane reads its documents from: the streams between source and window, put together.
 
-    DocumentStream              one per source: reading, tokenizer, checks, hooks, epochs
-      MixedStream               of a mixture: which source gives the next documents
-        OrderedStream           if documents are to be ordered
-
-All of them give documents by `peek` and `consume` and name places by `mark_before`.
+DocumentStream              one per source: reading, tokenizer, checks, hooks, epochs
+  MixedStream               of a mixture: which source gives the next documents
+    OrderedStream           if documents are to be ordered
 """
 
 from __future__ import annotations
@@ -13,13 +11,12 @@ from streampack.metrics import LaneTimes
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
 from streampack.sources.mixture.source import Mixture
+from streampack.streams.base import LaneStream, Mark
 from streampack.streams.mixed_stream import MixedStream
 from streampack.streams.ordered_stream import OrderedStream
-from streampack.streams.stream import DocumentStream, Mark, StreamConfig
+from streampack.streams.stream import DocumentStream, StreamConfig
 
-__all__ = ["LaneStream", "open_stream"]
-
-LaneStream = DocumentStream | MixedStream | OrderedStream
+__all__ = ["open_stream"]
 
 
 def open_stream(
@@ -32,11 +29,11 @@ def open_stream(
         lane: number of the lane.
         skips: what to do with broken content.
         times: where the streams add up their seconds.
-        mark: a place that `mark_before` of such a stream gave.
+        mark: what `mark_before` of such a stream returned.
     """
     inner = mark if config.order is None else OrderedStream.inner_mark(mark)
     kind = MixedStream if isinstance(config.source, Mixture) else DocumentStream
-    stream = kind(config, lane, skips=skips, times=times, mark=inner)
+    stream: MixedStream | DocumentStream = kind(config, lane, skips=skips, times=times, mark=inner)
     if config.order is None:
         return stream
     return OrderedStream(

@@ -1,4 +1,4 @@
-"""Places in the stream of a mixture: what their cursors say, written and read."""
+"""Places in the stream of a mixture: the cursors that name them, written and read."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from streampack.errors import StateError
 from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.sources.mixture.credits import TokenShares
 from streampack.sources.mixture.source import Mixture
-from streampack.streams.stream import Mark
+from streampack.streams.base import Mark
 
 __all__ = ["MixedCursor", "Rules", "SourcePlace", "Start", "changed_cursor"]
 
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
-    """Where a source stands at the start of a quantum.
+    """Where a source is at the start of a quantum.
 
     Attributes:
-        mark: of its stream; behind: documents between there and here.
-        tokens: drawn from it; epoch: of the last one drawn; ended: it has no more.
+        mark: a mark of its stream, at or before this place.
+        offset: documents between the mark and this place.
+        tokens: drawn from it.
+        epoch: of the last document drawn.
+        ended: True if it has no more documents.
     """
 
     mark: Mark
-    behind: int = 0
+    offset: int = 0
     tokens: int = 0
     epoch: int = 0
     ended: bool = False
@@ -36,9 +39,9 @@ class Rules:
     """How sources are mixed up to a document.
 
     Attributes:
-        until: serial of the document; None for the rules of now.
+        until: serial of the first document that other rules give; None for the rules of this run.
         shares: of all sources.
-        known: names of the sources there were.
+        known: names of the sources that the rules mix.
         quantum_documents: see `Mixture`.
     """
 
@@ -49,7 +52,7 @@ class Rules:
 
     @classmethod
     def of(cls, mixture: Mixture) -> Rules:
-        """The rules of now."""
+        """The rules of a mixture."""
         return cls(None, mixture.shares, tuple(mixture.sources), mixture.quantum_documents)
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
@@ -64,7 +67,7 @@ class Rules:
 
     @classmethod
     def read(cls, saved: Any, names: list[str]) -> Rules:
-        """Rules of a cursor, for the sources `names` there are now."""
+        """The rules in a cursor, for a mixture whose sources have these names."""
         try:
             known = tuple(map(str, saved["sources"]))
             knots = []
@@ -80,13 +83,13 @@ class Rules:
 
 
 def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> dict[str, Any]:
-    """A cursor of the mixture `before`, for a stream that goes on with another one.
+    """A cursor of the mixture `before`, for a stream that continues with another mixture.
 
     Args:
         cursor: of a mark of `MixedStream`.
         before: the mixture it was made with.
-        until: serial of the first document that the other mixture gives (the quantum that has
-            begun by then is drawn to its end).
+        until: serial of the first document that the other mixture gives (a quantum that has begun
+            by then is drawn to its end).
     """
     rules = replace(Rules.of(before), until=until).as_dict(list(before.sources))
     return {**cursor, "before": [*cursor_field(cursor, "before", list), rules]}
@@ -104,11 +107,11 @@ class Start:
     places: tuple[SourcePlace, ...]
 
     def mark(self, names: Sequence[str]) -> Mark:
-        """The place as a mark of the stream, with the names of the sources."""
+        """The place as a mark of the stream; `names` are those of the sources."""
         sources = {
             name: {
                 "at": place.mark.cursor,
-                "behind": place.behind,
+                "offset": place.offset,
                 "tokens": place.tokens,
                 "credit": credit,
                 "epoch": place.epoch,
@@ -127,7 +130,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class MixedCursor:
-    """What the cursor of a mark says, by the numbers of the sources."""
+    """The content of a mark's cursor, by the numbers of the sources."""
 
     tokens: int
     quantum: int
@@ -143,20 +146,20 @@ class MixedCursor:
 
     @classmethod
     def read(cls, cursor: Mapping[str, Any], mixture: Mixture) -> MixedCursor:
-        """Of a saved mark.
+        """The content of a saved cursor.
 
         Raises:
             StateError: it is damaged, or the mixture lacks a source of it that had not ended.
         """
         saved = cursor_field(cursor, "sources", dict)
         for name, source in saved.items():
-            if not isinstance(source, Mapping) or cursor_field(source, "behind", int) < 0:
+            if not isinstance(source, Mapping) or cursor_field(source, "offset", int) < 0:
                 raise damaged_cursor(cursor)
             if name not in mixture.sources and not cursor_field(source, "ended", bool):
                 raise StateError(
                     f'The mixture no longer has the source "{name}", which had not ended.',
                     "The window may hold its documents, and they could not be read again.",
-                    "Keep it, with a weight of 0 from now on if no more is wanted of it.",
+                    "Keep it, with a weight of 0 if no more of it is wanted.",
                 )
         result = cls.beginning(mixture)
         for number, name in enumerate(mixture.sources):
@@ -165,7 +168,7 @@ class MixedCursor:
                 result.credits[number] = cursor_field(source, "credit", int)
                 result.places[number] = SourcePlace(
                     Mark(0, cursor_field(source, "at", dict)),
-                    cursor_field(source, "behind", int),
+                    cursor_field(source, "offset", int),
                     cursor_field(source, "tokens", int),
                     cursor_field(source, "epoch", int),
                     cursor_field(source, "ended", bool),

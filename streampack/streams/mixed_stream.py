@@ -1,15 +1,16 @@
 """The document stream of one lane of a mixture.
 
-Every source has a `DocumentStream` of its own, so tokens are counted as they come into the window:
-behind tokenizer, filter and map. Documents are drawn in quanta: some dozen documents of one source,
-up to `QUANTUM_TOKENS` and no further than its current block. `Balance` says whose turn it is.
+Every source has its own `DocumentStream`, so tokens are counted as they come into the window: after
+tokenizer, filter and map. Documents are drawn in quanta: some dozen documents of one source, up to
+`QUANTUM_TOKENS` and no further than the end of its current block. `Credits` chooses the source.
 
-A place is the start of a quantum: for each source the mark of its stream at or before it, how many
-documents lie between, and its credit. From there on the same quanta follow, because whose turn it
-is depends on credits alone. A source is read again only once its turn comes.
+A place is the start of a quantum: for each source a mark of its stream at or before it, how many
+documents are between the two, and its credit. From there on the same quanta follow, because the
+choice depends on nothing but credits. A source is read again only once it is chosen.
 
-Where a run goes on with another mixture (`changed_cursor`), documents read before are read again
-by the rules of then: the place remembers them until it is behind the change.
+If a run continues with another mixture (`changed_cursor`), documents that were read before the
+change are read again by the rules of that time: places hold those rules until they are after the
+change.
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.reading.skips import Skips
-from streampack.sources.mixture.credits import Balance
+from streampack.sources.mixture.credits import Credits
 from streampack.sources.mixture.source import Mixture, source_seed
+from streampack.streams.base import LaneStream, Mark
 from streampack.streams.mixed_place import MixedCursor, Rules, SourcePlace, Start
-from streampack.streams.stream import DocumentStream, Mark, StreamConfig
+from streampack.streams.stream import DocumentStream, StreamConfig
 
 __all__ = ["MixedStream"]
 
-#: A quantum ends with the document that makes it as long as this, so that a source of books does
-#: not fill whole windows in one turn.
+#: A quantum ends with the document that makes it as long as this. Otherwise 32 long documents could
+#: fill several windows.
 QUANTUM_TOKENS = 1 << 15
 
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A source of the mixture: its stream, and where it stands."""
+    """A source of the mixture: its stream, and where it is."""
 
     name: str
     stream: DocumentStream
     place: SourcePlace
-    unread: int  # documents behind the mark that are still to be stepped over
+    unread: int  # documents after the mark that are still to be stepped over
 
     def peek(self) -> Documents | None:
         """The documents that come next, or None at the end."""
@@ -55,8 +57,7 @@ class _Member:
                 raise StateError(
                     f'Source "{self.name}" was read again from its saved place and ended '
                     f"{self.unread} documents too early.",
-                    "Its documents, the tokenizer or a hook are not what they were when the state "
-                    "was saved.",
+                    "Its documents, the tokenizer or a hook changed after the state was saved.",
                     "Resume with the same data and code, or start a new run.",
                 )
             step = min(len(documents), self.unread)
@@ -66,23 +67,23 @@ class _Member:
         return stream.peek()
 
     def arrive(self, tokens: int) -> None:
-        """Take note of the place behind a quantum of so many tokens."""
+        """Set `place` to the end of a quantum of so many tokens."""
         stream = self.stream
         mark = stream.mark_before(stream.serial)
-        behind = stream.serial - mark.serial
-        self.place = SourcePlace(mark, behind, self.place.tokens + tokens, stream.epoch)
+        offset = stream.serial - mark.serial
+        self.place = SourcePlace(mark, offset, self.place.tokens + tokens, stream.epoch)
 
 
-class MixedStream:
-    """Token blocks of one lane of a mixture; the interface is that of `DocumentStream`.
+class MixedStream(LaneStream):
+    """The documents of a mixture.
 
     Args:
         config: its source is a `Mixture`.
         lane: which part of each source this is.
         skips: what to do with broken content.
         times: where reading and preparing add up their seconds.
-        mark: where to start; None is the beginning. Sources it does not know start at their
-            beginning, with no claim to what was drawn before they came.
+        mark: where to start; None is the beginning. Sources that are not in it start at their
+            beginning, with a credit of 0.
 
     Raises:
         StateError: the mark has a source that the mixture lacks and that had not ended.
@@ -98,12 +99,10 @@ class MixedStream:
         mark: Mark | None = None,
     ) -> None:
         assert isinstance(config.source, Mixture)
+        super().__init__(skips, mark)
         self._mixture = mixture = config.source
         self._epochs = mixture.source_epochs(config.epochs)
         self._endless = config.epochs is None
-        self.skips = skips
-        self.duplicates = 0
-        self.serial = mark.serial if mark else 0
         cursor = MixedCursor.read(mark.cursor, mixture) if mark else MixedCursor.beginning(mixture)
         self._members = []
         for number, (name, source) in enumerate(mixture.sources.items()):
@@ -113,7 +112,7 @@ class MixedStream:
                 raise StateError(
                     f'Source "{name}" had ended after {place.mark.cursor.get("epoch")} epochs, '
                     f"and now it is to have {'no end' if epochs is None else epochs}.",
-                    "The others have taken its place since.",
+                    "Since then the others were drawn in its place.",
                     "Resume with the same number of epochs, or start a new run.",
                 )
             seed = source_seed(config.seed, number)
@@ -126,13 +125,12 @@ class MixedStream:
                 mark=place.mark,
                 number=number,
             )
-            self._members.append(_Member(name, stream, place, place.behind))
+            self._members.append(_Member(name, stream, place, place.offset))
         self._lanes = config.lanes
         self._rules = (*cursor.before, Rules.of(mixture))
-        self._balance = self._balanced(cursor.tokens, cursor.quantum, cursor.credits)
+        self._credits = self._credits_of(cursor.tokens, cursor.quantum, cursor.credits)
         self._current = 0
-        self._pending: Documents | None = None  # what is left of the current quantum
-        self._drawn = 0  # tokens of it that are consumed
+        self._drawn = 0  # tokens of the current quantum that are consumed
         self._starts: deque[Start] = deque([self._start()])
 
     @property
@@ -142,18 +140,12 @@ class MixedStream:
 
     @property
     def epoch(self) -> int:
-        """A number that changes whenever a source goes on to its next epoch."""
+        """A number that changes whenever a source begins its next epoch."""
         total = sum(member.place.epoch for member in self._members)
         if self._pending is not None:  # and the documents that come next may be its first
             member = self._members[self._current]
             total += member.stream.epoch - member.place.epoch
         return total
-
-    def peek(self) -> Documents | None:
-        """The documents that come next (at least one), or None at the end."""
-        if self._pending is None:
-            self._pending = self._next_quantum()
-        return self._pending
 
     def consume(self, count: int) -> None:
         """Step over the next `count` documents of what `peek` returned."""
@@ -162,23 +154,22 @@ class MixedStream:
         assert self._pending is not None
         member = self._members[self._current]
         self._drawn += self._pending[:count].num_tokens
-        self._pending = self._pending[count:]
         member.stream.consume(count)
-        self.serial += count
+        super().consume(count)
         if not len(self._pending):
-            self._balance.draw(self._current, self._drawn)
+            self._credits.draw(self._current, self._drawn)
             member.arrive(self._drawn)
             self._pending, self._drawn = None, 0
             self._starts.append(self._start())
 
     def mark_before(self, serial: int) -> Mark:
-        """The start of the quantum of document `serial`; earlier ones are let go."""
+        """The start of the quantum of document `serial`; earlier ones are dropped."""
         while len(self._starts) > 1 and self._starts[1].serial <= serial:
             self._starts.popleft()
         return self._starts[0].mark([member.name for member in self._members])
 
     def skipped_since(self, mark: Mark) -> list[list[Any]]:
-        """Records of what was skipped behind `mark`, each with the number of its source."""
+        """Records of what was skipped after `mark`, each with the number of its source."""
         return [
             [*record, number]
             for number, (member, known) in enumerate(zip(self._members, mark.skipped, strict=True))
@@ -186,26 +177,26 @@ class MixedStream:
         ]
 
     def _start(self) -> Start:
-        balance = self._balance
+        credits = self._credits
         places = tuple(member.place for member in self._members)
         return Start(
             self.serial,
             self._rules,
-            balance.tokens,
-            balance.quantum,
-            tuple(balance.credits),
+            credits.tokens,
+            credits.quantum,
+            tuple(credits.amounts),
             places,
         )
 
-    def _next_quantum(self) -> Documents | None:
-        """The documents of the source whose turn it is; None at the end of the stream."""
+    def _next_documents(self) -> Documents | None:
+        """The next quantum: documents of the source that is chosen."""
         while self._rules[0].until is not None and self.serial >= self._rules[0].until:
             self._rules = self._rules[1:]
-            balance = self._balance
-            self._balance = self._balanced(balance.tokens, balance.quantum, balance.credits)
+            credits = self._credits
+            self._credits = self._credits_of(credits.tokens, credits.quantum, credits.amounts)
             self._starts[-1] = self._start()
         while not self._finished():
-            chosen = self._balance.choose()
+            chosen = self._credits.choose()
             if chosen is None:
                 break
             documents = self._members[chosen].peek()
@@ -220,28 +211,28 @@ class MixedStream:
             member = self._members[chosen]
             stream = member.stream
             member.place = replace(
-                member.place, mark=stream.mark_before(stream.serial), behind=0, ended=True
+                member.place, mark=stream.mark_before(stream.serial), offset=0, ended=True
             )
-            self._balance.end(chosen)
+            self._credits.end(chosen)
         return None
 
-    def _balanced(self, tokens: int, quantum: int, credits: list[int]) -> Balance:
-        """Whose turn it is by the rules in force; sources that were not there yet stand aside."""
+    def _credits_of(self, tokens: int, quantum: int, amounts: list[int]) -> Credits:
+        """Credits under the rules in force, which leave out sources that were added later."""
         rules = self._rules[0]
-        return Balance(
+        return Credits(
             rules.shares,
             self._lanes,
             tokens=tokens,
             quantum=quantum,
-            credits=credits,
+            amounts=amounts,
             active=[
                 member.name in rules.known and not member.place.ended for member in self._members
             ],
         )
 
     def _finished(self) -> bool:
-        """True if nothing is left, or only endless sources and the run is to end."""
-        active = self._balance.active
+        """True if nothing is left, or only endless sources in a run that is to end."""
+        active = self._credits.active
         if self._endless:
             return not any(active)
         finite = [on for on, epochs in zip(active, self._epochs, strict=True) if epochs is not None]

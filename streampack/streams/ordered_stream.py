@@ -1,13 +1,13 @@
 """The ordering window: between a lane's document stream and its packing window.
 
-It takes the documents of the stream a window at a time, orders them and gives them on, with the
-same interface as `DocumentStream`. An ordering window ends with its epoch, because the documents
-of the next are the same ones and would all be near-duplicates. The first windows of a lane may be
-smaller than the later ones, so that its first batch comes early.
+It takes the documents of another stream a window at a time, and yields them in order. An ordering
+window ends with its epoch, because the documents of the next epoch are the same and would all be
+near-duplicates. The first windows of a lane may be smaller than the later ones, so that its first
+batch comes early.
 
-A place in it is where the stream is read again from: the stream's own mark at or before the start
-of an ordering window, and how many documents lie between. Reading again orders again; an order
-that may differ on another machine is part of the place.
+A place is where the other stream is read again from: a mark of it, at or before the start of an
+ordering window, and how many documents are between the two. Documents that are read again are
+ordered again; an order that may differ on another machine is part of the place.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from streampack.ordering import DocumentOrder
 from streampack.packing.rng import derive_seed
 from streampack.reading.base import Source
 from streampack.reading.cursor import cursor_field, damaged_cursor
-from streampack.reading.skips import Skips
+from streampack.streams.base import LaneStream, Mark
 from streampack.streams.mixed_stream import MixedStream
-from streampack.streams.stream import DocumentStream, Mark
+from streampack.streams.stream import DocumentStream
 
 __all__ = ["OrderedStream"]
 
-_BEGINNING: dict[str, Any] = {"behind": 0, "number": 0, "windows": 0, "orders": []}
+_BEGINNING: dict[str, Any] = {"offset": 0, "number": 0, "windows": 0, "orders": []}
 
 logger = logging.getLogger(__name__)
 
@@ -44,26 +44,31 @@ logger = logging.getLogger(__name__)
 class _Place:
     """The start of an ordering window.
 
-    `number` counts the lane's windows from 0. `mark` of the stream and `behind` it the documents
-    before the window; `order` (M,) of its `count` documents once they are read, None before.
+    Attributes:
+        number: of the window in the lane, from 0.
+        serial: number of its first document.
+        mark: of the other stream, at or before the window.
+        offset: documents between the mark and the window.
+        count: documents in it.
+        order: (M,) their order, M of `count`; None before they are read.
     """
 
     number: int
     serial: int
     mark: Mark
-    behind: int
+    offset: int
     count: int = 0
     order: NDArray[np.int64] | None = None
 
 
-class OrderedStream:
-    """Ordered token blocks of one lane.
+class OrderedStream(LaneStream):
+    """The documents of another stream, in order.
 
     Args:
-        stream: the lane's documents; started from ``inner_mark(mark)`` if there is a mark.
+        stream: the documents, from ``inner_mark(mark)`` on if there is a mark.
         order: what orders them.
         source: names the documents in the log.
-        seed: the lane's.
+        seed: of the lane.
         times: where ordering adds up its seconds.
         mark: where to start; None is the beginning.
 
@@ -82,26 +87,23 @@ class OrderedStream:
         times: LaneTimes,
         mark: Mark | None = None,
     ) -> None:
+        super().__init__(stream.skips, mark)
         self._stream = stream
         self._order = order
         self._source = source
         self._seed = seed
         self._times = times
-        self.skips: Skips = stream.skips
-        self.duplicates = 0
-        self.serial = mark.serial if mark else 0
         saved: dict[str, Any] = mark.cursor if mark else _BEGINNING
         # Counted and named before the state was saved:
         self._known: int = cursor_field(saved, "windows", int)
         self._orders: deque[list[Any]] = deque(cursor_field(saved, "orders", list))
-        self._behind: int = cursor_field(saved, "behind", int)
-        self._pending: Documents | None = None
+        self._unread: int = cursor_field(saved, "offset", int)
         number = cursor_field(saved, "number", int)
-        self._places = deque([_Place(number, self.serial, stream.mark_before(0), self._behind)])
+        self._places = deque([_Place(number, self.serial, stream.mark_before(0), self._unread)])
 
     @staticmethod
     def inner_mark(mark: Mark | None) -> Mark | None:
-        """Where the stream below has to start."""
+        """The mark that the other stream has to start from."""
         return None if mark is None else Mark(0, cursor_field(mark.cursor, "at", dict))
 
     @property
@@ -109,22 +111,8 @@ class OrderedStream:
         """Documents without a token that were left out."""
         return self._stream.empty_documents
 
-    def peek(self) -> Documents | None:
-        """The documents that come next (at least one), or None at the end of the last epoch."""
-        while self._pending is None or len(self._pending) == 0:
-            if not self._read_window():
-                return None
-        return self._pending
-
-    def consume(self, count: int) -> None:
-        """Step over the next `count` documents of what `peek` returned."""
-        if count:
-            assert self._pending is not None
-            self._pending = self._pending[count:]
-            self.serial += count
-
     def mark_before(self, serial: int) -> Mark:
-        """The start of the ordering window of document `serial`; earlier ones are let go."""
+        """The start of the ordering window of document `serial`; earlier ones are dropped."""
         while len(self._places) > 1 and self._places[1].serial <= serial:
             self._places.popleft()
         first = self._places[0]
@@ -134,7 +122,7 @@ class OrderedStream:
             first.serial,
             {
                 "at": first.mark.cursor,
-                "behind": first.behind,
+                "offset": first.offset,
                 "number": first.number,
                 "windows": len(read),
                 "orders": orders,
@@ -143,16 +131,16 @@ class OrderedStream:
         )
 
     def skipped_since(self, mark: Mark) -> list[list[Any]]:
-        """Records of what was skipped behind `mark`; a replay from there must skip the same."""
+        """Records of what was skipped after `mark`."""
         return self._stream.skipped_since(mark)
 
-    def _read_window(self) -> bool:
-        """Read, order and hold the next window; False at the end of the last epoch."""
+    def _next_documents(self) -> Documents | None:
+        """The next ordering window."""
         stream = self._stream
-        while self._behind and (documents := stream.peek()) is not None:
-            step = min(len(documents), self._behind)
+        while self._unread and (documents := stream.peek()) is not None:
+            step = min(len(documents), self._unread)
             stream.consume(step)
-            self._behind -= step
+            self._unread -= step
         if self._places[-1].order is not None:
             mark = stream.mark_before(stream.serial)
             number = self._places[-1].number + 1
@@ -168,10 +156,9 @@ class OrderedStream:
             wanted -= len(parts[-1])
             stream.consume(len(parts[-1]))
         if not parts:
-            return False
+            return None
         with self._times.measure("order_s"):
-            self._pending = self._arrange(_join(parts), self._places[-1])
-        return True
+            return self._ordered(_join(parts), self._places[-1])
 
     def _window_documents(self, number: int) -> int:
         """Documents of the lane's window `number`, counted from 0."""
@@ -179,8 +166,8 @@ class OrderedStream:
         first = int(getattr(self._order, "first_window_documents", full))
         return min(full, first << min(number, 40))
 
-    def _arrange(self, documents: Documents, place: _Place) -> Documents:
-        """The documents of a window in their order, which `place` takes note of."""
+    def _ordered(self, documents: Documents, place: _Place) -> Documents:
+        """The documents of a window in order; sets that order in `place`."""
         if self._orders:
             order, dropped = self._saved_order(documents), np.zeros(0, dtype=np.int64)
         else:
@@ -225,7 +212,7 @@ def _encode(place: _Place) -> list[Any]:
 
 
 def _join(parts: list[Documents]) -> Documents:
-    """One compact block; token ids take the widest dtype among the parts."""
+    """One compact block; token ids have the widest dtype among the parts."""
     if len(parts) == 1:
         return parts[0]
     bounds = [(part.offsets[0], part.offsets[-1]) for part in parts]

@@ -1,8 +1,8 @@
 """The document stream of one lane: source, tokenizer and hooks, across epochs.
 
-Blocks come out as token blocks, ready for the window, with a running number (`serial`) for every
-document. The stream remembers the source's cursor at the start of recent blocks, so that a lane
-can say from where to read again to get any document the window still holds.
+Blocks come out as token blocks, ready for the window, and their documents are numbered. The stream
+remembers the cursor of the source at the start of recent blocks, so that a lane can say from where
+to read again to get any document that the window still holds.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from streampack.ordering import DocumentOrder
 from streampack.reading.base import Block, Source
 from streampack.reading.cursor import cursor_field
 from streampack.reading.skips import Skips
+from streampack.streams.base import LaneStream, Mark
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
-__all__ = ["DocumentStream", "Mark", "Preparation", "StreamConfig"]
+__all__ = ["DocumentStream", "Preparation", "StreamConfig"]
 
 #: Texts are tokenized in slices of at most so many documents or characters, so that the first
 #: window waits for little more than it needs.
@@ -40,7 +41,8 @@ class Preparation:
     Attributes:
         tokenizers: for every source of a mixture, or the only one: of texts or conversations;
             None for those that are tokenized.
-        eos: rule for documents that are tokenized already; eos_id: the id it adds.
+        eos: rule for documents that are tokenized already.
+        eos_id: the id it adds.
         vocab_size: ids must be below it; None checks only that none is negative.
         filter, map: the user's hooks; the filter sees documents first.
     """
@@ -58,12 +60,14 @@ class StreamConfig:
     """Everything that determines the documents of a run's lanes.
 
     Attributes:
-        source: prepared; lanes: how many it is split into.
+        source: prepared.
+        lanes: how many lanes it is split into.
         preparation: tokenizer, EOS rule and hooks.
-        seed: of the run; shuffle: whether the source shuffles.
+        seed: of the run.
+        shuffle: True if the source shuffles.
         epochs: how often the source is read; None is for ever.
         on_error, skip_limit: see `Skips`.
-        order: orders documents before they come into the window; None leaves them as they come.
+        order: orders documents before they come into the window; None leaves them as they are.
     """
 
     source: Source
@@ -77,29 +81,19 @@ class StreamConfig:
     order: DocumentOrder | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in the stream: reading from `cursor` gives documents from `serial` on.
-
-    `skipped` is the number of skips recorded before that place, for each source of a mixture.
-    """
-
-    serial: int
-    cursor: dict[str, Any]
-    skipped: tuple[int, ...] = (0,)
-
-
-class DocumentStream:
-    """Token blocks of one lane.
+class DocumentStream(LaneStream):
+    """The documents of one source.
 
     Args:
-        config: source and preparation; `order` plays no part here.
+        config: source and preparation; `order` is not used here.
         lane: which part of the source this is.
         skips: what to do with broken content.
         times: where reading and preparing add up their seconds.
         mark: where to start; None is the beginning.
         number: of the source in a mixture; documents carry it in their origin.
     """
+
+    empty_documents = 0
 
     def __init__(
         self,
@@ -111,53 +105,34 @@ class DocumentStream:
         mark: Mark | None = None,
         number: int = 0,
     ) -> None:
+        super().__init__(skips, mark)
         self._config = config
         self._source = config.source
         self._preparation = config.preparation
         self._lane = lane
         self._number = number
-        self.skips = skips
         self._times = times
-        self.empty_documents = 0
-        self.duplicates = 0  # an `OrderedStream` may drop some
         self.epoch = 0  # of the documents that come next
         self._epoch = cursor_field(mark.cursor, "epoch", int) if mark else 0
         self._start = cursor_field(mark.cursor, "at", dict, type(None)) if mark else None
-        self.serial = mark.serial if mark else 0
         self._marks: deque[Mark] = deque()
         self._mark(self._epoch, self._start, len(skips.records))
-        self._pending: Documents | None = None
         self._blocks = self._read()
 
-    def peek(self) -> Documents | None:
-        """The documents that come next (at least one), or None at the end of the last epoch."""
-        while self._pending is None or len(self._pending) == 0:
-            self._pending = next(self._blocks, None)
-            if self._pending is None:
-                return None
-        return self._pending
-
-    def consume(self, count: int) -> None:
-        """Step over the next `count` documents of what `peek` returned."""
-        if count:
-            assert self._pending is not None
-            self._pending = self._pending[count:]
-            self.serial += count
+    def _next_documents(self) -> Documents | None:
+        return next(self._blocks, None)
 
     def mark_before(self, serial: int) -> Mark:
-        """The latest known place from which document `serial` is read; earlier ones are let go."""
         while len(self._marks) > 1 and self._marks[1].serial <= serial:
             self._marks.popleft()
         return self._marks[0]
 
     def skipped_since(self, mark: Mark) -> list[list[Any]]:
-        """Records of what was skipped behind `mark`; a replay from there must skip the same."""
         return self.skips.since(mark.skipped[0])
 
     def _mark(self, epoch: int, at: Any, skipped: int) -> None:
-        # Called only when everything read so far is consumed, so `serial` is what comes next.
-        # Where nothing came since the last mark (a filter may refuse a whole corpus), that one is
-        # of no more use.
+        # Called only when everything read so far is consumed, so `serial` is what comes next. A
+        # mark without documents after it (a filter may refuse a whole corpus) is not needed.
         if self._marks and self._marks[-1].serial == self.serial:
             self._marks.pop()
         self._marks.append(Mark(self.serial, {"epoch": epoch, "at": at}, (skipped,)))
@@ -195,7 +170,7 @@ class DocumentStream:
                     f"Lane {self._lane} of {config.lanes}{where} found no document in epoch "
                     f"{epoch}.",
                     "With endless epochs it would search for ever.",
-                    "Use fewer lanes, or check what the filter and on_error leave.",
+                    "Use fewer lanes, or check what the filter and on_error leave of the corpus.",
                 )
             epoch, start = epoch + 1, None
             self._mark(epoch, None, len(self.skips.records))
@@ -230,7 +205,7 @@ class DocumentStream:
         if isinstance(block, Conversations) and isinstance(tokenizer, ChatTokenizer):
             return tokenizer.encode(block, self.skips)
         raise ConfigError(
-            f"{type(self._source).__name__} gives texts, and there is no tokenizer.",
+            f"{type(self._source).__name__} yields texts, and there is no tokenizer.",
             "Only token ids can be packed.",
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
@@ -244,7 +219,7 @@ class DocumentStream:
         return documents.take(np.flatnonzero(lengths > 0))
 
     def _checked(self, documents: Documents) -> Documents:
-        """Without documents whose ids are not in the vocabulary (which `skips` may refuse)."""
+        """The documents whose ids are all in the vocabulary; `skips` gets the others."""
         preparation = self._preparation
         low, high = int(documents.offsets[0]), int(documents.offsets[-1])
         if low == high:
@@ -252,7 +227,7 @@ class DocumentStream:
         tokens: NDArray[Any] = documents.tokens[low:high]
         highest = int(np.iinfo(tokens.dtype).max)
         limit = highest + 1 if preparation.vocab_size is None else preparation.vocab_size
-        # What the dtype rules out is not looked for: a look at every token is a pass over memory.
+        # What the dtype excludes is not looked for: a look at every token is a pass over memory.
         if (limit > highest or int(tokens.max()) < limit) and (
             tokens.dtype.kind == "u" or int(tokens.min()) >= 0
         ):

@@ -17,8 +17,8 @@ import pytest
 from streampack import sources
 from streampack.errors import ConfigError
 from streampack.sources.infer import as_source
-from tests.corpora import write_mds, write_tar
-from tests.sources.contract import read_all
+from tests.support.corpora import write_mds, write_tar
+from tests.support.source_contract import read_all
 
 TEXTS = ["a", "größer", "漢字"]
 DOCUMENTS = [np.arange(n, dtype=np.uint16) for n in (3, 1, 5)]

@@ -1,4 +1,4 @@
-"""Balance: every source within one quantum of its share, whatever comes."""
+"""Credits: every source within one quantum of its share, whatever comes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.sources.mixture.credits import CREDIT, ONE, Balance, TokenShares
+from streampack.sources.mixture.credits import ONE, PARTS_PER_TOKEN, Credits, TokenShares
 
 weights = st.lists(st.sampled_from([0.0, 0.001, 0.1, 0.3, 1.0, 7.0]), min_size=1, max_size=10)
 
 
-def balance(shares: TokenShares, lanes: int = 1) -> Balance:
+def credits_of(shares: TokenShares, lanes: int = 1) -> Credits:
     count = len(shares.knots[0][1])
     zeros, on = [0] * count, [True] * count
-    return Balance(shares, lanes, tokens=0, quantum=0, credits=zeros, active=on)
+    return Credits(shares, lanes, tokens=0, quantum=0, amounts=zeros, active=on)
 
 
 def target(knots: list[tuple[int, list[float]]], source: int, at: float) -> float:
@@ -44,7 +44,7 @@ def test_every_source_is_within_one_quantum_of_its_target_at_any_time(
             st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=len(first), max_size=len(first))
         )
         knots.append((knots[-1][0] + step, knot if any(knot) else first))
-    mix = balance(TokenShares.of_weights(knots), lanes)
+    mix = credits_of(TokenShares.of_weights(knots), lanes)
     largest = data.draw(st.integers(1, 100))
     drawn = [0] * len(first)
     # The largest quantum comes first: before it, nobody knows how large one is.
@@ -53,10 +53,10 @@ def test_every_source_is_within_one_quantum_of_its_target_at_any_time(
         assert source is not None
         mix.draw(source, size)
         drawn[source] += size
-        assert sum(mix.credits) == 0
+        assert sum(mix.amounts) == 0
         for i, got in enumerate(drawn):
             due = target(knots, i, mix.tokens * lanes) / lanes
-            assert mix.credits[i] / CREDIT == pytest.approx(due - got, abs=0.01)
+            assert mix.amounts[i] / PARTS_PER_TOKEN == pytest.approx(due - got, abs=0.01)
             assert abs(due - got) <= largest + 0.01
 
 
@@ -66,7 +66,7 @@ def test_shares_add_up_to_one_exactly() -> None:
 
 
 def test_when_a_source_ends_the_others_share_its_weight() -> None:
-    mix = balance(TokenShares.of_weights([(0, [0.5, 0.3, 0.2])]))
+    mix = credits_of(TokenShares.of_weights([(0, [0.5, 0.3, 0.2])]))
     drawn = [0, 0, 0]
 
     def draw(times: int) -> None:
@@ -84,7 +84,7 @@ def test_when_a_source_ends_the_others_share_its_weight() -> None:
 
 
 def test_sources_without_a_share_now_take_over_at_the_next_knot_that_gives_them_one() -> None:
-    mix = balance(TokenShares.of_weights([(0, [1, 0, 0]), (1000, [0, 1, 0]), (2000, [0, 0, 1])]))
+    mix = credits_of(TokenShares.of_weights([(0, [1, 0, 0]), (1000, [0, 1, 0]), (2000, [0, 0, 1])]))
     mix.end(0)
     assert mix.choose() == 1
     mix.end(1)
@@ -94,7 +94,7 @@ def test_sources_without_a_share_now_take_over_at_the_next_knot_that_gives_them_
 
 
 def test_a_source_without_any_share_is_never_drawn() -> None:
-    mix = balance(TokenShares.of_weights([(0, [0, 1, 0])]))
+    mix = credits_of(TokenShares.of_weights([(0, [0, 1, 0])]))
     for _ in range(20):
         assert mix.choose() == 1
         mix.draw(1, 7)

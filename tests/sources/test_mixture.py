@@ -26,9 +26,10 @@ from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import JSONL, Chat, Iterable, Mixture
 from streampack.sources.mixture.source import earlier_mixture
+from streampack.streams.base import Mark
 from streampack.streams.lane_stream import open_stream
 from streampack.streams.mixed_place import changed_cursor
-from streampack.streams.stream import Mark, Preparation, StreamConfig
+from streampack.streams.stream import Preparation, StreamConfig
 from tests.support.corpora import byte_tokenizer
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import check_restores_everywhere

@@ -1,25 +1,26 @@
-"""Which source of a mixture gives the next quantum: token shares, and who is due.
+"""Which source of a mixture gives the next quantum: shares of the tokens, and credits.
 
 Steps, for every quantum (the few documents that are drawn from one source at a time):
-  1. Each source has a credit: the tokens it should have given by now, less those it has given.
+  1. Each source has a credit: the tokens it should have given by now, minus those it has given.
      Credits add up to zero.
-  2. Eligible are the sources whose credit is not negative. Of them the one comes first whose
-     deadline is: the time at which its credit would exceed the largest quantum drawn so far, if
-     it went on as it does now. Ties go to the first.
-  3. The quantum's tokens are counted once it is drawn: every source's credit grows by its share
-     of them, and that of the source that gave them falls by all of them.
+  2. Sources whose credit is not negative are eligible. The one with the earliest deadline is
+     chosen: the time at which its credit would exceed the largest quantum drawn so far, if it
+     continued to grow as it does now. Ties go to the first.
+  3. The tokens of the quantum are counted once it is drawn: the credit of every source grows by
+     its share of them, and that of the source that gave them falls by all of them.
 
-No source is ever more than one quantum ahead of its share or, as long as quanta are no larger
-than earlier ones, more than one behind. (Always taking the largest credit, which is simpler, lets a
-source of many fall behind by two.) Where a quantum's size is only known once it is read, no rule
-can do better than its size. Arithmetic is on integers, the same on any machine.
+The tokens drawn from a source never exceed its share by more than one quantum. They never fall
+short of it by more than one, as long as quanta do not become larger than earlier ones. (Always
+taking the largest credit, which is simpler, lets one of many sources fall short by two.) The size
+of a quantum is known only when it is read, so no rule can be more exact. Arithmetic is on integers,
+the same on any machine.
 
 Shares may change over the run, linearly between knots; the target is their integral.
 
 Cost: some microseconds per quantum and source.
 
-Source: J. Bennett, H. Zhang, "WF2Q: Worst-case Fair Weighted Fair Queueing" (1996), whose rule this
-is, with an expected quantum in the place of a known packet.
+Source: J. Bennett, H. Zhang, "WF2Q: Worst-case Fair Weighted Fair Queueing" (1996), with the size
+of an expected quantum instead of that of a known packet.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Balance", "TokenShares"]
+__all__ = ["Credits", "TokenShares"]
 
-ONE = 1 << 40  # the unit of shares: all of a knot's add up to it
-CREDIT = 1 << 20  # credits count tokens in so many parts, so that they stay below 2**53
+ONE = 1 << 40  # what the shares of a knot add up to
+PARTS_PER_TOKEN = 1 << 20  # in which credits count, so that they stay below 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class TokenShares:
 
     Attributes:
         knots: pairs (tokens of the run, S shares in units of 2**-40 that add up to one), ascending
-            from 0; linear in between, constant behind the last.
+            from 0; linear in between, constant after the last.
     """
 
     knots: tuple[tuple[int, tuple[int, ...]], ...]
@@ -52,10 +53,10 @@ class TokenShares:
         return cls(tuple((at, _shares(weights)) for at, weights in knots))
 
     def rates(self, at: int, active: Sequence[bool]) -> list[int]:
-        """S numbers, the shares at one moment among the active sources, to be compared.
+        """S numbers in proportion to the shares of the active sources at one moment.
 
-        Those that are not active have 0. Where no active source has a share, the next knot counts
-        at which one has; all 0 if there is none.
+        Sources that are not active have 0. If no active source has a share, the next knot counts
+        at which one has; all are 0 if there is none.
         """
         here = bisect_right(self.knots, at, key=lambda knot: knot[0]) - 1
         now = self._between(here, at, at + 1)
@@ -78,7 +79,7 @@ class TokenShares:
         return due
 
     def _between(self, k: int, start: int, stop: int) -> list[int]:
-        """Integrals from `start` to `stop`, both between knots k and k + 1 (or behind the last)."""
+        """Integrals from `start` to `stop`, both between knots k and k + 1 (or after the last)."""
         at, shares = self.knots[k]
         tokens = stop - start
         if k + 1 == len(self.knots):
@@ -100,15 +101,15 @@ def _shares(weights: Sequence[float | Fraction]) -> tuple[int, ...]:
     return tuple(shares)
 
 
-class Balance:
+class Credits:
     """Credits of S sources in one lane.
 
     Args:
         shares: of the run.
-        lanes: a lane that has drawn t tokens is where the run is at ``t * lanes``.
+        lanes: when a lane has drawn t tokens, the run is taken to have drawn ``t * lanes``.
         tokens: drawn in the lane so far.
         quantum: the largest quantum so far, in tokens.
-        credits: (S,) in units of 2**-20 tokens.
+        amounts: (S,) credit of each source, in units of 2**-20 tokens.
         active: (S,) False for sources that have ended.
     """
 
@@ -119,24 +120,24 @@ class Balance:
         *,
         tokens: int,
         quantum: int,
-        credits: Sequence[int],
+        amounts: Sequence[int],
         active: Sequence[bool],
     ) -> None:
         self._shares = shares
         self._lanes = lanes
         self.tokens = tokens
         self.quantum = quantum
-        self.credits = list(credits)
+        self.amounts = list(amounts)
         self.active = list(active)
-        # A source that was removed (it had ended) or damage must not upset the sum for ever.
-        self._level(-sum(self.credits))
+        # The sum stays 0, also if a source that had ended was removed, or the state is damaged.
+        self._level(-sum(self.amounts))
 
     def choose(self) -> int | None:
-        """The source whose turn it is; None if none is left that has a share."""
+        """The source that gives the next quantum; None if none is left that has a share."""
         rates = self._rates()
         best: int | None = None
         for i, rate in enumerate(rates):
-            credit = self.credits[i]
+            credit = self.amounts[i]
             if not self.active[i] or credit < 0 or (rate == 0 and credit == 0):
                 continue
             if best is None or self._room(i) * rates[best] < self._room(best) * rate:
@@ -144,11 +145,11 @@ class Balance:
         return best
 
     def _room(self, i: int) -> int:
-        return max(self.quantum, 1) * CREDIT - self.credits[i]
+        return max(self.quantum, 1) * PARTS_PER_TOKEN - self.amounts[i]
 
     def draw(self, source: int, tokens: int) -> None:
         """Count a quantum of `tokens` from `source`."""
-        lanes, credits = self._lanes, self.credits
+        lanes, amounts = self._lanes, self.amounts
         start, stop = self.tokens * lanes, (self.tokens + tokens) * lanes
         due = [
             part if on else 0
@@ -158,15 +159,15 @@ class Balance:
             due = self._rates()
         total = sum(due) or 1
         for i, part in enumerate(due):
-            credits[i] += tokens * CREDIT * part // total
-        credits[source] -= sum(credits)  # its tokens, and what the divisions left over
+            amounts[i] += tokens * PARTS_PER_TOKEN * part // total
+        amounts[source] -= sum(amounts)  # its tokens, and what the divisions left over
         self.tokens += tokens
         self.quantum = max(self.quantum, tokens)
 
     def end(self, source: int) -> None:
-        """Let go of a source that has no more; the others share its weight and its credit."""
-        credit = self.credits[source]
-        self.credits[source] = 0
+        """End a source that has no more documents; the others share its weight and its credit."""
+        credit = self.amounts[source]
+        self.amounts[source] = 0
         self.active[source] = False
         self._level(credit)
 
@@ -178,7 +179,7 @@ class Balance:
             return
         parts = [credit * rate // total for rate in rates]
         parts[max(range(len(rates)), key=rates.__getitem__)] += credit - sum(parts)
-        self.credits = [before + part for before, part in zip(self.credits, parts, strict=True)]
+        self.amounts = [before + part for before, part in zip(self.amounts, parts, strict=True)]
 
     def _rates(self) -> list[int]:
         return self._shares.rates(self.tokens * self._lanes, self.active)

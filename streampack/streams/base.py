@@ -1,0 +1,72 @@
+"""What a stream of documents of one lane is, and the places in it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from streampack.documents import Documents
+from streampack.reading.skips import Skips
+
+__all__ = ["LaneStream", "Mark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in a stream: reading from `cursor` gives documents from number `serial` on.
+
+    `skipped` is the number of skips recorded before that place, for each source of a mixture.
+    """
+
+    serial: int
+    cursor: dict[str, Any]
+    skipped: tuple[int, ...] = (0,)
+
+
+class LaneStream(ABC):
+    """The documents of one lane, numbered from 0, as blocks of token ids.
+
+    Attributes:
+        serial: number of the document that comes next.
+        skips: what to do with broken content, and where it is recorded.
+        duplicates: near-duplicates that were dropped.
+    """
+
+    def __init__(self, skips: Skips, mark: Mark | None) -> None:
+        self.skips = skips
+        self.serial = mark.serial if mark else 0
+        self.duplicates = 0
+        self._pending: Documents | None = None
+
+    def peek(self) -> Documents | None:
+        """The documents that come next (at least one), or None at the end."""
+        while self._pending is None or not len(self._pending):
+            self._pending = self._next_documents()
+            if self._pending is None:
+                return None
+        return self._pending
+
+    def consume(self, count: int) -> None:
+        """Step over the next `count` documents of what `peek` returned."""
+        if count:
+            assert self._pending is not None
+            self._pending = self._pending[count:]
+            self.serial += count
+
+    @property
+    @abstractmethod
+    def empty_documents(self) -> int:
+        """Documents without a token that were left out."""
+
+    @abstractmethod
+    def mark_before(self, serial: int) -> Mark:
+        """The latest known place from which document `serial` is read; earlier ones are dropped."""
+
+    @abstractmethod
+    def skipped_since(self, mark: Mark) -> list[list[Any]]:
+        """Records of what was skipped after `mark`; reading again from it must skip the same."""
+
+    @abstractmethod
+    def _next_documents(self) -> Documents | None:
+        """The documents after those that are consumed; None at the end."""
