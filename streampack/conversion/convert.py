@@ -1,12 +1,12 @@
-"""Conversion: a source written anew as shards, restartable behind the last finished shard.
+"""Conversion: a source rewritten as shards, restartable after the last finished shard.
 
 Steps: read the source in one lane, unshuffled; tokenize if asked to; cut shards by size; write
-each shard locally, put it in place, then put a progress file for it that says where the source
-goes on; at the end write the index and remove the progress files.
+each shard locally, put it in place, then put a progress file for it with the place where the source
+continues; at the end write the index and remove the progress files.
 
-What a killed run leaves is whole shards and whole progress files. The same conversion goes on
-behind them and ends with the same bytes, since everything it does is a function of the source and
-the settings. A shard without a progress file is written again.
+A killed run leaves whole shards and whole progress files. The same conversion continues after them
+and ends with the same bytes, since its result depends on nothing but the source and the settings. A
+shard without a progress file is written again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _SETTINGS = f"{HIDDEN}/settings.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion is: everything up to the last finished shard.
+    """How far a conversion has come: everything up to the last finished shard.
 
     Attributes:
-        cursor: where the source was before the block in which the next shard begins.
+        cursor: of the source, before the block in which the next shard begins.
         inside: documents of that block that are written already.
         shards, documents, tokens: how many are written (tokens is 0 for text).
         skipped: broken documents left out.
@@ -58,7 +58,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What to convert, to where and how.
+    """What to convert, where to and how.
 
     Attributes:
         source: read in one lane without shuffling.
@@ -67,8 +67,8 @@ class Conversion:
         tokenizer: for a source of text; None writes the text itself.
         shard_bytes: a shard ends before it would hold more content than this.
         compression: for MDS, as mosaicml-streaming names it.
-        dtype: of the ids in the shards, "uint16" or "uint32"; default is what the tokenizer or
-            the source gives.
+        dtype: of the ids in the shards, "uint16" or "uint32"; None is the dtype of the tokenizer or
+            the source.
         on_error: "raise" or "skip" for broken documents.
     """
 
@@ -85,7 +85,7 @@ class Conversion:
         if not 0 < self.shard_bytes < 1 << 32:
             raise ConfigError(
                 f"A shard is to hold {self.shard_bytes} bytes.",
-                "Places inside a shard are 32-bit numbers, and a shard needs at least one byte.",
+                "Offsets in a shard are 32-bit numbers, and a shard needs at least one byte.",
                 "Pass a size below 4 GiB, such as 64MiB.",
             )
         if self.tokenizer is not None and self.source.tokenized:
@@ -103,7 +103,7 @@ class Conversion:
         shard_writer(self.to, "uint16", self.compression).check()
 
     def settings(self) -> dict[str, Any]:
-        """What the result depends on; an unfinished run with other settings is refused."""
+        """What the result depends on; a run with other settings does not continue this one."""
         return {
             "version": 1,
             "source": self.source.describe(),
@@ -119,7 +119,7 @@ class Conversion:
 def convert_source(
     conversion: Conversion, report: Callable[[Progress], None] = lambda _: None
 ) -> Progress:
-    """Run a conversion to its end, or go on with one that was stopped.
+    """Run a conversion to its end, or continue one that was stopped.
 
     Args:
         conversion: what to do.
@@ -131,7 +131,7 @@ def convert_source(
     Raises:
         ConfigError: the destination is not empty, or holds another conversion.
         ContentError: a broken document, with on_error="raise".
-        StorageError: reading or writing failed; run the same again to go on.
+        StorageError: reading or writing failed; run the same again to continue.
     """
     destination = conversion.destination
     progress, infos = _resume(conversion)
@@ -139,8 +139,8 @@ def convert_source(
     scratch = destination.scratch()
     try:
         _note(destination, _SETTINGS, conversion.settings(), scratch)
-        for behind, first, payloads in _shards(conversion, progress, report):
-            progress = behind
+        for after, first, payloads in _shards(conversion, progress, report):
+            progress = after
             writer = shard_writer(conversion.to, progress.dtype, conversion.compression)
             number = progress.shards - 1
             file, info = _write(writer, scratch, number, first, payloads)
@@ -159,7 +159,7 @@ def convert_source(
         index = writer.index(infos)
         if index is not None:
             destination.write(*index, scratch)
-        # From the last to the first: what another kill leaves is a beginning, as after any kill.
+        # From the last to the first: a killed run leaves the files of the first shards, as always.
         for number in reversed(range(len(infos))):
             destination.remove(f"{HIDDEN}/{number:05}.json")
         destination.remove(_SETTINGS)
@@ -181,7 +181,7 @@ def _note(destination: Destination, name: str, content: dict[str, Any], scratch:
 
 
 def _resume(conversion: Conversion) -> tuple[Progress, list[Any]]:
-    """Where to begin, and what the index needs to know of the shards that are done."""
+    """Where to begin, and what the index needs of the shards that are done."""
     destination = conversion.destination
     names = set(destination.names())
     if _SETTINGS not in names:
@@ -201,8 +201,8 @@ def _resume(conversion: Conversion) -> tuple[Progress, list[Any]]:
             raise ConfigError(
                 f"{destination.url} holds an unfinished conversion with {name} "
                 f"{found.get(name)!r}; this one has {value!r}.",
-                "Going on would mix two sets of shards.",
-                "Repeat the first command to go on, or remove what is there to start afresh.",
+                "Continuing would mix two sets of shards.",
+                "Repeat the first command to continue, or remove what is there to start again.",
             )
     done: list[str] = []
     while f"{HIDDEN}/{len(done):05}.json" in names:
@@ -215,7 +215,7 @@ def _resume(conversion: Conversion) -> tuple[Progress, list[Any]]:
 def _shards(
     conversion: Conversion, progress: Progress, report: Callable[[Progress], None]
 ) -> Iterator[tuple[Progress, int, list[Payload]]]:
-    """Yield (progress behind the shard, number of its first document, its documents)."""
+    """Yield (progress after a shard, number of its first document, its documents)."""
     overhead = shard_writer(conversion.to, "uint16", None).overhead
     skips = Skips(conversion.on_error)
     skips.expect(progress.records, progress.skipped)
@@ -227,7 +227,7 @@ def _shards(
     size = 0
     known = 0  # records that belong to earlier blocks
 
-    def behind(cursor: Cursor | None, inside: int) -> Progress:
+    def progress_at(cursor: Cursor | None, inside: int) -> Progress:
         return Progress(
             cursor=cursor,
             inside=inside,
@@ -247,16 +247,16 @@ def _shards(
                 len(payload.encode()) if isinstance(payload, str) else payload.nbytes
             )
             if gathered and size + more > conversion.shard_bytes:
-                progress = behind(before, i)
+                progress = progress_at(before, i)
                 yield progress, first, gathered
                 first, gathered, size = progress.documents, [], 0
             gathered.append(payload)
             size += more
             tokens += 0 if isinstance(payload, str) else len(payload)
         before, inside, known = cursor, 0, len(skips.records)
-        report(replace(behind(before, 0), shards=progress.shards))
+        report(replace(progress_at(before, 0), shards=progress.shards))
     if gathered:
-        yield behind(cursor, 0), first, gathered
+        yield progress_at(cursor, 0), first, gathered
 
 
 def _payloads(
@@ -269,14 +269,14 @@ def _payloads(
         block = tokenizer.encode(block, skips)
     if isinstance(block, Conversations):
         raise ConfigError(
-            "The source gives conversations.",
-            "`streampack convert` writes token ids only and would lose what is learnt of them.",
-            "Read them as they are, with sources.Chat.",
+            "The documents are conversations.",
+            "`streampack convert` writes token ids only, and would lose which of them are learnt.",
+            "Train on them with sources.Chat.",
         )
     if block.loss_mask is not None:
         raise ConfigError(
             "The documents have loss masks.",
-            "`streampack convert` writes token ids only and would lose them.",
+            "`streampack convert` writes token ids only, and would lose the masks.",
             "Write such shards with the format's own writer.",
         )
     return _ids(block, dtype)
@@ -291,7 +291,7 @@ def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload]]:
             f"Documents have token ids from {int(tokens.min())} to {int(tokens.max())}, and the "
             f"shards so far hold {dtype}.",
             "The ids do not fit.",
-            "Store the ids of all files of the source in one type that holds them.",
+            "Convert to another destination with --dtype uint32; no id may be negative.",
         )
     ids = tokens.astype(dtype, copy=False)
     places = block.offsets - block.offsets[0]

@@ -1,4 +1,4 @@
-"""Where finished shards go: a local directory or any URL that fsspec knows."""
+"""Where finished shards are written: a local directory or any URL that fsspec knows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ HIDDEN = ".streampack"
 
 
 class Destination:
-    """A folder in which every file is either whole or absent.
+    """A folder in which every file is either whole or missing.
 
-    Local files are moved into place; object stores do the same by themselves.
+    Local files are moved into place; object stores only show files that are complete.
 
     Args:
         url: local path or URL.
         retries: attempts after the first for remote files.
 
     Raises:
-        ConfigError: there is a file, or nothing can be written there.
+        ConfigError: it is a file, or nothing can be written there.
     """
 
     def __init__(self, url: str, *, retries: int = 5) -> None:
@@ -42,13 +42,13 @@ class Destination:
         if self.local is not None and self.local.exists() and not self.local.is_dir():
             raise ConfigError(
                 f"{url} is a file.",
-                "Shards need a folder to lie in.",
+                "Shards are written to a folder.",
                 "Name an empty folder, or one that does not exist yet.",
             )
         if protocol in ("http", "https"):
             raise ConfigError(
                 f"{shown(url)} is an HTTP address.",
-                "HTTP servers take no files.",
+                "HTTP servers accept no files.",
                 "Use a local directory or an object store such as s3://.",
             )
         if protocol is not None:
@@ -71,16 +71,16 @@ class Destination:
         return self._attempt("Listing", self.url, find)
 
     def scratch(self) -> Path:
-        """A fresh local folder to write shards in before they are put; `clear` it afterwards."""
+        """A new local folder to write shards in before they are put; `clear` it afterwards."""
         if self.local is None:
             return Path(mkdtemp(prefix="streampack-convert-"))
         folder = self.local / HIDDEN / "part"
-        self.clear(folder)  # half a shard that a killed run has left
+        self.clear(folder)  # a killed run may have left half a shard
         folder.mkdir(parents=True)
         return folder
 
     def clear(self, scratch: Path) -> None:
-        """Remove a scratch folder, and the hidden folder if nothing else is in it."""
+        """Remove a scratch folder, and the hidden folder if it is empty then."""
         shutil.rmtree(scratch, ignore_errors=True)
         if self.local is not None:
             try:
@@ -89,7 +89,7 @@ class Destination:
                 pass
 
     def put(self, file: Path, name: str) -> None:
-        """Move the local file there under this name."""
+        """Move a local file to the destination, with this name."""
         if self.local is not None:
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""Reach mosaicml-streaming's format code without running its vision and multimodal imports.
+"""Importing the format code of mosaicml-streaming without its vision and multimodal packages.
 
-`import streaming` imports torchvision, which is fatal where torchvision was built for another
-torch (a CUDA build beside CPU torch), although nothing in `streaming.base` needs it. So the
-package is entered by a bare module that has its path but not its `__init__`. Reading MDS shards
-does not come here at all; writing them (and comparing with the original) does.
+`import streaming` imports torchvision, which fails if torchvision was built for another torch (a
+CUDA build with a CPU torch, for example), although nothing in `streaming.base` needs it. So a bare
+module takes the place of the package, with its path but without its `__init__`. Only writing MDS
+shards needs this (and comparing with the original), not reading them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _ours: dict[str, ModuleType] = {}
 def streaming_module(name: str) -> Iterator[Any]:
     """Import `streaming.<name>` for the length of a `with` block, for example "base.format.mds".
 
-    If the caller's program has imported streaming itself, that one is used and nothing else
-    happens. Otherwise the modules are in `sys.modules` only inside the block (some of them look
-    themselves up there while they work) and `sys.modules` is put back behind it, so that a later
-    `import streaming` does what it would have done. The modules are kept for the next block.
-    Meant for short blocks in one thread: another thread that imports streaming at the same
-    moment would meet the bare package.
+    If the program has imported streaming itself, that package is used and nothing else happens.
+    Otherwise the modules are in `sys.modules` only inside the block (some of them look themselves
+    up there while they work). After the block `sys.modules` is as it was, so that a later
+    `import streaming` works as usual. The modules are kept for the next block. Meant for short
+    blocks in one thread: another thread that imports streaming at the same moment would get the
+    bare package.
 
     Raises:
         ConfigError: mosaicml-streaming is not installed.

@@ -1,4 +1,4 @@
-"""One finished shard at a time, the same to the byte whenever it is written from the same data."""
+"""Writers of one shard at a time; the same data always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Payload = NDArray[np.generic] | str
 
 @dataclass(frozen=True)
 class ShardWriter(ABC):
-    """How shards of a format are written.
+    """Writes shards of a format.
 
     Attributes:
         dtype: "uint16" or "uint32" for token ids, "str" for text.
-        compression: of the format's own kind, or None.
+        compression: as the format names it, or None.
     """
 
     dtype: str
@@ -40,7 +40,7 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raise `ConfigError` now for what would fail at the first shard."""
+        """Raise `ConfigError` for settings with which the first shard could not be written."""
 
     @abstractmethod
     def write(
@@ -52,11 +52,10 @@ class ShardWriter(ABC):
             folder: an empty folder for it.
             shard: its number.
             first: number of its first document in the whole corpus.
-            documents: what goes in.
+            documents: its content.
 
         Returns:
-            The file, named as it is to be named for good, and what the index needs to know of it
-            (JSON-able).
+            The file, with its final name, and what the index needs of it (JSON-able).
         """
 
     def index(self, shards: Sequence[Any]) -> tuple[str, bytes] | None:
@@ -68,25 +67,25 @@ class MDSShards(ShardWriter):
     """MDS shards of mosaicml-streaming with one column, `tokens` or `text`."""
 
     def check(self) -> None:
-        """Refuse a compression that MDS does not know."""
+        """Raise `ConfigError` for a compression that MDS does not know."""
         with streaming_module("base.compression") as module:
             known = self.compression is None or module.is_compression(self.compression)
         if not known:
             raise ConfigError(
                 f'MDS knows no compression "{self.compression}".',
                 "The shards cannot be written.",
-                "Use zstd, gz, br, bz2 or snappy, with a level behind a colon if wanted.",
+                "Use zstd, gz, br, bz2 or snappy, with a level after a colon if wanted: zstd:9.",
             )
 
     def write(
         self, folder: Path, shard: int, first: int, documents: Sequence[Payload]
     ) -> tuple[Path, Any]:
-        """Write ``shard.00012.mds``; what the index needs is the shard's entry in it."""
+        """Write ``shard.00012.mds``; what the index needs is its entry for the shard."""
         column, encoding = "tokens", f"ndarray:{self.dtype}"
         if self.dtype == "str":
             column, encoding = "text", "str"
         with streaming_module("base.format.mds.writer") as module:
-            # A writer per shard: the original cannot go on where another one was killed.
+            # A writer per shard: a new one cannot continue what another one began.
             with module.MDSWriter(
                 columns={column: encoding},
                 out=str(folder),
@@ -119,7 +118,7 @@ class TarShards(ShardWriter):
     )
 
     def check(self) -> None:
-        """Refuse compression, and say so where webdataset is not installed."""
+        """Raise `ConfigError` for a compression, or if webdataset is not installed."""
         if self.compression is not None:
             raise ConfigError(
                 f'Compression "{self.compression}" was asked for tar shards.',

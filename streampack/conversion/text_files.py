@@ -52,7 +52,7 @@ class TextFiles(Source):
     def files(self) -> list[FileInfo]:
         """The files, sorted by path; listed on first use."""
         if self._files is None:
-            self._files = self.storage.list(self.paths, suffixes=self.endings)
+            self._files = self.storage.list(self.paths, endings=self.endings)
         return self._files
 
     def prepare(self) -> None:

@@ -19,23 +19,23 @@ def cursor_field(cursor: Mapping[str, Any], name: str, *kinds: type) -> Any:
 
 
 def damaged_cursor(cursor: Any) -> StateError:
-    """What is wrong with a cursor that cannot be read."""
+    """The error for a cursor that cannot be read."""
     return StateError(
         f"The saved place {cursor!r:.200} cannot be read.",
-        "Nobody can tell where to go on from.",
+        "It is unknown where to continue.",
         "Pass what `state_dict()` returned, unchanged.",
     )
 
 
 def cursor_words(cursor: Mapping[str, Any] | None) -> list[str]:
-    """A place in words, as far as it tells without its source; one for each open shard."""
+    """A place in words, without its source: one text for each open shard."""
     if cursor is None:
         return ["the beginning"]
     if isinstance(opened := cursor.get("open"), list):
         return [f"{at:,} in the lane's shard {span}" for span, at in opened] or ["the end"]
     if isinstance(count := cursor.get("count"), int):
         return [f"item {count:,}"]
-    return ["a place that only the source can tell"]
+    return ["a place that only the source knows"]
 
 
 _ABSENT = object()

@@ -66,7 +66,7 @@ def integer_block(
     Args:
         data: (B,) bytes.
         starts: (N,) where each array begins.
-        counts: (N,) its number of integers; the caller has checked that they lie inside `data`.
+        counts: (N,) its number of integers; the caller has checked that they end inside `data`.
         kinds: (N,) their dtypes, as in `INTEGER_DTYPES`.
         origin: (N,) of dtype `ORIGIN`.
         problems: what is wrong with an array, by its number: those arrays are left out. Arrays

@@ -1,8 +1,8 @@
-"""The shards of a source, as columns: what one process lists and every other is handed.
+"""The shards of a source, as columns: one process lists them, and every other receives them.
 
-A million shards are a million names, so names are kept as one run of bytes behind the prefix that
-all of them share, and become strings when they are asked for. Per shard that is its own part of
-the name and 24 bytes of numbers; pickled and compressed, a few bytes.
+A million shards are a million names, so names are kept as the prefix that all of them share and one
+byte string with the rest of each; they become strings when they are asked for. A shard takes the
+rest of its name and 24 bytes of numbers; pickled and compressed, a few bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["Manifest", "Names"]
 
 
 class Names(Sequence[str]):
-    """A long sequence of short strings that begin alike; an element is decoded when asked for."""
+    """A long sequence of short strings with a common prefix; decoded when they are asked for."""
 
     __slots__ = ("_bytes", "_ends", "_prefix")
 
     def __init__(self, names: Sequence[str]) -> None:
-        # What the first and the last in order have in common, all between them have too.
+        # All names have the prefix that the first and the last of them, sorted, have in common.
         low, high = (min(names), max(names)) if len(names) else ("", "")
         pairs = enumerate(zip(low, high, strict=False))
         cut = next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
@@ -37,7 +37,7 @@ class Names(Sequence[str]):
 
     @property
     def folder(self) -> str:
-        """What all of them begin with, up to a slash."""
+        """The folder that all of them are in."""
         return self._prefix[: self._prefix.rfind("/") + 1]
 
     def __len__(self) -> int:
@@ -88,8 +88,8 @@ class Manifest:
         units: (S,) int64, how much there is to split in each shard.
         num_bytes: (S,) int64, size of each shard as stored.
         unit: what `units` counts: "document" and "byte" can be split anywhere, a "shard" is read
-            whole (units are all 1).
-        details: what the format remembers per source, for example column encodings.
+            whole (units are 1, or 0 for an empty one).
+        details: what the format needs besides, for example column encodings.
     """
 
     paths: Sequence[str]
@@ -106,7 +106,7 @@ class Manifest:
         return len(self.units)
 
     def name(self, shard: int) -> str:
-        """A shard's path behind the folder that all shards are in."""
+        """The path of a shard, relative to the folder that all shards are in."""
         names = self.paths
         assert isinstance(names, Names)
         return names[shard][len(names.folder) :]
@@ -115,8 +115,8 @@ class Manifest:
     def digest(self) -> str:
         """64 bits, in hexadecimal, over names (without their folder), units and sizes.
 
-        The folder is left out so that a corpus may move between buckets and disks. Worked out
-        once, by whoever lists; a pickled manifest takes it along.
+        The folder is left out so that a corpus may move between buckets and disks. Worked out once,
+        by the process that lists; it is part of a pickled manifest.
         """
         digest = hashlib.blake2b(digest_size=8)
         for path in self.paths:

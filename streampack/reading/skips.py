@@ -1,4 +1,4 @@
-"""What happens to broken content: raise, or skip it, count it, name it and remember it."""
+"""What happens to broken content: an error, or it is skipped, counted, named and recorded."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Skips:
     """The broken content of one lane.
 
     Attributes:
-        on_error: "raise" stops at the first `ContentError`; "skip" steps over it.
-        limit: with "skip", the number of skips in a lane after which it raises all the same,
-            because a corpus that is broken throughout should not pass in silence.
-        records: what was skipped: ``[shard, index, rest_of_shard, message]``, JSON-able; those
-            that `expect` is given may end with the number of a mixture's source.
+        on_error: "raise" stops at the first `ContentError`; "skip" continues after it.
+        limit: with "skip", the number of skips in a lane after which it raises an error as well,
+            because a corpus that is broken throughout should not be read in silence.
+        records: what was skipped: ``[shard, index, rest_of_shard, message]``, JSON-able; records
+            passed to `expect` may end with the number of a source in a mixture.
         name: of the source in a mixture, or None.
     """
 
@@ -52,16 +52,16 @@ class Skips:
 
     @property
     def count(self) -> int:
-        """How many were skipped since the run began (records of long ago are let go)."""
+        """How many were skipped since the run began; records of long ago are dropped."""
         return self._tally[0]
 
     @property
     def is_empty(self) -> bool:
-        """True if a replay leaves nothing out."""
+        """True if a saved state has nothing left to be skipped again."""
         return not any(self._known.values())
 
     def of_source(self, number: int, name: str) -> Skips:
-        """The skips of one source of a mixture; count and limit are those of the lane."""
+        """The skips of one source of a mixture; its count and limit are those of the lane."""
         known = [record for records in self._known.values() for record in records]
         own = [record[:4] for record in known if (record[4:] or [0]) == [number]]
         part = Skips(self.on_error, self.limit, name=name, _tally=self._tally)
@@ -69,9 +69,9 @@ class Skips:
         return part
 
     def since(self, number: int) -> list[list[Any]]:
-        """The records from `number` on, and those of a saved state that are still to be met."""
-        ahead = [record for records in self._known.values() for record in records]
-        return self.records[number:] + ahead
+        """The records from `number` on, and those of a saved state that have not been read yet."""
+        expected = [record for records in self._known.values() for record in records]
+        return self.records[number:] + expected
 
     def handle(self, error: ContentError) -> None:
         """Raise `error`, or record it and return."""
@@ -80,7 +80,7 @@ class Skips:
         if self.on_error == "raise":
             raise error
         for known in self._known.get(error.shard, []):
-            if known[1] == error.index:  # skipped before the state was saved, counted and named
+            if known[1] == error.index:  # counted and named before the state was saved
                 self._known[error.shard].remove(known)
                 self.records.append(known)
                 return
@@ -89,14 +89,14 @@ class Skips:
                 f"{self.count} broken documents or shards were skipped in one lane, and now: "
                 f"{error.fact}",
                 'That is the limit for on_error="skip".',
-                "Repair the corpus, or raise the limit if losing this much is intended.",
+                "Repair the corpus, or raise the limit if so much may be lost.",
             ) from error
         self._tally[0] += 1
         self.records.append([error.shard, error.index, error.rest_of_shard, str(error)])
         logger.warning("skipped: %s", error)
 
     def expect(self, records: list[list[Any]], count: int) -> None:
-        """Take over the skips of a saved state, so that a replay skips the same again."""
+        """Set the skips of a saved state, so that the same is skipped when it is read again."""
         self.records = []
         self._tally[0] = count
         self._known = {}
@@ -104,10 +104,10 @@ class Skips:
             self._known.setdefault(record[0], []).append(list(record))
 
     def replay(self, block: AnyBlock, shard: int) -> tuple[AnyBlock, bool]:
-        """Drop from a block what a saved state skipped; True if the rest of the shard is to go.
+        """A block without what a saved state skipped; True if the rest of the shard is skipped too.
 
-        Content that was broken when the state was saved and is readable now stays skipped: the
-        stream behind the state was made without it.
+        Content that was broken when the state was saved and is readable now stays skipped, because
+        the batches after that state were made without it.
         """
         known = self._known.get(shard)
         if not known:

@@ -1,4 +1,7 @@
-"""Sources: where documents come from."""
+"""Sources: where documents come from, a folder per format.
+
+Knows formats, and which of them a path has; it does not know tokenizers, rows or batches.
+"""
 
 from streampack.reading.base import LaneReader, Source
 from streampack.reading.options import Reading

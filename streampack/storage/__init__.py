@@ -1,4 +1,4 @@
-"""Bytes of files and objects: listed, fetched, cached, read ahead, unpacked.
+"""Files and objects: listed, downloaded, cached, read ahead, decompressed.
 
 Knows paths, retries and the cache directory; it does not know what the bytes mean.
 """

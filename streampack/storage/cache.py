@@ -1,11 +1,12 @@
 """A directory of downloaded files, shared by any number of processes.
 
 An entry is three names in one flat directory: ``<key>-<basename>`` is the file, ``.<key>.part``
-is the file while it is written, ``.<key>.lock`` is locked with `flock`: shared by whoever has the
-file open, exclusively by whoever downloads or evicts it. The operating system lets go of a dead
-process's locks, so a part whose lock can be had is rubbish. Files of any other name are left alone.
+is the file while it is written, ``.<key>.lock`` is locked with `flock`: shared by processes that
+have the file open, exclusively by one that downloads or evicts it. The operating system releases
+the locks of a dead process, so a part that is not locked is garbage. Files with other names stay.
 
-Cost: an open is two system calls; a download scans the directory once to keep it below its limit.
+Cost: opening a file takes two system calls; a download scans the directory once, to keep it below
+its limit.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 _OURS = re.compile(r"(?:\.(?P<hidden>[0-9a-f]{24})\.(?:part|lock)|(?P<key>[0-9a-f]{24})-.*)\Z")
 
-#: Locks of this process, so that a forked child can close its copies: they would otherwise keep
-#: the parent's locks alive for as long as the child lives.
+#: Locks of this process, so that a forked child can close its copies. They would keep the locks of
+#: the parent for as long as the child lives.
 _held: set[_Lock] = set()
 
 
@@ -52,7 +53,7 @@ def default_cache_dir() -> Path:
     status = folder.lstat()
     if not folder.is_symlink() and folder.is_dir() and status.st_uid == os.getuid():
         return folder
-    # Somebody else made that name first: what they put there must not be read as ours.
+    # Another user made that directory first: files in it must not be read as ours.
     return Path(tempfile.mkdtemp(prefix="streampack-"))
 
 
@@ -65,13 +66,13 @@ class _Lock:
 
     @classmethod
     def acquire(cls, path: Path, *, exclusive: bool, wait: bool = True) -> _Lock | None:
-        """The lock at `path`, which is made if need be; None if it is taken and `wait` is False."""
+        """The lock at `path`, created if missing; None if it is held and `wait` is False."""
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
-                # Whoever evicts removes the lock file too; a lock on a removed file locks nothing.
+                # Eviction removes the lock file too, and a lock on a removed file locks nothing.
                 if os.fstat(fd).st_ino == os.stat(path).st_ino:
                     return cls(fd)
             except BlockingIOError:
@@ -97,7 +98,7 @@ class _Lock:
             os.close(fd)
 
     def forget(self) -> None:
-        """Close this process's copy without unlocking the one it was copied from."""
+        """Close this process's copy, without unlocking the lock it is a copy of."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -114,7 +115,7 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One version of one remote file: its key and size, and the names it has in the cache."""
+    """One version of a remote file: its key and size, and its names in the cache."""
 
     key: str
     num_bytes: int
@@ -123,7 +124,7 @@ class Entry:
     lock: Path
 
     def is_complete(self) -> bool:
-        """True if the file is there with the size it should have."""
+        """True if the file exists and has the right size."""
         try:
             return self.data.stat().st_size == self.num_bytes
         except FileNotFoundError:
@@ -131,12 +132,12 @@ class Entry:
 
 
 class Cache:
-    """See the module.
+    """A directory of downloaded files; see the module.
 
     Args:
-        folder: made when first needed.
+        folder: created when it is first needed.
         limit_bytes: files are evicted, least recently opened first, to stay below it. Files that
-            are open stay, so a limit below what is open at one time is exceeded.
+            are open are not evicted, so together they may exceed the limit.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -161,9 +162,11 @@ class Cache:
 
     @contextmanager
     def open(self, entry: Entry, fetch: Callable[[Path], None]) -> Iterator[Path]:
-        """The complete file, not evicted inside the context; downloaded with `fetch` if absent.
+        """The complete file, which is not evicted inside the context.
 
-        `fetch` writes the file at the path it is given, or raises.
+        Args:
+            entry: the file.
+            fetch: called to download it if it is missing; writes it to the path that is passed.
         """
         lock, _ = self._hold(entry, fetch)
         try:
@@ -175,7 +178,7 @@ class Cache:
                     self._evict(0)
 
     def ensure(self, entry: Entry, fetch: Callable[[Path], None]) -> bool:
-        """Have the file in the cache; True if it had to be downloaded."""
+        """Download the file unless it is in the cache; True if it was downloaded."""
         lock, downloaded = self._hold(entry, fetch)
         lock.release()
         return downloaded
@@ -191,12 +194,12 @@ class Cache:
                 if not entry.is_complete():
                     self._download(entry, fetch)
                     downloaded = True
-                lock.share()  # which is not atomic, so the condition is looked at once more
+                lock.share()  # not atomic, so the condition is checked again
             except BaseException:
                 lock.release()
                 raise
         now = time.time_ns()
-        with suppress(OSError):  # another user's file: it just does not become younger
+        with suppress(OSError):  # the file of another user keeps its time
             os.utime(entry.data, ns=(now, now))
         return lock, downloaded
 
@@ -214,21 +217,21 @@ class Cache:
         return lock
 
     def _download(self, entry: Entry, fetch: Callable[[Path], None]) -> None:
-        """Fetch under the exclusive lock; a part that a dead process left is overwritten."""
+        """Download under the exclusive lock; the part of a dead process is overwritten."""
         self._evict(entry.num_bytes)
         try:
             fetch(entry.part)
             with open(entry.part, "rb") as written:
-                os.fsync(written.fileno())  # or a power cut could leave the size without the bytes
+                os.fsync(written.fileno())  # or the bytes could be missing after a power failure
             os.replace(entry.part, entry.data)
-            self._evict(0)  # others may have filled the same room meanwhile
+            self._evict(0)  # other processes may have downloaded at the same time
         except BaseException:
             with suppress(OSError):
                 entry.part.unlink()
             raise
 
     def _evict(self, incoming: int) -> None:
-        """Sweep what dead processes left, then make room for `incoming` bytes."""
+        """Remove what dead processes left, then files until there is room for `incoming` bytes."""
         total = 0
         files: list[tuple[int, int, os.DirEntry[str], str]] = []
         hidden: dict[str, list[os.DirEntry[str]]] = {}
@@ -258,15 +261,15 @@ class Cache:
         if self._is_over and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "%d bytes of the cache %s are in use, more than its limit of %d: it is exceeded "
-                "meanwhile. Raise cache_limit_bytes, or open fewer shards.",
+                "%d bytes of the cache %s are in use, more than its limit of %d, which is exceeded "
+                "for now. Raise cache_limit_bytes, or open fewer shards.",
                 total + incoming,
                 self.folder,
                 self.limit_bytes,
             )
 
     def _remove(self, key: str, items: list[os.DirEntry[str]]) -> int:
-        """Remove files of an entry and its lock, unless it is in use; bytes that were freed."""
+        """Remove files and the lock of an entry, unless it is in use; the bytes that were freed."""
         path = self.folder / f".{key}.lock"
         try:
             lock = _Lock.acquire(path, exclusive=True, wait=False)

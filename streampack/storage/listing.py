@@ -1,8 +1,8 @@
-"""Listing remote files: one call per page of a folder, never one per file if that can be helped.
+"""Listing remote files, with as few calls as possible.
 
-An object store lists a thousand objects with their sizes per call, so names that share a folder
-are looked up in its listing once they are many; a name alone costs one look-up. HTTP has no
-listing, and every file is looked up.
+An object store lists a thousand objects with their sizes per call, so many names in one folder are
+looked up in its listing, and a few names with one call each. HTTP has no listing: every file is
+looked up with its own call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["FileInfo", "in_threads", "list_remote"]
 T = TypeVar("T")
 R = TypeVar("R")
 
-MANY_NAMES = 256  # in one folder: from here on it is listed, which may show a thousand per call
+MANY_NAMES = 256  # in one folder: with so many or more, the folder is listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class FileInfo:
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
-    """``[function(item) for item in items]`` with up to `threads` waiting at the same time."""
+    """``[function(item) for item in items]``, with up to `threads` calls at the same time."""
     items = list(items)
     if len(items) < 2:
         return [function(item) for item in items]
@@ -52,14 +52,14 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16
 
 
 def list_remote(
-    filesystem: Any, names: Sequence[str], suffixes: Sequence[str], *, retries: int
+    filesystem: Any, names: Sequence[str], endings: Sequence[str], *, retries: int
 ) -> list[list[FileInfo]]:
-    """What each of these URLs without braces names; an empty list where there is nothing.
+    """The files that each of these URLs without braces names; an empty list if there are none.
 
     Args:
         filesystem: of the URLs' protocol.
         names: files, directories or globs.
-        suffixes: from directories, take only names that end in one of these.
+        endings: from directories, take only names that end in one of these.
         retries: attempts of each call after the first.
 
     Raises:
@@ -94,7 +94,7 @@ def list_remote(
             if base in sizes:
                 return [FileInfo(name, sizes[base])]
         if over_http or not has_glob(name):
-            return _list_named(filesystem, name, suffixes, retries)
+            return _list_named(filesystem, name, endings, retries)
         matches = with_retries(
             lambda: filesystem.glob(name, detail=True), doing="Listing", url=name, retries=retries
         )
@@ -132,7 +132,7 @@ def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, int]:
     }
 
 
-def _list_named(filesystem: Any, url: str, suffixes: Sequence[str], retries: int) -> list[FileInfo]:
+def _list_named(filesystem: Any, url: str, endings: Sequence[str], retries: int) -> list[FileInfo]:
     """What a URL without wildcards names: a file, a directory or nothing."""
     try:
         info = with_retries(
@@ -151,5 +151,5 @@ def _list_named(filesystem: Any, url: str, suffixes: Sequence[str], retries: int
     return [
         FileInfo(filesystem.unstrip_protocol(name), int(item["size"]))
         for name, item in below.items()
-        if item.get("type") == "file" and wanted(name.removeprefix(root), suffixes)
+        if item.get("type") == "file" and wanted(name.removeprefix(root), endings)
     ]

@@ -80,13 +80,13 @@ def has_ending(path: str, endings: Sequence[str]) -> bool:
     return f"/{name.lower()}".endswith(tuple(endings))
 
 
-def wanted(relative: str, suffixes: Sequence[str]) -> bool:
+def wanted(relative: str, endings: Sequence[str]) -> bool:
     """True if a file found in a directory is meant: by its ending, and not hidden.
 
     Names that begin with a dot or an underscore are what other tools put beside the data.
     """
     hidden = any(part.startswith((".", "_")) for part in relative.split("/"))
-    return not hidden and (not suffixes or has_ending(relative, suffixes))
+    return not hidden and (not endings or has_ending(relative, endings))
 
 
 def local_names(pattern: str) -> list[str]:
@@ -95,14 +95,14 @@ def local_names(pattern: str) -> list[str]:
     return [expanded] if os.path.exists(expanded) else list(expand_braces(expanded))
 
 
-def local_files(name: str, suffixes: Sequence[str]) -> list[str]:
+def local_files(name: str, endings: Sequence[str]) -> list[str]:
     """Absolute paths of the files that a name without braces stands for, in no certain order."""
     if os.path.isdir(name):
         root = Path(os.path.abspath(name))
         return [
             str(file)
             for file in root.rglob("*")
-            if file.is_file() and wanted(file.relative_to(root).as_posix(), suffixes)
+            if file.is_file() and wanted(file.relative_to(root).as_posix(), endings)
         ]
     # A name that exists is that file, whatever characters it has.
     matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)

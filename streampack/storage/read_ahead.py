@@ -1,7 +1,7 @@
-"""Fetching files before they are needed, within a budget of bytes.
+"""Downloading files before they are needed, within a budget of bytes.
 
 A hint waits until the budget has room; opening a file returns its bytes to the budget. Threads
-start when there is work and end when there is none, so that an idle process owns no thread.
+start when there is work and end when there is none, so an idle process has no thread.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["ReadAhead"]
 logger = logging.getLogger(__name__)
 
 THREADS = 2
-#: A fetched file that nobody opens while this many others are opened is given up: its reader is
-#: gone, and its bytes should not block the budget for ever.
+#: A downloaded file that is not opened while this many others are opened leaves the budget: its
+#: reader has ended.
 PATIENCE = 256
 
 
 class ReadAhead:
-    """See the module.
+    """Downloads ahead for one process; see the module.
 
     Args:
-        limit_bytes: bytes that may be on their way or fetched and not yet opened. A larger file
-            is fetched ahead only while nothing else is; 0 turns reading ahead off.
-        size_of: size of a file; may raise.
-        fetch: have a file in the cache, True if it was not there before; may raise.
+        limit_bytes: bytes that may be downloading or downloaded and not yet opened. A larger file
+            is downloaded ahead only while nothing else is; 0 turns reading ahead off.
+        size_of: returns the size of a file; may raise.
+        fetch: downloads a file unless it is in the cache, True if it did; may raise.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ReadAhead:
 
     @property
     def bytes_ahead(self) -> int:
-        """Bytes on their way or fetched and not yet opened."""
+        """Bytes that are downloading, or downloaded and not yet opened."""
         with self._lock:
             return sum(size for size, _ in self._ahead.values())
 
@@ -59,7 +59,7 @@ class ReadAhead:
             self._start()
 
     def opened(self, url: str) -> None:
-        """The file is being opened: it no longer counts, and need not be fetched ahead."""
+        """A file is opened: it no longer counts, and need not be downloaded ahead."""
         with self._lock:
             self._openings += 1
             self._ahead.pop(url, None)
@@ -85,7 +85,7 @@ class ReadAhead:
                 size = self._size_of(url)
                 with self._lock:
                     if url not in self._ahead:
-                        continue  # opened meanwhile
+                        continue  # opened in the meantime
                     if not self._has_room(url, size):
                         del self._ahead[url]
                         self._waiting.appendleft(url)
@@ -93,17 +93,17 @@ class ReadAhead:
                         return  # `opened` starts a thread again
                     self._ahead[url] = (size, self._openings)
                 if not self._fetch(url):
-                    self._let_go(url)
-            except Exception as error:  # the reader will meet it, with all its retries
+                    self._forget(url)
+            except Exception as error:  # the reader will get it, after all its retries
                 logger.debug("reading ahead failed: %s", error)
-                self._let_go(url)
+                self._forget(url)
 
-    def _let_go(self, url: str) -> None:
+    def _forget(self, url: str) -> None:
         with self._lock:
             self._ahead.pop(url, None)
 
     def _has_room(self, url: str, size: int) -> bool:
-        """Under the lock: whether `size` more bytes fit the budget."""
+        """Under the lock: True if `size` more bytes fit the budget."""
         stale = [
             u for u, (n, since) in self._ahead.items() if n and self._openings - since > PATIENCE
         ]

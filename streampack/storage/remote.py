@@ -1,8 +1,8 @@
 """Reaching remote files: opening fsspec file systems, and what is worth another attempt.
 
 Every action runs inside `with_retries`, which sleeps a random time below a doubling bound between
-attempts (so that a thousand ranks do not come back together) and gives up at once where another
-attempt could not help: what is missing, what is forbidden, a full disk.
+attempts (so that a thousand ranks do not try again together) and raises at once if another attempt
+cannot help: a file is missing or forbidden, the disk is full.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: What tells one version of a file from the next, strongest first, as file systems name it.
+#: Fields that differ between versions of a file, by file system; the most reliable first.
 _VERSION_FIELDS = (
     "ETag",
     "etag",
@@ -89,12 +89,12 @@ _HOPELESS = (
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """What a look-up says of a remote file.
+    """The answer to a look-up of a remote file.
 
     Attributes:
         num_bytes: its size.
-        version: tells it from what had its name before or will have it; may be empty.
-        ranges: False if the server says that it can only send all of it.
+        version: differs between versions of the file; may be empty.
+        ranges: False if the server says that it can only send the whole file.
     """
 
     num_bytes: int
@@ -103,7 +103,7 @@ class RemoteFile:
 
     @classmethod
     def of(cls, url: str, info: dict[str, Any]) -> RemoteFile:
-        """From what an fsspec file system answers; a size that is no number is refused."""
+        """From the answer of an fsspec file system; `StorageError` if it has no size."""
         if info.get("type") == "directory":
             raise StorageError(
                 f"{shown(url)} is a directory.",
@@ -113,8 +113,8 @@ class RemoteFile:
         size = info.get("size")
         if not isinstance(size, int) or size < 0:
             raise StorageError(
-                f"The server does not tell the size of {shown(url)}.",
-                "A download could not be told from half of one.",
+                f"The server does not send the size of {shown(url)}.",
+                "Half a download would look like a whole one.",
                 "Use a server that sends Content-Length, or copy the file.",
             )
         version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
@@ -122,14 +122,14 @@ class RemoteFile:
 
 
 class SizeGuard(Callback):  # type: ignore[misc]
-    """Stops a download that brings more bytes than the file has."""
+    """Stops a download that yields more bytes than the file has."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
 
     def relative_update(self, inc: int = 1) -> None:
-        """Called by the file system with the bytes that came."""
+        """Called by the file system with the number of bytes that arrived."""
         super().relative_update(inc)
         if self.value > self.limit:
             raise OSError(f"the server sent more than the {self.limit} bytes it had announced")
@@ -146,7 +146,7 @@ def split_url(path: str) -> tuple[str | None, str]:
 
 
 def shown(url: str) -> str:
-    """The URL as messages name it: without a query or password, which may be a signature."""
+    """The URL as messages show it: without query and password, which may be secret."""
     protocol, _ = split_url(url)
     if protocol not in ("http", "https"):
         return url
@@ -163,7 +163,7 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
     """
     import fsspec
 
-    # fsspec shares instances between callers and remembers listings; both would hide changes.
+    # fsspec shares instances between callers and keeps listings; both would hide changes.
     merged = {"skip_instance_cache": True, "use_listings_cache": False, **options}
     try:
         if protocol in ("s3", "s3a"):
@@ -194,10 +194,10 @@ _inherited: list[Any] = []
 
 
 def _keep_inherited() -> None:
-    """In a forked child: never let go of the parent's file systems.
+    """In a forked child: keep the file systems of the parent alive, so none is finalized.
 
-    Their finalizers would close connections on an event loop whose thread did not survive the
-    fork; the parent still has both and closes them itself.
+    Their finalizers would close connections on an event loop whose thread does not exist after the
+    fork; the parent has both and closes them itself.
     """
     _inherited.extend(_opened.values())
 
@@ -227,7 +227,7 @@ def _http_options(options: dict[str, Any], timeout_s: float) -> None:
     limits = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
     options["client_kwargs"] = {"timeout": limits, **(options.get("client_kwargs") or {})}
     headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
-    options["headers"] = headers  # sizes are checked, so nothing may be compressed on the way
+    options["headers"] = headers  # sizes are checked, so nothing may be compressed in transfer
 
 
 def _reason(error: BaseException) -> BaseException:
@@ -289,8 +289,8 @@ def _remedy(error: BaseException) -> str:
     if _is_hopeless(error):
         return "Check the path and the `storage_options`."
     return (
-        "Check the network and the server, then restart from the last checkpoint; `retries` and "
-        "`timeout_s` of Storage can be raised."
+        "Check the network and the server, then restart from the last checkpoint; or raise "
+        "`retries` or `timeout_s` of Storage."
     )
 
 
@@ -299,15 +299,15 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
 
     Args:
         action: does the whole attempt, from the beginning.
-        doing: a verb for the message: "Reading", "Downloading".
-        url: what it is done to.
+        doing: what the action does, for messages: "Reading", "Downloading".
+        url: what it does that to.
         retries: attempts after the first.
 
     Raises:
-        StorageError: every attempt failed, or the first one in a way that will not change. Its
-            cause is the last attempt's error.
+        StorageError: every attempt failed, or one failed in a way that will not change. Its cause
+            is the error of the last attempt.
     """
-    chance = random.Random()  # not the module's functions: their seed belongs to the user
+    chance = random.Random()  # the generator of the module belongs to the user, who may seed it
     attempt = 0
     while True:
         attempt += 1
@@ -328,6 +328,6 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
             times = "attempt" if attempt == 1 else "attempts"
             raise StorageError(
                 f"{doing} {shown(url)} failed after {attempt} {times} ({words}).",
-                "Nothing was skipped: a stream that depends on the network could not be repeated.",
+                "Nothing is skipped, or the batches would depend on the network.",
                 _remedy(error),
             ) from error

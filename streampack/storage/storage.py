@@ -1,9 +1,8 @@
-"""Where shards are: local paths and remote URLs, behind one small interface.
+"""One small interface to local files and to remote ones.
 
-Local files are used where they lie. Remote ones are downloaded whole into a cache directory that
-any number of processes share, so that readers can map and seek them. A `Storage` is a value: it
-may be pickled or forked at any time, because connections, threads and locks belong to the process
-that made them and are made again in the next.
+Local files are used in place. Remote ones are downloaded whole into a cache directory that any
+number of processes share, so that readers can map and seek them. A `Storage` may be pickled or
+forked at any time: connections, threads and locks belong to one process, and another makes its own.
 """
 
 from __future__ import annotations
@@ -64,15 +63,15 @@ class Storage:
     """Lists, reads and caches files at local paths and any URL that fsspec knows.
 
     Args:
-        cache_dir: where remote files are kept; best on a local disk. Any number of processes and
+        cache_dir: directory for remote files, best on a local disk. Any number of processes and
             datasets may share it. Default: ``$XDG_CACHE_HOME/streampack`` or
             ``~/.cache/streampack``, or a private temporary directory if that cannot be written.
         cache_limit_bytes: the least recently opened files are removed to stay below it; files in
             use are not, even if that exceeds it.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
-        timeout_s: seconds without a sign of life after which an attempt has failed.
-        read_ahead_bytes: bytes that a process may have fetched ahead and not yet opened; a single
-            larger file is fetched ahead on its own. 0 turns reading ahead off.
+        timeout_s: seconds without an answer after which an attempt has failed.
+        read_ahead_bytes: bytes that a process may have downloaded ahead and not yet opened; a
+            larger file is downloaded ahead alone. 0 turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
             S3 endpoint is also taken from ``S3_ENDPOINT_URL`` or ``AWS_ENDPOINT_URL``.
     """
@@ -104,15 +103,15 @@ class Storage:
 
     @property
     def _process(self) -> _Process:
-        # A parent's connections are kept in the child, untouched: closing them there would close
-        # them for the parent, whose event loop shares their descriptors.
+        # A forked child keeps the connections of its parent, unused: closing them would close them
+        # for the parent too, whose event loop shares their descriptors.
         found = self._processes.get(_forks)
         if found is None:
             found = self._processes.setdefault(_forks, _Process(self))
         return found
 
     def list(
-        self, patterns: str | Path | Sequence[str | Path], *, suffixes: Sequence[str] = ()
+        self, patterns: str | Path | Sequence[str | Path], *, endings: Sequence[str] = ()
     ) -> builtins.list[FileInfo]:
         """The files that patterns name, sorted by path, each once.
 
@@ -121,7 +120,7 @@ class Storage:
                 not hidden), a glob (``*``, ``**``, ``?``, ``[..]``) or a brace expansion
                 (``{000..127}``, ``{a,b}``). HTTP has no listing: files are named one by one, or
                 with braces.
-            suffixes: from directories, take only names that end in one of these.
+            endings: from directories, take only names that end in one of these.
 
         Raises:
             ConfigError: a pattern, or one of the names its braces stand for, names nothing; or
@@ -135,20 +134,20 @@ class Storage:
             if protocol is None:
                 names = local_names(rest)
                 listed = [
-                    [FileInfo(path, os.path.getsize(path)) for path in local_files(name, suffixes)]
+                    [FileInfo(path, os.path.getsize(path)) for path in local_files(name, endings)]
                     for name in names
                 ]
             else:
                 names = builtins.list(expand_braces(pattern))
                 listed = list_remote(
-                    self._filesystem(protocol), names, suffixes, retries=self.retries
+                    self._filesystem(protocol), names, endings, retries=self.retries
                 )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
-                    kinds = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
+                    kinds = f" that ends in {' or '.join(endings)}" if endings else ""
                     raise ConfigError(
                         f'No file{kinds} matches "{shown(name)}".',
-                        "The stream would lack it in silence.",
+                        "Its documents would be missing.",
                         "Check the path; relative paths start at the working directory.",
                     )
                 found.update((info.path, info) for info in infos)
@@ -178,7 +177,7 @@ class Storage:
             self._process.read_ahead.hint(remote)
 
     def read_bytes(self, path: str, limit_bytes: int) -> bytes:
-        """The content of a small file, an index for example, past the cache.
+        """The content of a small file, an index for example; it is not cached.
 
         Raises:
             ContentError: it is larger than `limit_bytes`; nothing was read.
@@ -218,25 +217,25 @@ class Storage:
         def read() -> bytes:
             filesystem = self._filesystem(protocol)
             data: bytes
-            if over_http:  # `cat_file` would take in the whole file where ranges are ignored
+            if over_http:  # `cat_file` would read the whole file if ranges are ignored
                 with filesystem.open(path, "rb", cache_type="none") as remote:
                     remote.seek(start)
                     data = remote.read(stop - start)
             else:
                 data = filesystem.cat_file(path, start=start, end=stop)
             if len(data) != stop - start:
-                raise OSError(f"{len(data)} bytes came where {stop - start} were asked for")
+                raise OSError(f"{len(data)} bytes came instead of {stop - start}")
             return data
 
         try:
             return self._attempt("Reading", path, read)
         except StorageError as error:
-            if over_http and isinstance(error.__cause__, ValueError):  # more came than was asked
+            if over_http and isinstance(error.__cause__, ValueError):  # too many bytes came
                 return self._range_of_copy(path, start, stop)
             raise
 
     def _range_of_copy(self, path: str, start: int, stop: int) -> bytes:
-        """For servers that would send the whole file for every range."""
+        """The same from a cached copy, for servers that send the whole file for every range."""
         with self.local(path) as file:
             return _read_exactly(file, start, stop)
 
@@ -290,7 +289,7 @@ class Storage:
                 retries=self.retries if retries is None else retries,
             )
         except StorageError:
-            with suppress(KeyError):  # another version may be there now: look again next time
+            with suppress(KeyError):  # there may be another version now: look it up again
                 del self._process.looked_up[url]
             raise
 

@@ -218,7 +218,7 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
             if exact_bytes is None:
                 raise DamagedError("raw snappy data does not say its size")
             data = source.read()
-            # pyarrow trusts a size that is too large, and pads with whatever lies in memory.
+            # pyarrow trusts a size that is too large, and pads with what is in memory.
             if _snappy_size(data) != exact_bytes:
                 raise DamagedError(f"it says it decompresses to {_snappy_size(data)} bytes")
             yield pyarrow.decompress(data, exact_bytes, codec="snappy", asbytes=True)

@@ -1,4 +1,7 @@
-"""Text blocks to token blocks, and what marks where documents begin and end."""
+"""Text and conversations to blocks of token ids, and the ids that begin and end documents.
+
+Knows tokenizers and chat templates; it does not know sources, lanes or rows.
+"""
 
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos
 from streampack.tokenization.chat import ChatTokenizer

@@ -1,7 +1,8 @@
 """The language of chat templates: Jinja, sandboxed, with what transformers adds to it.
 
-Text is rendered piece by piece, so that where a ``{% generation %}`` block begins and ends is
-known exactly: it writes an empty piece of a kind of its own there, which no content can forge.
+Text is rendered piece by piece, so that the places where a ``{% generation %}`` block begins and
+ends are known exactly: it writes an empty piece of a special type there, which no content can
+forge.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["compile_template"]
 
 
 class _Mark(str):
-    """An empty piece of text that stays itself when it is made a string."""
+    """An empty piece of text that keeps its type when it is converted to `str`."""
 
     __slots__ = ()
 
@@ -40,10 +41,10 @@ class _Generation(Extension):
 
 
 def compile_template(source: str) -> tuple[Template, bool, bool]:
-    """A template, whether it has generation blocks, and whether it knows a generation prompt.
+    """A template, whether it has generation blocks, and whether it has a generation prompt.
 
     Raises:
-        ConfigError: it is not a template, or has generation blocks where they cannot be followed.
+        ConfigError: it is not a template, or has generation blocks whose place cannot be found.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
@@ -67,7 +68,7 @@ def compile_template(source: str) -> tuple[Template, bool, bool]:
         raise ConfigError(
             "The chat template has a {% generation %} block inside a macro, a set, call or filter "
             "block, or a recursive loop.",
-            "Where such a block ends up in the text cannot be told.",
+            "The place of such a block in the text cannot be found.",
             "Move it to where the text is written.",
         )
     return template, marked, "add_generation_prompt" in names

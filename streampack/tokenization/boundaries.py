@@ -20,7 +20,7 @@ def apply_eos(documents: Documents, rule: EosRule, eos_id: int | None) -> Docume
     """The documents with `eos_id` at their ends.
 
     Args:
-        documents: N documents; returned as they are where nothing is to be added.
+        documents: N documents; returned as they are if nothing is added.
         rule: "ensure" adds where it is missing, "append" always, "as-is" never. An empty
             document stays empty. Added tokens count in the loss.
         eos_id: may be None for "as-is" only.
@@ -55,18 +55,18 @@ def extend(
     at_head: bool,
     counts: bool = True,
 ) -> Documents:
-    """One `token` more, at the head or the end of the documents where `add` (N,) says so.
+    """The documents with one `token` more, at the start or end of those where `add` (N,) is True.
 
-    `counts` says whether it carries loss, where there is a loss mask.
+    `counts` is True if it carries loss, in documents that have a loss mask.
     """
     if not add.any():
         return documents
     dtype = documents.tokens.dtype
     if token > np.iinfo(cast(Any, dtype)).max:
         raise ConfigError(
-            f"The id {token} is to be added to documents of {dtype}.",
+            f"The id {token} is added to documents of {dtype}.",
             "It does not fit.",
-            "Pass the id of the tokenizer the documents were made with.",
+            "Pass the id of the tokenizer that the documents were made with.",
         )
     offsets = offsets_of(documents.lengths + add)
     tokens = np.empty(offsets[-1], dtype=dtype)
@@ -90,7 +90,7 @@ def _copy_with_room(
     at_head: bool,
     out: NDArray[np.generic],
 ) -> None:
-    """Copy documents from offsets `old` to offsets `new`, leaving a place free where `add`."""
+    """Copy documents from offsets `old` to offsets `new`, leaving a place free if `add`."""
     for i in range(len(add)):
         base = new[i]
         if at_head and add[i]:
@@ -112,7 +112,7 @@ def check_rule(rule: str) -> None:
 def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
     """The error for a rule that needs an id which is not known."""
     return ConfigError(
-        f"{setting} needs an id, and the tokenizer does not say which token it is.",
+        f"{setting} needs an id, and the tokenizer declares none.",
         "A guess would put a wrong token into every document.",
         f"Pass {kind}_id=, or {alternative}.",
     )

@@ -1,14 +1,14 @@
 """Conversations to token ids: rendered by a chat template, tokenized whole, masked by place.
 
-A conversation is tokenized as one text and the mask follows from where tokens lie in it, never
-from tokenizing its parts one by one: tokens merge across the border of two parts, and tokenizers
-treat the start of a text otherwise than its middle. A token on a border counts as the
-assistant's, as it does in transformers.
+A conversation is tokenized as one text, and the mask follows from the places of the tokens in it.
+Its parts are never tokenized one by one: tokens merge across the border of two parts, and
+tokenizers treat the start of a text differently from its middle. A token on a border belongs to the
+assistant, as in transformers.
 
-EOS: a template closes turns by itself. Under "ensure" an EOS is added only where the assistant
-has the last word and no special token ends it; a completion that is plain text gets one as any
-text does. What is added carries loss: it is where the model learns to stop. BOS is the
-template's business too, and is added to plain text alone.
+EOS: templates close turns themselves. With "ensure" an EOS is added only if the last message is the
+assistant's and no special token ends it; a completion that is plain text gets one like any text. An
+added EOS carries loss: it teaches the model to stop. Templates also write BOS themselves; it is
+added to plain text only.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class ChatTokenizer:
 
     Args:
         tokenizer: the tokenizer; its rule for EOS is kept.
-        template: applied to every record; None takes the tokenizer's own for messages, and joins
-            a plain prompt and completion as they are.
-        name: gives words for a document's origin, for errors.
+        template: applied to every record; None applies the tokenizer's to messages, and joins a
+            plain prompt and completion as they are.
+        name: returns the name of a document, by its origin, for errors.
 
     Attributes:
         fingerprint: 64 bits, in hexadecimal, over tokenizer and template.
 
     Raises:
-        ConfigError: the template is broken, or the tokenizer would take its special tokens apart.
+        ConfigError: the template is broken, or the tokenizer would split its special tokens.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ChatTokenizer:
         if tokenizer.splits_special_tokens:
             raise ConfigError(
                 "The tokenizer's encode_special_tokens is set.",
-                "It would take the tokens apart that a chat template puts between turns.",
+                "It would split the tokens that a chat template puts between turns.",
                 "Set `tokenizer.encode_special_tokens = False`.",
             )
         self.tokenizer = tokenizer
@@ -70,12 +70,12 @@ class ChatTokenizer:
         self.fingerprint = digest.hexdigest()
 
     def encode(self, block: Conversations, skips: Skips) -> Documents:
-        """The block as token ids with a loss mask, in order, without what `skips` steps over.
+        """The block as token ids with a loss mask, in order, without what is skipped.
 
         Args:
             block: N conversations.
-            skips: takes a `ContentError` for each conversation that the template refuses, whose
-                assistant's turns cannot be told from the rest, or that cannot be tokenized.
+            skips: gets a `ContentError` for each conversation that the template refuses, in which
+                the assistant's turns cannot be found, or that cannot be tokenized.
         """
         rendered: list[Rendered] = []
         kept: list[int] = []
@@ -116,7 +116,7 @@ class ChatTokenizer:
     def _with_ends(
         self, documents: Documents, plain: NDArray[np.bool_], closed: NDArray[np.bool_]
     ) -> Documents:
-        """With BOS and EOS where the rules say so."""
+        """The documents with BOS and EOS by the rules above."""
         tokenizer = self.tokenizer
         if len(documents.tokens) == 0:
             return documents
@@ -135,7 +135,7 @@ class ChatTokenizer:
 def _refuse_without_template() -> NoReturn:
     raise ConfigError(
         "The records hold messages, and neither the source nor the tokenizer has a chat template.",
-        "Nobody can tell how the model is to be shown a conversation.",
+        "How a conversation becomes text is unknown.",
         "Pass sources.Chat(..., template=) with a Jinja template or its path, or a transformers "
         "tokenizer that has a `chat_template`.",
     )

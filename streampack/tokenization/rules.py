@@ -15,18 +15,18 @@ _IDS = "Token ids are whole numbers from 0 to 4,294,967,295."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """What to know of token ids, where it is not to be taken from the tokenizer.
+    """What the run knows of token ids, if it is not taken from the tokenizer.
 
     Args:
         eos: "ensure" (append an end-of-document id where missing), "append" or "as-is"; None is
             "ensure" for text and "as-is" for documents that are token ids already.
-        eos_id: the end-of-document id; None takes the tokenizer's.
-        pad_id: what padding is filled with; None takes the tokenizer's, or else 0, which nothing
-            reads: padding has attention segments for itself and no loss.
-        vocab_size: ids must be below it; None takes the tokenizer's.
+        eos_id: the end-of-document id; None is the tokenizer's.
+        pad_id: what padding is filled with; None is the tokenizer's, or else 0, which nothing
+            reads: padding has its own attention segments and no loss.
+        vocab_size: ids must be below it; None is the tokenizer's.
 
     Raises:
-        ConfigError: an id is no id, or none of the vocabulary.
+        ConfigError: an id is not a token id, or not in the vocabulary.
     """
 
     eos: EosRule | None = None

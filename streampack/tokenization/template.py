@@ -1,21 +1,22 @@
 """Chat templates: a conversation to one text, and which of its characters the assistant wrote.
 
-Where the template marks them (``{% generation %}`` blocks, as transformers has them), that is
-what counts. Otherwise each turn is found by rendering the conversation up to it:
+If the template marks them (with ``{% generation %}`` blocks, as in transformers), the marks count.
+Otherwise each turn is found by rendering the conversation up to it:
 
   1. before = the messages before the turn, with the generation prompt;
-     after = the messages up to and with the turn;
-  2. the turn is what `after` has more than `before`, if `before` is a prefix of `after` and
-     `after` of the whole conversation; that it holds the message's content is checked;
-  3. where only the latter fails, because the template writes the last turn otherwise than earlier
-     ones, the turn is the content behind `before`, if a special token closes it right there;
+     after = the messages up to the turn, and the turn;
+  2. the turn is the part of `after` that follows `before`, if `after` starts with `before` and the
+     whole conversation starts with `after`; that part must hold the content of the message;
+  3. if the conversation does not start with `after`, because the template writes the last turn
+     differently from earlier ones, the turn is the content right after `before`, if a special token
+     closes it;
   4. anything else is refused: a guess would teach the model the user's words, or not its own.
 
-A template without generation prompt may open the turn with a header. There, `before` ends where
+A template without generation prompt may open the turn with a header. Then `before` ends where
 renderings of the turn with different contents begin to differ.
 
-A turn ends with the special token that closes it: white space behind that is no part of it, and
-a special token that follows it directly is.
+A turn ends with the special token that closes it. White space after that token is not part of the
+turn; a special token that directly follows the turn is.
 
 Cost: one rendering with marks, else two per turn of the assistant (four without generation
 prompt).
@@ -44,7 +45,7 @@ Messages = Sequence[Mapping[str, Any]]
 class RenderError(Exception):
     """Why a conversation cannot be rendered; ends the sentence "document X ...".
 
-    `remedy` is what to do about it.
+    `remedy` says what to do.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
@@ -69,11 +70,11 @@ class Rendered:
 
 
 class ChatTemplate:
-    """A Jinja template in a sandbox: it reaches nothing but what a conversation holds. Picklable.
+    """A Jinja template in a sandbox: it can use the conversation and nothing else. Picklable.
 
     Args:
         source: the template.
-        variables: what else it may use, such as `bos_token`.
+        variables: what else it can use, such as `bos_token`.
         special: texts of the tokenizer's special tokens.
 
     Raises:
@@ -110,7 +111,7 @@ class ChatTemplate:
         """The text of a conversation and the assistant's parts of it.
 
         Raises:
-            RenderError: the template refuses it, or the assistant's parts cannot be told.
+            RenderError: the template refuses it, or the assistant's parts cannot be found.
         """
         messages = conversation.messages
         text, marks = self._render(conversation, messages)
@@ -167,7 +168,7 @@ class ChatTemplate:
             spans = [span for span in spans if span[0] >= len(prompt)]
         return spans
 
-    # ------------------------------------------------------------------ turns that are looked for
+    # ------------------------------------------------------------------ turns without marks
 
     def _found(self, conversation: Conversation, text: str) -> list[tuple[int, int]]:
         spans = []
@@ -200,7 +201,7 @@ class ChatTemplate:
         return start, len(after)
 
     def _start(self, conversation: Conversation, text: str, i: int) -> int | None:
-        """Where message i begins, or None if what comes before it is rendered otherwise alone."""
+        """Where message i begins; None if the messages before it look different without it."""
         messages, prompted = conversation.messages, self._compiled[2]
         if i == 0 and not prompted:
             before = ""
@@ -210,7 +211,7 @@ class ChatTemplate:
             return None
         if prompted:
             return len(before)
-        # Contents that differ from their first character show how long the header is.
+        # Contents that differ in their first character show where the header ends.
         probes = [
             self._render(conversation, [*messages[:i], {"role": "assistant", "content": probe}])[0]
             for probe in ("a", "b")
@@ -219,11 +220,11 @@ class ChatTemplate:
         return start if start >= len(before) else None
 
     def _content_end(self, text: str, start: int, content: str) -> int | None:
-        """Where the content that begins at `start` is closed by a special token, if it is."""
-        begin = _behind_space(text, start)
+        """The end of the special token that closes the content at `start`; None if none does."""
+        begin = _after_space(text, start)
         if not content or not text.startswith(content, begin):
             return None
-        closing = self._special.match(text, _behind_space(text, begin + len(content)))
+        closing = self._special.match(text, _after_space(text, begin + len(content)))
         return closing.end() if closing else None
 
     def _ends_special(self, text: str, start: int, stop: int) -> bool:
@@ -232,7 +233,7 @@ class ChatTemplate:
         return self._at_end.search(text, begin, stop) is not None
 
     def _closed(self, text: str, start: int, stop: int) -> tuple[int, int]:
-        """The span with the special token that ends the turn, and nothing behind that."""
+        """The span up to the end of the special token that closes the turn."""
         content_stop = start + len(text[start:stop].rstrip())
         if self._ends_special(text, start, content_stop):
             return start, content_stop
@@ -244,15 +245,15 @@ _MARK = "Mark the assistant's turns with {% generation %} blocks, end-of-turn to
 _SPACE = re.compile(r"\s*")
 
 
-def _behind_space(text: str, start: int) -> int:
+def _after_space(text: str, start: int) -> int:
     space = _SPACE.match(text, start)
     return space.end() if space else start
 
 
 def _rewritten(what: str) -> tuple[str, str]:
     return (
-        f"is rendered otherwise up to {what} than as a whole (the template rewrites or leaves out "
-        "earlier turns), so where the assistant's turn lies cannot be told",
+        f"looks different up to {what} than as a whole (the template rewrites or leaves out "
+        "earlier turns), so the assistant's turn cannot be found",
         f"{_MARK} Or use a template that renders a turn the same whatever follows it.",
     )
 

@@ -1,9 +1,9 @@
-"""Who decides how many threads the tokenizers library uses, and why a fork is safe.
+"""How many threads the tokenizers library uses, and why a fork is safe.
 
-The library keeps one thread pool per process and reads two environment variables: one switches
-the pool off, one gives its size when it starts. What a user has put there is left alone, with
-one exception: in a process that was forked after its parent used the pool, the pool's threads do
-not exist, and using it would wait for ever. There the pool is switched off whatever was set.
+The library has one thread pool per process and reads two environment variables: one turns the pool
+off, one is its size when it starts. Values that the user has set are kept, with one exception: in a
+process that was forked after its parent used the pool, the threads of the pool do not exist, and
+using it would wait for ever. There the pool is always turned off.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class _Pool:
     """What this process knows about the pool and the variables; one per process."""
 
     def __init__(self) -> None:
-        self.used_by: int | None = None  # process that has, or may have, started the pool
+        self.used_by: int | None = None  # process that may have started the pool
         self.ours: dict[str, str] = {}  # values of the variables that we wrote
-        self.hidden = False  # the switch is set for the length of a fork only
+        self.hidden = False  # True while the switch is set for a fork
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._before, after_in_parent=self._after)
 
     def set(self, name: str, value: str) -> None:
-        """Write a variable unless the user did."""
+        """Set a variable unless the user did."""
         if os.environ.get(name, self.ours.get(name)) == self.ours.get(name):
             os.environ[name] = self.ours[name] = value
 
@@ -54,10 +54,10 @@ def configure(threads: int | None) -> None:
 
     Args:
         threads: threads to use; None means one in a worker process and the library's own choice
-            elsewhere. The size of the pool is fixed by its first use in a process.
+            elsewhere. The size of the pool is that of its first use in a process.
     """
     if _pool.used_by not in (None, os.getpid()):
-        os.environ[_SWITCH] = _pool.ours[_SWITCH] = "false"  # forked: the pool's threads are gone
+        os.environ[_SWITCH] = _pool.ours[_SWITCH] = "false"  # forked: the pool has no threads
         return
     if threads is None and multiprocessing.parent_process() is not None:
         threads = 1

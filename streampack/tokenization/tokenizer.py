@@ -1,8 +1,8 @@
 """Text blocks to token blocks, and the ends and beginnings of documents.
 
-A block is encoded by one call of the tokenizers library; its ids go into one flat array, uint16
-where the vocabulary allows. No Python runs per token: the library's only way out is a list of
-ids per text, and one append per text is the fastest way from there (2 to 3 % of the encoding).
+A block is encoded by one call of the tokenizers library; its ids go into one flat array, uint16 if
+the vocabulary allows. No Python runs per token: the library returns a list of ids per text, and
+appending each list at once is the fastest way on (2 to 3 % of the time to encode).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from streampack.tokenization.vocabulary import open_vocabulary
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
-PILES = 8  # that texts are dealt into
+PILES = 8  # that texts are dealt into before they are encoded
 
 
 def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
-    """A `Tokenizer` from whatever the caller has; nothing is ever downloaded.
+    """A `Tokenizer` from a path or a tokenizer object; nothing is ever downloaded.
 
     Args:
         tokenizer: a path of a tokenizer.json or of the folder that holds it, a
@@ -50,7 +50,7 @@ def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
         raise ConfigError(
             f"{', '.join(sorted(settings))} came with a tokenizer that has its settings already.",
             "It is not clear which of them should count.",
-            "Pass the settings where the streampack.Tokenizer is made.",
+            "Pass the settings to streampack.Tokenizer when it is made.",
         )
     return Tokenizer(tokenizer, **settings)
 
@@ -58,27 +58,27 @@ def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
 class Tokenizer:
     """Turns blocks of text into blocks of token ids. Picklable; works on its own copy.
 
-    Truncation and padding configured in the tokenizer are switched off, since they would lose or
-    invent tokens without a word.
+    Truncation and padding configured in the tokenizer are turned off, since they would drop or add
+    tokens silently.
 
     Args:
         tokenizer: see `load_tokenizer`.
-        eos: "ensure" adds the end-of-document id where a text does not end in it, "append"
-            always adds it, "as-is" never does. Empty texts stay empty.
+        eos: "ensure" adds the end-of-document id to texts that do not end in it, "append" always
+            adds it, "as-is" never does. Empty texts stay empty.
         eos_id: the end-of-document id; default is what the tokenizer declares.
-        bos: True puts `bos_id` before texts that do not begin with it; None does what the
-            tokenizer itself would do.
+        bos: True puts `bos_id` before texts that do not begin with it; None does so if the
+            tokenizer itself does.
         bos_id, pad_id: default is what the tokenizer declares; None if it declares none.
         threads: threads of the tokenizers library; None means one in worker processes and the
             library's own choice elsewhere. The environment variables TOKENIZERS_PARALLELISM and
-            RAYON_NUM_THREADS win where they are set. A process forked after its parent has used
-            several threads has one, as the others do not survive the fork.
+            RAYON_NUM_THREADS win if they are set. A process that is forked after its parent used
+            several threads uses one, since a fork does not copy threads.
 
     Attributes:
         vocab_size: one more than the largest id that can occur in a document.
         dtype: of the ids: uint16 if `vocab_size` is at most 65,536, else uint32.
         fingerprint: 64 bits, in hexadecimal, over the tokenizer and these rules.
-        splits_special_tokens: texts that look like special tokens are taken apart like any other.
+        splits_special_tokens: True if texts that look like special tokens are split like others.
         chat_template: the Jinja template that came with the tokenizer, or None.
 
     Raises:
@@ -117,8 +117,8 @@ class Tokenizer:
         self.splits_special_tokens = vocabulary.engine.encode_special_tokens
         self.fingerprint = self._digest()
         self.chat_template = vocabulary.chat_template
-        # Special tokens are never added here; all that a post-processor would do is to leave
-        # white space out of the tokens' places in the text, which `encode_spans` needs whole.
+        # Special tokens are never added here. All that a post-processor would do is to leave white
+        # space out of the tokens' places in the text, and `encode_spans` needs whole places.
         self._engine.post_processor = processors.ByteLevel(trim_offsets=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -140,8 +140,8 @@ class Tokenizer:
 
         Args:
             texts: N texts; an empty one becomes an empty document.
-            skips: takes a `ContentError` for each text that is not a string, or holds lone
-                surrogates, or that the tokenizer refuses; the rest of the block is unharmed.
+            skips: gets a `ContentError` for each text that is not a string, holds lone surrogates,
+                or is refused by the tokenizer; the rest of the block is encoded.
         """
         encodings, kept = self._encodings(texts, skips)
         documents = self._documents(encodings, texts.origin[kept])
@@ -194,17 +194,17 @@ class Tokenizer:
     def _encodings(
         self, texts: Texts, skips: Skips, places: bool = False
     ) -> tuple[list[Encoding], NDArray[np.int64]]:
-        """What can be encoded, and the numbers of those texts; `places` keeps tokens' places."""
+        """The encodings, and the numbers of their texts; `places` keeps the places of tokens."""
         configure(self.threads)
         try:
             encodings = self._encode_batch(texts.texts, places)
-        except Exception:  # the library raises plain Exception, and says nothing about which text
+        except Exception:  # the library raises plain Exception, and does not say for which text
             return self._encode_good(texts, skips, places)
         return encodings, np.arange(len(texts), dtype=np.int64)
 
     def _encode_batch(self, texts: Sequence[str], places: bool) -> list[Encoding]:
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError  # the library would take a pair for two texts to be joined
+            raise TypeError  # the library would join a pair of texts
         encode = self._engine.encode_batch if places else self._engine.encode_batch_fast
         order = _dealt(texts)
         found: list[Encoding] = encode([texts[i] for i in order], add_special_tokens=False)
@@ -216,7 +216,7 @@ class Tokenizer:
     def _encode_good(
         self, texts: Texts, skips: Skips, places: bool
     ) -> tuple[list[Encoding], NDArray[np.int64]]:
-        """The encodings of the good texts and their places in the block, one text at a time."""
+        """The encodings of the good texts and their numbers, one text at a time."""
         encodings: list[Encoding] = []
         kept = []
         for i, text in enumerate(texts.texts):
@@ -243,14 +243,14 @@ class Tokenizer:
 def _dealt(texts: Sequence[str]) -> list[int]:
     """An order in which every stretch of texts has its share of the long ones.
 
-    The library's threads take stretches, and the batch waits for the last of them.
+    Each thread of the library takes a stretch, and the batch waits for the slowest one.
     """
     longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     return [i for pile in range(PILES) for i in longest_first[pile::PILES]]
 
 
 def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[int, int]:
-    """(first, one behind the last) token that holds a character of text[start:stop]."""
+    """(first, one after the last) token that holds a character of text[start:stop]."""
     first = None
     while first is None and start < stop:  # a tokenizer may leave characters out
         first = encoding.char_to_token(start)

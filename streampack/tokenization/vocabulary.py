@@ -1,4 +1,4 @@
-"""What can be learnt about a tokenizer without guessing: its engine and its special tokens."""
+"""What a tokenizer says about itself: its engine and its special tokens. Nothing is guessed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from streampack.errors import ConfigError
 
 __all__ = ["Vocabulary", "open_vocabulary"]
 
-# Names that tokenizers in use give these tokens. They count only where the tokenizer itself
-# declares them special, so a name in this list is a statement of the tokenizer, not a guess.
+# Names that these tokens have in common tokenizers. A name counts only if the tokenizer itself
+# declares the token special, so it is a statement of the tokenizer, not a guess.
 _EOS_NAMES = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -39,12 +39,12 @@ _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<｜▁pad▁｜>", "
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A private copy of a tokenizer's engine, and what is known of its special tokens.
+    """A private copy of a tokenizer's engine, and what it says of its special tokens.
 
     Attributes:
         engine: from the tokenizers library, without truncation and padding.
-        eos_id, bos_id, pad_id: ids, or None where the tokenizer does not say.
-        wants_bos: the tokenizer puts BOS before a text of its own accord.
+        eos_id, bos_id, pad_id: ids, or None if the tokenizer declares none.
+        wants_bos: True if the tokenizer itself puts BOS before a text.
         largest_id: the largest id in the vocabulary, added tokens included.
         chat_template: the Jinja template that came with it, or None.
     """
@@ -74,7 +74,7 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
     elif hasattr(tokenizer, "convert_tokens_to_ids"):
         raise ConfigError(
             f"{type(tokenizer).__name__} is a slow tokenizer of transformers, written in Python.",
-            "It would hold up training, so streampack works with fast tokenizers only.",
+            "It would slow down training, so streampack works with fast tokenizers only.",
             "Load it with `AutoTokenizer.from_pretrained(..., use_fast=True)`, or convert it and "
             "pass the path of its tokenizer.json.",
         )
@@ -117,7 +117,7 @@ def _read_engine(path: Path) -> Engine:
 
 
 def _settings_beside(path: Path) -> dict[str, Any]:
-    """The special tokens named in the files that usually lie beside a tokenizer.json."""
+    """The special tokens named in the files that usually come with a tokenizer.json."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         file = path.with_name(name)
@@ -129,7 +129,7 @@ def _settings_beside(path: Path) -> dict[str, Any]:
             raise ConfigError(
                 f"{file} is not valid JSON ({error}).",
                 "The tokenizer's special tokens are declared there.",
-                "Repair the file, or move tokenizer.json to a folder of its own.",
+                "Repair the file, or move tokenizer.json to another folder.",
             ) from error
         if isinstance(content, dict):
             settings.update({key: value for key, value in content.items() if value is not None})
@@ -145,10 +145,10 @@ def _private_copy(engine: Any) -> Engine:
     except Exception as error:
         raise ConfigError(
             f"The tokenizer cannot be written as JSON ({error}).",
-            "It could not be sent to worker processes nor named in a saved state.",
+            "It could not be sent to worker processes, nor identified in a saved state.",
             "Use a tokenizer without components written in Python.",
         ) from error
-    copy.no_truncation()  # either would lose or invent tokens without a word
+    copy.no_truncation()  # either would drop or add tokens silently
     copy.no_padding()
     copy.encode_special_tokens = bool(getattr(engine, "encode_special_tokens", False))
     dropout = getattr(copy.model, "dropout", None)
@@ -198,7 +198,7 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
 
 
 def _chat_template(templates: Any) -> str | None:
-    """The template to use where a tokenizer has one, or several by name (or a list of them)."""
+    """The template, if a tokenizer has one, or several by name of which one is the default."""
     if isinstance(templates, list):
         templates = {item["name"]: item["template"] for item in templates}
     if isinstance(templates, dict):

@@ -438,7 +438,7 @@ def test_compressed_tar_shards_and_http_destinations_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match="asked for tar shards"):
         run(lines, tmp_path / "out", "--to", "webdataset", "--compression", "zstd")
-    with pytest.raises(ConfigError, match="take no files"):
+    with pytest.raises(ConfigError, match="accept no files"):
         run(lines, "https://127.0.0.1/x", "--to", "mds")
 
 

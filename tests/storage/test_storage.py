@@ -81,13 +81,13 @@ def test_local_patterns_are_listed_sorted_and_once(tmp_path: Path, storage: Stor
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
 
-    def names(*patterns: str, suffixes: tuple[str, ...] = ()) -> list[str]:
-        infos = storage.list([f"{tmp_path}/{p}" for p in patterns], suffixes=suffixes)
+    def names(*patterns: str, endings: tuple[str, ...] = ()) -> list[str]:
+        infos = storage.list([f"{tmp_path}/{p}" for p in patterns], endings=endings)
         assert all(info.num_bytes == os.path.getsize(info.path) for info in infos)
         return [Path(info.path).relative_to(tmp_path).as_posix() for info in infos]
 
     assert names("a") == ["a/1.txt", "a/c/3.txt", "a/x{1}.csv"]
-    assert names("a", suffixes=(".txt",)) == ["a/1.txt", "a/c/3.txt"]
+    assert names("a", endings=(".txt",)) == ["a/1.txt", "a/c/3.txt"]
     assert names("*/*.txt", "b") == ["a/1.txt", "b/2.txt"]
     assert names("**/*.txt") == ["a/1.txt", "a/c/3.txt", "b/2.txt"]
     assert names("{b/2,a/1}.txt", "a/?.txt", "a/[0-9].txt") == ["a/1.txt", "b/2.txt"]
@@ -106,7 +106,7 @@ def test_an_object_store_is_listed_with_sizes(s3: S3Server, storage: Storage) ->
     for size, key in enumerate(("p/a.bin", "p/q/b.bin", "p/q/c.txt", "r/d.bin"), start=1):
         s3.put(key, b"x" * size)
     every = [FileInfo(f"s3://bucket/p/{n}", s) for n, s in (("a.bin", 1), ("q/b.bin", 2))]
-    assert storage.list("s3://bucket/p", suffixes=(".bin",)) == every
+    assert storage.list("s3://bucket/p", endings=(".bin",)) == every
     assert storage.list("s3://bucket/p/**/*.bin") == every
     assert storage.list("s3://bucket/p/{a,q/b}.bin") == every
     assert storage.list(["s3://bucket/p/q/?.bin", "s3://bucket/p/*.bin"]) == every

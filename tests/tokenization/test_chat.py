@@ -194,7 +194,7 @@ def test_texts_are_those_of_transformers(template: str) -> None:
     assert encode(ours, {"messages": chat}).tokens.tolist() == hf.apply_chat_template(chat)
 
 
-def test_a_turn_that_is_written_otherwise_once_it_is_past_is_found_by_its_content() -> None:
+def test_a_turn_that_is_written_differently_once_others_follow_is_found_by_its_content() -> None:
     tokenizer = chat_tokenizer(BPE, THINKING)
     documents = encode(tokenizer, {"messages": messages("a", "first", "b", "second")})
     assert learnt(BPE, documents) == ["first<|im_end|>", "<think>\n\n</think>\n\nsecond<|im_end|>"]
@@ -203,7 +203,7 @@ def test_a_turn_that_is_written_otherwise_once_it_is_past_is_found_by_its_conten
 def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:
     tokenizer = chat_tokenizer(BPE, THINKING)
     chat = messages("a", "<think>hm</think>first", "b", "second")
-    with pytest.raises(ContentError, match=r"line 0 is rendered otherwise.*message 1.*generation"):
+    with pytest.raises(ContentError, match=r"line 0 looks different.*message 1.*generation"):
         encode(tokenizer, {"messages": chat})
     skips = Skips("skip")
     good = {"messages": messages("a", "<think>hm</think>first")}

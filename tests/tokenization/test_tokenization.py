@@ -255,7 +255,7 @@ def test_ends_are_added_to_tokenized_documents(
 
 def test_an_end_that_does_not_fit_the_documents_is_refused() -> None:
     documents = Documents.from_arrays([np.array([1], dtype=np.uint16)])
-    with pytest.raises(ConfigError, match="65536 is to be added to documents of uint16"):
+    with pytest.raises(ConfigError, match="65536 is added to documents of uint16"):
         apply_eos(documents, "ensure", 65536)
     with pytest.raises(ConfigError, match="needs an id"):
         apply_eos(documents, "ensure", None)

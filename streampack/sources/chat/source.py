@@ -1,7 +1,7 @@
 """Chat: conversations in JSON lines or Parquet, of which only the assistant's turns are learnt.
 
-The source reads and checks records. What tokens they become, and which of them carry loss, is
-decided when they are rendered and tokenized (`streampack.tokenization.chat`).
+The source reads and checks records. `streampack.tokenization.chat` renders and tokenizes them, and
+decides which tokens carry loss.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Chat(ShardedSource):
 
     Content may be text or a list of parts of text. Every token of an assistant's turn carries
     loss, with the token that ends it, and no other token does. Conversations longer than a row
-    are dropped, counted and named, unless a packer is given that does something else.
+    are dropped, counted and named, unless the packer that is passed does something else.
 
     Args:
-        paths: files, directories, globs or brace expansions, local or any fsspec URL; Parquet if
-            the names end so, otherwise JSON lines (plain, ``.gz``, ``.zst`` or ``.bz2``).
-        template: a Jinja chat template, or the path of one. None takes the tokenizer's.
+        paths: files, directories, globs or brace expansions, local or any fsspec URL. They are
+            read as Parquet if all names end so, otherwise as JSON lines (plain or compressed).
+        template: a Jinja chat template, or the path of one. None is the tokenizer's.
         max_document_bytes: a longer line of JSON is a broken document.
         reading: how a lane reads the files.
         storage: how files are reached and cached.

@@ -1,6 +1,6 @@
-"""Iterables of texts, token ids or records, Hugging Face streams among them.
+"""Iterables of texts, token ids or records, such as Hugging Face streams.
 
-Knows how to go on in the middle of an iterable; it does not know lanes or tokenizers.
+Knows how to continue in the middle of an iterable; it does not know shards or tokenizers.
 """
 
 from streampack.sources.iterable.hf import HFStream

@@ -355,7 +355,7 @@ def _by_index(data: Any) -> bool:
 
 
 def _iterate(items: Any) -> Iterator[Any]:
-    """An iterator; a map-style dataset is read by index, because it need not end by itself."""
+    """An iterator; a map-style dataset is read by index up to its length."""
     if not hasattr(items, "__iter__") and _by_index(items):
         return (items[i] for i in range(len(items)))
     return iter(items)

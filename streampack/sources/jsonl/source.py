@@ -105,7 +105,7 @@ class JSONL(ShardedSource):
 
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
-        infos = self.storage.list(self.paths, suffixes=self.endings)
+        infos = self.storage.list(self.paths, endings=self.endings)
         compressed = [info for info in infos if _codec_of(info.path)]
         if compressed and len(compressed) < len(infos):
             plain = next(info for info in infos if not _codec_of(info.path))

@@ -1,6 +1,6 @@
 """MDS shards, as mosaicml-streaming writes them.
 
-Knows `index.json` and the layout of a `.mds` file; it does not know lanes or tokenizers.
+Knows `index.json` and the layout of `.mds` files; it does not know lanes or tokenizers.
 """
 
 from streampack.sources.mds.source import MDS

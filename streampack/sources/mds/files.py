@@ -73,6 +73,6 @@ def refuse_links(folder: str, name: str) -> None:
     if not target.is_relative_to(local.resolve()):
         raise ConfigError(
             f"{local / name} is a link to {target}.",
-            "An index may only name files inside its own directory, so it is refused.",
+            "An index may only name files in its own directory, so it is refused.",
             "Put the file itself there, or pass the directory that holds the files.",
         )

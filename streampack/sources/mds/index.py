@@ -1,9 +1,9 @@
-"""The MDS format, version 2: what an `index.json` says, and kernels that take samples apart.
+"""The MDS format, version 2: the content of an `index.json`, and kernels that read samples.
 
 A directory holds `index.json` and shards. A shard is ``u32 n | u32 offsets[n + 1] | JSON config |
 samples``, offsets counting from the file's beginning; a sample is ``u32 size`` for each column of
 variable size, then the bytes of all columns, in the order of the index. All little-endian.
-An array column (`ndarray`) begins with what its encoding leaves open: a byte for the dtype, then
+An array column (`ndarray`) begins with what its encoding does not say: a byte for the dtype, then
 ``ndim << 2 | log2(bytes per dimension)`` and the dimensions.
 """
 
@@ -65,8 +65,9 @@ class IndexedShard:
         num_bytes: its size.
         samples: how many it holds.
         hashes: algorithm -> hexadecimal digest of the uncompressed file.
-        zip_name: the compressed file, or "" if there is none; `zip_bytes` and `zip_hashes` are
-            its size and digests, `codec` is what it is compressed with.
+        zip_name: the compressed file, or "" if there is none.
+        zip_bytes, zip_hashes: its size and digests.
+        codec: what it is compressed with.
     """
 
     name: str
@@ -86,8 +87,8 @@ class Column:
 
     Attributes:
         number: its place among the shard's columns.
-        kind: dtype as in `INTEGER_DTYPES`, 0 if each sample says its own.
-        has_shape: whether each sample says its shape.
+        kind: dtype as in `INTEGER_DTYPES`, 0 if each sample has its own.
+        has_shape: True if each sample has its shape.
     """
 
     number: int
@@ -109,7 +110,7 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{where} is not an MDS index: {type(error).__name__}: {error}.",
-            "It says which shards there are and what they hold.",
+            "An index lists the shards and what they hold.",
             "Check the path, or write the index again.",
         ) from error
 
@@ -152,24 +153,24 @@ def _natural(value: Any) -> int:
 
 
 def _inside(name: Any, where: str) -> str:
-    """A file name from an index, if it cannot lead outside of the index's directory.
+    """A file name from an index, if it cannot lead out of the directory of the index.
 
-    Characters that mean something in URLs and patterns are refused along with `..`, because an
-    index is data from elsewhere and these names are joined to a path that will be opened.
+    `..` is refused, and so are characters with a meaning in URLs and patterns: an index is
+    untrusted, and these names become part of a path that is opened.
     """
     parts = name.split("/") if isinstance(name, str) else [""]
     strange = not isinstance(name, str) or not set(name).isdisjoint("\\:%?#*[]{}~")
     if strange or any(part in ("", ".", "..") for part in parts) or not name.isprintable():
         raise ConfigError(
             f"{where} names the shard {name!r}.",
-            "An index may only name files inside its own directory, so it is refused.",
+            "An index may only name files in its own directory, so it is refused.",
             "Write the index again with plain file names, and find out where this one came from.",
         )
     return str(name)
 
 
 def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: str) -> Column:
-    """How to read integer column `name`; `argument` is what the caller calls it.
+    """How to read the integer column `name`; `argument` is the argument that names it.
 
     Raises:
         ConfigError: there is no such column, or its encoding is not one of integers.
@@ -177,7 +178,7 @@ def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: st
     if name not in layout.names:
         raise ConfigError(
             f"{where} has no column {name!r}.",
-            f"It was asked for with {argument}.",
+            f"The argument {argument} names it.",
             f"The columns are: {', '.join(layout.names)}.",
         )
     number = layout.names.index(name)
@@ -186,7 +187,7 @@ def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: st
         if dtype is None:
             raise ConfigError(
                 f"Column {name!r} of {where} is `bytes`.",
-                "Bytes do not say which integers they are.",
+                "The type of its integers is unknown.",
                 'Pass dtype, for example dtype="uint16".',
             )
         return Column(number, integer_kind(dtype), False)
@@ -195,8 +196,8 @@ def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: st
         if kind and dtype is not None and kind != integer_kind(dtype):
             raise ConfigError(
                 f"dtype is {dtype!r}, and column {name!r} of {where} is {rest[0]}.",
-                "dtype is for columns of bytes.",
-                "Leave it out.",
+                "dtype is for columns of `bytes`, whose integers have no type yet.",
+                "Leave dtype out.",
             )
         if len(rest) < 2:
             return Column(number, kind, True)
@@ -299,9 +300,9 @@ def array_values(
     kinds: NDArray[np.uint8],
     status: NDArray[np.uint8],
 ) -> None:
-    """Read the headers of N arrays: `starts` moves behind them, counts and kinds are filled.
+    """Read the headers of N arrays: `starts` moves to the values, counts and kinds are filled.
 
-    Samples whose status is not 0 are left alone; broken ones get theirs (see `STATUS`).
+    Samples whose status is not 0 are skipped; broken ones get theirs (see `STATUS`).
     """
     for i in range(len(starts)):
         if status[i] != 0:

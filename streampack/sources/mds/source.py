@@ -50,8 +50,8 @@ class MDS(ShardedSource):
     read its array header; one gather copies the ids of a block into a compact array.
     Cost: about 1 microsecond per document of 700 tokens, nothing per token but the copy.
 
-    Reading needs no mosaicml-streaming, compressed shards included; only hash algorithms that
-    Python's hashlib lacks (xxh64 and its like) need the `[mds]` extra.
+    Reading does not need mosaicml-streaming, not even for compressed shards. Only hash algorithms
+    that Python's hashlib lacks (xxh64 for example) need the `[mds]` extra.
 
     Args:
         paths: a directory, local or remote, that holds `index.json`, or that file; or several.
@@ -129,7 +129,7 @@ class MDS(ShardedSource):
             raise ConfigError(
                 f"Column {self.column!r} is text in some shards of {self.folders} and token ids in "
                 "others.",
-                "A source gives one or the other.",
+                "The documents of a source are either text or token ids.",
                 "Read them as two sources, or rewrite one with `streampack convert`.",
             )
         samples, stored, raw, number_of_form = np.array(sizes, dtype=np.int64).reshape(-1, 4).T
@@ -142,7 +142,7 @@ class MDS(ShardedSource):
         return Manifest(paths, samples.copy(), stored.copy(), "document", details)
 
     def _check_form(self, layout: Layout, codec: str, where: str) -> None:
-        """Refuse shards that lack the wanted columns, or are compressed in an unknown way."""
+        """Raise `ConfigError` for shards without the wanted columns or of unknown compression."""
         self._columns(layout, where)
         if codec and codec not in _CODECS:
             raise ConfigError(
@@ -223,7 +223,7 @@ class MDS(ShardedSource):
         return columns
 
     def _digest(self, name: str, hashes: dict[str, str], where: str) -> str:
-        """The digest to check a shard with; "" if none is."""
+        """The digest to check a shard with; "" if shards are not checked."""
         algorithm = self.validate_hash
         if algorithm is None:
             return ""
@@ -276,7 +276,7 @@ class MDS(ShardedSource):
         return data
 
     def _table(self, shard: int, data: NDArray[np.uint8]) -> NDArray[np.uint32]:
-        """The sample table (n + 1,) uint32, after checking that it can be followed blindly."""
+        """The sample table (n + 1,) uint32, of which every entry has been checked."""
         n = int(self.manifest.units[shard])
         head = 4 * (n + 2)
         if len(data) < head:

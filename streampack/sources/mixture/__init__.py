@@ -1,6 +1,6 @@
-"""Several sources by weights.
+"""Several sources, mixed by weights.
 
-Knows weights, and which source is due; it does not know how a member reads.
+Knows weights, and which source gives the next documents; it does not know how a source reads.
 """
 
 from streampack.sources.mixture.source import Mixture

@@ -1,8 +1,8 @@
 """Mixture: several sources in given shares of the tokens.
 
-Shares count tokens, and how many tokens a document has is known only behind the tokenizer. So a
-mixture mixes nothing itself: it says what is to be mixed, and how, to the `MixedStream` of every
-lane, which reads each source through a stream of its own.
+Shares count tokens, and how many tokens a document has is known only after it is tokenized. So a
+mixture only says what is mixed, and how; the `MixedStream` of every lane does it, and reads each
+source through its own stream.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ Weights = Mapping[str, float]
 class Mixture(Source):
     """Several sources, mixed by tokens.
 
-    Every lane draws a few documents at a time (a quantum) from the source that is due; a source is
-    never more than one quantum of tokens ahead of its target or behind it, in any lane at any time.
-    Documents carry the number of their source, which is its place among `sources`, as
-    ``origin["source"]``; batches give it as `source_ids` and in their provenance.
+    Every lane draws a few documents at a time (a quantum) from one source. In any lane, at any
+    time, the tokens drawn from a source differ from its target by one quantum at most. Documents
+    carry the number of their source, which is its place among `sources`, as ``origin["source"]``;
+    batches have it as `source_ids` and in their provenance.
 
     Args:
         sources: by name: `Source` objects, or paths, URLs and iterables as `PackedDataset` takes
-            them. Texts and token ids may be mixed; texts are tokenized with the dataset's
-            tokenizer. Add new ones at the end, so that the others keep their numbers.
+            them. Texts and token ids may be mixed; texts are tokenized with the tokenizer of the
+            dataset. Add new ones at the end, so that the others keep their numbers.
         weights: by name, relative shares of the tokens; or pairs ``(tokens of the run, weights)``
-            from 0 on, linear in between and constant behind the last, where the target is the
-            integral. A lane takes its own tokens times the lanes for those of the run.
-        temperature: without weights: shares in proportion to size ** (1 / temperature), size being
-            `estimate_tokens()`. 1 (the default) is proportional, more is more even.
+            from 0 on, linear in between and constant after the last; the target is then their
+            integral. A lane estimates the tokens of the run as its own times the number of lanes.
+        temperature: without weights: shares in proportion to size ** (1 / temperature), where size
+            is `estimate_tokens()`. 1 (the default) is proportional, more is more even.
         epochs: by name, passes over a source; None is endless. Sources that are not named follow
             the run's `epochs`.
         at_end: what happens in a lane when a source ends there: "share": the others share its
-            weight; "stop": the lane ends, and with it what is left of the others. In a run with
+            weight; "stop": the lane ends, and the rest of the others is not read. In a run with
             finite `epochs` a lane also ends once only endless sources are left.
         quantum_documents: documents drawn at once, at most; a quantum also ends when it has 32,768
             tokens.
@@ -90,7 +90,7 @@ class Mixture(Source):
         self.quantum_documents = whole_number(
             "quantum_documents",
             quantum_documents,
-            "So many documents are drawn from a source at once.",
+            "It is the number of documents that are drawn from a source at once.",
         )
         members = self.sources.values()
         self.seekable = all(source.seekable for source in members)
@@ -122,7 +122,7 @@ class Mixture(Source):
                 raise ConfigError(
                     f'The size of the source "{name}" ({type(source).__name__}) is '
                     f"{'unknown' if size is None else size}.",
-                    "Shares cannot be made from sizes.",
+                    "Shares cannot be computed from sizes.",
                     "Pass weights=, one for every source.",
                 )
             sizes.append(size)
@@ -140,8 +140,8 @@ class Mixture(Source):
         if epochs is None and None not in each:
             raise ConfigError(
                 "The run is endless (epochs=None), and every source of the mixture ends.",
-                "It would end all the same.",
-                "Leave out the dataset's epochs=, or let a source be endless.",
+                "The run would end with them.",
+                "Leave out epochs= of the dataset, or make a source endless.",
             )
         if epochs is not None and all(passes is None for passes in each):
             raise ConfigError(
@@ -154,8 +154,8 @@ class Mixture(Source):
             if epochs is not None and passes is not None and not share:
                 raise ConfigError(
                     f'The source "{name}" ends, but its weight comes to 0, and others are endless.',
-                    "The run would wait for its end for ever.",
-                    "Give it some weight to the end, make it endless too, or leave it out.",
+                    "The run would never reach its end.",
+                    "Give it a weight above 0 to the end, make it endless too, or leave it out.",
                 )
 
     # ------------------------------------------------------------------ as a source
@@ -167,8 +167,8 @@ class Mixture(Source):
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
         raise ConfigError(
-            "A Mixture has no lanes of its own.",
-            "Its sources are mixed by tokens, which are known only behind the tokenizer.",
+            "A Mixture itself cannot be read.",
+            "Its sources are mixed by tokens, which are counted after they are tokenized.",
             "Pass it to PackedDataset, or read its `sources` one by one.",
         )
 
@@ -218,14 +218,14 @@ class Mixture(Source):
 def earlier_mixture(
     mixture: Mixture, saved: Mapping[str, Any], current: Mapping[str, Any]
 ) -> Mixture:
-    """The mixture of a saved fingerprint, made of the sources of one to which some were added.
+    """The mixture of a saved state, for a run whose mixture has additional sources.
 
     Args:
-        mixture: of now.
-        saved, current: `source` in the fingerprints of then and now.
+        mixture: the one of this run.
+        saved, current: `source` in the fingerprints of the state and of this run.
 
     Raises:
-        StateError: then it was no mixture, or a source of then is another one now.
+        StateError: the state is not that of a mixture, or one of its sources has changed.
     """
     try:
         then, now = dict(saved["sources"]), dict(current["sources"])
@@ -237,7 +237,7 @@ def earlier_mixture(
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise StateError(
             f"The state was saved with the source {dict(saved)!r:.200}, and now it is a Mixture.",
-            "Nobody can tell what was added.",
+            "It is unknown what was added.",
             "Sources can be added to a run that began with a Mixture, even of one source.",
         ) from error
     for name in names:
@@ -248,8 +248,8 @@ def earlier_mixture(
                     f"`source.sources.{name}.{field}` was {before!r:.200} when the state was saved "
                     f"and is {value!r:.200} now.",
                     "Its documents in the window could not be read again.",
-                    "Leave the sources there were as they are, in their order, and add new ones "
-                    "behind them.",
+                    "Leave the sources of the state as they were, in their order, and add new ones "
+                    "after them.",
                 )
     earlier.sources = {name: mixture.sources[name] for name in names}
     earlier._shares = TokenShares(tuple(knots))
@@ -257,12 +257,12 @@ def earlier_mixture(
 
 
 def source_seed(seed: int, number: int) -> int:
-    """Each source's own seed, or two with equally many shards would be shuffled alike."""
+    """A seed per source, so that two with equally many shards are shuffled differently."""
     return derive_seed(seed, 4, number) if number else seed
 
 
 def sources_of(source: Source) -> tuple[Source, ...]:
-    """The sources of a mixture in the order of their numbers; any other source by itself."""
+    """The sources of a mixture in the order of their numbers; a tuple of one for any other."""
     return tuple(source.sources.values()) if isinstance(source, Mixture) else (source,)
 
 
@@ -270,15 +270,15 @@ def _check_sources(sources: Any) -> None:
     if not isinstance(sources, Mapping) or not sources:
         raise ConfigError(
             f"The sources of a Mixture are {sources!r:.80}.",
-            "They must be known by name, and there must be one at least.",
+            "There must be at least one, and each must have a name.",
             'Pass a dict: Mixture({"web": ..., "code": ...}, weights={"web": 0.7, "code": 0.3}).',
         )
     for name in sources:
         if not isinstance(name, str) or not name:
             raise ConfigError(
                 f"A source of the mixture is named {name!r}.",
-                "States and messages know it by its name.",
-                "Use a text.",
+                "States and messages use the name.",
+                "Use a string.",
             )
 
 
@@ -286,7 +286,7 @@ def _check_choices(at_end: str, temperature: Any, weights: Any) -> None:
     if at_end not in ("share", "stop"):
         raise ConfigError(
             f"at_end is {at_end!r}.",
-            "It says what happens in a lane when a source ends there.",
+            "It decides what happens in a lane when a source ends there.",
             'Use "share" or "stop".',
         )
     if temperature is None:
@@ -294,8 +294,8 @@ def _check_choices(at_end: str, temperature: Any, weights: Any) -> None:
     if weights is not None:
         raise ConfigError(
             f"temperature is {temperature!r}, and there are weights.",
-            "Either of them makes the shares.",
-            "Leave out one of them.",
+            "Shares are made from one of them.",
+            "Leave out the other.",
         )
     if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
         raise ConfigError(
@@ -311,7 +311,7 @@ def _check_epochs(epochs: Mapping[str, int | None], names: list[str]) -> dict[st
         if name not in names:
             raise ConfigError(
                 f'epochs names "{name}", which is no source of the mixture.',
-                "Nobody can say what ends there.",
+                "The number of passes belongs to no source.",
                 f"The sources are {', '.join(names)}.",
             )
         if passes is not None:
@@ -348,8 +348,8 @@ def _knots(
     if not places or places[0] != 0 or any(a >= b for a, b in pairwise(places)):
         raise ConfigError(
             f"The weights are given at {places} tokens of the run.",
-            "They must be known from 0 on, and ascend.",
-            "Begin with (0, {...}) and give each later place once.",
+            "Places must begin at 0 and ascend.",
+            "Begin with (0, {...}), and name each later place once.",
         )
     return [(int(at), _weights(at, given, names)) for at, given in pairs]
 
@@ -360,7 +360,7 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
     if missing or unknown:
         raise ConfigError(
             f"The weights at {at} tokens "
-            + (f"lack {', '.join(missing)}." if missing else f"name {', '.join(unknown)}, too."),
+            + (f"lack {', '.join(missing)}." if missing else f"also name {', '.join(unknown)}."),
             f"The sources are {', '.join(names)}.",
             "Give every source a weight, 0 for none.",
         )

@@ -98,7 +98,7 @@ class Parquet(ShardedSource):
         the error and the policy for errors decides. More than `MOST_FOOTERS` files are split by
         their bytes: a share of a file's bytes stands for that share of its rows.
         """
-        infos = self.storage.list(self.paths, suffixes=self.endings)
+        infos = self.storage.list(self.paths, endings=self.endings)
         step = -(-len(infos) // MOST_FOOTERS)
         seen = infos[::step]
         footers = in_threads(self._footer, seen, _FOOTER_THREADS)

@@ -1,6 +1,6 @@
 """Tar shards, as webdataset writes them.
 
-Knows headers of members and the arrays in them; it does not know lanes or tokenizers.
+Knows the headers of members and the arrays in them; it does not know lanes or tokenizers.
 """
 
 from streampack.sources.tar.source import WebDataset

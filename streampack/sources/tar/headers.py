@@ -1,9 +1,9 @@
 """Tar archives scanned in bulk: samples of a WebDataset shard, without a Python object per member.
 
 Steps: read headers one after the other (ustar, GNU long names, pax path and size; checksums are
-verified), put consecutive files whose names agree up to the first dot into one sample, and note
-where each sample's wanted file lies. Cost: about 0.2 microseconds per member; file contents are
-not touched.
+verified), put consecutive files whose names agree up to the first dot into one sample, and record
+where the wanted file of each sample is. Cost: about 0.2 microseconds per member; file contents are
+not read.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def scan_tar(
 
     Returns:
         The number of samples found (N at most), where the next one begins, and how the scan
-        ended: `MORE`, `ENDED` or a key of `FAULTS` (then the second number is where). A sample
-        that the fault deprives of its wanted file is not counted.
+        ended: `MORE`, `ENDED` or a key of `FAULTS` (the second number is where that is). A sample
+        whose wanted file is after the fault is not counted.
     """
     name = np.empty(_NAME_LIMIT, dtype=np.uint8)
     key = np.empty(_NAME_LIMIT, dtype=np.uint8)
@@ -80,7 +80,7 @@ def scan_tar(
             outcome = ENDED if closed and _is_zero(data, at, end) else _CUT
             break
         if data[at] == 0 and _is_zero(data, at, at + 512):
-            # Skipped wherever they are, so that archives laid end to end are read to the end.
+            # Zero blocks are skipped everywhere, so that archives in one file are all read.
             closed = True
             at += 512
             group = at
@@ -104,7 +104,7 @@ def scan_tar(
                 real_size = pax_size
             at = body + (size + 511) // 512 * 512
             continue
-        if kind == 83:  # S: its content is not what lies there
+        if kind == 83:  # S: a sparse file, whose content is stored differently
             outcome = _UNSUPPORTED
             break
         if name_length < 0:
@@ -181,7 +181,10 @@ def _number(data: NDArray[np.uint8], at: Index, width: Index) -> Index:
 
 @kernel
 def _checksum_fits(data: NDArray[np.uint8], at: Index) -> bool:
-    """The sum over a header, its own field counted as spaces; old writers added signed bytes."""
+    """True if the checksum is the sum of a header, with its own field as spaces.
+
+    Old writers added signed bytes.
+    """
     block = data[at : at + 512]
     unsigned = np.uint32(0)
     for i in range(512):
@@ -221,10 +224,10 @@ def _header_name(data: NDArray[np.uint8], at: Index, name: NDArray[np.uint8]) ->
 def _read_extra(
     data: NDArray[np.uint8], kind: Index, body: Index, size: Index, name: NDArray[np.uint8]
 ) -> tuple[Index, Index, Index]:
-    """Read an extra header, of pax or GNU, that speaks of the next member.
+    """Read an extra header, of pax or GNU, that describes the next member.
 
-    Returns a fault or 0; the length of the name it gives, copied to `name`, or -1; the size it
-    gives or -1.
+    Returns a fault or 0; the length of the name in it, copied to `name`, or -1; the size in it or
+    -1.
     """
     if size > _EXTRA_LIMIT:
         return _UNSUPPORTED, np.int64(-1), np.int64(-1)
@@ -242,7 +245,7 @@ def _read_extra(
         return 0, length, np.int64(-1)
     fault, path_length, pax_size = _read_pax(data, body, body + size, name)
     if fault == 0 and kind == 103 and (path_length >= 0 or pax_size >= 0):
-        fault = _UNSUPPORTED  # one name or size for all members to come makes no sense
+        fault = _UNSUPPORTED  # one name or size for all later members makes no sense
     return fault, path_length, pax_size
 
 
@@ -313,10 +316,10 @@ def _same(a: NDArray[np.uint8], a_length: Index, b: NDArray[np.uint8], b_length:
 
 @kernel
 def _stem(name: NDArray[np.uint8], length: Index) -> Index:
-    """Length of a name up to the first dot of its last part; -1 if it names no sample's file.
+    """Length of a name up to the first dot of its last part; -1 if it is not part of a sample.
 
-    No sample's are names without a dot or with nothing before it, and WebDataset's own records,
-    whose first part is ``__something__``.
+    Names without a dot or with nothing before it are not, nor are WebDataset's own records, whose
+    first part is ``__something__``.
     """
     slash = -1
     first_slash = length
@@ -337,7 +340,7 @@ def _stem(name: NDArray[np.uint8], length: Index) -> Index:
 def _has_extension(
     name: NDArray[np.uint8], start: Index, stop: Index, extension: NDArray[np.uint8]
 ) -> bool:
-    """Whether name[start:stop] is the extension, in either case."""
+    """True if name[start:stop] is the extension, in either case."""
     if stop - start != len(extension):
         return False
     for i in range(len(extension)):

@@ -49,13 +49,13 @@ class WebDataset(ShardedSource):
     array. Cost: about 1 microsecond per `.npy` document of 700 tokens; a decode for text and a
     parse for JSON, per document.
 
-    Files belong to one sample if they stand next to each other and agree in folder and name up
-    to the first dot. Archives laid end to end in one file are all read. An archive without the
-    zero block at its end counts as cut short: its documents are delivered, then it is reported.
+    Files belong to one sample if they follow each other and have the same folder and the same name
+    up to the first dot. Several archives in one file, one after the other, are all read. An archive
+    without the zero block at its end counts as cut short: its documents are read, then it is
+    reported.
 
-    A position inside a shard is a document number, because numbers name documents and stay small;
-    a restart walks the headers from the beginning, which costs a fraction of having the shard on
-    local disk.
+    A position inside a shard is a document number. A restart reads the headers from the beginning
+    of the shard, which takes much less time than downloading it.
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
@@ -126,7 +126,7 @@ class WebDataset(ShardedSource):
 
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
-        files = self.storage.list(patterns, suffixes=self.endings) if patterns else []
+        files = self.storage.list(patterns, endings=self.endings) if patterns else []
         paths = [file.path for file in files]
         paths += [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
         num_bytes = [file.num_bytes for file in files]
