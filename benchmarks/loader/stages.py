@@ -165,7 +165,7 @@ class Batches:
         self._batches: Any = iter(self._loader)
         fetch(next(self._batches))
         self.first_s = time.perf_counter() - began
-        for _ in own_lanes(dataset, workers)[1:]:
+        for _ in own_lanes(dataset)[1:]:
             fetch(next(self._batches))
         self.warm_s = time.perf_counter() - began
 
