@@ -18,7 +18,7 @@ from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.sources import Parquet
 from streampack.sources.parquet import source as parquet
-from tests.sources.contract import read_all
+from tests.support.source_contract import read_all
 
 #: Reads a file with damage in many places, one after the other, in a process that a signal would
 #: end. Arguments: the file, an empty folder, "footer" or "pages", the column of texts or of ids.
@@ -44,7 +44,7 @@ for bits in flips:
         data[bit // 8] ^= 1 << bit % 8
     (folder / "a.parquet").write_bytes(data)
     try:
-        source = Parquet(folder, **columns, open_shards=1)
+        source = Parquet(folder, **columns)
         source.prepare()
         lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
         skips = Skips("skip")

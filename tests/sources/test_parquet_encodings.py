@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.documents import Documents
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import Parquet
 
@@ -73,7 +74,7 @@ def test_any_span_of_rows_holds_what_was_written(
     _write(path, rows, **options)
     start = data.draw(st.integers(0, len(rows)))
     stop = data.draw(st.integers(start, len(rows)))
-    source = Parquet(path, tokens="ids", block_documents=block_documents)
+    source = Parquet(path, tokens="ids", reading=Reading(block_documents=block_documents))
     assert _read(source, start, stop)[0] == rows[start:stop]
 
 
@@ -92,7 +93,8 @@ def test_many_pages_and_dictionaries_of_every_width(tmp_path: Path) -> None:
         cuts = np.sort(rng.choice(400_000, 700, replace=False))
         rows = [part.tolist() for part in np.split(ids, cuts)]
         _write(tmp_path / "a.parquet", rows, dictionary_pagesize_limit=4 << 20)
-        source = Parquet(tmp_path / "a.parquet", tokens="ids", block_documents=100)
+        reading = Reading(block_documents=100)
+        source = Parquet(tmp_path / "a.parquet", tokens="ids", reading=reading)
         assert _read(source, 17, 690)[0] == rows[17:690]
 
 
@@ -100,7 +102,8 @@ def test_blocks_are_the_same_from_wherever_a_lane_begins(tmp_path: Path) -> None
     path, rng = tmp_path / "a.parquet", np.random.default_rng(0)
     rows = [rng.integers(0, 900, n).tolist() for n in rng.integers(0, 900, 3000)]
     _write(path, rows, row_group_size=1700, data_page_size=4000)
-    source = Parquet(path, tokens="ids", block_documents=30, block_bytes=20_000)
+    reading = Reading(block_documents=30, block_bytes=20_000)
+    source = Parquet(path, tokens="ids", reading=reading)
     documents, ends = _read(source, 0, 3000)
     assert documents == rows
     for k in range(0, len(ends), 40):

@@ -197,14 +197,14 @@ class TokenBlocks:
         if self.loss_mask is not None:
             mask = _mask(lists, _Lists.of(rows.column(self.loss_mask)), reasons)
         numbers = np.arange(first, first + rows.num_rows, dtype=np.int64)
-        page = Documents(ids, lists.offsets, make_origin(self.shard, numbers), mask)
-        for start, stop in cut(page.lengths * self.dtype.itemsize, self.limits):
-            block = page[start:stop]
+        whole = Documents(ids, lists.offsets, make_origin(self.shard, numbers), mask)
+        for start, stop in cut(whole.lengths * self.dtype.itemsize, self.limits):
+            block = whole[start:stop]
             wrong = [row for row in range(start, stop) if row in reasons] if reasons else []
             for row in wrong:
                 self.broken(first + row, reasons[row])
             if wrong:
-                block = page.take(np.setdiff1d(np.arange(start, stop), wrong))
+                block = whole.take(np.setdiff1d(np.arange(start, stop), wrong))
             yield block, stop
 
     def _ids(self, lists: _Lists, reasons: dict[int, str]) -> NDArray[np.generic]:

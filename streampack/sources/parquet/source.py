@@ -117,7 +117,7 @@ class Parquet(ShardedSource):
             units = np.array(rows, dtype=np.int64)
         details = {
             "dtype": ("uint16" if narrow else "uint32") if self.tokenized else "text",
-            "column_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
+            "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
         }
         names = [info.path for info in infos]
         return Manifest(names, units, sizes, "document" if step == 1 else "byte", details)
@@ -137,7 +137,7 @@ class Parquet(ShardedSource):
 
     def estimate_tokens(self) -> int:
         """A rough number of tokens: 2 bytes per id, 4 per token of text, no other columns."""
-        return int(self.manifest.details["column_bytes"]) // (2 if self.tokenized else 4)
+        return int(self.manifest.details["encoded_bytes"]) // (2 if self.tokenized else 4)
 
     def document_name(self, origin: np.void) -> str:
         return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
