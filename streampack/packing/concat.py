@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of
 from streampack.packing.arguments import require_atom, require_seq_len
 from streampack.packing.overflow import Overflow, limit_lengths
 from streampack.packing.packer import Packer
@@ -79,7 +78,8 @@ class Concat(Packer):
         if not request.final:
             held = np.minimum(lengths, request.held)
             most = int(held.sum()) // request.batch_tokens * request.batch_tokens
-            lengths = np.clip(most - offsets_of(held)[:-1], 0, held)
+            before = np.cumsum(held) - held
+            lengths = np.minimum(np.maximum(most - before, 0), held)
         plan = self.plan(lengths, final=request.final, seed=request.seed)
         return all_rows(plan, request)
 

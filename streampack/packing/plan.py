@@ -12,7 +12,7 @@ from streampack.documents import offsets_of
 from streampack.errors import PlanError
 from streampack.packing.composition import Composition
 
-__all__ = ["Plan", "check_plan", "check_rows", "is_sound"]
+__all__ = ["Plan", "check_plan", "check_rows", "sound_fill"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,8 +158,11 @@ def check_rows(plan: Plan, lengths: NDArray[np.int64]) -> None:
         _broken("a row is longer than its seq_len", np.flatnonzero(used > plan.seq_len))
 
 
+_MOST = (1 << 31) - 1  # tokens of a row at most; sums of so many slots cannot overflow
+
+
 @kernel
-def is_sound(
+def sound_fill(
     row_offsets: NDArray[np.int64],
     seq_len: NDArray[np.int32],
     document: NDArray[np.int64],
@@ -169,8 +172,12 @@ def is_sound(
     insert_eos: NDArray[np.bool_],
     pad_after: NDArray[np.int64],
     num_documents: int,
+    fill: NDArray[np.int64],
 ) -> bool:
-    """True if compiled code can follow the plan: rules 1 to 3 without the documents' lengths."""
+    """Fill in the slots that each row uses (R,); False if compiled code cannot follow the plan.
+
+    What it checks are rules 1 to 3 of `check_plan`, without the documents' lengths.
+    """
     rows, segments = len(seq_len), len(document)
     if len(row_offsets) != rows + 1 or row_offsets[0] != 0 or row_offsets[rows] != segments:
         return False
@@ -178,20 +185,22 @@ def is_sound(
         return False
     if len(insert_eos) != segments or len(pad_after) != segments:
         return False
+    wrong = False  # without branches, so that the loop becomes vector instructions
+    for s in range(segments):
+        wrong |= (document[s] < 0) | (document[s] >= num_documents)
+        wrong |= (start[s] < 0) | (stop[s] <= start[s]) | (stop[s] - start[s] > _MOST)
+        wrong |= (pad_after[s] < 0) | (pad_after[s] > _MOST)
+    if wrong:
+        return False
     for r in range(rows):
-        room = np.int64(seq_len[r])
         if row_offsets[r + 1] <= row_offsets[r] or row_offsets[r + 1] > segments:
             return False
+        used = 0
         for s in range(row_offsets[r], row_offsets[r + 1]):
-            if document[s] < 0 or document[s] >= num_documents:
-                return False
-            if start[s] < 0 or stop[s] <= start[s] or pad_after[s] < 0:
-                return False
-            if stop[s] - start[s] > room or pad_after[s] > room:
-                return False
-            room -= stop[s] - start[s] + insert_eos[s] + pad_after[s]
-            if room < 0:
-                return False
+            used += stop[s] - start[s] + insert_eos[s] + pad_after[s]
+        if used > seq_len[r]:
+            return False
+        fill[r] = used
     return True
 
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.packing.balancing import choose_by_cost, order_by_cost, row_costs
-from streampack.packing.plan import Plan, check_rows, is_sound
+from streampack.packing.plan import Plan, check_rows, sound_fill
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import derive_seed, permutation
 
@@ -212,12 +212,12 @@ def _best_rows(
         How many of these rows go, how many of them must, and how many there are up to the last
         full one. The first is -1 if the plan's arrays do not fit together.
     """
-    if not is_sound(
-        row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after, len(held)
+    num_rows = len(seq_len)
+    fill = np.empty(num_rows, dtype=np.int64)
+    if not sound_fill(
+        row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after, len(held), fill
     ):
         return -1, 0, 0
-    num_rows = len(seq_len)
-    fill = np.zeros(num_rows, dtype=np.int64)
     rank = np.zeros(num_rows, dtype=np.int64)
     waiting = np.zeros(num_rows, dtype=np.bool_)
     forced = 0
@@ -225,7 +225,6 @@ def _best_rows(
     for r in range(num_rows):
         urgency = np.int64(0)
         for s in range(row_offsets[r], row_offsets[r + 1]):
-            fill[r] += stop[s] - start[s] + insert_eos[s] + pad_after[s]
             urgency = max(urgency, 1 - rounds_left[document[s]])
             if stop[s] > held[document[s]]:
                 waiting[r] = True

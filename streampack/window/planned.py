@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.errors import PlanError
 from streampack.packing.packer import Packer
-from streampack.packing.plan import Plan, check_rows, is_sound
+from streampack.packing.plan import Plan, check_rows, sound_fill
 from streampack.packing.request import Selection, WindowRequest
 
-__all__ = ["PlannedWindow", "admitted", "check_selection", "needed_tokens", "what_stays"]
+__all__ = ["PlannedWindow", "admitted", "needed_tokens", "planned_window", "what_stays"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,32 +42,46 @@ class PlannedWindow:
         return self.plan.dropped_by(self.rows)
 
 
-def check_selection(selection: Selection, request: WindowRequest, packer: Packer) -> None:
-    """Raise `PlanError` unless the rows that go can be gathered, and the last ones lose nothing.
+def planned_window(
+    selection: Selection, request: WindowRequest, repeated: NDArray[np.int64], packer: Packer
+) -> PlannedWindow:
+    """A packer's answer as a planned window, once it is sure that its rows can be gathered.
 
     Everything that compiled code follows is checked, so that a mistake in a packer never reads
     memory outside of its arrays. `what_stays` finds out whether what stays of a document is its
     tail.
+
+    Args:
+        selection, request: the answer and the question.
+        repeated: (N,) int64, `Entries.repeated`.
+        packer: that answered.
+
+    Raises:
+        PlanError: the rows cannot be gathered, or the last ones would lose tokens.
     """
-    plan = selection.plan
-    fault = _fault(
+    plan, rows, batches = selection.plan, selection.rows, selection.batches
+    position = np.empty(len(repeated) + 1, dtype=np.int64)
+    fault, repeats = _examine(
         plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop, plan.overlap,
-        plan.insert_eos, plan.pad_after, selection.rows, selection.batches, request.held,
-        request.batch_tokens,
+        plan.insert_eos, plan.pad_after, rows, batches, request.held, repeated,
+        request.batch_tokens, position,
     )  # fmt: skip
-    if fault == 0 and plan.dropped.shape != request.held.shape:
+    if fault == 0 and plan.dropped.shape != repeated.shape:
         fault = 1
     if fault == 0 and request.final and _leaves_tokens(selection, request.lengths):
         fault = 6
-    if fault == 0:
-        return
     if fault == 1:
         check_rows(plan, np.maximum(request.lengths, request.remaining))
-    raise PlanError(
-        f"{type(packer).__name__} chose rows to go, and {_FAULTS[fault]}.",
-        "Batches of them would be wrong or lose tokens.",
-        "Correct its `plan_window`; `streampack.packing.Selection` says what it must return.",
-    )
+    if fault > 0:
+        raise PlanError(
+            f"{type(packer).__name__} chose rows to go, and {_FAULTS[fault]}.",
+            "Batches of them would be wrong or lose tokens.",
+            "Correct its `plan_window`; `streampack.packing.Selection` says what it must return.",
+        )
+    if repeats:
+        again = np.where(plan.start == 0, repeated[plan.document], 0)
+        plan = replace(plan, overlap=plan.overlap + again)
+    return PlannedWindow(plan, rows, batches, position, request.lengths)
 
 
 _FAULTS = {
@@ -92,7 +106,7 @@ def _leaves_tokens(selection: Selection, lengths: NDArray[np.int64]) -> bool:
 
 
 @kernel
-def _fault(
+def _examine(
     row_offsets: NDArray[np.int64],
     seq_len: NDArray[np.int32],
     document: NDArray[np.int64],
@@ -104,32 +118,41 @@ def _fault(
     rows: NDArray[np.int64],
     batches: NDArray[np.int64],
     held: NDArray[np.int64],
+    repeated: NDArray[np.int64],
     batch_tokens: int,
-) -> int:
-    """A key of `_FAULTS`, or 0."""
-    if not is_sound(
-        row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after, len(held)
+    position: NDArray[np.int64],
+) -> tuple[int, bool]:
+    """A key of `_FAULTS` or 0, and True if some document is `repeated`; fills in `position`."""
+    repeats = False
+    position[0] = 0
+    for d in range(len(held)):
+        position[d + 1] = position[d] + held[d]
+        repeats |= repeated[d] > 0
+    fill = np.empty(len(seq_len), dtype=np.int64)
+    if not sound_fill(
+        row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after, len(held), fill
     ):
-        return 1
+        return 1, repeats
     for row in rows:
         if row < 0 or row >= len(seq_len):
-            return 2
+            return 2, repeats
     last = len(batches) - 1
     if last < 0 or batches[0] != 0 or batches[last] != len(rows):
-        return 3
+        return 3, repeats
     for b in range(last):
         if batches[b + 1] <= batches[b] or batches[b + 1] > len(rows):
-            return 3
+            return 3, repeats
         width = seq_len[rows[batches[b]]]
         if (batches[b + 1] - batches[b]) * width > batch_tokens:
-            return 4
-        for row in rows[batches[b] : batches[b + 1]]:
+            return 4, repeats
+        for i in range(batches[b], batches[b + 1]):
+            row = rows[i]
             if seq_len[row] != width:
-                return 4
+                return 4, repeats
             for s in range(row_offsets[row], row_offsets[row + 1]):
                 if stop[s] > held[document[s]]:
-                    return 5
-    return 0
+                    return 5, repeats
+    return 0, repeats
 
 
 @kernel

@@ -15,12 +15,10 @@ rounds.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, offsets_of
+from streampack.documents import Documents
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
@@ -32,8 +30,8 @@ from streampack.window.entries import HELD, LENGTH, START, Entries
 from streampack.window.planned import (
     PlannedWindow,
     admitted,
-    check_selection,
     needed_tokens,
+    planned_window,
     what_stays,
 )
 
@@ -194,7 +192,7 @@ class Window:
             step: batches the lane has given before.
 
         Raises:
-            PlanError: the packer's rows cannot be gathered (`check_selection`).
+            PlanError: the packer's rows cannot be gathered (`planned_window`).
         """
         entries, longest = self.entries, self._longest
         held = entries.held
@@ -219,12 +217,7 @@ class Window:
             balance=self._balance,
         )
         selection = self._packer.plan_window(request)
-        check_selection(selection, request, self._packer)
-        plan = selection.plan
-        if entries.repeated.any():
-            again = np.where(plan.start == 0, entries.repeated[plan.document], 0)
-            plan = replace(plan, overlap=plan.overlap + again)
-        return PlannedWindow(plan, selection.rows, selection.batches, offsets_of(held), lengths)
+        return planned_window(selection, request, entries.repeated, self._packer)
 
     def _refuse_overlong(self, documents: Documents) -> None:
         # The packer would find out too late: it sees a document only when the window holds it.
