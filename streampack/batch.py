@@ -21,7 +21,7 @@ from streampack.errors import ConfigError
 from streampack.lane.lane import LaneBatch
 from streampack.metrics import Metrics
 from streampack.packing.composition import Composition
-from streampack.window.gather import PackedRows
+from streampack.window.packed_rows import PackedRows
 from streampack.window.token_fields import derive_fields
 
 __all__ = ["BatchGroup", "PackedBatch"]

@@ -8,7 +8,9 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("module", ["packing.plan", "window.entries", "window.gather", "batch"])
+@pytest.mark.parametrize(
+    "module", ["packing.plan", "window.entries", "window.packed_rows", "batch"]
+)
 def test_the_worked_example_of_a_docstring_is_right(module: str) -> None:
     found = doctest.testmod(importlib.import_module(f"streampack.{module}"))
     assert found.attempted > 2

@@ -6,7 +6,7 @@ import numpy as np
 
 from streampack.lane.lane import LaneConfig
 from streampack.packing.composition import Composition
-from streampack.window.gather import PROVENANCE, PackedRows
+from streampack.window.packed_rows import PROVENANCE, PackedRows
 
 __all__ = ["padding_rows"]
 

@@ -28,7 +28,8 @@ from streampack.streams.lane_stream import open_stream
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
-from streampack.window.gather import PackedRows, RowFormat, gather_rows
+from streampack.window.gather import RowFormat, gather_rows
+from streampack.window.packed_rows import PackedRows
 from streampack.window.token_fields import derive_fields
 from streampack.window.window import PlannedWindow, Window
 

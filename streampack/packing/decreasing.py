@@ -16,7 +16,7 @@ some documents.
 
 Sources: Ding et al., "Fewer Truncations Improve Language Modeling" (2024) is BestFitDecreasing
 with "split"; "Improving Continual Pre-training Through Seamless Data Packing" (2025) uses
-``extra_capacity`` (its BFD-m, and the second stage of its own algorithm).
+``extra_capacity`` (in its BFD-m, and in the second stage of `Seamless`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ Cost: one pass over the slots of a round, compiled; no Python per document.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +18,10 @@ from streampack._jit import kernel
 from streampack.documents import offsets_of
 from streampack.packing.composition import Composition
 from streampack.window.entries import Entries
+from streampack.window.packed_rows import PROVENANCE, PackedRows
 from streampack.window.window import PlannedWindow
 
-__all__ = ["PROVENANCE", "PackedRows", "RowFormat", "gather_rows"]
-
-#: One row per document piece of a batch: where it came from, and which of the document's tokens.
-PROVENANCE = np.dtype(
-    [("source", "<i4"), ("shard", "<i4"), ("index", "<i8"), ("start", "<i8"), ("stop", "<i8")]
-)
+__all__ = ["RowFormat", "gather_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,60 +40,6 @@ class RowFormat:
     attention_by_row: bool = False
     mask_repeated: bool = False
     provenance: bool = False
-
-
-class PackedRows(NamedTuple):
-    """A batch in compact form: R rows of seq_len, flattened to T slots.
-
-    For example documents of five and two tokens in two rows of four, eight slots:
-
-    >>> from streampack.documents import Documents
-    >>> from streampack.packing import BestFitDecreasing
-    >>> from streampack.window import Window, WindowConfig
-    >>> packer = BestFitDecreasing(seq_len=4)
-    >>> window = Window(WindowConfig(rows=8), packer, batch_tokens=8, seed=1)
-    >>> ids = [np.array([11, 12, 13, 14, 15], np.uint16), np.array([21, 22], np.uint16)]
-    >>> window.admit(Documents.from_arrays(ids), 0, 0)
-    (2, False)
-    >>> planned = window.plan(final=True)
-    >>> layout = RowFormat(pad_id=0, eos_id=-1)
-    >>> (rows,) = gather_rows(planned, 8, window.entries, window.tokens, None, layout)
-    >>> rows.tokens.reshape(2, 4).tolist()
-    [[11, 12, 13, 14], [21, 22, 15, 0]]
-    >>> rows.boundaries.tolist(), rows.piece.tolist()  # three pieces, then padding
-    ([0, 4, 6, 7, 8], [0, 1, 2, -1])
-    >>> rows.cu_seqlens.tolist()  # padding has an attention segment too
-    [0, 4, 6, 7, 8]
-    >>> rows.num_loss_tokens  # all but padding and the first token of each segment
-    4
-
-    Attributes:
-        seq_len: slots per row.
-        tokens: (T,) uint16 or uint32.
-        boundaries: (P + 1,) int32, 0 and the ends of the P runs (document pieces and padding).
-        piece: (P,) int32, number of the document piece in each run, -1 for padding.
-        cu_seqlens: (A + 1,) int32, 0 and the ends of the attention segments, padding's included.
-        loss_mask: (T,) bool or None.
-        source_ids: (D,) int32, source of each document piece.
-        provenance: (D,) of dtype `PROVENANCE`, or None.
-        max_seqlen: longest attention segment, padding segments included.
-        num_loss_tokens: labels that are not ignored.
-        sum_squared_lengths: over attention segments that are not padding.
-        composition: counts of these rows.
-    """
-
-    seq_len: int
-    tokens: NDArray[np.generic]
-    boundaries: NDArray[np.int32]
-    piece: NDArray[np.int32]
-    cu_seqlens: NDArray[np.int32]
-    loss_mask: NDArray[np.bool_] | None
-    source_ids: NDArray[np.int32]
-    provenance: NDArray[np.void] | None
-    max_seqlen: int
-    num_loss_tokens: int
-    sum_squared_lengths: int
-    composition: Composition
 
 
 def gather_rows(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.window.gather import PackedRows
+from streampack.window.packed_rows import PackedRows
 
 __all__ = ["Fields", "derive_fields"]
 
