@@ -108,7 +108,7 @@ def test_an_absent_column_is_refused_and_those_that_exist_are_named(tmp_path: Pa
 def test_a_token_id_beyond_the_vocabulary_is_named_or_skipped(dtype: Any) -> None:
     documents = [tokens.astype(dtype) for tokens in ids(5, 5, 5)]
     documents[1] = documents[1] + dtype(100)
-    with pytest.raises(ContentError, match=r"document 1 of .* token id 100") as raised:
+    with pytest.raises(ContentError, match=r"Document 1 of .* token id 100") as raised:
         load(MemorySource([documents]), token_rules=TokenRules(vocab_size=50))
     says(raised.value)
     metrics = load(

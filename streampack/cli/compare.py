@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streampack.cli.corpus import open_corpus
+from streampack.cli.options import TextField, TokensField
 from streampack.cli.picture import Curve, check_target, draw
 from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError
@@ -45,12 +46,8 @@ def compare(
     tokenizer: Annotated[
         str | None, typer.Option(metavar="PATH", help="tokenizer.json, for text.")
     ] = None,
-    text: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Field or column that holds text.")
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Field or column that holds token ids.")
-    ] = None,
+    text: TextField = None,
+    tokens: TokensField = None,
     column: Annotated[
         str | None, typer.Option(metavar="NAME", help="Column of MDS shards.")
     ] = None,

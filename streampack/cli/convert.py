@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from streampack.cli.corpus import open_documents
+from streampack.cli.options import TextField, TokensField
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
 from streampack.conversion.destination import Destination
@@ -53,12 +54,8 @@ def convert(
         str, typer.Argument(metavar="DEST", help="Empty folder or URL for the shards.")
     ],
     to: Annotated[Format, typer.Option(help="Format of the shards.")],
-    text: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Field or column that holds text.")
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Field or column that holds token ids.")
-    ] = None,
+    text: TextField = None,
+    tokens: TokensField = None,
     tokenizer: Annotated[
         str | None, typer.Option(metavar="PATH", help="tokenizer.json, to write token ids.")
     ] = None,

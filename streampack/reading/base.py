@@ -91,21 +91,24 @@ class Source(ABC):
         """Where a document is found, in words that begin a sentence: "row 7 of part-3.parquet"."""
         return f"document {int(origin['index'])} of shard {int(origin['shard'])}"
 
-    def broken_document(self, shard: int, index: int, reason: str) -> ContentError:
-        """The error for a document that cannot be read.
+    def broken_document(
+        self,
+        shard: int,
+        index: int,
+        reason: str,
+        consequence: str = "It cannot be read as a document.",
+        remedy: str = 'Repair it, or leave such documents out with on_error="skip".',
+    ) -> ContentError:
+        """The error for a document that cannot be used.
 
         Args:
             shard, index: of its origin.
             reason: ends the sentence that begins with the document's name: "is not UTF-8".
+            consequence, remedy: of the error.
         """
         name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
-        return ContentError(
-            f"{name[0].upper()}{name[1:]} {reason}.",
-            "It cannot be read as a document.",
-            'Repair it, or leave such documents out with on_error="skip".',
-            shard=shard,
-            index=index,
-        )
+        fact = f"{name[0].upper()}{name[1:]} {reason}."
+        return ContentError(fact, consequence, remedy, shard=shard, index=index)
 
     def report_broken(
         self, shard: int, first: int, problems: Mapping[int, str], skips: Skips

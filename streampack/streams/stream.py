@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import Conversations, Documents, Texts
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ConfigError
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
@@ -239,15 +239,15 @@ class DocumentStream(LaneStream):
             ids: NDArray[Any] = documents.document(i)
             origin = documents.origin[i]
             outside = int(ids[(ids < 0) | (ids >= limit)][0])
+            what = f"and the vocabulary has {limit}" if outside >= 0 else "which is negative"
             self.skips.handle(
-                ContentError(
-                    f"{self._source.document_name(origin)} holds the token id {outside}, "
-                    + (f"the vocabulary has {limit}." if outside >= 0 else "which is negative."),
+                self._source.broken_document(
+                    int(origin["shard"]),
+                    int(origin["index"]),
+                    f"holds the token id {outside}, {what}",
                     "The model has no embedding for it.",
-                    "Tokenize the corpus with this tokenizer, give the right vocab_size, or use "
+                    "Tokenize the corpus with this tokenizer, pass the right vocab_size, or use "
                     'on_error="skip".',
-                    shard=int(origin["shard"]),
-                    index=int(origin["index"]),
                 )
             )
         keep = np.ones(len(documents), dtype=np.bool_)

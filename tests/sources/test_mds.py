@@ -345,7 +345,7 @@ def test_pickled_columns_are_refused_and_never_decoded(tmp_path: Path) -> None:
         ({"column": "a"}, "encoding 'int'"),
         ({"column": "z"}, "encoding 'json'"),
         ({"column": "b"}, "Pass dtype"),
-        ({"column": "tokens", "dtype": "uint32"}, "Leave it out"),
+        ({"column": "tokens", "dtype": "uint32"}, "Leave dtype out"),
         ({"column": "tokens", "dtype": "float32"}, "integers"),
         ({"column": "tokens", "validate_hash": "sha1"}, "sha1"),
         ({"column": "tokens", "validate_hash": "rot13"}, "rot13"),

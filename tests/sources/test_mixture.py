@@ -176,7 +176,7 @@ def test_an_endless_run_outlives_its_finite_sources() -> None:
     ("epochs", "own", "last", "match"),
     [
         (1, {"a": None, "b": None}, {"a": 1, "b": 1}, "never end"),
-        (None, {"a": 1, "b": 2}, {"a": 1, "b": 1}, "end all the same"),
+        (None, {"a": 1, "b": 2}, {"a": 1, "b": 1}, "would end with them"),
         (1, {"a": None}, {"a": 1, "b": 0}, '"b" ends, but its weight'),
     ],
 )
@@ -340,19 +340,19 @@ def test_what_was_skipped_stays_skipped_once_it_can_be_read(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Mixture({}), "one at least"),
-        (lambda: Mixture([1]), "by name"),  # type: ignore[arg-type]
+        (lambda: Mixture({}), "at least one"),
+        (lambda: Mixture([1]), "have a name"),  # type: ignore[arg-type]
         (lambda: Mixture({"a": Mixture({"b": [[1]]})}), '"a" is a Mixture itself'),
         (lambda: Mixture({"a": [[1]]}, weights={"b": 1}), "lack a"),
         (lambda: Mixture({"a": [[1]]}, weights={"a": 1, "b": 1}), "name b"),
         (lambda: Mixture({"a": [[1]]}, weights={"a": 0}), "cannot be shares"),
         (lambda: Mixture({"a": [[1]]}, weights={"a": float("nan")}), "cannot be shares"),
-        (lambda: Mixture({"a": [[1]]}, weights=[(1, {"a": 1})]), "known from 0"),
+        (lambda: Mixture({"a": [[1]]}, weights=[(1, {"a": 1})]), "begin at 0"),
         (lambda: Mixture({"a": [[1]]}, weights=5), "which share"),  # type: ignore[arg-type]
         (lambda: Mixture({"a": [[1]]}, weights={"a": "1"}), "which share"),  # type: ignore[dict-item]
         (lambda: Mixture({"a": [[1]]}, weights=[(0, 5)]), "which share"),  # type: ignore[list-item]
         (lambda: Mixture({"a": [[1]]}, weights=[("0", {"a": 1})]), "which share"),  # type: ignore[list-item]
-        (lambda: Mixture({"a": [[1]]}, weights={"a": 1}, temperature=2), "Leave out one"),
+        (lambda: Mixture({"a": [[1]]}, weights={"a": 1}, temperature=2), "Leave out the other"),
         (lambda: Mixture({"a": [[1]]}, temperature=0), "positive number"),
         (lambda: Mixture({"a": [[1]]}, epochs={"b": 1}), "no source"),
         (lambda: Mixture({"a": [[1]]}, epochs={"a": 0}), "nothing to read"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streampack.storage.unpacking import decompress, sniff_codec
+from streampack.storage.decompression import decompress, sniff_codec
 
 CONTENT = b"many lengths " * 10_000
 ZSTD = pa.compress(CONTENT, codec="zstd", asbytes=True)

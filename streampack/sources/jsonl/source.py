@@ -36,10 +36,10 @@ from streampack.reading.records import (
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.lines import LineBlock, byte_range_blocks, stream_blocks
+from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_decompressed
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
-from streampack.storage.unpacking import CODEC_OF_ENDING, DamagedError, open_decompressed
 
 __all__ = ["JSONL"]
 

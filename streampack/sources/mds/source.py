@@ -31,10 +31,10 @@ from streampack.sources.mds.index import (
     scan_samples,
     token_column,
 )
+from streampack.storage.decompression import DamagedError, decompress, map_file
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import is_missing, shown
 from streampack.storage.storage import Storage
-from streampack.storage.unpacking import DamagedError, decompress, map_file
 
 __all__ = ["MDS"]
 

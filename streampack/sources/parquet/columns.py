@@ -111,7 +111,7 @@ class TextBlocks:
 
 
 def _strings(column: pa.Array) -> list[Any]:
-    """The strings of a column; bytes where they are not UTF-8, None where they are null."""
+    """The strings of a column; bytes for what is not UTF-8, None for nulls."""
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except UnicodeDecodeError:

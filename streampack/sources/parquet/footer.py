@@ -1,9 +1,10 @@
 """Footers of Parquet files: the schema, rows and bytes of a file, without its data.
 
-A footer is untrusted. Of pyarrow's accessors only those of files, schemas and row groups are used:
-`RowGroupMetaData.column()`, and so all that is said of one column, ends the process on about one in
-a hundred flipped bits of a footer, for it may throw where nothing catches. The others, and reading
-itself, raised or went well on every flipped bit (tests/sources/test_parquet_damage.py).
+A footer is untrusted. Of pyarrow's accessors only those of files, schemas and row groups are used.
+`RowGroupMetaData.column()`, which everything about a single column needs, ends the process on about
+one in a hundred flipped bits of a footer, because nothing catches what it throws. The others, and
+reading itself, raised an error or worked on every flipped bit
+(tests/sources/test_parquet_damage.py).
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, DamagedFileError)
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What the listing keeps of a file; `problem` says why there is nothing to keep.
+    """What the listing keeps of a file.
 
     Attributes:
         rows: of the file.
         num_bytes: of all columns, encoded, before compression.
-        narrow: whether uint16 holds the ids, by their type.
+        narrow: True if the type of the ids fits into uint16.
+        problem: what is wrong with the file; "" if nothing is.
     """
 
     rows: int = 0
@@ -85,7 +87,7 @@ def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
     """The row groups of a file.
 
     Raises:
-        DamagedFileError: they cannot be what they say.
+        DamagedFileError: their sizes are impossible.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     rows = [group.num_rows for group in groups]
@@ -101,10 +103,10 @@ def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
 def check_schema(
     name: str, schema: pa.Schema, column: str, loss_mask: str | None, tokenized: bool
 ) -> bool:
-    """Refuse a file that lacks a column or has it in another type; True if uint16 holds its ids.
+    """True if the ids of a file fit into uint16, by their type.
 
     Raises:
-        ConfigError: the file cannot be read with these arguments.
+        ConfigError: the file lacks a column, or has it in another type.
     """
     there = ", ".join(f'"{field.name}" ({field.type})' for field in schema)
     for wanted in (column, loss_mask):

@@ -2,11 +2,11 @@
 
 Listing reads footers only. A shard is then read by row groups, a batch of rows at a time: batches
 begin at fixed rows of their row group, a block never crosses a batch, and so a block is a pure
-function of the row it starts at. Blocks of ids and masks lie in Arrow's buffers wherever their type
-allows it; texts become Python strings because tokenizers take nothing else.
+function of the row it starts at. Blocks of ids and masks are views of Arrow's buffers if their type
+allows it; texts become Python strings, because tokenizers accept nothing else.
 
 Cost: decoding, about 6 ns per id; then per document nothing for ids, one string for texts. Arrow
-has no way into the middle of a row group: to start there, what lies before is decoded and dropped.
+cannot start in the middle of a row group: the rows before are decoded and dropped.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from streampack.storage.storage import FileInfo, Storage, in_threads
 __all__ = ["Parquet"]
 
 _FOOTER_THREADS = 64
-#: Short rows are decoded so many at once; fewer cost more, more cost memory.
+#: Short rows are decoded so many at once: fewer take more time, more take memory.
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
 _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
 
-#: Files whose footers are read when they are listed. Of more, so many are looked at and the rest
-#: when they are opened: a million footers would take one process the better part of an hour.
+#: Files whose footers are read when they are listed. If there are more, the footers of so many are
+#: read, and the others when their files are opened: a million would take most of an hour.
 MOST_FOOTERS = 8192
 
 
@@ -94,9 +94,9 @@ class Parquet(ShardedSource):
     def list_shards(self) -> Manifest:
         """The files with their rows, from their footers, which are read in parallel.
 
-        A file whose footer is broken counts as one row, so that whoever comes to read it meets
-        the error and the policy for errors decides. More than `MOST_FOOTERS` files are split by
-        their bytes: a share of a file's bytes stands for that share of its rows.
+        A file whose footer is broken counts as one row, so that the lane that reads it gets the
+        error, and `on_error` decides. More than `MOST_FOOTERS` files are split by their bytes: a
+        share of a file's bytes stands for that share of its rows.
         """
         infos = self.storage.list(self.paths, endings=self.endings)
         step = -(-len(infos) // MOST_FOOTERS)
@@ -106,12 +106,12 @@ class Parquet(ShardedSource):
         if not readable:
             raise ConfigError(
                 f"{shown(seen[0].path)} is not a Parquet file: {footers[0].problem}.",
-                f"None of the {len(seen)} files that were looked at can be read.",
+                f"None of the {len(seen)} files that were checked can be read.",
                 "Check the path, and that the files are complete.",
             )
         narrow = all(footer.narrow for footer in readable)
         sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
-        units = np.maximum(sizes, 1)  # an empty file is to be met, not passed over
+        units = np.maximum(sizes, 1)  # an empty file is an error, so it must be read
         if step == 1:
             rows = [1 if footer.problem else footer.rows for footer in footers]
             units = np.array(rows, dtype=np.int64)
@@ -123,7 +123,7 @@ class Parquet(ShardedSource):
         return Manifest(names, units, sizes, "document" if step == 1 else "byte", details)
 
     def describe(self) -> dict[str, Any]:
-        """Adds what is read; where the files lie is left out, so that they may move."""
+        """Adds what is read; not the paths, so that the files may move."""
         return {
             **super().describe(),
             "column": self.column,
@@ -159,24 +159,24 @@ class Parquet(ShardedSource):
                             yield block, places.unit(row)
             except DAMAGE as error:
                 if isinstance(error, OSError) and error.errno is not None:
-                    raise  # the disk's failure, not the file's
+                    raise  # the disk failed, not the file
                 self._unreadable(shard, row, error)
 
     def _footer(self, info: FileInfo) -> Footer:
         return read_footer(self.storage, info, self._check_schema)
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
-        """Refuse a file of another schema; True if uint16 holds its ids."""
+        """Raise `ConfigError` for a file of another schema; True if its ids fit into uint16."""
         return check_schema(name, schema, self.column, self.loss_mask, self.tokenized)
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
-        """Where the manifest's units lie in a file, which is held against the listing."""
+        """How rows and units of a file correspond, after the file is compared with the listing."""
         rows, units = file.metadata.num_rows, int(self.manifest.units[shard])
         documents = self.manifest.unit == "document"
         if documents and rows != units:
             self._unreadable(shard, 0, "the number of rows is not what it was when listed")
         if rows > units:
-            self._unreadable(shard, 0, f"its {units} bytes hold {rows} rows, fewer than one each")
+            self._unreadable(shard, 0, f"its {units} bytes cannot hold {rows} rows")
         try:
             narrow = self._check_schema(shown(self.manifest.paths[shard]), file.schema_arrow)
         except ConfigError as error:
@@ -188,7 +188,7 @@ class Parquet(ShardedSource):
     def _batches(
         self, file: pq.ParquetFile, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Rows [start, stop), cut where Arrow's batches end, each with the number of its first."""
+        """Batches of the rows [start, stop), each with the number of its first row."""
         columns = self._columns(file.schema_arrow)
         first = 0
         for number, group in enumerate(row_groups(file.metadata)):
@@ -211,7 +211,7 @@ class Parquet(ShardedSource):
         return [name for name in (self.column, self.loss_mask) if name]
 
     def _batch_rows(self, group: pq.RowGroupMetaData) -> int:
-        """Rows of a row group to decode at once: a block; several if small, a part if large."""
+        """Rows to decode at once: a block, or several of short rows, or a part of long ones."""
         row_bytes: int = max(group.total_byte_size // max(group.num_rows, 1), 1)
         reading = self.reading
         block = max(1, min(reading.documents_per_block, 2 * reading.block_bytes // row_bytes))
@@ -227,7 +227,7 @@ class Parquet(ShardedSource):
         return TokenBlocks(shard, self.column, self.loss_mask, dtype, limits, broken)
 
     def _broken(self, shard: int, skips: Skips) -> Broken:
-        """What handles rows of this file that are no documents."""
+        """A function that reports rows of this file that are no documents."""
 
         def broken(row: int, reason: str) -> None:
             skips.handle(self.broken_document(shard, row, reason))
@@ -242,18 +242,18 @@ class Parquet(ShardedSource):
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Rows of a file and the units they are counted in: equal shares, in the same order.
+    """Rows of a file, and the units that it is split by: equal shares, in the same order.
 
-    Every row has a unit of its own, so that the row a unit lies in gives the unit back.
+    There are at least as many units as rows, so no two rows share a unit.
     """
 
     rows: int
     units: int
 
     def row(self, unit: int) -> int:
-        """The row that a unit lies in."""
+        """The row that a unit belongs to."""
         return unit * self.rows // max(self.units, 1)
 
     def unit(self, row: int) -> int:
-        """The first unit that lies in a row."""
+        """The first unit of a row."""
         return -(-row * self.units // max(self.rows, 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from streampack.errors import ConfigError, StorageError
-from streampack.storage.unpacking import copy_stream
+from streampack.storage.decompression import copy_stream
 
 __all__ = ["is_pipe", "refuse_pipes", "run_pipe"]
 

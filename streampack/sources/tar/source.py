@@ -31,9 +31,9 @@ from streampack.reading.skips import Skips
 from streampack.sources.tar.headers import DUPLICATE, ENDED, FAULTS, MORE, scan_tar
 from streampack.sources.tar.npy import UNCOMMON, npy_values, parse_uncommon
 from streampack.sources.tar.pipes import is_pipe, refuse_pipes, run_pipe
+from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
 from streampack.storage.patterns import expand_braces
 from streampack.storage.storage import Storage
-from streampack.storage.unpacking import DamagedError, decompress, map_file, sniff_codec
 
 __all__ = ["WebDataset"]
 
