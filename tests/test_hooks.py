@@ -147,7 +147,7 @@ def test_a_filter_that_returns_something_else_is_refused_by_name(mask: Any, word
 
 
 def test_a_hook_needs_a_name_and_a_function() -> None:
-    with pytest.raises(ConfigError, match="could not tell it"):
+    with pytest.raises(ConfigError, match="could not distinguish it"):
         Hook("", lambda d, _: d)
     with pytest.raises(ConfigError, match="nothing to call"):
         Hook("x", 3)  # type: ignore[arg-type]

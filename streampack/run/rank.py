@@ -8,7 +8,7 @@ place, until all lanes of all ranks are through. Only what the loop has taken co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
 
@@ -97,9 +97,10 @@ class RankRun:
             check_same_start(self.ranks, start, plan.fingerprint)
         states = {lane: self.state.lane(lane) for lane in self.lanes()}
         feed = open_feed(start, states)
+        items = self._real(feed)
         try:
             self._ending = Ending(
-                self._real(feed),
+                items,
                 topology=plan.topology,
                 start=start,
                 lanes=plan.config.lanes,
@@ -113,6 +114,7 @@ class RankRun:
                 self.metrics += left.spent or Metrics()
                 self.metrics.left += left.composition
         finally:
+            items.close()  # and with it the iterator of another loader, which ends its workers
             if isinstance(feed, Generator):
                 feed.close()
 
@@ -121,7 +123,7 @@ class RankRun:
         rows = padding_rows(self.plan.config, step)
         return PackedBatch(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
-    def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Iterator[PackedBatch]:
+    def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:
         """The batches that hold documents; the ends of lanes that none of them carries are kept."""
         begun: set[int] = set()
         for item in feed:

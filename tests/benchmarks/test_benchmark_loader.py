@@ -75,7 +75,7 @@ def test_every_stage_of_real_files_has_figures(
     assert stages[5:] == ["+ 1 workers"] * workers
     assert 0 < rank["waits"][0] <= rank["waits"][1]
     assert rank["sentences"][-1] in printed
-    content = 6 / 6 if write is jsonl else 2  # bytes per token as read
+    content = {mds: 2, parquet: 4, jsonl: 6 / 6}[write]  # bytes per token as read
     assert rank["lines"][0]["content"] == pytest.approx(
         content * rank["lines"][0]["tokens"], rel=0.02
     )

@@ -47,6 +47,7 @@ def ids(first: int, count: int, length: int = 20, dtype: Any = np.uint16) -> Mem
 def dataset(source: Any, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "seq_len": SEQ_LEN,
+        "batch_rows": 1,
         "lanes": 2,
         "topology": Topology(),
         "window": WindowConfig(rows=8),
