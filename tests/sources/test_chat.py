@@ -140,7 +140,7 @@ def test_ids_with_labels_or_a_mask(form: str, suffix: str, tmp_path: Path) -> No
         pq.write_table(pa.Table.from_pylist(records), path)
     source = sources.Chat(path)
     assert source.tokenized
-    (batch,) = PackedDataset(source, seq_len=16, topology=Topology())
+    (batch,) = PackedDataset(source, seq_len=16, batch_rows=1, topology=Topology())
     found = {
         tuple(batch.input_ids[0, i:j].tolist()): batch.labels[0, i:j].tolist()
         for i, j in pieces(batch)
@@ -164,7 +164,8 @@ def test_files_of_something_else_are_refused_at_once(tmp_path: Path) -> None:
 
 def dataset(source: Any, **settings: Any) -> PackedDataset:
     chosen: dict[str, Any] = {"seq_len": 128} if "packer" not in settings else {}
-    chosen |= {"tokenizer": load_tokenizer(BPE), "lanes": 1, "topology": Topology(), **settings}
+    chosen |= {"batch_rows": 1, "tokenizer": load_tokenizer(BPE), "lanes": 1}
+    chosen |= {"topology": Topology(), **settings}
     return PackedDataset(source, **chosen)
 
 
