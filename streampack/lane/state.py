@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents
 from streampack.errors import StateError
+from streampack.reading.cursor import is_count
 from streampack.streams.base import Mark
 from streampack.window.entries import Entries
 from streampack.window.window import Window
@@ -42,7 +43,6 @@ __all__ = [
     "damaged",
     "decode_columns",
     "encode_columns",
-    "is_count",
 ]
 
 _COUNTS = ("lane", "round", "step", "emitted", "serial", "admitted", "documents", "skipped_count")
@@ -258,11 +258,6 @@ def check_lane_state(lane: int, state: Any) -> None:
             "Documents of one lane would be repeated and those of another lost.",
             "Pass what `state_dict()` returned, unchanged.",
         )
-
-
-def is_count(value: Any, least: int = 0) -> bool:
-    """True for a whole number, not below `least`, that JSON holds exactly."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 53
 
 
 def damaged(fact: str) -> StateError:

@@ -14,7 +14,8 @@ from typing import Any
 
 from streampack.errors import StateError
 from streampack.job.topology import Topology
-from streampack.lane.state import check_lane_state, checksum, damaged, is_count
+from streampack.lane.state import check_lane_state, checksum, damaged
+from streampack.reading.cursor import is_count
 from streampack.run.fingerprint import changed_fields
 
 __all__ = [

@@ -40,8 +40,6 @@ class HFStream(ItemSource):
             columns that are not there.
     """
 
-    splittable = False
-
     def __init__(
         self,
         dataset: Any,
@@ -67,7 +65,6 @@ class HFStream(ItemSource):
             )
         self.dataset = dataset
         self.tokenized = self.fields.tokenized
-        self.seekable = has_exact_state(dataset)
 
     def max_lanes(self) -> int | None:
         return int(self.dataset.num_shards)
