@@ -7,7 +7,7 @@ from typing import Any
 from streampack.errors import ConfigError
 from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
-from streampack.sources.iterable.source import ItemSource, has_exact_state
+from streampack.sources.iterable.source import ItemSource
 
 __all__ = ["HFStream"]
 
