@@ -10,7 +10,8 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
 from streampack.errors import ConfigError, ContentError
 from streampack.forecast.dry_run import stream_plan
-from streampack.lane.lane import Lane, LaneEnd
+from streampack.lane.batch import LaneEnd
+from streampack.lane.lane import Lane
 from streampack.metrics import Metrics
 from streampack.packing import BestFitDecreasing, Composition, Seamless, check_plan
 from tests.support.lanes import SEQ_LEN, composition_of, lane_config, run

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streampack.forecast.dry_run import stream_plan
 from streampack.job.topology import Topology
-from streampack.lane.lane import LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.metrics import LaneTimes
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource

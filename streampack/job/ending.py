@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 
@@ -38,6 +41,10 @@ class Ranks(Protocol):
         """
         ...
 
+    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+        """Start to find the highest of each value over the ranks; called as `total` is."""
+        ...
+
 
 class Alone:
     """A rank that asks no other: it ends when its own lanes are dry."""
@@ -45,6 +52,10 @@ class Alone:
     def total(self, count: int) -> Callable[[], int]:
         """The rank's own count."""
         return lambda: count
+
+    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+        """The rank's own values."""
+        return lambda: values
 
 
 class Numbered(Protocol):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from streampack.dealing.dealer import Dealer
 from streampack.job.topology import Topology
-from streampack.lane.lane import Lane, LaneBatch, LaneConfig, LaneEnd
+from streampack.lane.batch import LaneBatch, LaneEnd
+from streampack.lane.config import LaneConfig
+from streampack.lane.lane import Lane
 from streampack.metrics import Metrics
 
 __all__ = ["rotate"]
@@ -17,6 +20,7 @@ def rotate(
     states: Mapping[int, dict[str, Any] | None],
     topology: Topology,
     start: int,
+    dealer: Dealer | None = None,
 ) -> Iterator[LaneBatch | LaneEnd]:
     """Yield this rank's batches of these lanes in turn, each lane up to its last batch.
 
@@ -29,13 +33,14 @@ def rotate(
         states: of each lane, where it goes on from; None is its beginning. Their order is that
             of the rotation.
         topology: of the rank; start: number of the first batch.
+        dealer: where the lanes are dealt their parts of the source.
     """
     running: dict[int, Lane | None] = dict.fromkeys(states)
     while running:
         for lane in list(running):
             started = running[lane]
             if started is None:
-                started = running[lane] = Lane(config, lane, states[lane])
+                started = running[lane] = Lane(config, lane, states[lane], dealer)
             item, mine = _next_turn(started, topology, start)
             if isinstance(item, LaneEnd) or not item.has_next:
                 del running[lane]
