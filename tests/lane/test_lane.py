@@ -229,7 +229,7 @@ def test_changed_documents_are_refused_on_resume() -> None:
     changed = lane_config([n + 1 for n in lengths], packer)
     with pytest.raises(StateError, match="digest"):
         Lane(changed, 0, state)
-    with pytest.raises(StateError, match="too early"):
+    with pytest.raises(StateError, match="too early|cannot be read"):
         Lane(lane_config(lengths[:12], packer), 0, state)
 
 
