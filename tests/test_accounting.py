@@ -97,12 +97,13 @@ class Broken(MemorySource):
     def __init__(self, documents: Any) -> None:
         super().__init__([documents], block_documents=2)
 
-    def read_shard(self, shard: int, start: int, stop: int, skips: Any) -> Any:
-        for block, end in super().read_shard(shard, start, stop, skips):
+    def read_shard(self, shard: int, *place: Any) -> Any:
+        skips = place[-1]
+        for block, end, reached in super().read_shard(shard, *place):
             bad = block.origin["index"] % 2 == 1
             for i in block.origin["index"][bad].tolist():
                 skips.handle(ContentError(f"Document {i} is broken.", shard=shard, index=i))
-            yield block.take(np.flatnonzero(~bad)), end
+            yield block.take(np.flatnonzero(~bad)), end, reached
 
 
 def test_a_document_whose_last_piece_is_dropped_in_a_later_round_still_counts_as_cut() -> None:

@@ -175,6 +175,7 @@ class _ChunkReader(io.RawIOBase):
         self._rest = memoryview(b"")
         self.offset = 0  # of the content after `_rest`
         self._places: deque[tuple[int, int]] = deque()  # (offset, stored at) of recent chunks
+        self._ended = False
 
     def readable(self) -> bool:
         return True
@@ -189,9 +190,12 @@ class _ChunkReader(io.RawIOBase):
         return size
 
     def _next(self) -> int:
-        """Take the next chunk; where it was stored."""
+        """Take the next chunk, which is empty at the end; where it was stored."""
+        if self._ended:  # a decoder may have closed the source
+            return self._places[-1][1]
         place = self._source.tell()
         self._rest = memoryview(next(self._chunks, b""))
+        self._ended = not len(self._rest)
         if not self._places or self._places[-1][1] != place:
             self._places.append((self.offset, place))
         self.offset += len(self._rest)

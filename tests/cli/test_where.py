@@ -75,7 +75,7 @@ def test_the_place_it_names_is_where_the_oldest_document_of_the_window_is_read(
         corpus, column="tokens", reading=sources.Reading(open_shards=1, block_documents=block)
     )
     loader = PackedLoader(make(source, lanes=1, shuffle=False, provenance=True))
-    starts = np.concatenate([[0], np.cumsum(source.manifest.units)])
+    starts = np.concatenate([[0], np.cumsum(source.manifest.details["documents"])])
     oldest: list[int] = []
     states = []
     for batch in loader:

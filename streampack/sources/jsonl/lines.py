@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.reading.options import Reading
-from streampack.storage.decompression import Content
+from streampack.storage.decompression import Content, DamagedError
 
 __all__ = ["LineBlock", "line_blocks"]
 
@@ -59,13 +59,21 @@ def line_blocks(
         position: the end of a block of this part, to go on after it; None is its beginning.
         reading: limits of a block.
         max_line_bytes: longer lines are left out.
+
+    Raises:
+        DamagedError: behind the last line before the damage.
     """
     if position is None:
         position, before = content.skip_stored(low)
         if before not in (b"", b"\n"):  # inside a line, which belongs to the part before
             position += _rest_of_line(content.file)
     else:
-        content.skip(position)
+        try:
+            content.skip(position)
+        except DamagedError:
+            if _is_beyond(content, position, high):
+                return
+            raise
     yield from _blocks(content, position, high, reading, max_line_bytes)
 
 
@@ -77,27 +85,36 @@ def _blocks(
     size = 0
     begin = position
     most_lines, most_bytes = reading.documents_per_block, reading.block_bytes
+    damage: DamagedError | None = None
     while True:
-        line = content.file.readline(max_line_bytes + 1)
-        at = position
-        if not line or (high is not None and content.stored(at) >= high):
-            break
-        length = len(line)
-        kept: bytes | None = line
-        if length > max_line_bytes:
-            kept = None
-            if not line.endswith(b"\n"):
+        try:
+            line = content.file.readline(max_line_bytes + 1)
+            length = len(line)
+            if length > max_line_bytes and not line.endswith(b"\n"):
                 length += _rest_of_line(content.file)
+        except DamagedError as error:
+            # The lines before it are read; the one that it is in may be the next part's.
+            damage = None if _is_beyond(content, position, high) else error
+            break
+        if not line or _is_beyond(content, position, high):
+            break
+        if len(line) > max_line_bytes or not line.isspace():
+            lines.append(line if len(line) <= max_line_bytes else None)
+            index.append(position)
         position += length
         size += min(length, max_line_bytes)
-        if kept is None or (kept and not kept.isspace()):
-            lines.append(kept)
-            index.append(at)
         if len(lines) >= most_lines or size >= most_bytes:
             yield LineBlock(lines, np.array(index, dtype=np.int64), position)
             lines, index, size, begin = [], [], 0, position
     if position > begin:
         yield LineBlock(lines, np.array(index, dtype=np.int64), position)
+    if damage is not None:
+        raise damage
+
+
+def _is_beyond(content: Content, position: int, high: int | None) -> bool:
+    """True if the content at a position was stored behind the part that ends at `high`."""
+    return high is not None and content.stored(position) >= high
 
 
 def _rest_of_line(file: IO[bytes]) -> int:

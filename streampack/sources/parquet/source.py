@@ -56,6 +56,7 @@ _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
 _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
 _KEPT_GROUPS = 4
+_MOST_STARTS = 1 << 22  # rows of a group that is cut by what each holds
 
 #: Files whose footers are read when they are listed. If there are more, the footers of so many are
 #: read, and the others when their files are opened: a million would take most of an hour.
@@ -99,7 +100,7 @@ class Parquet(ShardedSource):
         self.tokenized = fields.tokenized
         self.column = fields.document or "text"
         self.loss_mask = fields.loss_mask
-        self._starts: dict[tuple[int, int], NDArray[np.int64]] = {}  # see `_group_starts`
+        self._starts: dict[tuple[int, int], NDArray[np.int64] | None] = {}  # see `_group_starts`
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_starts": {}}
@@ -200,6 +201,8 @@ class Parquet(ShardedSource):
 
     def _row(self, file: pq.ParquetFile, shard: int, places: _Places, at: int) -> int:
         """The first row that begins at a place of the file's weight or after it."""
+        if at <= 0 or len(places.rows) == 1:
+            return 0
         group = int(np.searchsorted(places.weights, at, side="right")) - 1
         if group >= len(places.rows) - 1:
             return int(places.rows[-1])
@@ -207,27 +210,45 @@ class Parquet(ShardedSource):
         if inside == 0:
             return row
         starts = self._group_starts(file, shard, group)
-        weight = int(places.weights[group + 1] - places.weights[group])
         # In Python's numbers, which do not overflow.
+        weight = int(places.weights[group + 1] - places.weights[group])
+        if starts is None:
+            return row - -inside * (int(places.rows[group + 1]) - row) // weight
         return row + int(np.searchsorted(starts[:-1], -(-inside * int(starts[-1]) // weight)))
 
-    def _group_starts(self, file: pq.ParquetFile, shard: int, group: int) -> NDArray[np.int64]:
+    def _group_starts(
+        self, file: pq.ParquetFile, shard: int, group: int
+    ) -> NDArray[np.int64] | None:
         """(N + 1,) the size of what comes before each row of a row group, and of all of it.
 
-        Those of the last few row groups are kept: several lanes cut the same one.
+        None for a group that is cut as if its rows were equal, because it has too many, or is
+        damaged: who reads it finds the damage, and who reads what comes before it does not. Those
+        of the last few groups are kept: several lanes cut the same one.
         """
-        found = self._starts.pop((shard, group), None)
-        if found is None:
-            columns = self._columns(file.schema_arrow)[:1]
-            size = self._batch_rows(file.metadata.row_group(group))
+        key = (shard, group)
+        if key in self._starts:
+            found = self._starts.pop(key)
+        else:
+            found = self._read_group_starts(file, group)
+        kept = list(self._starts.items())[1 - _KEPT_GROUPS :]
+        self._starts = dict([*kept, (key, found)])
+        return found
+
+    def _read_group_starts(self, file: pq.ParquetFile, group: int) -> NDArray[np.int64] | None:
+        metadata = file.metadata.row_group(group)
+        if metadata.num_rows > _MOST_STARTS:
+            return None
+        columns = self._columns(file.schema_arrow)[:1]
+        size = self._batch_rows(metadata)
+        try:
             batches = file.iter_batches(size, [group], columns, use_threads=False)
             sizes = [self._row_sizes(batch) for batch in batches]
-            found = offsets_of(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]) + 1)
-            if len(found) != file.metadata.row_group(group).num_rows + 1:
-                raise DamagedFileError(f"row group {group} is too short")
-        kept = list(self._starts.items())[1 - _KEPT_GROUPS :]
-        self._starts = dict([*kept, ((shard, group), found)])
-        return found
+        except DAMAGE as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk failed, not the file
+            return None
+        found = offsets_of(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]) + 1)
+        return found if len(found) == metadata.num_rows + 1 else None
 
     def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         """(N,) how much each row holds: characters, or ids."""

@@ -161,11 +161,13 @@ class WebDataset(ShardedSource):
             # Its weight is that of the stored file, and a sample lies where its headers begin.
             size = max(len(data), 1)
             least = -(-low * size // weight)
-            most = size + 1 if high == weight else -(-high * size // weight)
+            most = _ALL if high == weight else -(-high * size // weight)
             if position is None:
                 document, offset, outcome = _seek(data, extension, _ALL, least)
             else:
                 document, offset, outcome = _seek(data, extension, position, size)
+                if offset >= most:
+                    return
             while outcome == MORE and offset < most:
                 n, offset, outcome, block = self._block(
                     shard, data, offset, most, document, extension, skips
@@ -226,7 +228,7 @@ class WebDataset(ShardedSource):
             data, offset, extension, self.reading.block_bytes, starts, sizes, status, ends
         )
         own = int(np.searchsorted(ends[:n], most)) + 1
-        if own < n:  # the others are those of the next part
+        if own <= n:  # what follows is the next part's, and so is what is wrong with it
             n, offset, outcome = own, int(ends[own - 1]), MORE
         starts, sizes, status = starts[:n], sizes[:n], status[:n]
         problems: dict[int, str] = {}
