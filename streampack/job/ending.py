@@ -211,9 +211,11 @@ class Ending(Generic[Item]):
     def _take(self, number: int) -> Item | Gap:
         """The item of that number, or a gap if its lane has no such batch."""
         lane, step = number % self._lanes, number // self._lanes
+        if self._has(lane, step) and not self._ahead:
+            self._pull()  # that may be the end of the lane, where it could not know sooner
         if not self._has(lane, step):
             return Gap(lane, step)
-        if self._ahead or self._pull() is not None:
+        if self._ahead:
             found, item = self._ahead.popleft()
             if found == number:
                 return item

@@ -72,6 +72,7 @@ class Lane:
     _dropped: int = field(init=False, default=0)
     _reports: list[list[int]] = field(init=False, default_factory=list)
     _told: int = field(init=False, default=0)
+    _starved: bool = field(init=False, default=False)
     _following: LaneBatch | LaneEnd | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -156,7 +157,7 @@ class Lane:
     def _start_round(self) -> None:
         if self._planned is not None:
             with self._times.measure("pack_s"):
-                self._window.advance(self._planned)
+                self._window.advance(self._planned, starved=self._starved)
         self._allow(self._step)
         starved = self._fill()
         self._emitted = 0
@@ -187,6 +188,7 @@ class Lane:
         A lane that is dealt more later and has no batch until then gives an empty one.
         """
         window, final = self._window, starved and self._stream.ended
+        self._starved = starved
         with self._times.measure("pack_s"):
             planned = self._planned = window.plan(final=final, step=self._step)
         started = self._round = self._round_now(final)
