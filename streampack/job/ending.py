@@ -159,9 +159,13 @@ class Ending(Generic[Item]):
             yield item
 
     def end_lane(self, lane: int, steps: int) -> None:
-        """Record that a lane has given `steps` batches, all ranks' counted, and has no more."""
-        self._last[lane] = steps - 1
-        self._dry.add(lane)
+        """Record that a lane has no more after `steps` batches, all ranks' counted.
+
+        Of a lane whose end is known this says nothing new.
+        """
+        if lane not in self._dry:
+            self._last[lane] = steps - 1
+            self._dry.add(lane)
 
     # ------------------------------------------------------------------ agreeing
 

@@ -166,8 +166,10 @@ class RankRun:
                 begun.add(item.lane)
                 yield item
                 continue
-            elif item.lane_state is not None:
-                self._ends[item.lane] = item.lane_state
+            else:  # another loader's place for a batch that the lane does not have
+                self._ending.end_lane(item.lane, item.step)
+                if item.lane_state is not None:
+                    self._ends[item.lane] = item.lane_state
             if item.lane not in begun and item.lane in self._ends:
                 self.state.end(item.lane, self._ends[item.lane])
 
