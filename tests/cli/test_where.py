@@ -174,9 +174,6 @@ def test_each_member_of_a_mixture_has_its_place(corpus: str, tmp_path: Path) -> 
     assert rows(output)[0][5:7] == ["web", f"{drawn:,}"]
     assert re.search(r"byte [\d,]+ of", output)
     assert re.search(r"(document [\d,]+|\d+%) of", output)
-    begun = saved(tmp_path, "begun", make(mixture, tokenizer=byte_tokenizer(), lanes=2), 0)
-    output = run(begun, "--source", f"web={corpus}", "--source", f"code={texts}")
-    assert "50% of texts.jsonl" in output  # where the second lane begins
     with pytest.raises(ConfigError, match=r"the run mixes web, code"):
         run(path, "--source", corpus)
 
