@@ -222,7 +222,7 @@ class Lane:
             continued=continued,
             entries=entries,
             skips=(stream.skipped_since(mark), stream.skips.count),
-            reports=self._reports,
+            reports=list(self._reports),
             told=self._told,
         )
 
@@ -256,6 +256,7 @@ class Lane:
             self._reports.append([number, until, held])
             self._told = number
             dealer.board.put(number, self.lane, until, held)
+        self._round = replace(planned, reports=list(self._reports), told=self._told)
 
     def _name_dropped(self, entries: Entries) -> None:
         """Log which documents are longer than a row, the first few by name."""

@@ -205,12 +205,17 @@ class ShardedSource(Source):
             lane: its number; the other arguments are those of `lanes`.
         """
         reader = self.lanes(lanes, seed=seed, epoch=epoch, shuffle=shuffle)[lane]
-        return [
-            f"{self.position_unit} {position:,} of {self.manifest.name(reader.pieces[piece][0])}"
-            if position is not None
-            else f"the beginning of a part of {self.manifest.name(reader.pieces[piece][0])}"
-            for piece, position, _ in reader.opened(cursor)
-        ] or ["the end"]
+        words = []
+        for piece, position, reached in reader.opened(cursor):
+            shard = reader.pieces[piece][0]
+            if position is not None:
+                place = f"{self.position_unit} {position:,}"
+            elif reached == 0:
+                place = "the beginning"
+            else:  # the format knows its own place there once it is opened
+                place = f"{reached / int(self.manifest.weights[shard]):.0%}"
+            words.append(f"{place} of {self.manifest.name(shard)}")
+        return words or ["the end"]
 
     @property
     def weight(self) -> int:
