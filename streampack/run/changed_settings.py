@@ -162,7 +162,8 @@ def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: boo
     `held` is right for the last entry if it is held in part, and of no meaning otherwise.
     """
     plan = planned.plan
-    went = planned.rows[: int(planned.batches[emitted])]
+    # The batch of a lane that waited for a deal is none of the plan's.
+    went = planned.rows[: int(planned.batches[min(emitted, len(planned.batches) - 1)])]
     goes = np.zeros(plan.num_rows, dtype=np.bool_)
     goes[went] = True
     row_of = np.repeat(np.arange(plan.num_rows, dtype=np.int64), np.diff(plan.row_offsets))

@@ -79,7 +79,7 @@ def test_a_round_knows_a_deal_only_once_all_lanes_are_through_with_its_batch() -
 def test_every_process_makes_the_same_deals_and_a_saved_lane_leaves_out_empty_ones(
     kind: str,
 ) -> None:
-    rule = _rule(reserve=1_000)
+    rule = _rule(reserve=1_000, weight=100_000)
     name = f"streampack-test-{uuid.uuid4().hex}"
     boards = (
         [MemoryBoard(4), MemoryBoard(4)]
@@ -90,13 +90,13 @@ def test_every_process_makes_the_same_deals_and_a_saved_lane_leaves_out_empty_on
     for lane in range(4):
         for board in boards if kind == "memory" else [boards[lane % 2]]:
             board.put(1, lane, 100, 500)  # more than the reserve
-            board.put(2, lane, 100, lane)
+            board.put(2, lane, 6_250, lane)
     assert dealers[0].spans(3, 3) == dealers[1].spans(3, 3)
     assert not dealers[0].gave(1)
     assert dealers[0].gave(2)
     again = Dealer(rule, MemoryBoard(4))
     for lane in range(4):  # some remember the deal that gave nothing, one does not
-        reports = [[1, 100, 500], [2, 100, lane]] if lane else [[2, 100, lane]]
+        reports = [[1, 100, 500], [2, 6_250, lane]] if lane else [[2, 6_250, lane]]
         again.board.load(lane, reports, 2)
     assert [again.spans(lane, 3) for lane in range(4)] == [
         dealers[0].spans(lane, 3) for lane in range(4)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from streampack import PackedLoader, Topology
-from streampack.dealing.rule import LAG
 from streampack.errors import RankError, StateError
 from streampack.job.ending import Alone, End, Ending, Gap
 from streampack.packing import BestFitDecreasing, Buckets
@@ -201,8 +200,7 @@ def test_stopping_counts_exactly_what_it_leaves_and_draining_it_gives_the_rest()
     results = on_ranks(2, run)
     served = in_order([found for found, _, _ in results])
     assert served == expected[: len(served)]
-    # None of them is empty but those of a lane that waits for a deal.
-    assert all(set(ids) != {PAD} for _, step, ids, _ in served if step > LAG + 1)
+    assert all(set(ids) != {PAD} for _, _, ids, _ in served)  # none of them is empty
     totals = results[0][1] + results[1][1]
     assert totals.left.placed > 0
     whole = everything.metrics().composition
@@ -253,8 +251,7 @@ def test_empty_batches_are_padding_without_loss_of_the_lanes_shape_and_place() -
         assert (batch.input_ids == 4_000_000).all()
         assert batch.provenance is not None
         assert len(batch.provenance) == 0
-        if batch.has_next:  # it waits for a deal
-            states[batch.lane] = batch.state
+        assert not batch.has_next
         assert batch.state == states[batch.lane]
     assert empty > 12
     metrics = loader.metrics()
