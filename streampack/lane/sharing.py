@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
 
 __all__ = ["Sharing"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,14 @@ class _Others:
                 continue
             lane = self._running.get(number)
             if lane is None:
+                if not self._running:
+                    logger.warning(
+                        "%d lanes are other ranks', and nobody tells this process what they find, "
+                        "so it reads their documents too. Initialise torch.distributed before the "
+                        "loader is built, and use PackedLoader, or PackedLoader.over a DataLoader. "
+                        "Where there are fewer lanes than ranks, it cannot be avoided.",
+                        len(self._states),
+                    )
                 lane = Lane(self._config, number, self._states[number], self._dealer)
                 self._running[number] = lane
             while not entries[number].all():

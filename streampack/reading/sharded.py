@@ -195,28 +195,6 @@ class ShardedSource(Source):
         path = shown(self.manifest.paths[int(origin["shard"])])
         return f"document {int(origin['index'])} of {path}"
 
-    def place_names(
-        self, cursor: Cursor | None, *, lane: int, lanes: int, seed: int, epoch: int, shuffle: bool
-    ) -> list[str]:
-        """The place of a lane's cursor in words, one text for each open shard.
-
-        Args:
-            cursor: of the lane; None is its beginning.
-            lane: its number; the other arguments are those of `lanes`.
-        """
-        reader = self.lanes(lanes, seed=seed, epoch=epoch, shuffle=shuffle)[lane]
-        words = []
-        for piece, position, reached in reader.opened(cursor):
-            shard = reader.pieces[piece][0]
-            if position is not None:
-                place = f"{self.position_unit} {position:,}"
-            elif reached == 0:
-                place = "the beginning"
-            else:  # the format knows its own place there once it is opened
-                place = f"{reached / int(self.manifest.weights[shard]):.0%}"
-            words.append(f"{place} of {self.manifest.name(shard)}")
-        return words or ["the end"]
-
     @property
     def weight(self) -> int:
         """Of all shards together: the length of an epoch's line."""
@@ -326,6 +304,20 @@ class SpanReader(LaneReader):
                 raise damaged_cursor(cursor)
             opened.append((piece, position, reached))
         return opened
+
+    def place_names(self, cursor: Cursor | None) -> list[str]:
+        """A place in words, one text for each open shard."""
+        source, words = self.source, []
+        for piece, position, reached in self.opened(cursor):
+            shard = self.pieces[piece][0]
+            if position is not None:
+                place = f"{source.position_unit} {position:,}"
+            elif reached == 0:
+                place = "the beginning"
+            else:  # the format knows its own place there once it is opened
+                place = f"{reached / int(source.manifest.weights[shard]):.0%}"
+            words.append(f"{place} of {source.manifest.name(shard)}")
+        return words or ["the end"]
 
     def left(self, cursor: Cursor | None) -> int:
         """The weight that is not read yet after a cursor."""

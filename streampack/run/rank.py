@@ -188,6 +188,7 @@ class RankRun:
                 metrics.composition += batch.composition
             else:
                 metrics.empty_batches += 1
+                metrics.empty_slots += batch.composition.slots
         self.metrics = metrics
         own = batch.num_documents or batch.has_next
         lane_state = batch.lane_state if own else self._ends.get(batch.lane)

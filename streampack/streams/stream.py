@@ -126,7 +126,7 @@ class DocumentStream(LaneStream):
         self._after = self._before = (first, start)
         self._unprepared = 0.0
         self._tokens = cursor_field(mark.cursor, "tokens", int) if mark else 0  # of this part
-        self._marks: deque[Mark] = deque([mark or Mark(0, _cursor(first, None, start, 0))])
+        self._marks: deque[Mark] = deque([mark or Mark(0, _cursor(0, 0, None, 0))])
         self._blocks = self._read(first, start)
 
     def _next_documents(self) -> Documents | None:
@@ -167,7 +167,11 @@ class DocumentStream(LaneStream):
         # mark without documents after it (a filter may refuse a whole corpus) is not needed.
         if self._marks and self._marks[-1].serial == self.serial:
             self._marks.pop()
-        cursor = _cursor(number, part, at, self._tokens)
+        if part is not None:
+            epoch = part.epoch
+        else:  # between two parts
+            epoch = number if isinstance(self._supply, EqualParts) else self.epoch
+        cursor = _cursor(number, epoch, at, self._tokens, part)
         self._marks.append(Mark(self.serial, cursor, (skipped,)))
 
     def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
@@ -297,9 +301,10 @@ class DocumentStream(LaneStream):
         return documents.take(np.flatnonzero(keep))
 
 
-def _cursor(number: int, part: Part | None, at: Any, tokens: int) -> dict[str, Any]:
+def _cursor(
+    number: int, epoch: int, at: Any, tokens: int, part: Part | None = None
+) -> dict[str, Any]:
     """The cursor of a place in a part: that of its source, and the tokens of the part before it."""
-    epoch = number if part is None else part.epoch
     cursor = {"part": number, "epoch": epoch, "at": at, "tokens": tokens}
     if part is not None and part.span is not None:
         cursor["span"] = [part.span.low, part.span.high]
