@@ -222,7 +222,7 @@ class ShardedSource(Source):
         """Of all shards together: the length of an epoch's line."""
         return int(self.manifest.weights.sum())
 
-    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[SpanReader]:
         return _EqualLanes(self, n, seed, epoch, shuffle)
 
     def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> SpanReader:
@@ -245,7 +245,7 @@ class ShardedSource(Source):
 
 
 @dataclass(frozen=True, slots=True)
-class _EqualLanes(Sequence[LaneReader]):
+class _EqualLanes(Sequence["SpanReader"]):
     """The lanes of one epoch, of equal weight; a lane is worked out when it is asked for."""
 
     source: ShardedSource
@@ -330,8 +330,8 @@ class SpanReader(LaneReader):
     def left(self, cursor: Cursor | None) -> int:
         """The weight that is not read yet after a cursor."""
         opened = self.opened(cursor)
-        following = len(opened) if cursor is None else cursor_field(cursor, "next", int)
-        unread = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
+        following: int = len(opened) if cursor is None else cursor_field(cursor, "next", int)
+        unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
         return unread + self.pieces.weight(following)
 
     def _prefetch(self, pieces: list[int]) -> None:
