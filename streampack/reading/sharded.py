@@ -200,11 +200,7 @@ class ShardedSource(Source):
         """Of all shards together: the length of an epoch's line."""
         return int(self.manifest.weights.sum())
 
-<<<<<<< HEAD
-    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> _EqualLanes:
-=======
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[SpanReader]:
->>>>>>> line
         return _EqualLanes(self, n, seed, epoch, shuffle)
 
     def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> SpanReader:
@@ -327,11 +323,7 @@ class SpanReader(LaneReader):
         """The weight that is not read yet after a cursor."""
         opened = self.opened(cursor)
         following: int = len(opened) if cursor is None else cursor_field(cursor, "next", int)
-<<<<<<< HEAD
-        unread = sum(int(self.pieces[piece][2]) - reached for piece, _, reached in opened)
-=======
         unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
->>>>>>> line
         return unread + self.pieces.weight(following)
 
     def _prefetch(self, pieces: list[int]) -> None:
