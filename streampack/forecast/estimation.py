@@ -189,7 +189,7 @@ def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> floa
 
 def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) -> float:
     """How much longer than the mean the longest lane is, with documents dealt out by chance."""
-    if not len(lengths) or config.lanes == 1 or config.dealing is not None:
+    if not len(lengths) or config.lanes == 1:
         return 0.0
     each = max(documents * (config.epochs or 1) / config.lanes, 1.0)
     deviation = float(lengths.std() / max(lengths.mean(), 1e-9)) / math.sqrt(each)

@@ -65,6 +65,8 @@ def changed_fields(
         if before.get(name) == now.get(name):
             continue
         field = name.partition(".")[0]
+        if field == "dealing":  # kept as it was saved; where it cannot be, another field differs
+            continue
         changed.add(field)
         if field not in allow:
             raise StateError(

@@ -8,20 +8,18 @@ that would not divide the lanes of the rank stay idle.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from streampack.batch import PackedBatch
-from streampack.dealing.board import Board
 from streampack.errors import StateError
 from streampack.job.ending import Alone
-from streampack.lane.batch import LaneEnd
 from streampack.lane.sharing import Sharing
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun
 from streampack.run.state import RunState
-from streampack.workers.feed import LaneStates, feed_in_process
+from streampack.workers.feed import Feed, LaneStates, feed_in_process
 
 __all__ = ["WorkerShare", "run_state"]
 
@@ -111,13 +109,14 @@ class WorkerShare(Iterator[PackedBatch]):
                 step, lane = divmod(number, self._plan.config.lanes)
                 yield run.empty_batch(lane, step)
 
-    def _feed(
-        self, start: int, states: LaneStates, sharing: Sharing, board: Board
-    ) -> Iterable[PackedBatch | LaneEnd]:
-        config, topology, own = self._plan.config, self._plan.topology, self._sharing
-        if own.name is not None:
-            board = own.board(config.lanes)
-        return feed_in_process(config, topology, start, states, own, board)
+    def _feed(self, start: int, states: LaneStates, *_: object) -> Feed:
+        """The batches of this worker's lanes, which deal with those of the rank's other workers."""
+        config, topology = self._plan.config, self._plan.topology
+        board = self._sharing.board(config.lanes)
+        try:
+            yield from feed_in_process(config, topology, start, states, self._sharing, board)
+        finally:
+            board.close()
 
     # ------------------------------------------------------------------ state
 

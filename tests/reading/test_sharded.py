@@ -114,16 +114,16 @@ def test_a_place_that_no_lane_has_is_refused(saved: object) -> None:
 
 def test_places_are_named_before_their_shard_is_opened_too() -> None:
     source = _source([8])
-    place = {"lanes": 2, "seed": 5, "epoch": 2, "shuffle": False}
     cursors = [
         None,
         {"open": [[0, 6, 6]], "next": 1, "turn": 1},
         {"open": [], "next": 1, "turn": 0},
     ]
-    words = [source.place_names(cursor, lane=1, **place) for cursor in cursors]  # type: ignore[arg-type]
+    first, second = source.lanes(2, seed=5, epoch=2, shuffle=False)
+    words = [second.place_names(cursor) for cursor in cursors]
     name = source.manifest.name(0)
     assert words == [[f"50% of {name}"], [f"document 6 of {name}"], ["the end"]]
-    assert source.place_names(None, lane=0, **place) == [f"the beginning of {name}"]  # type: ignore[arg-type]
+    assert first.place_names(None) == [f"the beginning of {name}"]
 
 
 def test_lanes_of_a_process_share_one_line_and_no_pickle_holds_it() -> None:
