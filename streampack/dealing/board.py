@@ -40,8 +40,8 @@ class Board(ABC):
         #: Called with a deal of which entries are missing, to find some of them.
         self.find: Callable[[int], None] | None = None
 
-    def close(self) -> None:  # noqa: B027
-        """Give back what it holds."""
+    def close(self, *, remove: bool = False) -> None:  # noqa: B027
+        """Give back what it holds; with `remove`, for the other processes too."""
 
     @abstractmethod
     def entries(self, deal: int) -> NDArray[np.int64]:
@@ -114,22 +114,22 @@ class MemoryBoard(Board):
 class SharedBoard(Board):
     """A board of several processes of one machine: a file without holes filled, mapped by each.
 
-    Its name is removed as soon as an entry of every lane is there, since then all have it open; so
-    nothing is left over, whoever is killed after that.
-
     Args:
         lanes: of the run.
         name: of the file, the same in all processes and in no other run.
+        kept: True if a process that outlives the others removes the name when it closes its board.
+            Otherwise it is removed as soon as an entry of every lane is there: each of them comes
+            from the process that runs the lane, so then all have the file open.
     """
 
     ROWS = 256  # mapped at a time
 
-    def __init__(self, lanes: int, name: str) -> None:
+    def __init__(self, lanes: int, name: str, *, kept: bool = False) -> None:
         super().__init__(lanes)
         self._path = Path(tempfile.gettempdir()) / name
         self._file: int | None = None
         self._maps: dict[int, NDArray[np.int64]] = {}
-        self._named = True
+        self._removes = not kept
         self._parent = os.getppid()
 
     def entries(self, deal: int) -> NDArray[np.int64]:
@@ -144,9 +144,9 @@ class SharedBoard(Board):
     def row(self, deal: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """See `Board`."""
         found = super().row(deal)
-        if self._named and self.entries(deal).all():
+        if self._removes and self.entries(deal).all():
             self._path.unlink(missing_ok=True)
-            self._named = False
+            self._removes = False
         return found
 
     def wait(self, deal: int) -> None:
@@ -169,9 +169,9 @@ class SharedBoard(Board):
         whole = np.frombuffer(mapped, dtype=np.int64)[: self.ROWS * self.lanes * 2]
         return whole.reshape(self.ROWS, self.lanes, 2)
 
-    def close(self) -> None:
-        """Remove the name, and close the file."""
-        if self._named:
+    def close(self, *, remove: bool = False) -> None:
+        """Close the file; remove its name where nobody else does, or if that is asked for."""
+        if self._removes or remove:
             self._path.unlink(missing_ok=True)
         if self._file is not None:
             os.close(self._file)

@@ -31,15 +31,19 @@ class Sharing:
             deals need them, and drops their batches. A lane whose state is missing is
             not in it, though it should be: see `missing`.
         missing: such lanes.
+        kept: whether a loader's process keeps the board's name until all workers have ended.
     """
 
     name: str | None = None
     unknown: Mapping[int, dict[str, Any] | None] | None = None
     missing: Sequence[int] = ()
+    kept: bool = False
 
     def board(self, lanes: int) -> Board:
         """The board of this process."""
-        return MemoryBoard(lanes) if self.name is None else SharedBoard(lanes, self.name)
+        if self.name is None:
+            return MemoryBoard(lanes)
+        return SharedBoard(lanes, self.name, kept=self.kept)
 
     def dealer(
         self, config: LaneConfig, board: Board, states: Mapping[int, dict[str, Any] | None]

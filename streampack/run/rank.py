@@ -134,7 +134,7 @@ class RankRun:
             items.close()  # and with it the iterator of another loader, which ends its workers
             if isinstance(feed, Generator):
                 feed.close()
-            board.close()
+            board.close(remove=True)
 
     def _dealing(
         self, states: LaneStates, processes: bool
@@ -144,7 +144,7 @@ class RankRun:
         ranks, lanes = plan.topology.world_size, plan.config.lanes
         connected = 1 < ranks <= lanes and not isinstance(self.ranks, Alone)
         name = f"streampack-{os.getpid()}-{uuid.uuid4().hex}" if processes else None
-        sharing = self.state.sharing(connected=connected, name=name)
+        sharing = self.state.sharing(connected=connected, name=name, kept=True)
         board = sharing.board(lanes)
         dealer = sharing.dealer(plan.config, board, states) if connected else None
         return sharing, board, None if dealer is None else DealExchange(dealer, self.ranks)

@@ -187,20 +187,20 @@ class RunState:
         lanes = self.topology.lanes(self.next_batch, self.fingerprint["lanes"])
         return {lane: self.lane(lane) for lane in lanes}
 
-    def sharing(self, *, connected: bool, name: str | None = None) -> Sharing:
+    def sharing(self, *, connected: bool, name: str | None = None, kept: bool = False) -> Sharing:
         """How this rank's lanes learn what others report for deals.
 
         Args:
             connected: whether the ranks tell each other.
-            name: of the board of several processes; see `Sharing`.
+            name, kept: of the board of several processes; see `Sharing`.
         """
         if connected:
-            return Sharing(name)
+            return Sharing(name, kept=kept)
         total = self.fingerprint["lanes"]
         unknown = set(range(total)).difference(self._lanes)
         found = {lane: self._others[lane] for lane in unknown if lane in self._others}
         known = {lane: own() if callable(own) else own for lane, own in found.items()}
-        return Sharing(name, known, sorted(unknown.difference(known)))
+        return Sharing(name, known, sorted(unknown.difference(known)), kept)
 
     def lane(self, lane: int) -> LaneState:
         """The state of one lane."""
