@@ -54,15 +54,15 @@ def restore(source: ShardedSource, lanes: int, state: dict[str, Any]) -> dict[st
     shards = set()
     original = source.read_shard
 
-    def counting(shard: int, *place: Any) -> Iterator[tuple[Any, int]]:
+    def counting(shard: int, *place: Any) -> Iterator[tuple[Any, int, int]]:
         shards.add(shard)
-        for block, end in original(shard, *place):
+        for block, end, reached in original(shard, *place):
             read["documents"] += len(block)
             if isinstance(block, Spans):
                 read["bytes"] += int(block.counts.sum()) * block.dtype.itemsize
             else:
                 read["bytes"] += block.num_tokens * block.tokens.itemsize
-            yield block, end
+            yield block, end, reached
 
     source.read_shard = counting  # type: ignore[method-assign]
     try:

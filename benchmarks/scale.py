@@ -73,8 +73,9 @@ def manifest_of(shards: int) -> Manifest:
     ]
     rng = np.random.default_rng(0)
     rows = rng.poisson(TOKENS / 743 / shards, shards).astype(np.int64)
-    details = {"dtype": "text", "values": int(rows.sum()), "column_bytes": 4 * TOKENS}
-    return Manifest(names, rows, rows * 1_400 + rng.integers(0, 999, shards), "document", details)
+    sizes = rows * 1_400 + rng.integers(0, 999, shards)
+    details = {"dtype": "text", "documents": rows, "encoded_bytes": 4 * TOKENS}
+    return Manifest(names, 2 * sizes, sizes, details)
 
 
 def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
@@ -90,17 +91,12 @@ def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
     source._manifest = manifest
     warm = sources.Parquet("s3://bucket/corpus/train")
     warm._manifest = manifest_of(8)
-    warm.lanes(1, seed=0, epoch=0, shuffle=True)
-    epoch = timed(
-        "order of an epoch, once per process",
-        lambda: source.lanes(lanes, seed=1, epoch=0, shuffle=True),
-    )
-    timed(
-        "asked for again by another lane",
-        lambda: source.lanes(lanes, seed=1, epoch=0, shuffle=True),
-    )
-    held = [epoch[0].pieces.order.shards.nbytes, epoch[0].pieces.order.bounds.nbytes]
-    show("order held by a process, two epochs at most", mib(sum(held)))
+    warm.lanes(1, seed=0, epoch=0, shuffle=True)[0]
+    epoch = source.lanes(lanes, seed=1, epoch=0, shuffle=True)
+    timed("line of an epoch, once per process", lambda: epoch[0])
+    timed("asked for again by another lane", lambda: epoch[1])
+    line = epoch[0].pieces.line
+    show("line held by a process, two epochs at most", mib(line.shards.nbytes + line.bounds.nbytes))
     own = timed(f"{per_worker} lanes of a worker", lambda: [epoch[i] for i in range(per_worker)])
     show("shards that one of them reads", str(len(own[0].pieces)))
     timed(f"all {lanes} lanes", lambda: [epoch[i] for i in range(lanes)])

@@ -26,8 +26,6 @@ class Synthetic(ShardedSource):
         shards: how many; with `shard_documents` so many documents each, whatever `tokens` says.
     """
 
-    seekable = True
-    splittable = True
     tokenized = True
 
     def __init__(
@@ -48,23 +46,23 @@ class Synthetic(ShardedSource):
 
     def list_shards(self) -> Manifest:
         """As many documents in each."""
-        units = np.full(self.shards, self.each, dtype=np.int64)
+        documents = np.full(self.shards, self.each, dtype=np.int64)
         return Manifest(
             paths=tuple(f"synthetic-{i}" for i in range(self.shards)),
-            units=units,
-            num_bytes=(units * self.mean * 4).astype(np.int64),
-            unit="document",
+            weights=documents,
+            num_bytes=(documents * self.mean * 4).astype(np.int64),
         )
 
     def read_shard(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Documents, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Documents, int, int]]:
         """Views, no copies."""
         whole = len(self.offsets) - 1
+        start, stop = low if position is None else position, high
         while start < stop:
             first = start % whole
             end = min(start + self.reading.documents_per_block, stop, start + whole - first)
             origin = make_origin(shard, np.arange(start, end, dtype=np.int64))
             offsets = self.offsets[first : first + end - start + 1]
-            yield Documents(self.tokens, offsets, origin), end
+            yield Documents(self.tokens, offsets, origin), end, end
             start = end

@@ -244,7 +244,7 @@ class Tour:
                     seq_len=_SEQ_LEN,
                     batch_tokens=16 * _SEQ_LEN,
                     tokenizer=None if source.tokenized else tokenizer,
-                    lanes=4 if name != "tar" else 2,
+                    lanes=4,
                 )
                 loader = PackedLoader(dataset, num_workers=_WORKERS)
                 began = time.monotonic()
@@ -260,7 +260,7 @@ class Tour:
                     f"{got:,}",
                     f"{took:.1f}",
                     f"{got / took:,.0f}",
-                    f"{metrics.composition.utilisation:.2%}",
+                    f"{metrics.utilisation:.2%}",
                     f"{metrics.empty_batches} of {metrics.batches}",
                 )
             for name, count in counts.items():

@@ -78,8 +78,6 @@ class NextFit(Packer):
 class Table(Source):
     """Token ids in a table of SQLite: ``documents(id INTEGER PRIMARY KEY, tokens BLOB)``."""
 
-    seekable = True  # reading can start anywhere
-    splittable = True  # any number of lanes
     tokenized = True  # blocks are `Documents`, not `Texts`
 
     def __init__(self, path: str) -> None:

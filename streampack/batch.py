@@ -18,7 +18,7 @@ from torch import Tensor
 from streampack.consumers import BatchAdapters
 from streampack.device.staging import Staged, stage
 from streampack.errors import ConfigError
-from streampack.lane.lane import LaneBatch
+from streampack.lane.batch import LaneBatch
 from streampack.metrics import Metrics
 from streampack.packing.composition import Composition
 from streampack.window.packed_rows import PackedRows

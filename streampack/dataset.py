@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -18,7 +20,8 @@ from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.hooks import Hook
 from streampack.job.double_sharding import refuse_resharding
 from streampack.job.topology import Topology
-from streampack.lane.lane import LaneConfig
+from streampack.lane.config import LaneConfig
+from streampack.lane.sharing import Sharing
 from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
@@ -162,6 +165,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._settings = RunSettings(config=config, topology=topology, memory_limit=memory_limit)
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
+        self._sharing: Sharing | None = None
+        self._board = uuid.uuid4().hex  # of the worker processes of a DataLoader
 
     @classmethod
     def evaluation(
@@ -254,9 +259,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """
         return self._settings.resume(copy.deepcopy(state), allow=allow)
 
-    def go_on(self, plan: RunPlan, start: RunState) -> None:
-        """Start from here instead of the beginning."""
-        self._plan, self._start = plan, start
+    def go_on(self, plan: RunPlan, start: RunState, sharing: Sharing | None = None) -> None:
+        """Start from here instead of the beginning; `sharing` is that of a loader over this."""
+        self._plan, self._start, self._sharing = plan, start, sharing
+        self._board = uuid.uuid4().hex
 
     def start(self) -> RunState:
         """The state that iterating starts from."""
@@ -270,4 +276,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         refuse_resharding()
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        return WorkerShare(self.plan, self.start(), worker=worker, workers=workers)
+        start = self.start()
+        sharing = self._sharing
+        if sharing is None:
+            name = f"streampack-{os.getppid()}-{self._board}" if info else None
+            sharing = start.sharing(connected=False, name=name)
+        return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)

@@ -19,10 +19,12 @@ import torch
 
 from streampack.batch import BatchGroup, PackedBatch
 from streampack.dataset import PackedDataset
+from streampack.dealing.board import Board
 from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError, StateError
 from streampack.job.ending import End, Ranks
-from streampack.lane.lane import LaneEnd
+from streampack.lane.batch import LaneEnd
+from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.numeric import real_number, whole_number
 from streampack.run.rank import RankRun
@@ -251,18 +253,21 @@ class PackedLoader:
             self._run.go_on(self._run.plan, self._run.plan.start())
             self._finished = False
         self._stop()
-        self._live = self._run.batches(self._feed)
+        processes = self._loader is not None or self.num_workers > 0
+        self._live = self._run.batches(self._feed, processes=processes)
         return self._live
 
-    def _feed(self, start: int, states: LaneStates) -> Iterable[PackedBatch | LaneEnd]:
+    def _feed(
+        self, start: int, states: LaneStates, sharing: Sharing, board: Board
+    ) -> Iterable[PackedBatch | LaneEnd]:
         """Who makes the batches: another loader, worker processes, or this process."""
         if self._loader is not None:
-            self.dataset.go_on(self._run.plan, self._run.state.copy())
+            self.dataset.go_on(self._run.plan, self._run.state.copy(), sharing)
             return self._loader
         config, topology = self._run.plan.config, self._run.plan.topology
         if self.num_workers:
-            return feed_from_workers(config, topology, start, states, self._workers)
-        return feed_in_process(config, topology, start, states)
+            return feed_from_workers(config, topology, start, states, self._workers, sharing)
+        return feed_in_process(config, topology, start, states, sharing, board)
 
     @contextmanager
     def _iterating(self) -> Iterator[Batches]:

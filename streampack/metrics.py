@@ -64,7 +64,8 @@ class Metrics:
 
     Attributes:
         batches: batches consumed; empty_batches: those of them that hold padding only, from lanes
-            that ran dry before others; composition: what the rows of the rest hold.
+            that ran dry before others; composition: what the rows of the rest hold; empty_slots:
+            what the empty ones have room for.
         left: what ``end="stop"`` left in the lanes; stepped_over: what `PackedLoader.skip` did.
         empty_documents: documents without a token, left out; skipped: broken documents or shards
             that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped.
@@ -76,6 +77,7 @@ class Metrics:
     batches: int = 0
     empty_batches: int = 0
     composition: Composition = field(default_factory=Composition)
+    empty_slots: int = 0
     left: Composition = field(default_factory=Composition)
     stepped_over: Composition = field(default_factory=Composition)
     empty_documents: int = 0
@@ -87,6 +89,13 @@ class Metrics:
     def __add__(self, other: Metrics) -> Metrics:
         return Metrics(*map(add, _totals(self), _totals(other)))
 
+    @property
+    def utilisation(self) -> float:
+        """The share of all slots that held a token, those of empty batches counted."""
+        composition = self.composition
+        slots = composition.slots + self.empty_slots
+        return 1.0 - (composition.padding + self.empty_slots) / slots if slots else 0.0
+
     def as_dict(self) -> dict[str, Any]:
         """Flat names and numbers, for a logger."""
         composition = self.composition
@@ -96,7 +105,8 @@ class Metrics:
             "tokens": composition.placed,
             "documents": composition.documents,
             "documents_lost": composition.documents_lost,
-            "utilisation": composition.utilisation,
+            "utilisation": self.utilisation,
+            "row_utilisation": composition.utilisation,
             "padding_ratio": composition.padding_ratio,
             "truncation_ratio": composition.truncation_ratio,
             "dropped_ratio": composition.dropped_ratio,

@@ -10,7 +10,8 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
 from streampack.errors import ConfigError, ContentError
 from streampack.forecast.dry_run import stream_plan
-from streampack.lane.lane import Lane, LaneEnd
+from streampack.lane.batch import LaneEnd
+from streampack.lane.lane import Lane
 from streampack.metrics import Metrics
 from streampack.packing import BestFitDecreasing, Composition, Seamless, check_plan
 from tests.support.lanes import SEQ_LEN, composition_of, lane_config, run
@@ -96,12 +97,13 @@ class Broken(MemorySource):
     def __init__(self, documents: Any) -> None:
         super().__init__([documents], block_documents=2)
 
-    def read_shard(self, shard: int, start: int, stop: int, skips: Any) -> Any:
-        for block, end in super().read_shard(shard, start, stop, skips):
+    def read_shard(self, shard: int, *place: Any) -> Any:
+        skips = place[-1]
+        for block, end, reached in super().read_shard(shard, *place):
             bad = block.origin["index"] % 2 == 1
             for i in block.origin["index"][bad].tolist():
                 skips.handle(ContentError(f"Document {i} is broken.", shard=shard, index=i))
-            yield block.take(np.flatnonzero(~bad)), end
+            yield block.take(np.flatnonzero(~bad)), end, reached
 
 
 def test_a_document_whose_last_piece_is_dropped_in_a_later_round_still_counts_as_cut() -> None:

@@ -29,6 +29,7 @@ from tests.support.runs import (
     make_dataset,
     tokens_of,
 )
+from tests.support.simulated_ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 SLEEP_S = 0.002
@@ -105,18 +106,23 @@ def test_resuming_with_prefetching_workers_gives_the_same_rest() -> None:
 
 
 def test_a_rank_resumes_its_own_state_and_refuses_anothers() -> None:
-    loaders = [PackedLoader(make_dataset(topology=Topology(r, 2))) for r in range(2)]
-    rest = []
-    for loader in loaders:
+    def first(rank: int, member: Any) -> Any:
+        loader = PackedLoader(make_dataset(topology=Topology(rank, 2)), ranks=member)
         batches = iter(loader)
         for _ in range(20):
             next(batches)
         state = loader.state_dict()
-        rest.append((state, [identity(batch) for batch in batches]))
-    for rank, (state, expected) in enumerate(rest):
-        again = PackedLoader(make_dataset(topology=Topology(rank, 2)))
-        again.load_state_dict(state)
-        assert [identity(batch) for batch in again] == expected
+        return state, [identity(batch) for batch in batches]
+
+    rest = on_ranks(2, first)
+
+    def again(rank: int, member: Any) -> Any:
+        loader = PackedLoader(make_dataset(topology=Topology(rank, 2)), ranks=member)
+        loader.load_state_dict(rest[rank][0])
+        return [identity(batch) for batch in loader]
+
+    assert on_ranks(2, again) == [expected for _, expected in rest]
+    for rank, (state, _) in enumerate(rest):
         with pytest.raises(StateError, match="another rank's"):
             PackedLoader(make_dataset(topology=Topology(1 - rank, 2))).load_state_dict(state)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack import Documents, PackedDataset, PackedLoader, Texts
-from streampack.lane.lane import LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.metrics import LaneTimes
 from streampack.reading.skips import Skips
 from streampack.streams.lane_stream import open_stream

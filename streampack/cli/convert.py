@@ -116,8 +116,9 @@ def _documents(source: Source) -> int | None:
     """Documents in the source where its listing says so."""
     if isinstance(source, TextFiles):
         return len(source.files)
-    if isinstance(source, ShardedSource) and source.manifest.unit == "document":
-        return int(source.manifest.units.sum())
+    if isinstance(source, ShardedSource):
+        documents = source.manifest.details.get("documents")
+        return None if documents is None else int(documents.clip(0).sum())
     return None
 
 

@@ -32,8 +32,6 @@ class TextFiles(Source):
 
     endings = (".txt",)
 
-    seekable = True
-    splittable = False
     tokenized = False
 
     def __init__(

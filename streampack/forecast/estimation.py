@@ -2,8 +2,8 @@
 
 Steps:
   1. Up to four places of each source are read as the run would read them. That gives the tokens
-     per unit of the manifest (a document, a byte, or a stored byte of shards that are read whole).
-  2. The tokens of an epoch are its units times that; those of a mixture follow from its shares.
+     per unit of weight.
+  2. The tokens of an epoch are its weight times that; those of a mixture follow from its shares.
   3. The sample is packed as a lane packs it. That gives the slots per token.
   4. Lanes are not equally long, and a run lasts as long as its longest one.
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streampack.forecast.dry_run import stream_plan
 from streampack.job.topology import Topology
-from streampack.lane.lane import LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.metrics import LaneTimes
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource
@@ -51,14 +51,12 @@ class _Size:
 
     Attributes:
         tokens: of an epoch; error: their standard error.
-        uneven: the longest lane over the mean of all, because of its shards.
-        chance: about how much longer it is by chance, as a share of the mean.
+        chance: about how much longer than the mean of all the longest lane is, as a share of it.
         lengths: (N,) of a sample of documents.
     """
 
     tokens: float
     error: float
-    uneven: float
     chance: float
     lengths: NDArray[np.int64]
 
@@ -85,12 +83,11 @@ def estimate_batches(config: LaneConfig, topology: Topology) -> Estimate | None:
     shares = [tokens / total if total else 0.0 for tokens in drawn]
     epochs = [n / size.tokens if size.tokens else 0.0 for n, size in zip(drawn, sizes, strict=True)]
     error = math.hypot(*(n * size.error for n, size in zip(epochs, sizes, strict=True)))
-    uneven = sum(share * size.uneven for share, size in zip(shares, sizes, strict=True))
     chance = math.hypot(*(share * size.chance for share, size in zip(shares, sizes, strict=True)))
     lengths = np.concatenate([size.lengths for size in sizes])
     plan = stream_plan(lengths, config.packer, config.window, batch_tokens=config.batch_tokens)
     slots_per_token = int(plan.seq_len.sum()) / max(int(lengths.sum()), 1)
-    of_lane = total * (uneven + chance / 2) * slots_per_token / config.batch_tokens / config.lanes
+    of_lane = total * (1 + chance / 2) * slots_per_token / config.batch_tokens / config.lanes
     turns = config.lanes / topology.world_size
     relative = error / total if total else 0.0
     return Estimate(
@@ -136,30 +133,29 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     alone = replace(config, source=source, preparation=own, lanes=places, epochs=1, order=None)
     found = [_place(alone, place) for place in range(places)]
     lengths = np.concatenate([lengths for _, _, lengths in found])
-    uneven = _unevenness(config, source)
     if all(whole for _, whole, _ in found):
         tokens = float(lengths.sum())
-        return _Size(tokens, 0.0, uneven, _chance(config, lengths, len(lengths)), lengths)
+        return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), lengths)
     if not isinstance(source, ShardedSource):
         return None
     read = np.array([units for units, _, _ in found], dtype=np.float64)
     held = np.array([own.sum() for _, _, own in found], dtype=np.float64)
-    if not read.all():  # only a part of a shard that is read whole
+    if not read.all():
         rough = source.estimate_tokens()
-        return None if rough is None else _Size(float(rough), rough / 2, uneven, 0.0, lengths)
+        return None if rough is None else _Size(float(rough), rough / 2, 0.0, lengths)
     per_unit = held.sum() / read.sum()
     residual = float(((held - per_unit * read) ** 2).sum())
-    units = float(_units(source).sum())
+    units = float(source.weight)
     spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
     tokens = per_unit * units
     documents = tokens / max(float(lengths.mean()), 1e-9)
-    return _Size(tokens, spread, uneven, _chance(config, lengths, documents), lengths)
+    return _Size(tokens, spread, _chance(config, lengths, documents), lengths)
 
 
 def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int64]]:
-    """Units read at one place, True if that is everything, and the documents' lengths (N,).
+    """The weight read at one place, True if that is everything, and the documents' lengths (N,).
 
-    The lengths are of the documents in these units; 0 units if no place in a shard was known.
+    The lengths are of the documents in that weight; it is 0 if no place in a shard was known.
     """
     stream = open_stream(
         config, place, skips=Skips(config.on_error, config.skip_limit), times=LaneTimes()
@@ -182,41 +178,13 @@ def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int6
 
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
-    """Units before a cursor of one place; all of them if it is None."""
+    """The weight before a cursor of one place; all of it if it is None."""
     source = config.source
     if not isinstance(source, ShardedSource):
         return 1.0
-    lanes = source.lanes(config.lanes, seed=config.seed, epoch=0, shuffle=config.shuffle)
-    pieces = lanes[place].pieces
-    stored = _units(source)
-    opened = len(pieces) if cursor is None else int(cursor["next"])
-    unread = {} if cursor is None else dict(cursor["open"])
-    total = 0.0
-    for k in range(opened):
-        shard, start, stop = pieces[k]
-        if source.splittable:
-            total += unread.get(k, stop) - start
-        elif k not in unread:
-            total += float(stored[shard])
-    return total
-
-
-def _units(source: ShardedSource) -> NDArray[np.int64]:
-    """(S,) what the shards are measured in."""
-    manifest = source.manifest
-    return manifest.units if source.splittable else manifest.num_bytes
-
-
-def _unevenness(config: LaneConfig, source: Source) -> float:
-    """The longest lane over the mean of all, where shards are read whole."""
-    if not isinstance(source, ShardedSource) or source.splittable:
-        return 1.0
-    order = source.lanes(config.lanes, seed=config.seed, epoch=0, shuffle=config.shuffle)
-    stored = _units(source)
-    of_lanes = [
-        sum(int(stored[piece[0]]) for piece in order[lane].pieces) for lane in range(config.lanes)
-    ]
-    return max(of_lanes) * config.lanes / max(sum(of_lanes), 1)
+    low, high = (n * source.weight // config.lanes for n in (place, place + 1))
+    span = source.span(low, high, seed=config.seed, epoch=0, shuffle=config.shuffle)
+    return float(high - low - (0 if cursor is None else span.left(cursor)))
 
 
 def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) -> float:

@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 
@@ -38,6 +41,10 @@ class Ranks(Protocol):
         """
         ...
 
+    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+        """Start to find the highest of each value over the ranks; called as `total` is."""
+        ...
+
 
 class Alone:
     """A rank that asks no other: it ends when its own lanes are dry."""
@@ -45,6 +52,10 @@ class Alone:
     def total(self, count: int) -> Callable[[], int]:
         """The rank's own count."""
         return lambda: count
+
+    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+        """The rank's own values."""
+        return lambda: values
 
 
 class Numbered(Protocol):
@@ -148,9 +159,13 @@ class Ending(Generic[Item]):
             yield item
 
     def end_lane(self, lane: int, steps: int) -> None:
-        """Record that a lane has given `steps` batches, all ranks' counted, and has no more."""
-        self._last[lane] = steps - 1
-        self._dry.add(lane)
+        """Record that a lane has no more after `steps` batches, all ranks' counted.
+
+        Of a lane whose end is known this says nothing new.
+        """
+        if lane not in self._dry:
+            self._last[lane] = steps - 1
+            self._dry.add(lane)
 
     # ------------------------------------------------------------------ agreeing
 
@@ -200,9 +215,11 @@ class Ending(Generic[Item]):
     def _take(self, number: int) -> Item | Gap:
         """The item of that number, or a gap if its lane has no such batch."""
         lane, step = number % self._lanes, number // self._lanes
+        if self._has(lane, step) and not self._ahead:
+            self._pull()  # that may be the end of the lane, where it could not know sooner
         if not self._has(lane, step):
             return Gap(lane, step)
-        if self._ahead or self._pull() is not None:
+        if self._ahead:
             found, item = self._ahead.popleft()
             if found == number:
                 return item

@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, RankError
@@ -80,6 +82,19 @@ class ProcessRanks:
         def wait() -> int:
             self._finish(work.wait)
             return int(value) // self._replicas
+
+        return wait
+
+    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+        """Start to find the highest of each value over the ranks; the result waits for it."""
+        found = torch.from_numpy(values.copy())
+        work = self._finish(
+            lambda: dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        )
+
+        def wait() -> NDArray[np.int64]:
+            self._finish(work.wait)
+            return found.numpy()
 
         return wait
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack.lane.lane import LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.packing.composition import Composition
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 

@@ -10,30 +10,31 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from streampack.dealing.dealer import Dealer
 from streampack.documents import Documents, make_origin
 from streampack.errors import StateError
+from streampack.lane.batch import LaneBatch, LaneEnd
+from streampack.lane.config import LaneConfig
+from streampack.lane.empty_batch import padding_rows
 from streampack.lane.state import Round, SavedEntries, check_lane_state
 from streampack.metrics import LaneTimes, Metrics
-from streampack.packing.balancing import Balance
 from streampack.packing.composition import Composition
-from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
 from streampack.streams.base import LaneStream, Mark
 from streampack.streams.lane_stream import open_stream
-from streampack.streams.stream import StreamConfig
-from streampack.window.config import WindowConfig
+from streampack.streams.stream import DocumentStream
 from streampack.window.entries import Entries
-from streampack.window.gather import RowFormat, gather_rows
+from streampack.window.gather import gather_rows
 from streampack.window.packed_rows import PackedRows
 from streampack.window.token_fields import derive_fields
 from streampack.window.window import PlannedWindow, Window
 
-__all__ = ["Lane", "LaneBatch", "LaneConfig", "LaneEnd", "warm_up"]
+__all__ = ["Lane", "warm_up"]
 
 
 logger = logging.getLogger(__name__)
@@ -42,77 +43,11 @@ ADMIT_DOCUMENTS = 4096  # that the window is shown at once
 NAMED_DOCUMENTS = 10  # of those dropped for their length, in the log of a lane
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaneConfig(StreamConfig):
-    """Everything that determines the batches of a run, shared by all of its lanes.
-
-    Attributes:
-        packer, window (resolved), batch_tokens: how rows are made and grouped.
-        row_format: how they are written.
-        balance: the schedule of costs, measured; None goes by no costs.
-    """
-
-    packer: Packer
-    window: WindowConfig
-    batch_tokens: int
-    row_format: RowFormat
-    balance: Balance | None = None
-
-
-class LaneBatch(NamedTuple):
-    """One batch of a lane.
-
-    Attributes:
-        lane, step: it is batch number `step` of this lane.
-        rows: the batch in compact form.
-        round, emitted: the lane's state is ``round.state(emitted)`` once this batch is consumed.
-        metrics: what was lost or spent since the batch before, as far as the rows do not say it;
-            None if nothing, as for all but the first batch of a round.
-        has_next: True if the lane has another batch. The last one's state is that of the end.
-    """
-
-    lane: int
-    step: int
-    rows: PackedRows
-    round: Round | SavedRound
-    emitted: int
-    metrics: Metrics | None
-    has_next: bool = True
-
-
-class LaneEnd(NamedTuple):
-    """The end of a lane, where no batch carries it.
-
-    Attributes:
-        lane: which lane; step: batches it has given.
-        round, emitted: the lane's state is ``round.state(emitted)``.
-        metrics: what was lost or spent since the last batch.
-    """
-
-    lane: int
-    step: int
-    round: Round | SavedRound
-    emitted: int
-    metrics: Metrics
-
-
-class SavedRound(NamedTuple):
-    """A round as its state: what another process knows of it.
-
-    Attributes:
-        start: the lane's state before any batch of the round.
-    """
-
-    start: dict[str, Any]
-
-    def state(self, emitted: int) -> dict[str, Any]:
-        """As `Round.state`."""
-        return {**self.start, "emitted": emitted}
-
-
 @dataclass(slots=True, eq=False)
 class Lane:
     """Lane number `lane`; starts from `state` (of `Round.state`) or from the beginning.
+
+    `dealer` makes the deals where the configuration has a rule for them.
 
     Raises (while reading):
         StateError: the documents are not those the state was made from.
@@ -122,6 +57,7 @@ class Lane:
     config: LaneConfig
     lane: int
     state: dict[str, Any] | None = None
+    dealer: Dealer | None = None
     _stream: LaneStream = field(init=False)
     _window: Window = field(init=False)
     _round: Round | None = field(init=False, default=None)
@@ -134,6 +70,9 @@ class Lane:
     _unreported: bool = field(init=False, default=False)
     _reported: Metrics = field(init=False, default_factory=Metrics)
     _dropped: int = field(init=False, default=0)
+    _reports: list[list[int]] = field(init=False, default_factory=list)
+    _told: int = field(init=False, default=0)
+    _starved: bool = field(init=False, default=False)
     _following: LaneBatch | LaneEnd | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -152,7 +91,9 @@ class Lane:
             check_lane_state(self.lane, state)
             mark = Mark(state["serial"], state["cursor"])
             skips.expect(state["skipped"], state["skipped_count"])
-        self._stream = open_stream(config, self.lane, skips=skips, times=self._times, mark=mark)
+        self._stream = open_stream(
+            config, self.lane, skips=skips, times=self._times, mark=mark, dealer=self.dealer
+        )
         if state is not None:
             self._restore(state)
 
@@ -168,7 +109,7 @@ class Lane:
         if self.config.epochs is None:
             return item
         following = self._make_next()
-        if isinstance(following, LaneEnd):
+        if isinstance(following, LaneEnd) and item.rows.composition.placed:
             metrics = following.metrics + (item.metrics or Metrics())
             return item._replace(
                 round=following.round, emitted=following.emitted, metrics=metrics, has_next=False
@@ -216,15 +157,17 @@ class Lane:
     def _start_round(self) -> None:
         if self._planned is not None:
             with self._times.measure("pack_s"):
-                self._window.advance(self._planned)
-        final = self._fill()
+                self._window.advance(self._planned, starved=self._starved)
+        self._allow(self._step)
+        starved = self._fill()
         self._emitted = 0
-        self._begin(final)
+        self._begin(starved)
+        self._report_deals()
         if self.config.packer.overflow == "drop":
             self._name_dropped(self._window.entries)
 
     def _fill(self) -> bool:
-        """Admit what this round wants; True if nothing comes after it."""
+        """Admit what this round wants; True if there was less."""
         window, stream = self._window, self._stream
         while window.wants:
             documents = stream.peek()
@@ -239,9 +182,13 @@ class Lane:
                 break
         return False
 
-    def _begin(self, final: bool) -> None:
-        """Plan the window as it is, remember how it was made, and gather what goes."""
-        window = self._window
+    def _begin(self, starved: bool) -> None:
+        """Plan the window as it is, remember how it was made, and gather what goes.
+
+        A lane that is dealt more later and has no batch until then gives an empty one.
+        """
+        window, final = self._window, starved and self._stream.ended
+        self._starved = starved
         with self._times.measure("pack_s"):
             planned = self._planned = window.plan(final=final, step=self._step)
         started = self._round = self._round_now(final)
@@ -255,6 +202,8 @@ class Lane:
                 window.loss_mask,
                 config.row_format,
             )
+        if starved and not final and not self._batches:
+            self._batches = [padding_rows(config, self._step)]
         self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
         self._unreported = True
 
@@ -273,7 +222,41 @@ class Lane:
             continued=continued,
             entries=entries,
             skips=(stream.skipped_since(mark), stream.skips.count),
+            reports=list(self._reports),
+            told=self._told,
         )
+
+    # ------------------------------------------------------------------ dealing
+
+    def _allow(self, step: int) -> None:
+        """Let the stream read what deals gave that a round may know which begins at a batch."""
+        self._stream.allow(step)
+        dealer = self.dealer
+        if dealer is not None:
+            known = dealer.rule.known(step)
+            self._reports = [
+                report for report in self._reports if report[0] >= known or dealer.gave(report[0])
+            ]
+
+    def _report_deals(self) -> None:
+        """Report how far the lane sees, and the tokens up to there, after batches deals go by."""
+        dealer, stream, planned = self.dealer, self._stream, self._round
+        if dealer is None or planned is None or dealer.used_up(dealer.rule.known(self._step)):
+            return
+        assert isinstance(stream, DocumentStream)
+        until, ahead = stream.outlook()
+        entries = planned.entries
+        left = ahead + int((entries.held - entries.repeated).sum())
+        if planned.continued:
+            left += int(entries.length[-1] - entries.start[-1] - entries.held[-1])
+        sizes = [rows.composition.placed - rows.composition.repeated for rows in self._batches]
+        after = left - np.cumsum(np.array(sizes, dtype=np.int64))
+        for number in dealer.rule.due(self._step, self._step + len(sizes)):
+            held = max(int(after[number * dealer.rule.every - self._step]), 0)
+            self._reports.append([number, until, held])
+            self._told = number
+            dealer.board.put(number, self.lane, until, held)
+        self._round = replace(planned, reports=list(self._reports), told=self._told)
 
     def _name_dropped(self, entries: Entries) -> None:
         """Log which documents are longer than a row, the first few by name."""
@@ -303,6 +286,8 @@ class Lane:
     def _restore(self, state: dict[str, Any]) -> None:
         """Refill the window the state describes, plan it again and skip what was emitted."""
         window, stream = self._window, self._stream
+        self._reports, self._told = state["reports"], state["told"]
+        stream.allow(state["step"])
         saved = SavedEntries(state, window)
         while (remaining := saved.admitted - saved.read) > 0:
             documents = stream.peek()
@@ -323,14 +308,14 @@ class Lane:
             self._report()
             return
         # The round had read on until its window was full, and what it had read was reported.
-        ended = window.wants and stream.peek() is None
-        if ended != state["final"]:
+        starved = window.wants and stream.peek() is None
+        if (starved and stream.ended) != state["final"]:
             raise self._changed(
                 "there is more to read than when the end of the run was packed"
                 if state["final"]
                 else "the source ends where it went on"
             )
-        self._begin(ended)
+        self._begin(starved)
         self._emitted = state["emitted"]
         if self._emitted > len(self._batches):
             raise self._changed(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from streampack.dealing.dealer import Dealer
 from streampack.job.topology import Topology
-from streampack.lane.lane import Lane, LaneBatch, LaneConfig, LaneEnd
+from streampack.lane.batch import LaneBatch, LaneEnd
+from streampack.lane.config import LaneConfig
+from streampack.lane.lane import Lane
 from streampack.metrics import Metrics
 
 __all__ = ["rotate"]
@@ -17,40 +20,51 @@ def rotate(
     states: Mapping[int, dict[str, Any] | None],
     topology: Topology,
     start: int,
+    dealer: Dealer | None = None,
 ) -> Iterator[LaneBatch | LaneEnd]:
     """Yield this rank's batches of these lanes in turn, each lane up to its last batch.
 
     A lane gives its end, once, if its last batch is another rank's or if it has none. What was
     lost in making another rank's batch is left to that rank to count. A lane starts when its turn
-    comes first, so that the first batch waits for one lane only.
+    comes first, so that the first batch waits for one lane only. The lanes take their turns
+    together, batches of other ranks included: deals go by what all of them have reported.
 
     Args:
         config: of the run.
-        states: of each lane, where it goes on from; None is its beginning. Their order is that
-            of the rotation.
+        states: of each lane, where it goes on from; None is its beginning.
         topology: of the rank; start: number of the first batch.
+        dealer: where the lanes are dealt their parts of the source.
     """
     running: dict[int, Lane | None] = dict.fromkeys(states)
-    while running:
-        for lane in list(running):
-            started = running[lane]
-            if started is None:
-                started = running[lane] = Lane(config, lane, states[lane])
-            item, mine = _next_turn(started, topology, start)
-            if isinstance(item, LaneEnd) or not item.has_next:
-                del running[lane]
-            if mine:
-                yield item
-            else:
-                spent = Metrics() if item.metrics is None else Metrics(times=item.metrics.times)
-                given = item.step + isinstance(item, LaneBatch)
-                yield LaneEnd(lane, given, item.round, item.emitted, spent)
+    waited_for = set(states)  # those that have not given their last item
+    ready: dict[int, LaneBatch | LaneEnd] = {}
+    following = start  # number of the batch after those that are made
+    own = start + topology.rank
+    while waited_for:
+        for number in range(following, own + 1):
+            lane = number % config.lanes
+            if lane in running:
+                running[lane] = started = running[lane] or Lane(config, lane, states[lane], dealer)
+                item = started.next()
+                last = isinstance(item, LaneEnd) or not item.has_next
+                if last:
+                    del running[lane]
+                if topology.takes(number, start):
+                    ready[lane] = item
+                elif last:
+                    ready[lane] = _end(item)
+        following = own + 1
+        lane = own % config.lanes
+        own += topology.world_size
+        if lane in ready:
+            item = ready.pop(lane)
+            if lane not in running:
+                waited_for.discard(lane)
+            yield item
 
 
-def _next_turn(lane: Lane, topology: Topology, start: int) -> tuple[LaneBatch | LaneEnd, bool]:
-    """The lane's next item that is this rank's, or its last one, and whether it is this rank's."""
-    while True:
-        item = lane.next()
-        mine = topology.takes(item.step * lane.config.lanes + item.lane, start)
-        if mine or isinstance(item, LaneEnd) or not item.has_next:
-            return item, mine
+def _end(item: LaneBatch | LaneEnd) -> LaneEnd:
+    """The end of a lane whose last item is another rank's."""
+    spent = Metrics() if item.metrics is None else Metrics(times=item.metrics.times)
+    given = item.step + isinstance(item, LaneBatch)
+    return LaneEnd(item.lane, given, item.round, item.emitted, spent)

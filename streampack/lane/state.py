@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents
 from streampack.errors import StateError
+from streampack.reading.cursor import is_count
 from streampack.streams.base import Mark
 from streampack.window.entries import Entries
 from streampack.window.window import Window
@@ -42,10 +43,11 @@ __all__ = [
     "damaged",
     "decode_columns",
     "encode_columns",
-    "is_count",
 ]
 
-_COUNTS = ("lane", "round", "step", "emitted", "serial", "admitted", "documents", "skipped_count")
+_COUNTS = (
+    "lane", "round", "step", "emitted", "serial", "admitted", "documents", "skipped_count", "told",
+)  # fmt: skip
 _COLUMNS = 5  # of `SavedEntries`
 _WIDEST = 7  # bytes of a number
 _LARGEST_SUM = 1 << 53  # of a column: JSON numbers are exact up to here
@@ -64,6 +66,9 @@ class Round:
         continued: True if the last of them is held in part.
         entries: what the window holds.
         skips: records since `mark`, and the count since the beginning.
+        reports: [deal, weight read, tokens held], what the lane has reported for deals, up to the
+            last batch of the round; without those of deals that gave nothing.
+        told: number of the last deal that the lane has reported for.
     """
 
     lane: int
@@ -75,6 +80,8 @@ class Round:
     continued: bool
     entries: Entries
     skips: tuple[list[list[Any]], int]
+    reports: list[list[int]]
+    told: int
 
     def state(self, emitted: int) -> dict[str, Any]:
         """JSON-able state after `emitted` batches of this round."""
@@ -106,6 +113,8 @@ class Round:
             "digest": entries.digest(),
             "skipped": self.skips[0],
             "skipped_count": self.skips[1],
+            "reports": self.reports,
+            "told": self.told,
         }
         return {**state, "checksum": checksum(state)}
 
@@ -238,6 +247,7 @@ def check_lane_state(lane: int, state: Any) -> None:
         "final": (bool, type(None)),
         "cursor": Mapping,
         "skipped": list,
+        "reports": list,
     }
     whole = {name: is_count(state.get(name)) for name in _COUNTS}
     whole |= {name: name in state and isinstance(state[name], kinds[name]) for name in kinds}
@@ -249,6 +259,9 @@ def check_lane_state(lane: int, state: Any) -> None:
         kinds_of = [type(part) for part in record] if isinstance(record, list) else []
         if kinds_of[:4] != [int, int, bool, str] or kinds_of[4:] not in ([], [int]):
             raise damaged(f"`skipped` of lane {lane} holds {record!r:.80}.")
+    for report in state["reports"]:
+        if not isinstance(report, list) or len(report) != 3 or not all(map(is_count, report)):
+            raise damaged(f"`reports` of lane {lane} holds {report!r:.80}.")
     fields = {name: state[name] for name in state if name not in ("emitted", "checksum")}
     if checksum(fields) != state["checksum"]:
         raise damaged(f"The fields of lane {lane} do not add up to its checksum.")
@@ -258,11 +271,6 @@ def check_lane_state(lane: int, state: Any) -> None:
             "Documents of one lane would be repeated and those of another lost.",
             "Pass what `state_dict()` returned, unchanged.",
         )
-
-
-def is_count(value: Any, least: int = 0) -> bool:
-    """True for a whole number, not below `least`, that JSON holds exactly."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 53
 
 
 def damaged(fact: str) -> StateError:

@@ -41,10 +41,6 @@ class LaneReader(ABC):
 class Source(ABC):
     """A stream of documents, split into lanes."""
 
-    #: True if starting from a cursor costs about the same anywhere in the stream.
-    seekable: bool
-    #: True if the data can be split into any number of lanes.
-    splittable: bool
     #: True if blocks are `Documents` (token ids), False if they are `Texts` or `Conversations`.
     tokenized: bool
     #: What happens to documents longer than a row if no packer is given.

@@ -7,7 +7,7 @@ from typing import Any
 
 from streampack.errors import StateError
 
-__all__ = ["cursor_field", "cursor_words", "damaged_cursor"]
+__all__ = ["cursor_field", "cursor_words", "damaged_cursor", "is_count"]
 
 
 def cursor_field(cursor: Mapping[str, Any], name: str, *kinds: type) -> Any:
@@ -27,12 +27,19 @@ def damaged_cursor(cursor: Any) -> StateError:
     )
 
 
+def is_count(value: Any, least: int = 0) -> bool:
+    """True for a whole number, not below `least`, that JSON holds exactly."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 53
+
+
 def cursor_words(cursor: Mapping[str, Any] | None) -> list[str]:
     """A place in words, without its source: one text for each open shard."""
     if cursor is None:
         return ["the beginning"]
     if isinstance(opened := cursor.get("open"), list):
-        return [f"{at:,} in the lane's shard {span}" for span, at in opened] or ["the end"]
+        return [f"{at or 0:,} in the lane's shard {piece}" for piece, at, _ in opened] or [
+            "the end"
+        ]
     if isinstance(count := cursor.get("count"), int):
         return [f"item {count:,}"]
     return ["a place that only the source knows"]

@@ -85,17 +85,15 @@ class Manifest:
 
     Attributes:
         paths: S paths or URLs, in listing order; kept as `Names`.
-        units: (S,) int64, how much there is to split in each shard.
+        weights: (S,) int64, about how much is in each shard, in a unit of the format's choice that
+            goes with tokens as closely as the listing can know; 0 for an empty one.
         num_bytes: (S,) int64, size of each shard as stored.
-        unit: what `units` counts: "document" and "byte" can be split anywhere, a "shard" is read
-            whole (units are 1, or 0 for an empty one).
         details: what the format needs besides, for example column encodings.
     """
 
     paths: Sequence[str]
-    units: NDArray[np.int64]
+    weights: NDArray[np.int64]
     num_bytes: NDArray[np.int64]
-    unit: str
     details: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,7 +101,7 @@ class Manifest:
             object.__setattr__(self, "paths", Names(self.paths))
 
     def __len__(self) -> int:
-        return len(self.units)
+        return len(self.weights)
 
     def name(self, shard: int) -> str:
         """The path of a shard, relative to the folder that all shards are in."""
@@ -113,7 +111,7 @@ class Manifest:
 
     @cached_property
     def digest(self) -> str:
-        """64 bits, in hexadecimal, over names (without their folder), units and sizes.
+        """64 bits, in hexadecimal, over names (without their folder), weights and sizes.
 
         The folder is left out so that a corpus may move between buckets and disks. Worked out once,
         by the process that lists; it is part of a pickled manifest.
@@ -121,6 +119,6 @@ class Manifest:
         digest = hashlib.blake2b(digest_size=8)
         for path in self.paths:
             digest.update(_encoded(path.rsplit("/", 1)[-1]) + b"\0")
-        digest.update(np.ascontiguousarray(self.units).tobytes())
+        digest.update(np.ascontiguousarray(self.weights).tobytes())
         digest.update(np.ascontiguousarray(self.num_bytes).tobytes())
         return digest.hexdigest()

@@ -19,16 +19,18 @@ from streampack.errors import ConfigError, ContentError, StateError
 from streampack.job.listed_once import listed_once
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, Source
-from streampack.reading.cursor import cursor_field, damaged_cursor
+from streampack.reading.cursor import cursor_field, damaged_cursor, is_count
 from streampack.reading.integer_arrays import Spans
-from streampack.reading.lane_pieces import EpochOrder, Piece
+from streampack.reading.line import Line, Pieces
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["ShardedSource"]
+__all__ = ["ShardedSource", "SpanReader"]
+
+Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
 
 USUAL_BYTES = 4096  # of a document
 
@@ -36,9 +38,8 @@ USUAL_BYTES = 4096  # of a document
 class ShardedSource(Source):
     """A source whose documents are in shards.
 
-    Subclasses implement `list_shards` and `read_shard` and set `seekable`, `splittable` and
-    `tokenized`; those whose listing is worth sharing set `listing_fields`, and those of files say
-    how the names of their files end.
+    Subclasses implement `list_shards` and `read_shard` and set `tokenized`; those whose listing is
+    worth sharing set `listing_fields`, and those of files say how the names of their files end.
 
     Args:
         reading: how a lane reads the shards; None is the default `Reading`.
@@ -54,12 +55,14 @@ class ShardedSource(Source):
     #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
     #: of a torch.distributed job lists, and the others receive what it found.
     listing_fields: tuple[str, ...] = ()
+    #: What a position in a shard counts.
+    position_unit: str = "document"
 
     def __init__(self, *, reading: Reading | None = None, storage: Storage | None = None) -> None:
         self.reading = checked_reading(reading)
         self.storage = Storage() if storage is None else storage
         self._manifest: Manifest | None = None
-        self._orders: dict[int | None, EpochOrder] = {}
+        self._lines: dict[int | None, Line] = {}
 
     @classmethod
     def example(cls, paths: Sequence[str]) -> str:
@@ -74,16 +77,24 @@ class ShardedSource(Source):
 
     @abstractmethod
     def read_shard(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int]]:
-        """Yield the blocks of shard number `shard` from position `start`, each with its end.
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block | Spans, int, int]]:
+        """Yield blocks of the documents whose beginning lies in a part of a shard.
 
-        Positions count the manifest's unit if that is "document" or "byte" (a document belongs
-        to the byte range that holds its first byte). For "shard" they are the format's own: 0 is
-        the beginning, and `stop` is ignored. Reading again from the beginning of a range, or from
-        any position yielded for it, must give the same blocks; that is what makes cursors small.
-        Blocks respect `reading`. A block may be left where it is (`Spans`) until the next one is
-        asked for: it is then copied once, shuffled.
+        Args:
+            shard: its number.
+            low, high: the part [low, high) of the shard's weight in the manifest. All of it is
+                [0, weight); a document belongs to one part, however a shard is cut.
+            position: where to go on: a position that was yielded for this part; None is its
+                beginning.
+            skips: of the lane.
+
+        Yields:
+            A block; the position after it, in the format's own unit; and how far that is on the
+            shard's weight, between low and high. Reading again from any position must give the
+            same blocks; that is what makes cursors small. Blocks respect `reading`. A block may be
+            left where it is (`Spans`) until the next one is asked for: it is then copied once,
+            shuffled.
 
         A broken document goes to `skips.handle(broken_document(...))`, which raises, or returns
         to skip it. What makes the rest of the shard unreadable is raised, as `broken_shard(...)`.
@@ -134,7 +145,7 @@ class ShardedSource(Source):
         """The shards; listed on first use, by one process of a job."""
         if self._manifest is None:
             manifest = self.listed()
-            if len(manifest) == 0 or int(manifest.units.sum()) == 0:
+            if len(manifest) == 0 or int(manifest.weights.sum()) == 0:
                 raise ConfigError(
                     f"{type(self).__name__} found {len(manifest)} shards and no document in them.",
                     "There is nothing to stream.",
@@ -168,9 +179,6 @@ class ShardedSource(Source):
             "reading": self.reading.describe(),
         }
 
-    def max_lanes(self) -> int | None:
-        return None if self.splittable else len(self.manifest)
-
     def reader_bytes(self) -> int:
         """A block of documents of usual size per open shard, and its shuffled copy."""
         reading = self.reading
@@ -187,56 +195,42 @@ class ShardedSource(Source):
         path = shown(self.manifest.paths[int(origin["shard"])])
         return f"document {int(origin['index'])} of {path}"
 
-    def place_names(
-        self, cursor: Cursor | None, *, lane: int, lanes: int, seed: int, epoch: int, shuffle: bool
-    ) -> list[str]:
-        """The place of a lane's cursor in words, one text for each open shard.
+    @property
+    def weight(self) -> int:
+        """Of all shards together: the length of an epoch's line."""
+        return int(self.manifest.weights.sum())
 
-        Args:
-            cursor: of the lane; None is its beginning.
-            lane: its number; the other arguments are those of `lanes`.
-        """
-        reader = self.lanes(lanes, seed=seed, epoch=epoch, shuffle=shuffle)[lane]
-        unit = {"document": "document", "byte": "byte"}.get(self.manifest.unit, "place")
-        return [
-            f"{unit} {position:,} of {self.manifest.name(reader.pieces[piece][0])}"
-            for piece, position in reader.opened(cursor)
-        ] or ["the end"]
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[SpanReader]:
+        return _EqualLanes(self, n, seed, epoch, shuffle)
 
-    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> _ShardedLanes:
-        manifest = self.manifest
-        if not self.splittable and len(manifest) < n:
-            raise ConfigError(
-                f"{len(manifest)} shards were found for {n} lanes.",
-                f"{type(self).__name__} shards are read whole, so a lane would have none.",
-                f"Use lanes={len(manifest)} or fewer (and as few ranks x workers), or rewrite the "
-                "corpus with more shards or in a splittable format with `streampack convert`.",
-            )
+    def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> SpanReader:
+        """The part [low, high) of an epoch's line."""
+        line = self._line(derive_seed(seed, epoch) if shuffle else None)
         block_seed = derive_seed(seed, epoch, 1) if shuffle else None
-        order = self._order(derive_seed(seed, epoch) if shuffle else None)
-        return _ShardedLanes(self, n, order, block_seed)
+        return SpanReader(self, line.pieces(low, high), block_seed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_orders": {}}
+        return {**self.__dict__, "_lines": {}}
 
-    def _order(self, seed: int | None) -> EpochOrder:
+    def _line(self, seed: int | None) -> Line:
         """The epoch with this seed; two are kept, since the lanes of a process may be in two."""
-        found = self._orders.get(seed)
+        found = self._lines.get(seed)
         if found is None:
-            found = EpochOrder.of(self.manifest, seed, whole=not self.splittable)
-            kept = list(self._orders.items())[-1:]
-            self._orders = dict([*kept, (seed, found)])
+            found = Line.of(self.manifest, seed)
+            kept = list(self._lines.items())[-1:]
+            self._lines = dict([*kept, (seed, found)])
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class _ShardedLanes(Sequence[LaneReader]):
-    """The lanes of one epoch; a lane is worked out when it is asked for."""
+class _EqualLanes(Sequence["SpanReader"]):
+    """The lanes of one epoch, of equal weight; a lane is worked out when it is asked for."""
 
     source: ShardedSource
     n: int
-    order: EpochOrder
-    block_seed: int | None
+    seed: int
+    epoch: int
+    shuffle: bool
 
     def __len__(self) -> int:
         return self.n
@@ -244,81 +238,115 @@ class _ShardedLanes(Sequence[LaneReader]):
     def __getitem__(self, lane: Any) -> Any:
         if not 0 <= lane < self.n:
             raise IndexError(lane)
-        return _ShardedReader(self.source, self.order.pieces(lane, self.n), self.block_seed)
+        total = self.source.weight
+        low, high = lane * total // self.n, (lane + 1) * total // self.n
+        return self.source.span(low, high, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle)
 
 
 @dataclass(frozen=True, slots=True)
-class _ShardedReader(LaneReader):
-    """Interleaves a lane's pieces of shards: one block from each open piece in turn.
+class SpanReader(LaneReader):
+    """Interleaves the pieces of shards of a part of the line: a block from each open one in turn.
 
-    The cursor holds the open pieces with their positions, the next piece to open and whose turn
-    it is: ``{"open": [[piece, position], ...], "next": int, "turn": int}``.
+    The cursor holds the open pieces, each with its position (None at its beginning) and how far
+    that is on the shard's weight; the next piece to open; and whose turn it is:
+    ``{"open": [[piece, position, reached], ...], "next": int, "turn": int}``.
     """
 
     source: ShardedSource
-    pieces: Sequence[Piece]
+    pieces: Pieces
     block_seed: int | None
 
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
         opened = self.opened(cursor)
-        if cursor is None:
-            following, turn = len(opened), 0
-        else:
+        following, turn = len(opened), 0
+        if cursor is not None:
             following, turn = cursor_field(cursor, "next", int), cursor_field(cursor, "turn", int)
             if following < 0:
                 raise damaged_cursor(cursor)
-        self._prefetch([piece for piece, _ in opened] + [following])
-        readers = [self._blocks(piece, position, skips) for piece, position in opened]
+        self._prefetch([piece for piece, _, _ in opened] + [following])
+        readers = [self._blocks(piece, position, skips) for piece, position, _ in opened]
         while readers:
             turn %= len(readers)
             item = next(readers[turn], None)
             if item is None:
                 if following < len(self.pieces):
-                    opened[turn] = [following, self.pieces[following][1]]
-                    readers[turn] = self._blocks(opened[turn][0], opened[turn][1], skips)
+                    opened[turn] = (following, None, self.pieces[following][1])
+                    readers[turn] = self._blocks(following, None, skips)
                     following += 1
                     self._prefetch([following])
                 else:
                     del opened[turn], readers[turn]
                 continue
-            block, opened[turn][1] = item
+            block, position, reached = item
+            opened[turn] = (opened[turn][0], position, reached)
             turn += 1
             if len(block):
-                yield (
-                    block,
-                    {"open": [list(pair) for pair in opened], "next": following, "turn": turn},
-                )
+                places = [list(place) for place in opened]
+                yield block, {"open": places, "next": following, "turn": turn}
 
-    def opened(self, cursor: Cursor | None) -> list[list[int]]:
-        """[piece, position in its shard] of each open one."""
+    def opened(self, cursor: Cursor | None) -> list[Place]:
+        """Each open piece with its position and how far that is."""
         if cursor is None:
             width = min(self.source.reading.open_shards, len(self.pieces))
-            return [[piece, self.pieces[piece][1]] for piece in range(width)]
-        opened = cursor_field(cursor, "open", list)
-        for pair in opened:
-            if not isinstance(pair, list) or [type(part) for part in pair] != [int, int]:
+            return [(piece, None, self.pieces[piece][1]) for piece in range(width)]
+        opened: list[Place] = []
+        for saved in cursor_field(cursor, "open", list):
+            whole = isinstance(saved, list) and len(saved) == 3
+            if not whole or not all(
+                is_count(n) or (i == 1 and n is None) for i, n in enumerate(saved)
+            ):
                 raise damaged_cursor(cursor)
-            if not 0 <= pair[0] < len(self.pieces) or pair[1] < 0:
+            piece, position, reached = saved
+            if piece >= len(self.pieces):
                 raise damaged_cursor(cursor)
-        return [list(pair) for pair in opened]
+            _, low, high = self.pieces[piece]
+            if not low <= reached <= high:
+                raise damaged_cursor(cursor)
+            opened.append((piece, position, reached))
+        return opened
+
+    def place_names(self, cursor: Cursor | None) -> list[str]:
+        """A place in words, one text for each open shard."""
+        source, words = self.source, []
+        for piece, position, reached in self.opened(cursor):
+            shard = self.pieces[piece][0]
+            if position is not None:
+                place = f"{source.position_unit} {position:,}"
+            elif reached == 0:
+                place = "the beginning"
+            else:  # the format knows its own place there once it is opened
+                place = f"{reached / int(source.manifest.weights[shard]):.0%}"
+            words.append(f"{place} of {source.manifest.name(shard)}")
+        return words or ["the end"]
+
+    def left(self, cursor: Cursor | None) -> int:
+        """The weight that is not read yet after a cursor."""
+        opened = self.opened(cursor)
+        following: int = len(opened) if cursor is None else cursor_field(cursor, "next", int)
+        unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
+        return unread + self.pieces.weight(following)
 
     def _prefetch(self, pieces: list[int]) -> None:
         shards = [self.pieces[piece][0] for piece in pieces if piece < len(self.pieces)]
         if shards:
             self.source.will_read(shards)
 
-    def _blocks(self, piece: int, position: int, skips: Skips) -> Iterator[tuple[Block, int]]:
-        shard, _, stop = self.pieces[piece]
+    def _blocks(
+        self, piece: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        shard, low, high = self.pieces[piece]
         try:
-            for block, end in self.source.read_shard(shard, position, stop, skips):
+            for block, end, reached in self.source.read_shard(shard, low, high, position, skips):
                 kept, ended = skips.replay(block, shard)
                 if self.block_seed is not None and len(kept) > 1:
-                    seed = derive_seed(self.block_seed, shard, position)
-                    kept = kept.take(permutation(len(kept), seed))
+                    begin = low if position is None else position
+                    kept = kept.take(
+                        permutation(len(kept), derive_seed(self.block_seed, shard, begin))
+                    )
                 elif isinstance(kept, Spans):
                     kept = kept.gathered()
                 position = end
-                yield kept, end
+                yield kept, end, reached
                 if ended:
                     return
         except ContentError as error:

@@ -24,8 +24,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.dealing.dealer import Dealer
 from streampack.errors import StateError, StreampackError
-from streampack.lane.lane import Lane, LaneConfig
+from streampack.lane.config import LaneConfig
+from streampack.lane.lane import Lane
 from streampack.lane.state import Round
 from streampack.packing.balancing import Balance
 from streampack.packing.rebuilding import rebuild_packer
@@ -93,7 +95,12 @@ def previous_config(
 
 
 def carry_over(
-    before: LaneConfig, config: LaneConfig, lane: int, state: dict[str, Any], due: int
+    before: LaneConfig,
+    config: LaneConfig,
+    lane: int,
+    state: dict[str, Any],
+    due: int,
+    dealer: Dealer | None = None,
 ) -> dict[str, Any]:
     """The state of a lane under `config`, from its state under `before`.
 
@@ -102,11 +109,12 @@ def carry_over(
         lane, state: of which lane.
         due: batches of this lane before the place the run goes on from. One that was dry gave
             fewer; if it has documents again, they come now and not in turns that are over.
+        dealer: where the lanes are dealt their parts of the source.
 
     Raises:
         StateError: the documents are not those the state was made from.
     """
-    place, planned, emitted = Lane(before, lane, state).place()
+    place, planned, emitted = Lane(before, lane, state, dealer).place()
     entries, mark = place.entries, place.mark
     if planned is not None and emitted:
         entries = _left(entries, planned, emitted, place.continued)
@@ -128,16 +136,22 @@ def carry_over(
         was = int(entries.held[-1] - entries.repeated[-1])
         held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
     entries = entries.changed(start=start, held=held, repeated=np.zeros_like(start))
+    step, reports, told = max(place.step + emitted, due), place.reports, place.told
+    if dealer is not None:  # what it would have reported after that is not what it will
+        told = min(told, dealer.rule.due(0, step).stop - 1)
+        reports = [report for report in reports if report[0] <= told]
     following = Round(
         lane=lane,
         number=place.number + 1,
-        step=max(place.step + emitted, due),
+        step=step,
         final=True if place.final and not len(entries) else None,
         mark=mark,
         admitted=place.admitted,
         continued=continued,
         entries=entries,
         skips=place.skips,
+        reports=reports,
+        told=told,
     )
     return following.state(0)
 
@@ -148,7 +162,8 @@ def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: boo
     `held` is right for the last entry if it is held in part, and of no meaning otherwise.
     """
     plan = planned.plan
-    went = planned.rows[: int(planned.batches[emitted])]
+    # The batch of a lane that waited for a deal is none of the plan's.
+    went = planned.rows[: int(planned.batches[min(emitted, len(planned.batches) - 1)])]
     goes = np.zeros(plan.num_rows, dtype=np.bool_)
     goes[went] = True
     row_of = np.repeat(np.arange(plan.num_rows, dtype=np.int64), np.diff(plan.row_offsets))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.lane.lane import LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.sources.mixture.source import Mixture
 
 __all__ = ["CHANGEABLE", "changed_fields", "fingerprint_of"]
@@ -37,6 +37,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "seed": config.seed,
         "shuffle": config.shuffle,
         "lanes": config.lanes,
+        "dealing": config.dealing.describe() if config.dealing else None,
     }
 
 
@@ -64,6 +65,8 @@ def changed_fields(
         if before.get(name) == now.get(name):
             continue
         field = name.partition(".")[0]
+        if field == "dealing":  # kept as it was saved; where it cannot be, another field differs
+            continue
         changed.add(field)
         if field not in allow:
             raise StateError(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.reading.cursor import cursor_field, cursor_words
+from streampack.reading.cursor import cursor_field, cursor_words, damaged_cursor, is_count
 from streampack.reading.sharded import ShardedSource
 from streampack.run.state import batches_given
 from streampack.sources.mixture.source import source_seed
@@ -128,14 +128,10 @@ def _source_place(
         words = cursor_words(cursor)
     else:
         number = members(fingerprint)[name].get("number", 0)
-        words = source.place_names(
-            cursor,
-            lane=lane,
-            lanes=fingerprint["lanes"],
-            seed=source_seed(fingerprint["seed"], number),
-            epoch=epoch,
-            shuffle=fingerprint["shuffle"],
-        )
+        low, high = _span(mark, source, lane, fingerprint["lanes"])
+        seed = source_seed(fingerprint["seed"], number)
+        part = source.span(low, high, seed=seed, epoch=epoch, shuffle=fingerprint["shuffle"])
+        words = part.place_names(cursor)
     return SourcePlace(
         name,
         epoch,
@@ -144,6 +140,16 @@ def _source_place(
         place.get("tokens"),
         place.get("ended", False),
     )
+
+
+def _span(mark: Mapping[str, Any], source: ShardedSource, lane: int, lanes: int) -> tuple[int, int]:
+    """The part of the epoch's line that a lane reads: what it was dealt, or its share."""
+    if mark.get("span") is not None:
+        span = cursor_field(mark, "span", list)
+        if len(span) == 2 and all(map(is_count, span)):
+            return span[0], span[1]
+        raise damaged_cursor(mark)
+    return lane * source.weight // lanes, (lane + 1) * source.weight // lanes
 
 
 def run_words(state: Mapping[str, Any]) -> list[str]:

@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streampack.forecast.sizing import choose_lanes, with_balance, with_shares
+from streampack.dealing.board import MemoryBoard
+from streampack.forecast.sizing import choose_lanes, with_balance, with_dealing, with_shares
 from streampack.job.topology import Topology
-from streampack.lane.lane import LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.run.changed_settings import carry_over, previous_config
 from streampack.run.fingerprint import changed_fields, fingerprint_of
 from streampack.run.state import RunState, batches_due, check_state
@@ -86,7 +87,8 @@ class RunSettings:
         if not config.lanes:
             lanes = choose_lanes(config, self.topology.world_size, memory_limit=self.memory_limit)
             config = replace(config, lanes=lanes)
-        return RunPlan.of(with_balance(with_shares(config)), self.topology)
+        config = with_dealing(with_balance(with_shares(config)))
+        return RunPlan.of(config, self.topology)
 
     def resume(
         self, state: Mapping[str, Any], *, allow: Collection[str] = ()
@@ -102,14 +104,22 @@ class RunSettings:
         if not config.lanes:
             config = replace(config, lanes=saved["lanes"])
         config = with_balance(with_shares(config, saved["packer"]), saved)
+        config = with_dealing(config, saved)
         plan = RunPlan.of(config, self.topology)
         changed = changed_fields(saved, plan.fingerprint, allow)
         run = RunState.of_rank(state, plan.fingerprint, self.topology)
         if changed:
             before = previous_config(config, saved, plan.fingerprint, changed)
+            board = MemoryBoard(config.lanes)
+            dealer = run.sharing(connected=False).dealer(before, board, run.states())
             run.replan(
                 lambda lane, own: carry_over(
-                    before, config, lane, own, batches_due(lane, run.next_batch, config.lanes)
+                    before,
+                    config,
+                    lane,
+                    own,
+                    batches_due(lane, run.next_batch, config.lanes),
+                    dealer,
                 )
             )
         return plan, run

@@ -7,23 +7,32 @@ place, until all lanes of all ranks are through. Only what the loop has taken co
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
 
 from streampack.batch import PackedBatch
+from streampack.dealing.board import Board
+from streampack.dealing.exchange import DealExchange
 from streampack.errors import StateError
-from streampack.job.ending import End, Ending, Gap, Ranks
+from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import check_same_start, connect
+from streampack.lane.batch import LaneEnd
 from streampack.lane.empty_batch import padding_rows
-from streampack.lane.lane import LaneEnd
+from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.run.plan import RunPlan
 from streampack.run.state import Deferred, RunState, batches_given
 from streampack.workers.feed import LaneStates
 
-__all__ = ["REMEMBERED", "RankRun"]
+__all__ = ["REMEMBERED", "OpenFeed", "RankRun"]
+
+#: Begins a rank's batches from a number on, of lanes that go on from these states; how the lanes
+#: take part in deals, and the board of this process.
+OpenFeed = Callable[[int, LaneStates, Sharing, Board], Iterable[PackedBatch | LaneEnd]]
 
 REMEMBERED = 16  # batches that a loop may be ahead of the one whose state it asks for
 
@@ -79,13 +88,13 @@ class RankRun:
     # ------------------------------------------------------------------ giving
 
     def batches(
-        self, open_feed: Callable[[int, LaneStates], Iterable[PackedBatch | LaneEnd]]
+        self, open_feed: OpenFeed, *, processes: bool = False
     ) -> Generator[PackedBatch, None, None]:
         """The batches after those that were taken, in order, to the common end.
 
         Args:
-            open_feed: begins to make this rank's batches from a number on, of lanes that go on from
-                these states.
+            open_feed: begins to make this rank's batches.
+            processes: True if other processes make them.
 
         Raises (while iterating):
             StateError: the feed gives other batches than this rank's, or not in order.
@@ -95,8 +104,9 @@ class RankRun:
         finite = plan.config.epochs is not None
         if finite:
             check_same_start(self.ranks, start, plan.fingerprint)
-        states = {lane: self.state.lane(lane) for lane in self.lanes()}
-        feed = open_feed(start, states)
+        states = self.state.states()
+        sharing, board, exchange = self._dealing(states, processes)
+        feed = open_feed(start, states, sharing, board)
         items = self._real(feed)
         try:
             self._ending = Ending(
@@ -108,8 +118,15 @@ class RankRun:
                 ranks=self.ranks if finite else None,
                 end=self._end,
             )
-            for item in self._ending:
+            coming, first = iter(self._ending), start
+            while True:
+                if exchange is not None:
+                    exchange.before_step(first)
+                item = next(coming, None)
+                if item is None:
+                    break
                 yield self.empty_batch(item.lane, item.step) if isinstance(item, Gap) else item
+                first += plan.topology.world_size
             for left in self._ending.rest():
                 self.metrics += left.spent or Metrics()
                 self.metrics.left += left.composition
@@ -117,6 +134,20 @@ class RankRun:
             items.close()  # and with it the iterator of another loader, which ends its workers
             if isinstance(feed, Generator):
                 feed.close()
+            board.close(remove=True)
+
+    def _dealing(
+        self, states: LaneStates, processes: bool
+    ) -> tuple[Sharing, Board, DealExchange | None]:
+        """How this rank takes part in deals, the board of this process, and the exchange."""
+        plan = self.plan
+        ranks, lanes = plan.topology.world_size, plan.config.lanes
+        connected = 1 < ranks <= lanes and not isinstance(self.ranks, Alone)
+        name = f"streampack-{os.getpid()}-{uuid.uuid4().hex}" if processes else None
+        sharing = self.state.sharing(connected=connected, name=name, kept=True)
+        board = sharing.board(lanes)
+        dealer = sharing.dealer(plan.config, board, states) if connected else None
+        return sharing, board, None if dealer is None else DealExchange(dealer, self.ranks)
 
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """A batch of padding only, in the place of one that the lane does not have."""
@@ -131,12 +162,14 @@ class RankRun:
                 self.metrics += item.metrics
                 self._ending.end_lane(item.lane, item.step)
                 self._ends[item.lane] = partial(item.round.state, item.emitted)
-            elif item.num_documents:
+            elif item.num_documents or item.has_next:
                 begun.add(item.lane)
                 yield item
                 continue
-            elif item.lane_state is not None:
-                self._ends[item.lane] = item.lane_state
+            else:  # another loader's place for a batch that the lane does not have
+                self._ending.end_lane(item.lane, item.step)
+                if item.lane_state is not None:
+                    self._ends[item.lane] = item.lane_state
             if item.lane not in begun and item.lane in self._ends:
                 self.state.end(item.lane, self._ends[item.lane])
 
@@ -155,8 +188,10 @@ class RankRun:
                 metrics.composition += batch.composition
             else:
                 metrics.empty_batches += 1
+                metrics.empty_slots += batch.composition.slots
         self.metrics = metrics
-        lane_state = batch.lane_state if batch.num_documents else self._ends.get(batch.lane)
+        own = batch.num_documents or batch.has_next
+        lane_state = batch.lane_state if own else self._ends.get(batch.lane)
         undo = state.commit(batch.lane, batch.step, lane_state)
         self._recent.append((self._number(batch), undo))
 

@@ -1,6 +1,6 @@
 """The state of a run: what the loop has consumed, as coordinates that any process can go on from.
 
-``{"version": 3, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
+``{"version": 4, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
 "lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
 The state of a rank holds the lanes whose latest turn was its own: where the ranks divide the lanes,
 all that it runs. `merge_states` makes one of the states of all ranks, and any number of ranks goes
@@ -10,11 +10,14 @@ on from that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from streampack.errors import StateError
 from streampack.job.topology import Topology
-from streampack.lane.state import check_lane_state, checksum, damaged, is_count
+from streampack.lane.sharing import Sharing
+from streampack.lane.state import check_lane_state, checksum, damaged
+from streampack.reading.cursor import is_count
 from streampack.run.fingerprint import changed_fields
 
 __all__ = [
@@ -27,7 +30,7 @@ __all__ = [
     "merge_states",
 ]
 
-VERSION = 3
+VERSION = 4
 
 LaneState = dict[str, Any] | None
 
@@ -54,6 +57,7 @@ class RunState:
         next_batch: global number of the first batch not consumed by all ranks in step.
         lanes: state of each lane this rank owns.
         stepped_over: [first, end) numbers of batches that the loop stepped over.
+        others: the states of other lanes at the place that this one was loaded from.
     """
 
     def __init__(
@@ -63,18 +67,21 @@ class RunState:
         next_batch: int,
         lanes: Mapping[int, Deferred],
         stepped_over: Sequence[Sequence[int]] = (),
+        others: Mapping[int, Deferred] | None = None,
     ) -> None:
         self.fingerprint = fingerprint
         self.topology = topology
         self.next_batch = next_batch
         self._lanes: dict[int, Deferred] = dict(lanes)
         self.stepped_over = [list(numbers) for numbers in stepped_over]
+        self._others = others or {}
 
     @classmethod
     def begin(cls, fingerprint: dict[str, Any], topology: Topology) -> RunState:
         """The state before the first batch."""
-        lanes = topology.lanes(0, fingerprint["lanes"])
-        return cls(fingerprint, topology, 0, dict.fromkeys(lanes))
+        own = topology.lanes(0, fingerprint["lanes"])
+        others = dict.fromkeys(set(range(fingerprint["lanes"])).difference(own))
+        return cls(fingerprint, topology, 0, dict.fromkeys(own), others=others)
 
     @classmethod
     def load(
@@ -111,13 +118,19 @@ class RunState:
                 "Load the state that this rank saved, or that of all ranks together, which "
                 "`merge_states` makes.",
             )
-        lanes = {lane: state["lanes"][str(lane)] for lane in owned}
-        return cls(fingerprint, topology, start, lanes, state["stepped_over"])
+        lanes = {int(lane): own for lane, own in state["lanes"].items()}
+        own = {lane: lanes.pop(lane) for lane in owned}
+        return cls(fingerprint, topology, start, own, state["stepped_over"], lanes)
 
     def copy(self) -> RunState:
         """A state that changes by itself."""
         return RunState(
-            self.fingerprint, self.topology, self.next_batch, self._lanes, self.stepped_over
+            self.fingerprint,
+            self.topology,
+            self.next_batch,
+            self._lanes,
+            self.stepped_over,
+            self._others,
         )
 
     def commit(self, lane: int, step: int, state: Deferred) -> Callable[[RunState], None]:
@@ -164,6 +177,30 @@ class RunState:
             state = self.lane(lane)
             if state is not None:
                 self._lanes[lane] = change(lane, state)
+        self._others = {
+            lane: partial(change, lane, state) if isinstance(state, dict) else state
+            for lane, state in self._others.items()
+        }
+
+    def states(self) -> dict[int, LaneState]:
+        """The states of the lanes that this rank runs, in the order of the rotation."""
+        lanes = self.topology.lanes(self.next_batch, self.fingerprint["lanes"])
+        return {lane: self.lane(lane) for lane in lanes}
+
+    def sharing(self, *, connected: bool, name: str | None = None, kept: bool = False) -> Sharing:
+        """How this rank's lanes learn what others report for deals.
+
+        Args:
+            connected: whether the ranks tell each other.
+            name, kept: of the board of several processes; see `Sharing`.
+        """
+        if connected:
+            return Sharing(name, kept=kept)
+        total = self.fingerprint["lanes"]
+        unknown = set(range(total)).difference(self._lanes)
+        found = {lane: self._others[lane] for lane in unknown if lane in self._others}
+        known = {lane: own() if callable(own) else own for lane, own in found.items()}
+        return Sharing(name, known, sorted(unknown.difference(known)), kept)
 
     def lane(self, lane: int) -> LaneState:
         """The state of one lane."""

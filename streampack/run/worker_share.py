@@ -10,16 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from streampack.batch import PackedBatch
 from streampack.errors import StateError
 from streampack.job.ending import Alone
+from streampack.lane.sharing import Sharing
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun
 from streampack.run.state import RunState
-from streampack.workers.feed import feed_in_process
+from streampack.workers.feed import Feed, LaneStates, feed_in_process
 
 __all__ = ["WorkerShare", "run_state"]
 
@@ -35,10 +35,13 @@ class WorkerShare(Iterator[PackedBatch]):
     Args:
         plan: of the rank.
         start: where the rank goes on.
+        sharing: of deals with the rank's other workers, and with other ranks.
         worker: number of this one among the rank's `workers`; 0 of 1 without worker processes.
     """
 
-    def __init__(self, plan: RunPlan, start: RunState, *, worker: int, workers: int) -> None:
+    def __init__(
+        self, plan: RunPlan, start: RunState, sharing: Sharing, *, worker: int, workers: int
+    ) -> None:
         own = plan.topology.lanes(start.next_batch, plan.config.lanes)
         used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
         if worker == 0 and used < workers:
@@ -71,6 +74,7 @@ class WorkerShare(Iterator[PackedBatch]):
                 start.stepped_over,
             )
         )
+        self._sharing = sharing
         self._batches: Generator[PackedBatch, None, None] | None = None
 
     def _begin(self, start: RunState) -> RankRun:
@@ -96,7 +100,7 @@ class WorkerShare(Iterator[PackedBatch]):
         run, given = self._run, 0
         start, lanes = run.state.next_batch, run.lanes()
         nothing_given = any(run.state.lane(lane) is None for lane in lanes)
-        for batch in run.batches(partial(feed_in_process, self._plan.config, self._plan.topology)):
+        for batch in run.batches(self._feed):
             given += 1
             yield batch
         if not given and nothing_given:
@@ -104,6 +108,15 @@ class WorkerShare(Iterator[PackedBatch]):
                 number = self._plan.topology.batch(start, turn)
                 step, lane = divmod(number, self._plan.config.lanes)
                 yield run.empty_batch(lane, step)
+
+    def _feed(self, start: int, states: LaneStates, *_: object) -> Feed:
+        """The batches of this worker's lanes, which deal with those of the rank's other workers."""
+        config, topology = self._plan.config, self._plan.topology
+        board = self._sharing.board(config.lanes)
+        try:
+            yield from feed_in_process(config, topology, start, states, self._sharing, board)
+        finally:
+            board.close()
 
     # ------------------------------------------------------------------ state
 

@@ -12,6 +12,7 @@ import mmap
 import os
 import tempfile
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +25,12 @@ from streampack.errors import StorageError
 
 __all__ = [
     "CODEC_OF_ENDING",
+    "Content",
     "DamagedError",
     "copy_stream",
     "decompress",
     "map_file",
-    "open_decompressed",
+    "open_content",
     "sniff_codec",
 ]
 
@@ -36,6 +38,8 @@ __all__ = [
 CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
 _CHUNK = 1 << 20
+_FEED = 16 << 10  # of compressed data at a time: as fine as its content can be cut
+_PART = 64 << 10  # of content at a time, where the library feeds itself
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no content, with which pzstd begins.
 _MAGIC |= {bytes((0x50 + n, 0x2A, 0x4D, 0x18)): "zstd" for n in range(16)}
@@ -102,29 +106,76 @@ def decompress(
 
 
 @contextmanager
-def open_decompressed(file: Path | bytes, codec: str | None) -> Iterator[IO[bytes]]:
-    """A buffered reader of the content of a file, or of bytes in memory.
+def open_content(file: Path | bytes, codec: str | None) -> Iterator[Content]:
+    """The content of a file, or of bytes in memory.
 
     Args:
-        file: the compressed data.
+        file: the stored data.
         codec: "gz", "bz2", "zstd", "br", or None for data that is not compressed.
-
-    Raises (while reading):
-        DamagedError: the data is corrupt, or ends too early; what comes before that is read.
     """
     with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb", _CHUNK) as source:
-        if codec is None:
-            yield source
+        yield Content(source, codec)
+
+
+class Content:
+    """What a file holds, read forwards, with the place in the stored file that it came from.
+
+    Of compressed data, that is how much had been read when the decoder gave it: the same for every
+    reader, however far apart they begin.
+
+    Args:
+        source: the stored data.
+        codec: see `open_content`.
+
+    Attributes:
+        file: reads the content. It raises `DamagedError` where the data is corrupt or ends too
+            early; what comes before that is read.
+    """
+
+    def __init__(self, source: IO[bytes], codec: str | None) -> None:
+        self._chunks = None if codec is None else _ChunkReader(source, _chunks(source, codec, None))
+        self.file = source if self._chunks is None else io.BufferedReader(self._chunks, _CHUNK)
+
+    def skip_stored(self, least: int) -> tuple[int, bytes]:
+        """Go to the first content that was stored at byte `least` or later.
+
+        To be called before anything is read.
+
+        Returns:
+            Its offset in the content, and the byte before it (none at the beginning).
+        """
+        if self._chunks is not None:
+            return self._chunks.skip(least=least)
+        self.file.seek(max(least - 1, 0))
+        return least, self.file.read(1) if least else b""
+
+    def skip(self, offset: int) -> None:
+        """Go to an offset in the content, before anything is read."""
+        if self._chunks is not None:
+            self._chunks.skip(offset=offset)
         else:
-            yield io.BufferedReader(_ChunkReader(_chunks(source, codec, None)), _CHUNK)
+            self.file.seek(offset)
+
+    def stored(self, offset: int) -> int:
+        """Where in the stored data the content at an offset came from; asked for in order."""
+        return offset if self._chunks is None else self._chunks.stored(offset)
+
+    @property
+    def produced(self) -> int:
+        """Bytes of content that have been decompressed."""
+        return 0 if self._chunks is None else self._chunks.offset
 
 
 class _ChunkReader(io.RawIOBase):
-    """Chunks of bytes as a raw stream."""
+    """Chunks of content as a raw stream, which knows where each came from."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
+    def __init__(self, source: IO[bytes], chunks: Iterator[bytes]) -> None:
+        self._source = source
         self._chunks = chunks
         self._rest = memoryview(b"")
+        self.offset = 0  # of the content after `_rest`
+        self._places: deque[tuple[int, int]] = deque()  # (offset, stored at) of recent chunks
+        self._ended = False
 
     def readable(self) -> bool:
         return True
@@ -132,11 +183,43 @@ class _ChunkReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer with what is left of the current chunk, or with the next one."""
         if not len(self._rest):
-            self._rest = memoryview(next(self._chunks, b""))
+            self._next()
         size = min(len(buffer), len(self._rest))
         buffer[:size] = self._rest[:size]
         self._rest = self._rest[size:]
         return size
+
+    def _next(self) -> int:
+        """Take the next chunk, which is empty at the end; where it was stored."""
+        if self._ended:  # a decoder may have closed the source
+            return self._places[-1][1]
+        place = self._source.tell()
+        self._rest = memoryview(next(self._chunks, b""))
+        self._ended = not len(self._rest)
+        if not self._places or self._places[-1][1] != place:
+            self._places.append((self.offset, place))
+        self.offset += len(self._rest)
+        return place
+
+    def skip(self, *, offset: int = 0, least: int = 0) -> tuple[int, bytes]:
+        """Drop what lies before an offset, and what was stored before byte `least`."""
+        before = b""
+        while self.offset <= offset or self._places[-1][1] < least:
+            before = bytes(self._rest[-1:]) or before
+            place = self._next()
+            self.stored(self._places[-1][0])  # earlier ones are not asked for
+            if not len(self._rest):
+                return self.offset, before
+            if place >= least and self.offset > offset:
+                break
+        start = max(self.offset - len(self._rest), offset)
+        self._rest = self._rest[len(self._rest) - (self.offset - start) :]
+        return start, before
+
+    def stored(self, offset: int) -> int:
+        while len(self._places) > 1 and self._places[1][0] <= offset:
+            self._places.popleft()
+        return self._places[0][1] if self._places else 0
 
 
 def copy_stream(stream: IO[bytes], target: Path) -> None:
@@ -193,7 +276,7 @@ def _stdlib_chunks(source: IO[bytes], new: Any, error_type: type[Exception]) -> 
     while True:
         # A bz2 decoder keeps the input that it has not used yet; zlib hands it back.
         if not pending and getattr(decoder, "needs_input", True):
-            pending = source.read(_CHUNK)
+            pending = source.read(_FEED)
             if not pending:
                 raise _CutShortError
         try:
@@ -204,7 +287,7 @@ def _stdlib_chunks(source: IO[bytes], new: Any, error_type: type[Exception]) -> 
             yield chunk
         pending = getattr(decoder, "unconsumed_tail", b"")
         if decoder.eof:
-            pending = decoder.unused_data or source.read(_CHUNK)
+            pending = decoder.unused_data or source.read(_FEED)
             if not pending.strip(b"\0"):  # the end, or padding after it
                 return
             decoder = new()
@@ -225,7 +308,7 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
             return
         name = {"br": "brotli"}.get(codec, codec)
         with pyarrow.CompressedInputStream(pyarrow.PythonFile(source, "r"), name) as stream:
-            while chunk := stream.read(_CHUNK):
+            while chunk := stream.read(_PART):
                 yield chunk
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:

@@ -40,7 +40,7 @@ class LaneStream(ABC):
         self._pending: Documents | None = None
 
     def peek(self) -> Documents | None:
-        """The documents that come next (at least one), or None at the end."""
+        """The documents that come next (at least one), or None if there are none; see `ended`."""
         while self._pending is None or not len(self._pending):
             self._pending = self._next_documents()
             if self._pending is None:
@@ -53,6 +53,14 @@ class LaneStream(ABC):
             assert self._pending is not None
             self._pending = self._pending[count:]
             self.serial += count
+
+    @property
+    def ended(self) -> bool:
+        """Whether None of `peek` is the end; otherwise the lane will be dealt more."""
+        return True
+
+    def allow(self, step: int) -> None:  # noqa: B027
+        """From now on a round is filled that begins with batch number `step` of the lane."""
 
     @property
     @abstractmethod
@@ -69,4 +77,4 @@ class LaneStream(ABC):
 
     @abstractmethod
     def _next_documents(self) -> Documents | None:
-        """The documents after those that are consumed; None at the end."""
+        """The documents after those that are consumed; None if there are none, or not yet."""

@@ -7,6 +7,7 @@ DocumentStream              one per source: reading, tokenizer, checks, hooks, e
 
 from __future__ import annotations
 
+from streampack.dealing.dealer import Dealer
 from streampack.metrics import LaneTimes
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
@@ -20,7 +21,13 @@ __all__ = ["open_stream"]
 
 
 def open_stream(
-    config: StreamConfig, lane: int, *, skips: Skips, times: LaneTimes, mark: Mark | None = None
+    config: StreamConfig,
+    lane: int,
+    *,
+    skips: Skips,
+    times: LaneTimes,
+    mark: Mark | None = None,
+    dealer: Dealer | None = None,
 ) -> LaneStream:
     """The documents of one lane, from `mark` on (None: from the beginning).
 
@@ -30,7 +37,10 @@ def open_stream(
         skips: what to do with broken content.
         times: where the streams add up their seconds.
         mark: what `mark_before` of such a stream returned.
+        dealer: deals the lanes their parts of a single source; None divides it equally.
     """
+    if dealer is not None:
+        return DocumentStream(config, lane, skips=skips, times=times, mark=mark, dealer=dealer)
     inner = mark if config.order is None else OrderedStream.inner_mark(mark)
     kind = MixedStream if isinstance(config.source, Mixture) else DocumentStream
     stream: MixedStream | DocumentStream = kind(config, lane, skips=skips, times=times, mark=inner)

@@ -182,4 +182,4 @@ class MixedCursor:
 
 
 def _beginning() -> SourcePlace:
-    return SourcePlace(Mark(0, {"epoch": 0, "at": None}))
+    return SourcePlace(Mark(0, {"part": 0, "epoch": 0, "at": None, "tokens": 0}))

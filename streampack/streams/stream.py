@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.dealing.dealer import Dealer
 from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
@@ -22,8 +23,10 @@ from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.reading.base import Block, Source
 from streampack.reading.cursor import cursor_field
+from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.streams.base import LaneStream, Mark
+from streampack.streams.supply import DealtParts, EqualParts, Part, Supply
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
 __all__ = ["DocumentStream", "Preparation", "StreamConfig"]
@@ -91,6 +94,7 @@ class DocumentStream(LaneStream):
         times: where reading and preparing add up their seconds.
         mark: where to start; None is the beginning.
         number: of the source in a mixture; documents carry it in their origin.
+        dealer: deals the lanes their parts; None divides every epoch equally.
     """
 
     empty_documents = 0
@@ -104,6 +108,7 @@ class DocumentStream(LaneStream):
         times: LaneTimes,
         mark: Mark | None = None,
         number: int = 0,
+        dealer: Dealer | None = None,
     ) -> None:
         super().__init__(skips, mark)
         self._config = config
@@ -113,11 +118,16 @@ class DocumentStream(LaneStream):
         self._number = number
         self._times = times
         self.epoch = 0  # of the documents that come next
-        self._epoch = cursor_field(mark.cursor, "epoch", int) if mark else 0
-        self._start = cursor_field(mark.cursor, "at", dict, type(None)) if mark else None
-        self._marks: deque[Mark] = deque()
-        self._mark(self._epoch, self._start, len(skips.records))
-        self._blocks = self._read()
+        first = cursor_field(mark.cursor, "part", int) if mark else 0
+        start = cursor_field(mark.cursor, "at", dict, type(None)) if mark else None
+        self._supply = _supply(config, lane, dealer)
+        # The place after the block at hand, and of the block the place before it and the share of
+        # its documents that are not prepared yet.
+        self._after = self._before = (first, start)
+        self._unprepared = 0.0
+        self._tokens = cursor_field(mark.cursor, "tokens", int) if mark else 0  # of this part
+        self._marks: deque[Mark] = deque([mark or Mark(0, _cursor(0, 0, None, 0))])
+        self._blocks = self._read(first, start)
 
     def _next_documents(self) -> Documents | None:
         return next(self._blocks, None)
@@ -130,50 +140,86 @@ class DocumentStream(LaneStream):
     def skipped_since(self, mark: Mark) -> list[list[Any]]:
         return self.skips.since(mark.skipped[0])
 
-    def _mark(self, epoch: int, at: Any, skipped: int) -> None:
+    def allow(self, step: int) -> None:
+        self._supply.allow(step)
+
+    @property
+    def ended(self) -> bool:
+        return self._supply.ended
+
+    def outlook(self) -> tuple[int, int]:
+        """How far the lane can see: the weight, of what it was dealt, up to the end of its part.
+
+        And the tokens from those that come next up to there, as the part's tokens so far say.
+        """
+        supply = self._supply
+        assert isinstance(supply, DealtParts)
+        pending = 0 if self._pending is None else self._pending.num_tokens
+        before, size, unread = supply.weights(*self._after)
+        if self._unprepared:
+            unread += int(self._unprepared * (supply.weights(*self._before)[2] - unread))
+        if unread == size:  # nothing is known of this part
+            return before, pending
+        return before + size, pending + unread * self._tokens // (size - unread)
+
+    def _mark(self, number: int, part: Part | None, at: Any, skipped: int) -> None:
         # Called only when everything read so far is consumed, so `serial` is what comes next. A
         # mark without documents after it (a filter may refuse a whole corpus) is not needed.
         if self._marks and self._marks[-1].serial == self.serial:
             self._marks.pop()
-        self._marks.append(Mark(self.serial, {"epoch": epoch, "at": at}, (skipped,)))
+        if part is not None:
+            epoch = part.epoch
+        else:  # between two parts
+            epoch = number if isinstance(self._supply, EqualParts) else self.epoch
+        cursor = _cursor(number, epoch, at, self._tokens, part)
+        self._marks.append(Mark(self.serial, cursor, (skipped,)))
 
-    def _read(self) -> Iterator[Documents]:
-        epoch, start = self._epoch, self._start
+    def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
         config = self._config
-        while config.epochs is None or epoch < config.epochs:
-            readers = self._source.lanes(
-                config.lanes, seed=config.seed, epoch=epoch, shuffle=config.shuffle
-            )
+        while True:
+            part = self._supply.part(number)
+            if part is None:
+                if self._supply.ended:
+                    return
+                yield None
+                continue
             found = start is not None
             skipped = len(self.skips.records)
-            blocks = readers[self._lane].read(start, self.skips)
+            blocks = part.reader.read(start, self.skips)
             while True:
                 with self._times.measure("read_s"):
                     item = next(blocks, None)
                 if item is None:
                     break
                 block, cursor = item
-                self._mark(epoch, start, skipped)
+                self._mark(number, part, start, skipped)
+                self._before, self._after = (number, start), (number, cursor)
+                prepared = 0
                 for chunk in _chunks(block):
                     with self._times.measure("prepare_s"):
-                        documents = self._prepare(chunk, epoch)
+                        documents = self._prepare(chunk, part.epoch)
+                    prepared += len(chunk)
+                    self._unprepared = 1 - prepared / len(block)
                     if len(documents):
+                        self._tokens += documents.num_tokens
                         found = True
-                        self.epoch = epoch
+                        self.epoch = part.epoch
                         yield documents
                 start = cursor
                 skipped = len(self.skips.records)
-                self._mark(epoch, start, skipped)
+                self._mark(number, part, start, skipped)
             if not found and config.epochs is None:
                 where = f' of source "{self.skips.name}"' if self.skips.name else ""
                 raise ConfigError(
                     f"Lane {self._lane} of {config.lanes}{where} found no document in epoch "
-                    f"{epoch}.",
+                    f"{part.epoch}.",
                     "With endless epochs it would search for ever.",
                     "Use fewer lanes, or check what the filter and on_error leave of the corpus.",
                 )
-            epoch, start = epoch + 1, None
-            self._mark(epoch, None, len(self.skips.records))
+            number, start = number + 1, None
+            self._before = self._after = (number, None)
+            self._tokens = 0
+            self._mark(number, None, None, len(self.skips.records))
 
     def _prepare(self, block: Block, epoch: int) -> Documents:
         """Tokenize, check, drop empty documents, filter and map."""
@@ -253,6 +299,24 @@ class DocumentStream(LaneStream):
         keep = np.ones(len(documents), dtype=np.bool_)
         keep[wrong] = False
         return documents.take(np.flatnonzero(keep))
+
+
+def _cursor(
+    number: int, epoch: int, at: Any, tokens: int, part: Part | None = None
+) -> dict[str, Any]:
+    """The cursor of a place in a part: that of its source, and the tokens of the part before it."""
+    cursor = {"part": number, "epoch": epoch, "at": at, "tokens": tokens}
+    if part is not None and part.span is not None:
+        cursor["span"] = [part.span.low, part.span.high]
+    return cursor
+
+
+def _supply(config: StreamConfig, lane: int, dealer: Dealer | None) -> Supply:
+    source = config.source
+    if dealer is None:
+        return EqualParts(source, lane, config.lanes, config.seed, config.shuffle, config.epochs)
+    assert isinstance(source, ShardedSource)
+    return DealtParts(source, lane, config.seed, config.shuffle, dealer)
 
 
 def _chunks(block: Block) -> Iterator[Block]:

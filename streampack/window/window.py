@@ -236,8 +236,11 @@ class Window:
                 'Filter such documents out, or use overflow="split", "truncate" or "drop".',
             )
 
-    def advance(self, planned: PlannedWindow) -> None:
-        """Remove the rows that went; the rest stays for the next round."""
+    def advance(self, planned: PlannedWindow, *, starved: bool = False) -> None:
+        """Remove the rows that went; the rest stays for the next round.
+
+        `starved` says that there were fewer documents than the window wanted.
+        """
         plan, entries = planned.plan, self.entries
         stays = np.empty((3, len(entries)), dtype=np.int64)
         count, tails = what_stays(
@@ -253,7 +256,7 @@ class Window:
                 "report it.",
             )
         stuck = count == len(entries) and not len(planned.rows)
-        if stuck and self.target_tokens >= self._window_tokens:
+        if stuck and not starved and self.target_tokens >= self._window_tokens:
             raise StreampackError(
                 f"A full window of {len(entries)} documents and {self.num_tokens} tokens gave no "
                 f"batch: {type(self._packer).__name__} chose no rows.",

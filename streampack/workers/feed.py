@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.batch import PackedBatch
+from streampack.dealing.board import Board
 from streampack.job.topology import Topology
-from streampack.lane.lane import LaneConfig, LaneEnd, warm_up
+from streampack.lane.batch import LaneEnd
+from streampack.lane.config import LaneConfig
+from streampack.lane.lane import warm_up
 from streampack.lane.rotation import rotate
+from streampack.lane.sharing import Sharing
 from streampack.workers.receiver import FieldsAhead, Receiver
 from streampack.workers.worker_handle import WorkerHandle
 
@@ -39,9 +43,17 @@ class WorkerSettings:
     timeout_s: float | None
 
 
-def feed_in_process(config: LaneConfig, topology: Topology, start: int, states: LaneStates) -> Feed:
+def feed_in_process(
+    config: LaneConfig,
+    topology: Topology,
+    start: int,
+    states: LaneStates,
+    sharing: Sharing,
+    board: Board,
+) -> Feed:
     """A rank's batches of these lanes from number `start` on, made where they are asked for."""
-    for item in rotate(config, states, topology, start):
+    dealer = sharing.dealer(config, board, states)
+    for item in rotate(config, states, topology, start, dealer):
         yield item if isinstance(item, LaneEnd) else PackedBatch.of_lane(item)
 
 
@@ -51,6 +63,7 @@ def feed_from_workers(
     start: int,
     states: LaneStates,
     settings: WorkerSettings,
+    sharing: Sharing,
 ) -> Feed:
     """The same from worker processes, which live as long as this generator."""
     warm_up(config)
@@ -77,6 +90,7 @@ def feed_from_workers(
                     topology,
                     start,
                     settings.prefetch_batches,
+                    sharing,
                     [worker.receiver for worker in workers],
                 )
             )

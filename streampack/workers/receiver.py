@@ -15,7 +15,7 @@ import queue
 import threading
 
 from streampack.batch import PackedBatch
-from streampack.lane.lane import LaneEnd, SavedRound
+from streampack.lane.batch import LaneEnd, SavedRound
 from streampack.workers.worker import Message
 from streampack.workers.worker_handle import WorkerHandle
 

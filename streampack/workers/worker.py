@@ -21,8 +21,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack.job.topology import Topology
-from streampack.lane.lane import LaneBatch, LaneConfig, LaneEnd, SavedRound
+from streampack.lane.batch import LaneBatch, LaneEnd, SavedRound
+from streampack.lane.config import LaneConfig
 from streampack.lane.rotation import rotate
+from streampack.lane.sharing import Sharing
 from streampack.workers.messages import send_message
 
 __all__ = ["LOOP_SIGNALS", "Failed", "Message", "held_back", "run_worker"]
@@ -65,6 +67,7 @@ def run_worker(
     topology: Topology,
     start: int,
     prefetch_batches: int,
+    sharing: Sharing,
     sender: Connection,
     inherited: Sequence[Connection],
 ) -> None:
@@ -73,6 +76,7 @@ def run_worker(
     Args:
         config, states, topology, start: what to run; see `rotate`.
         prefetch_batches: batches made ahead of those that are sent.
+        sharing: of deals with the other workers and ranks.
         sender: where they go.
         inherited: ends of other pipes that a forked child holds and must not keep open.
     """
@@ -89,7 +93,8 @@ def run_worker(
     sending.start()
     try:
         sent: dict[int, object] = {}  # the round of each lane that was sent last
-        for item in rotate(config, states, topology, start):
+        dealer = sharing.dealer(config, sharing.board(config.lanes), states)
+        for item in rotate(config, states, topology, start, dealer):
             fresh = sent.get(item.lane) is not item.round
             sent[item.lane] = item.round
             round_start = item.round.state(0) if fresh else None

@@ -9,6 +9,7 @@ from typing import Any
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
 from streampack.job.topology import Topology
+from streampack.lane.sharing import Sharing
 from streampack.workers.messages import receive_message
 from streampack.workers.worker import LOOP_SIGNALS, Failed, Message, held_back, run_worker
 
@@ -23,7 +24,7 @@ class WorkerHandle:
 
     Args:
         context: of multiprocessing; number: of the worker in its rank.
-        config, states, topology, start, prefetch_batches: see `run_worker`.
+        config, states, topology, start, prefetch_batches, sharing: see `run_worker`.
         inherited: the loop's ends of other workers' pipes, which a forked child must not keep.
 
     Raises:
@@ -39,6 +40,7 @@ class WorkerHandle:
         topology: Topology,
         start: int,
         prefetch_batches: int,
+        sharing: Sharing,
         inherited: list[Connection],
     ) -> None:
         self.number = number
@@ -57,6 +59,7 @@ class WorkerHandle:
                 topology,
                 start,
                 prefetch_batches,
+                sharing,
                 sender,
                 inherited if forked else [],
             ),

@@ -75,7 +75,7 @@ def test_the_place_it_names_is_where_the_oldest_document_of_the_window_is_read(
         corpus, column="tokens", reading=sources.Reading(open_shards=1, block_documents=block)
     )
     loader = PackedLoader(make(source, lanes=1, shuffle=False, provenance=True))
-    starts = np.concatenate([[0], np.cumsum(source.manifest.units)])
+    starts = np.concatenate([[0], np.cumsum(source.manifest.details["documents"])])
     oldest: list[int] = []
     states = []
     for batch in loader:
@@ -93,10 +93,10 @@ def test_the_place_it_names_is_where_the_oldest_document_of_the_window_is_read(
         if "the end" in output:
             continue
         named += 1
-        words = re.search(r"document (\d+) of\s+(\S+)", output)
+        words = re.search(r"(document (\d+)|the beginning) of\s+(\S+)", output)
         assert words, output
-        shard = list(source.manifest.paths).index(f"{corpus}/{words[2]}")
-        place = int(starts[shard]) + int(words[1])
+        shard = list(source.manifest.paths).index(f"{corpus}/{words[3]}")
+        place = int(starts[shard]) + int(words[2] or 0)
         assert place <= first < place + 2 * block
     assert named > 10
 
@@ -130,7 +130,9 @@ def test_the_same_comes_as_json(corpus: str, tmp_path: Path) -> None:
     assert [lane["waiting"] for lane in found["lanes"]] == [
         own["documents"] for own in state["lanes"].values()
     ]
-    assert "document " in found["lanes"][0]["sources"][0]["words"][0]
+    for lane in found["lanes"]:
+        for words in lane["sources"][0]["words"]:
+            assert re.fullmatch(r"(document \d+|the beginning|\d+%) of shard\.\d+\.mds", words)
 
 
 def test_states_that_do_not_belong_together_are_named(corpus: str, tmp_path: Path) -> None:
@@ -156,8 +158,12 @@ def test_each_member_of_a_mixture_has_its_place(corpus: str, tmp_path: Path) -> 
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": "x" * (n % 40 + 1)}) + "\n" for n in range(400)))
     mixture = sources.Mixture(
-        {"web": sources.MDS(corpus, column="tokens"), "code": str(texts)},
+        {
+            "web": sources.MDS(corpus, column="tokens"),
+            "code": sources.JSONL(texts, reading=sources.Reading(block_documents=5)),
+        },
         weights={"web": 3, "code": 1},
+        quantum_documents=5,
     )
     path = saved(tmp_path, "mixed", make(mixture, tokenizer=byte_tokenizer(), lanes=2), 60)
     output = run(path, "--source", f"web={corpus}", "--source", f"code={texts}")
@@ -167,7 +173,7 @@ def test_each_member_of_a_mixture_has_its_place(corpus: str, tmp_path: Path) -> 
     drawn = state["lanes"]["0"]["cursor"]["sources"]["web"]["tokens"]
     assert rows(output)[0][5:7] == ["web", f"{drawn:,}"]
     assert re.search(r"byte [\d,]+ of", output)
-    assert re.search(r"document [\d,]+ of", output)
+    assert re.search(r"(document [\d,]+|\d+%) of", output)
     with pytest.raises(ConfigError, match=r"the run mixes web, code"):
         run(path, "--source", corpus)
 

@@ -22,7 +22,7 @@ from streampack.batch import BatchGroup
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing
 from tests.support.memory_source import numbered_documents
-from tests.support.runs import WholeShards
+from tests.support.runs import EqualShards
 from tests.support.simulated_ranks import on_ranks
 from tests.support.tiny_gpt import TinyGPT, summed_loss
 
@@ -33,7 +33,7 @@ DOCUMENTS = [d % 50 for d in numbered_documents([3, 9, 16, 4, 12, 7, 5] * 6, dty
 def dataset(rank: int = 0, world_size: int = 1) -> PackedDataset:
     # One lane has nearly everything, so others are dry long before it.
     bounds = [0, 30, 33, 34, 36, 40, 42]
-    source = WholeShards([DOCUMENTS[a:b] for a, b in pairwise(bounds)], block_documents=3)
+    source = EqualShards([DOCUMENTS[a:b] for a, b in pairwise(bounds)], block_documents=3)
     return PackedDataset(
         source,
         packer=BestFitDecreasing(seq_len=SEQ_LEN),

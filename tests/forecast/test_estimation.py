@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from streampack.packing import BestFitDecreasing, Buckets, Pad
 from tests.support.corpora import byte_tokenizer
 from tests.support.every_source import SOURCES
 from tests.support.memory_source import MemorySource
-from tests.support.runs import uneven
 from tests.support.simulated_ranks import on_ranks
 
 SEQ_LEN = 64
@@ -101,15 +101,22 @@ def test_mixtures_are_followed_to_their_end(options: dict[str, Any]) -> None:
     check(lambda topology: dataset(mixture, topology))
 
 
-def test_lanes_of_unequal_shards_last_as_long_as_the_longest() -> None:
-    check(uneven)
+def test_shards_of_unequal_sizes_make_no_difference_because_lanes_are_equal() -> None:
+    shards = corpus(9000).shards
+    documents = [document for shard in shards for document in shard]
+    bounds = [0, 60, 61, 100, 1800, 1801, 1802, 5830, 6000, 6400, 8700, 8999, 9000]
+    source = MemorySource([documents[a:b] for a, b in pairwise(bounds)], block_documents=32)
+    check(lambda topology: dataset(source, topology, lanes=12))
 
 
 @pytest.mark.parametrize("kind", ["mds-text", "tar", "tar-gz", "jsonl", "jsonl-gz", "parquet-text"])
 def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
     source.prepare()
-    options: dict[str, Any] = {"lanes": 2, "packer": BestFitDecreasing(seq_len=16)}
+    # The documents of these tars are mostly headers: a first deal between lanes would go by a rate
+    # of tokens that is far from theirs.
+    lanes = 1 if kind == "tar" else 2
+    options: dict[str, Any] = {"lanes": lanes, "packer": BestFitDecreasing(seq_len=16)}
     if not source.tokenized:
         options["tokenizer"] = byte_tokenizer()
     check(lambda topology: dataset(source, topology, **options))

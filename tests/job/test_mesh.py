@@ -137,12 +137,12 @@ def test_a_large_listing_is_handed_round_in_pieces_and_whole(
     monkeypatch.setattr(listed_once_module, "_job_store", lambda: store)
     monkeypatch.setattr(listed_once_module, "PIECE_BYTES", 1000)
     sizes = np.random.default_rng(0).integers(1, 1 << 40, 5000)
-    listing = Manifest([f"s3://b/{i}" for i in range(5000)], sizes, sizes, "byte")
+    listing = Manifest([f"s3://b/{i}" for i in range(5000)], sizes, sizes)
     assert listed_once({"paths": "a"}, lambda: listing) is listing
     other = listed_once({"paths": "a"}, lambda: pytest.fail("it was listed twice"))
     assert other.digest == listing.digest
     assert list(other.paths) == list(listing.paths)
-    assert (other.units == listing.units).all()
+    assert (other.weights == listing.weights).all()
 
     def fails() -> Manifest:
         raise ConfigError("no", "no", "no")

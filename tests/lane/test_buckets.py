@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, sources
 from streampack.errors import ConfigError, StateError
-from streampack.lane.lane import Lane, LaneBatch
+from streampack.lane.batch import LaneBatch
+from streampack.lane.lane import Lane
 from streampack.packing import Buckets, Curriculum
 from streampack.packing.buckets.schedule import bucket_schedule
 from tests.support.lanes import SEQ_LEN, check_equal, composition_of, lane_config, real_tokens, run

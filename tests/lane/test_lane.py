@@ -230,6 +230,8 @@ def test_changed_documents_are_refused_on_resume() -> None:
     with pytest.raises(StateError, match="digest"):
         Lane(changed, 0, state)
     with pytest.raises(StateError, match="too early"):
+        Lane(lane_config(lengths[:15], packer), 0, state)
+    with pytest.raises(StateError, match="cannot be read"):  # it is beyond the end of a shard
         Lane(lane_config(lengths[:12], packer), 0, state)
 
 

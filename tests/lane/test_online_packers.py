@@ -10,7 +10,8 @@ import pytest
 
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
-from streampack.lane.lane import Lane, LaneBatch
+from streampack.lane.batch import LaneBatch
+from streampack.lane.lane import Lane
 from streampack.packing import (
     BestFitCrop,
     Concat,

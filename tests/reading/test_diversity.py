@@ -80,11 +80,13 @@ def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(
     opened, most = 0, 0
     read_shard = source.read_shard
 
-    def counted(shard: int, start: int, stop: int, skips: Skips) -> Iterator[tuple[Block, int]]:
+    def counted(
+        shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
         nonlocal opened, most
         opened += 1
         most = max(most, opened)
-        yield from read_shard(shard, start, stop, skips)
+        yield from read_shard(shard, low, high, position, skips)
         opened -= 1
 
     monkeypatch.setattr(source, "read_shard", counted)

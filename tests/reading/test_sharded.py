@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streampack.errors import StateError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.manifest import Manifest, Names
 from streampack.reading.skips import Skips
 from tests.support.memory_source import MemorySource, numbered_documents
 
 
-def _source(units: list[int]) -> MemorySource:
-    documents = numbered_documents([1] * sum(units))
-    bounds = np.concatenate([[0], np.cumsum(units)])
+def _source(weights: list[int]) -> MemorySource:
+    documents = numbered_documents([1] * sum(weights))
+    bounds = np.concatenate([[0], np.cumsum(weights)])
     shards = [documents[a:b] for a, b in pairwise(bounds)]
     return MemorySource(shards, open_shards=3, block_documents=2)
 
@@ -30,50 +31,114 @@ def _source(units: list[int]) -> MemorySource:
     st.booleans(),
 )
 def test_lanes_read_every_document_of_the_shuffled_shards_once_in_equal_parts(
-    units: list[int], n: int, shuffle: bool
+    weights: list[int], n: int, shuffle: bool
 ) -> None:
-    source = _source(units)
-    order = permutation(len(units), derive_seed(5, 2)) if shuffle else np.arange(len(units))
-    expected = [(int(s), i) for s in order for i in range(units[s])]
+    source = _source(weights)
+    order = permutation(len(weights), derive_seed(5, 2)) if shuffle else np.arange(len(weights))
+    expected = [(int(s), i) for s in order for i in range(weights[s])]
     found = []
     for lane in source.lanes(n, seed=5, epoch=2, shuffle=shuffle):
         pieces = list(lane.pieces)
         assert len(pieces) == len(lane.pieces)
         assert all(start < stop for _, start, stop in pieces)
         own = [(s, i) for s, start, stop in pieces for i in range(start, stop)]
-        assert abs(len(own) - sum(units) / n) < 1
+        assert abs(len(own) - sum(weights) / n) < 1
+        assert len(own) == lane.left(None)
+        assert [lane.pieces.weight(k) for k in range(len(pieces) + 1)] == [
+            sum(stop - start for _, start, stop in pieces[k:]) for k in range(len(pieces) + 1)
+        ]
         found += own
     assert found == expected
 
 
 @settings(deadline=None)  # the first example compiles
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 12), st.booleans())
-def test_lanes_of_whole_shards_take_turns_in_the_shuffled_order(
-    units: list[int], n: int, shuffle: bool
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    st.lists(st.integers(0, 108), max_size=6),
+    st.booleans(),
+)
+def test_parts_of_the_line_hold_every_document_once_however_it_is_cut(
+    weights: list[int], cuts: list[int], shuffle: bool
 ) -> None:
-    source = _source([*units, 1])
-    source.splittable = False
-    n = min(n, len(units) + 1)
-    order = permutation(len(units) + 1, derive_seed(5, 2)) if shuffle else np.arange(len(units) + 1)
-    lanes = source.lanes(n, seed=5, epoch=2, shuffle=shuffle)
-    assert [[s for s, _, _ in lane.pieces] for lane in lanes] == [
-        order[k::n].tolist() for k in range(n)
+    source = _source(weights)
+    ends = sorted(min(cut, source.weight) for cut in cuts)
+    found: list[int] = []
+    for low, high in pairwise([0, *ends, source.weight]):
+        span = source.span(low, high, seed=5, epoch=2, shuffle=shuffle)
+        own = [block.tokens.tolist() for block, _ in span.read(None, Skips())]  # type: ignore[union-attr]
+        assert sum(map(len, own)) == high - low
+        found += [token for tokens in own for token in tokens]
+    assert sorted(found) == list(range(sum(weights)))
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    st.integers(1, 12),
+    st.booleans(),
+)
+def test_what_is_left_behind_a_cursor_is_what_is_read_after_it(
+    weights: list[int], n: int, shuffle: bool
+) -> None:
+    for lane in _source(weights).lanes(n, seed=5, epoch=2, shuffle=shuffle):
+        for _, cursor in lane.read(None, Skips()):
+            rest = sum(len(block) for block, _ in lane.read(cursor, Skips()))
+            assert lane.left(cursor) == rest
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        [0],
+        [0, 1],
+        [0, 1, 1, 1],
+        [0, 1.0, 1],
+        [0, 1, None],
+        [None, 1, 1],
+        [7, 1, 1],
+        [-1, 1, 1],
+        [0, -1, 1],
+        [0, 1, 5],
+        [0, True, 1],
+        "0",
+    ],
+    ids=str,
+)
+def test_a_place_that_no_lane_has_is_refused(saved: object) -> None:
+    (lane,) = _source([4]).lanes(1, seed=5, epoch=2, shuffle=False)
+    with pytest.raises(StateError, match="cannot be read"):
+        list(lane.read({"open": [saved], "next": 1, "turn": 0}, Skips()))
+    whole = lane.read({"open": [[0, 1, 1]], "next": 1, "turn": 0}, Skips())
+    assert sum(len(block) for block, _ in whole) == 3
+
+
+def test_places_are_named_before_their_shard_is_opened_too() -> None:
+    source = _source([8])
+    cursors = [
+        None,
+        {"open": [[0, 6, 6]], "next": 1, "turn": 1},
+        {"open": [], "next": 1, "turn": 0},
     ]
+    first, second = source.lanes(2, seed=5, epoch=2, shuffle=False)
+    words = [second.place_names(cursor) for cursor in cursors]
+    name = source.manifest.name(0)
+    assert words == [[f"50% of {name}"], [f"document 6 of {name}"], ["the end"]]
+    assert first.place_names(None) == [f"the beginning of {name}"]
 
 
-def test_lanes_of_a_process_share_one_order_of_the_shards_and_no_pickle_holds_it() -> None:
+def test_lanes_of_a_process_share_one_line_and_no_pickle_holds_it() -> None:
     source = _source([4] * 50)
-    held = [source.lanes(10, seed=1, epoch=0, shuffle=True)[k].pieces.order for k in range(10)]
-    assert all(order is held[0] for order in held)
-    later = source.lanes(10, seed=1, epoch=1, shuffle=True)[0].pieces.order
+    held = [source.lanes(10, seed=1, epoch=0, shuffle=True)[k].pieces.line for k in range(10)]
+    assert all(line is held[0] for line in held)
+    later = source.lanes(10, seed=1, epoch=1, shuffle=True)[0].pieces.line
     assert later is not held[0]
-    assert source.lanes(10, seed=1, epoch=0, shuffle=True)[3].pieces.order is held[0]
-    assert len(source._orders) == 2
+    assert source.lanes(10, seed=1, epoch=0, shuffle=True)[3].pieces.line is held[0]
+    assert len(source._lines) == 2
     for epoch in range(2, 9):
-        source.lanes(10, seed=1, epoch=epoch, shuffle=True)
-    assert len(source._orders) == 2, "orders of epochs long past are kept"
+        _ = source.lanes(10, seed=1, epoch=epoch, shuffle=True)[0]
+    assert len(source._lines) == 2, "lines of epochs long past are kept"
     copy = pickle.loads(pickle.dumps(source))
-    assert not copy._orders
+    assert not copy._lines
     for lane, other in zip(
         source.lanes(10, seed=1, epoch=3, shuffle=True),
         copy.lanes(10, seed=1, epoch=3, shuffle=True),
@@ -103,8 +168,8 @@ def test_names_that_are_no_utf_8_come_back_as_the_system_gave_them() -> None:
 def test_manifest_of_a_million_shards_is_small_and_takes_its_digest_along() -> None:
     count = 1_000_000
     names = [f"s3://bucket/corpus/train/part-{i:06d}.parquet" for i in range(count)]
-    units = np.arange(count, dtype=np.int64) % 977 + 15_000
-    manifest = Manifest(names, units, units * 1_500, "document")
+    weights = np.arange(count, dtype=np.int64) % 977 + 15_000
+    manifest = Manifest(names, weights, weights * 1_500)
     digest = manifest.digest
     data = pickle.dumps(manifest)
     assert len(data) < 48 * count

@@ -18,6 +18,7 @@ from streampack import (
     merge_states,
 )
 from streampack.errors import ConfigError
+from streampack.lane.sharing import Sharing
 from streampack.run.worker_share import WorkerShare
 from tests.support.runs import identity, uneven
 from tests.support.simulated_ranks import on_ranks
@@ -109,7 +110,9 @@ def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: 
     for workers in (5, 7, 14):
         loader = DataLoader(SOME(Topology()), batch_size=None, num_workers=workers)
         assert [identity(batch) for batch in PackedLoader.over(loader)] == expected
-    share = WorkerShare(SOME(Topology()).plan, SOME(Topology()).start(), worker=0, workers=5)
+    share = WorkerShare(
+        SOME(Topology()).plan, SOME(Topology()).start(), Sharing(), worker=0, workers=5
+    )
     assert "4 workers give batches" in caplog.text
     assert share.state_dict()["workers"] == 4
 

@@ -75,9 +75,9 @@ def documents_read(
     original = source.read_shard
 
     def counting(*place: Any) -> Any:
-        for block, end in original(*place):
+        for block, end, reached in original(*place):
             counts.append(len(block))
-            yield block, end
+            yield block, end, reached
 
     with monkeypatch.context() as patch:
         patch.setattr(source, "read_shard", counting)

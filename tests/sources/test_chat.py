@@ -98,7 +98,7 @@ def test_records_that_make_no_sense_are_named(record: Any, message: str, tmp_pat
     source = sources.Chat(tmp_path / "a.jsonl", template=CHATML)
     with pytest.raises(ContentError, match=message) as caught:
         list(packed(source))
-    assert f"line at byte offset {len(good) + 1} of {tmp_path}/a.jsonl" in str(caught.value)
+    assert f"line at byte {len(good) + 1} of {tmp_path}/a.jsonl" in str(caught.value)
     loader = PackedLoader(dataset(source, on_error="skip"))
     assert sum(batch.num_documents for batch in loader) == 2
     assert loader.metrics().skipped == 1
@@ -235,7 +235,7 @@ def test_a_conversation_too_long_is_dropped_counted_and_named(
     assert loader.metrics().as_dict()["documents_lost"] == 1
     place = sum(len(json.dumps(record)) + 1 for record in RECORDS[:3])
     (line,) = [record.message for record in caplog.records if "dropped" in record.message]
-    assert f"the line at byte offset {place} of {path}" in line
+    assert f"the line at byte {place} of {path}" in line
 
 
 def test_conversations_are_cut_only_by_a_packer_that_is_named(

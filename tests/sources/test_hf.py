@@ -67,7 +67,6 @@ def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def test_lanes_give_each_document_once_and_every_cursor_leads_on(stream: Any) -> None:
     for fields, expected in (({"text": "text"}, TEXTS), ({"tokens": "ids"}, IDS)):
         source = HFStream(stream, reading=Reading(block_documents=4), **fields)
-        assert source.seekable
         restarts(source, expected, lane_counts=(1, 2, 4, 6))
 
 
@@ -143,7 +142,6 @@ def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
     monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
     shuffled = stream.shuffle(seed=7, buffer_size=8)
     source = HFStream(shuffled, text="text", reading=Reading(block_documents=4))
-    assert not source.seekable
     found: list[Any] = []
     with caplog.at_level(logging.WARNING):
         for lane in source.lanes(2, seed=0, epoch=0, shuffle=True):
@@ -157,7 +155,6 @@ def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
 
 def test_as_a_plain_iterable_it_is_one_lane_with_its_state(stream: Any) -> None:
     source = Iterable(stream, text="text", reading=Reading(block_documents=7))
-    assert source.seekable
     restarts(source, TEXTS)
     mapped = Iterable(datasets.Dataset.from_dict({"text": TEXTS}), text="text")
     restarts(mapped, TEXTS)

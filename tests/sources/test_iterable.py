@@ -93,7 +93,7 @@ def test_items_of_every_kind_are_read_and_resumed(
 
 def test_a_factory_divides_the_data_into_any_number_of_lanes() -> None:
     source = Iterable(lambda lane, lanes: IDS[lane::lanes], reading=Reading(block_documents=4))
-    assert (source.splittable, source.max_lanes()) == (True, None)
+    assert source.max_lanes() is None
     restarts(source, IDS, lane_counts=(1, 2, 3, 7, 60))
     generators = Iterable(lambda lane, lanes: (text for text in TEXTS[lane::lanes]))
     assert not generators.tokenized
@@ -102,7 +102,7 @@ def test_a_factory_divides_the_data_into_any_number_of_lanes() -> None:
 
 def test_without_a_factory_there_is_one_lane() -> None:
     source = Iterable(IDS)
-    assert (source.splittable, source.max_lanes()) == (False, 1)
+    assert source.max_lanes() == 1
     with pytest.raises(ConfigError, match=r"1 lanes at most, not 2.*\(lane, lanes\)"):
         source.lanes(2, seed=0, epoch=0, shuffle=False)
 
@@ -121,7 +121,6 @@ def test_a_generator_is_read_once_and_then_refused() -> None:
 def test_a_state_is_used_instead_of_reading_again() -> None:
     data = Stateful()
     source = Iterable(data, reading=Reading(block_documents=10))
-    assert source.seekable
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
     cursor = read_lane(lane)[2][1]
     READ.clear()
@@ -140,7 +139,6 @@ def test_a_stateful_iterable_that_cannot_be_copied_is_refused() -> None:
 
 def test_reading_again_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     source = Iterable(IDS, reading=Reading(block_documents=10))
-    assert not source.seekable
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
     blocks = read_lane(lane)
     with caplog.at_level(logging.WARNING):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from streampack.sources.parquet import source as parquet
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import check_source_contract, read_all, read_lane
 
 LIST_TYPES = {
     "list": pa.list_,
@@ -42,6 +43,12 @@ def text_corpus(folder: Path, shards: int = 3, n: int = 130) -> list[str]:
     return everything
 
 
+def _whole(source: Parquet, shard: int, skips: Skips | None = None) -> Iterator[Any]:
+    """What `read_shard` yields for all of a file."""
+    weight = int(source.manifest.weights[shard])
+    return source.read_shard(shard, 0, weight, None, skips or Skips())
+
+
 def ids_of(rng: np.random.Generator, n: int, high: int, width: int | None) -> list[list[int]]:
     sizes = [width if width is not None else int(rng.integers(0, 30)) for _ in range(n)]
     return [rng.integers(0, high, size).tolist() for size in sizes]
@@ -55,7 +62,7 @@ def test_every_text_comes_once_and_restarts_are_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows_per_group", [50, 7])
-def test_files_too_many_for_their_footers_are_split_by_bytes(
+def test_files_too_many_for_their_footers_weigh_what_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_group: int
 ) -> None:
     monkeypatch.setattr(parquet, "MOST_FOOTERS", 2)
@@ -70,7 +77,55 @@ def test_files_too_many_for_their_footers_are_split_by_bytes(
         expected += rows
     source = Parquet(tmp_path, tokens="ids", reading=Reading(block_documents=9, block_bytes=200))
     check_source_contract(source, expected, lane_counts=(1, 3, 40), restarts=4)
-    assert source.manifest.unit == "byte"
+    assert source.manifest.weights.tolist() == source.manifest.num_bytes.tolist()
+    assert source.manifest.details["documents"] is None
+
+
+def test_a_first_row_group_that_weighs_nothing_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file that weighs its stored bytes, one row is less than one of them."""
+    monkeypatch.setattr(parquet, "MOST_FOOTERS", 1)
+    rows = [[7], [7] * 200_000]
+    for name in "ab":
+        columns = {"ids": pa.array(rows, pa.list_(pa.int64()))}
+        write(tmp_path / f"{name}.parquet", columns, 1, use_dictionary=False, compression="zstd")
+    source = Parquet(tmp_path, tokens="ids")
+    groups = pq.read_metadata(tmp_path / "a.parquet")
+    sizes = [groups.row_group(i).total_byte_size for i in range(2)]
+    assert sizes[0] * int(source.manifest.weights[0]) < sum(sizes)
+    check_source_contract(source, rows * 2, lane_counts=(1, 2, 3))
+
+
+def test_a_file_without_row_groups_is_read_as_the_empty_one_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "MOST_FOOTERS", 1)
+    schema = pa.schema({"ids": pa.list_(pa.int64())})
+    with pq.ParquetWriter(tmp_path / "b.parquet", schema):
+        pass
+    assert pq.read_metadata(tmp_path / "b.parquet").num_row_groups == 0
+    for name in "ac":
+        write(tmp_path / f"{name}.parquet", {"ids": pa.array([[1], [2]], schema.field(0).type)})
+    source = Parquet(tmp_path, tokens="ids")
+    check_source_contract(source, [[1], [2]] * 2, lane_counts=(1, 2, 40))
+
+
+@pytest.mark.parametrize("most", [10, 1 << 22], ids=["too many to look at", "few"])
+def test_a_file_of_more_rows_than_bytes_is_cut_among_lanes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(parquet, "MOST_FOOTERS", 1)
+    monkeypatch.setattr(parquet, "_MOST_STARTS", most)
+    rows = [[i] if i % 100 == 0 else [] for i in range(10_000)]
+    for name in "ab":
+        columns = {"ids": pa.array(rows, pa.list_(pa.uint16()))}
+        write(tmp_path / f"{name}.parquet", columns, 10_000)
+    source = Parquet(tmp_path, tokens="ids")
+    assert source.weight < 10_000
+    check_source_contract(source, rows * 2, lane_counts=(1, 5), restarts=2)
+    for lane in source.lanes(4, seed=0, epoch=0, shuffle=False):
+        assert sum(len(block) for block, _ in lane.read(None, Skips())) in range(4500, 5500)
 
 
 def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
@@ -81,7 +136,6 @@ def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
     for bad, words in (
         ({"other": [1]}, "no column"),
         ({"ids": pa.array([[70000]], pa.list_(pa.uint32()))}, "wider type"),
-        ({"ids": pa.array([[]] * 100_000, pa.list_(pa.uint16()))}, "cannot hold"),
         (None, "Parquet"),
     ):
         for name in "acd":
@@ -89,7 +143,7 @@ def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
         if bad is None:
             (tmp_path / "b.parquet").write_bytes(b"")
         else:
-            write(tmp_path / "b.parquet", bad, 100_000)
+            write(tmp_path / "b.parquet", bad)
         with pytest.raises(ContentError, match=words):
             read_all(Parquet(tmp_path, tokens="ids"))
         found = read_all(Parquet(tmp_path, tokens="ids"), Skips("skip"))
@@ -120,7 +174,7 @@ def test_every_list_and_integer_type_is_read(
         everything += rows
     source = Parquet(tmp_path, tokens="ids", reading=Reading(block_documents=9, block_bytes=200))
     check_source_contract(source, everything, lane_counts=(1, 3), restarts=4)
-    block, _ = next(source.read_shard(0, 0, 90, Skips()))
+    block, _, _ = next(_whole(source, 0))
     assert isinstance(block, Documents)
     assert block.tokens.dtype == dtype == source.describe()["dtype"]
 
@@ -223,10 +277,11 @@ def test_masks_stay_with_their_tokens(tmp_path: Path, kind: pa.DataType) -> None
     source = Parquet(path, tokens="ids", loss_mask="m")
     skips = Skips("skip")
     source.prepare()
-    block, end = next(source.read_shard(0, 0, len(ids), skips))
+    block, end, reached = next(_whole(source, 0, skips))
     assert isinstance(block, Documents)
     assert block.loss_mask is not None
     assert end == len(ids)
+    assert reached == source.manifest.weights[0]
     found = [
         (
             block.document(i).tolist(),
@@ -245,11 +300,14 @@ def test_masks_come_as_views_when_everything_fits(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", {"ids": pa.array(ids, pa.list_(pa.uint16())), "m": masks})
     source = Parquet(tmp_path, tokens="ids", loss_mask="m", reading=Reading(block_documents=16))
     source.prepare()
-    for block, _ in source.read_shard(0, 33, 177, Skips()):
+    weight, read = source.weight, 0
+    for block, _, _ in source.read_shard(0, weight // 6, weight - weight // 9, None, Skips()):
+        read += len(block)
         assert isinstance(block, Documents)
         assert block.loss_mask is not None
         inside = slice(int(block.offsets[0]), int(block.offsets[-1]))
         assert (block.loss_mask[inside] == (block.tokens[inside] % 3 == 0)).all()
+    assert 100 < read < 180
 
 
 def test_texts_of_every_string_type_are_read(tmp_path: Path) -> None:
@@ -316,6 +374,32 @@ def test_damage_inside_a_file_loses_what_lies_behind_it_only(tmp_path: Path) -> 
     assert [record[:3] for record in skips.records] == [[0, 200, True]]
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 3, 7, 20])
+def test_damage_inside_a_file_that_is_cut_loses_nothing_before_it(
+    tmp_path: Path, lanes: int
+) -> None:
+    texts = [f"{i} " + "word " * (i % 50) for i in range(400)]
+    path = write(tmp_path / "x.parquet", {"text": texts}, 100, compression="zstd")
+    chunk = pq.read_metadata(path).row_group(2).column(0)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    data = bytearray(path.read_bytes())
+    data[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
+    path.write_bytes(bytes(data))
+    source = Parquet(path, reading=Reading(block_documents=16))
+    found: list[str] = []
+    reports = []
+    for lane in source.lanes(lanes, seed=0, epoch=0, shuffle=False):
+        skips = Skips("skip")
+        found += [text for block, _ in read_lane(lane, None, skips) for _, text in block]
+        assert len(skips.records) <= 1
+        reports += skips.records
+    # A lane that begins behind the damaged group reads what lies there.
+    assert found[:200] == texts[:200]
+    assert found[200:] == texts[400 - len(found[200:]) :]
+    assert all(str(path) in message for _, _, _, message in reports)
+    assert {index for _, index, *_ in reports} <= set(range(200, 301))
+
+
 def test_a_column_that_is_absent_is_refused_with_those_that_exist(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", {"content": ["a"], "n": [1]})
     for arguments in ({}, {"text": "body"}, {"tokens": "ids"}):
@@ -333,7 +417,7 @@ def test_files_with_and_without_wide_ids_come_in_one_dtype(tmp_path: Path) -> No
     source = Parquet(tmp_path, tokens="ids")
     source.prepare()
     for shard in (0, 1):
-        block, _ = next(source.read_shard(shard, 0, 1, Skips()))
+        block, _, _ = next(_whole(source, shard))
         assert isinstance(block, Documents)
         assert block.tokens.dtype == np.uint32
     assert read_all(source) == [(1,), (70_000,)]

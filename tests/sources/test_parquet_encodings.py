@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,12 @@ def _write(path: Path, rows: Any, kind: str = "int32", **options: Any) -> None:
     pq.write_table(table, path, **options)
 
 
-def _read(source: Parquet, start: int, stop: int) -> tuple[list[list[int]], list[int]]:
-    """The documents of rows [start, stop), and where blocks end."""
-    source.prepare()
+def _read(
+    source: Parquet, low: int = 0, high: int | None = None, row: int | None = None
+) -> tuple[list[list[int]], list[int]]:
+    """The documents of [low, high) of the file's weight, from a row on; and where blocks end."""
     documents, ends = [], []
-    for block, end in source.read_shard(0, start, stop, Skips()):
+    for block, end, _ in source.read_shard(0, low, high or source.weight, row, Skips()):
         assert isinstance(block, Documents)
         documents += [block.document(i).tolist() for i in range(len(block))]
         ends.append(end)
@@ -63,7 +65,7 @@ def _corpora(draw: Any) -> tuple[list[list[int]], dict[str, Any]]:
 
 @given(_corpora(), st.integers(1, 70), st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_span_of_rows_holds_what_was_written(
+def test_any_parts_of_a_file_hold_what_was_written(
     tmp_path_factory: Any,
     corpus: tuple[list[list[int]], dict[str, Any]],
     block_documents: int,
@@ -72,10 +74,16 @@ def test_any_span_of_rows_holds_what_was_written(
     rows, options = corpus
     path = tmp_path_factory.mktemp("spans") / "a.parquet"
     _write(path, rows, **options)
-    start = data.draw(st.integers(0, len(rows)))
-    stop = data.draw(st.integers(start, len(rows)))
     source = Parquet(path, tokens="ids", reading=Reading(block_documents=block_documents))
-    assert _read(source, start, stop)[0] == rows[start:stop]
+    cuts = data.draw(st.lists(st.integers(1, source.weight), max_size=3))
+    found = []
+    for low, high in pairwise(sorted({0, *cuts, source.weight})):
+        documents, ends = _read(source, low, high)
+        if ends:
+            row = data.draw(st.sampled_from(ends))
+            assert _read(source, low, high, row)[0] == rows[row : len(found) + len(documents)]
+        found += documents
+    assert found == rows
 
 
 @pytest.mark.parametrize("encoding", ["DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"])
@@ -83,7 +91,7 @@ def test_rarer_encodings_are_read(tmp_path: Path, encoding: str) -> None:
     path, rows = tmp_path / "a.parquet", [[5, 6, 7], [], [8] * 100]
     column = {"ids.list.element": encoding}
     _write(path, rows, use_dictionary=False, column_encoding=column)
-    assert _read(Parquet(path, tokens="ids"), 0, 3)[0] == rows
+    assert _read(Parquet(path, tokens="ids"))[0] == rows
 
 
 def test_many_pages_and_dictionaries_of_every_width(tmp_path: Path) -> None:
@@ -95,7 +103,11 @@ def test_many_pages_and_dictionaries_of_every_width(tmp_path: Path) -> None:
         _write(tmp_path / "a.parquet", rows, dictionary_pagesize_limit=4 << 20)
         reading = Reading(block_documents=100)
         source = Parquet(tmp_path / "a.parquet", tokens="ids", reading=reading)
-        assert _read(source, 17, 690)[0] == rows[17:690]
+        assert _read(source, row=17)[0] == rows[17:]
+        third = source.weight // 3
+        parts = [_read(source, n * third, (n + 1) * third)[0] for n in range(2)]
+        assert 0.3 < len(parts[0]) / len(rows) < 0.37
+        assert [*parts[0], *parts[1]] == rows[: len(parts[0]) + len(parts[1])]
 
 
 def test_blocks_are_the_same_from_wherever_a_lane_begins(tmp_path: Path) -> None:
@@ -104,8 +116,8 @@ def test_blocks_are_the_same_from_wherever_a_lane_begins(tmp_path: Path) -> None
     _write(path, rows, row_group_size=1700, data_page_size=4000)
     reading = Reading(block_documents=30, block_bytes=20_000)
     source = Parquet(path, tokens="ids", reading=reading)
-    documents, ends = _read(source, 0, 3000)
+    documents, ends = _read(source)
     assert documents == rows
     for k in range(0, len(ends), 40):
         start = ends[k - 1] if k else 0
-        assert _read(source, start, 3000) == (rows[start:], ends[k:])
+        assert _read(source, row=start) == (rows[start:], ends[k:])

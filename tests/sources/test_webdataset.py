@@ -147,7 +147,7 @@ def test_names_and_sizes_of_every_kind_are_understood(
         key="tokens.npy",
         reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
-    check_source_contract(source, [d.tolist() for d in made], lane_counts=(1,), restarts=4)
+    check_source_contract(source, [d.tolist() for d in made], lane_counts=(1, 4), restarts=4)
     assert [d.tolist() for d in theirs(folder / "a.tar", "tokens.npy")] == [
         d.tolist() for d in made
     ]
@@ -223,7 +223,7 @@ def test_compressed_archives_are_read_like_plain_ones(tmp_path: Path, suffix: st
         )
         (tmp_path / "packed" / f"{path.stem}.{suffix}").write_bytes(packed)
     source = WebDataset(tmp_path / "packed", key="npy", reading=Reading(block_documents=6))
-    check_source_contract(source, expected, lane_counts=(1, 3), restarts=3)
+    check_source_contract(source, expected, lane_counts=(1, 3, 9), restarts=3)
 
 
 def test_an_object_store_gives_the_same_documents(
@@ -497,10 +497,13 @@ def test_arguments_that_cannot_work_are_explained(
         WebDataset(tmp_path, **arguments)
 
 
-def test_fewer_shards_than_lanes_is_refused_with_the_number(tmp_path: Path) -> None:
-    shards(tmp_path, 40, 20)
-    with pytest.raises(ConfigError, match="2 shards were found for 3 lanes"):
-        WebDataset(tmp_path, key="npy").lanes(3, seed=0, epoch=0, shuffle=False)
+def test_two_shards_are_cut_among_more_lanes_than_they_have_documents(tmp_path: Path) -> None:
+    expected = shards(tmp_path, 40, 20)
+    source = WebDataset(tmp_path, key="npy", reading=Reading(block_documents=3))
+    check_source_contract(source, expected, lane_counts=(3, 50))
+
+
+def test_nothing_that_can_be_found_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing"):
         WebDataset(tmp_path / "nothing-*.tar", key="npy").prepare()
 

@@ -26,13 +26,19 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def write_mds(folder: Path, documents: Sequence[Any], column: str = "t", **options: Any) -> str:
+def write_mds(
+    folder: Path,
+    documents: Sequence[Any],
+    column: str = "t",
+    size_limit: int = 2000,
+    **options: Any,
+) -> str:
     """A corpus with one column of token ids or text."""
     encoding = "str" if isinstance(documents[0], str) else f"ndarray:{documents[0].dtype}"
     out = folder / "mds"
     with streaming_module("base.format.mds") as mds:
         with mds.MDSWriter(
-            out=str(out), columns={column: encoding}, size_limit=2000, **options
+            out=str(out), columns={column: encoding}, size_limit=size_limit, **options
         ) as writer:
             for document in documents:
                 writer.write({column: document})

@@ -161,7 +161,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 MIXTURES: dict[str, Callable[[Path], Any]] = {  # every kind of member in one of them
     "mds": lambda f: mixture(f, ["mds-text", "mds-zstd"]),
     "columns": lambda f: mixture(f, ["parquet-tokens", "jsonl"], at_end="stop"),
-    "whole-shards": lambda f: mixture(f, ["tar", "tar-gz", "jsonl-gz"], at_end="stop"),
+    "compressed": lambda f: mixture(f, ["tar", "tar-gz", "jsonl-gz"], at_end="stop"),
     "wide": lambda f: mixture(f, ["wide-ids", "mds-tokens", "lane-factory"]),
     "conversations": lambda f: mixture(f, ["chat", "tar"]),
     "streams": lambda f: mixture(f, ["huggingface", "parquet-text"]),

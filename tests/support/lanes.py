@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from streampack.lane.lane import Lane, LaneBatch, LaneConfig
+from streampack.lane.batch import LaneBatch
+from streampack.lane.config import LaneConfig
+from streampack.lane.lane import Lane
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,

@@ -16,10 +16,11 @@ from streampack.reading.skips import Skips
 
 
 class MemorySource(ShardedSource):
-    """Shards are lists of token arrays (and of masks, if given); the rest is for `Reading`."""
+    """Shards are lists of token arrays (and of masks, if given); the rest is for `Reading`.
 
-    seekable = True
-    splittable = True
+    A document weighs one.
+    """
+
     tokenized = True
 
     def __init__(
@@ -35,19 +36,19 @@ class MemorySource(ShardedSource):
     def list_shards(self) -> Manifest:
         return Manifest(
             paths=tuple(f"memory-{i}" for i in range(len(self.shards))),
-            units=np.array([len(shard) for shard in self.shards], dtype=np.int64),
+            weights=np.array([len(shard) for shard in self.shards], dtype=np.int64),
             num_bytes=np.array([sum(map(len, s)) * 4 for s in self.shards], dtype=np.int64),
-            unit="document",
         )
 
     def read_shard(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Documents, int]]:
-        while start < stop:
-            end = min(start + self.reading.documents_per_block, stop)
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Documents, int, int]]:
+        start = low if position is None else position
+        while start < high:
+            end = min(start + self.reading.documents_per_block, high)
             masks = self.masks[shard][start:end] if self.masks is not None else None
             origin = make_origin(shard, np.arange(start, end, dtype=np.int64))
-            yield Documents.from_arrays(self.shards[shard][start:end], origin, masks), end
+            yield Documents.from_arrays(self.shards[shard][start:end], origin, masks), end, end
             start = end
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
-from streampack import PackedBatch, PackedDataset, TokenRules, Topology, WindowConfig
+from streampack import Documents, PackedBatch, PackedDataset, TokenRules, Topology, WindowConfig
 from streampack.packing import BestFitDecreasing, Packer
+from streampack.reading.manifest import Manifest
+from streampack.reading.skips import Skips
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 SEQ_LEN = 32
@@ -50,20 +55,32 @@ def child_processes(name: str) -> list[int]:
     return [p.pid for p in multiprocessing.active_children() if name in p.name and p.pid]
 
 
-class WholeShards(MemorySource):
-    """Shards are not split, so lanes are as unequal as they are."""
+class EqualShards(MemorySource):
+    """Every shard weighs the same, whatever it holds, so lanes are as unequal as shards are.
 
-    splittable = False
+    With as many lanes as shards, each lane is one shard.
+    """
 
-    def read_shard(self, shard: int, start: int, stop: int, skips: Any) -> Any:
-        return super().read_shard(shard, start, len(self.shards[shard]), skips)
+    WEIGHT = 1 << 10  # of a shard
+
+    def list_shards(self) -> Manifest:
+        weights = np.full(len(self.shards), self.WEIGHT, dtype=np.int64)
+        return replace(super().list_shards(), weights=weights)
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Documents, int, int]]:
+        count = len(self.shards[shard])  # document k lies at k * WEIGHT / count
+        start, stop = (-(-n * count // self.WEIGHT) for n in (low, high))
+        for block, end, _ in super().read_shard(shard, start, stop, position, skips):
+            yield block, end, min(end * self.WEIGHT // count, high)
 
 
 def uneven(topology: Topology, lanes: int = 12, **options: Any) -> PackedDataset:
     """Lanes of very unequal numbers of batches, some of none: each is one of 12 shards."""
     documents = numbered_documents([7, 30, 12, 5, 21, 3, 17] * 40)
     bounds = [0, 60, 61, 100, 180, 181, 182, 183, 200, 240, 270, 279, 280]
-    source = WholeShards([documents[a:b] for a, b in pairwise(bounds)])
+    source = EqualShards([documents[a:b] for a, b in pairwise(bounds)])
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=32),
         "batch_tokens": 64,

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 Value = TypeVar("Value")
 
 
 class SimulatedRanks:
-    """The sums that `number` threads ask for, in order."""
+    """What `number` threads ask of one another, in order."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.sums: dict[int, list[int]] = {}
+        self.answers: dict[int, list[Any]] = {}
         self.changed = threading.Condition()
 
     def member(self) -> Member:
@@ -28,17 +31,24 @@ class Member:
         self.asked = 0
 
     def total(self, count: int) -> Callable[[], int]:
+        return self._asked(count, sum)
+
+    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+        return self._asked(values.copy(), np.maximum.reduce)
+
+    def _asked(self, value: Any, together: Callable[[list[Any]], Any]) -> Callable[[], Any]:
         number, self.asked = self.asked, self.asked + 1
         with self.ranks.changed:
-            counts = self.ranks.sums.setdefault(number, [])
-            counts.append(count)
+            values = self.ranks.answers.setdefault(number, [])
+            values.append(value)
             self.ranks.changed.notify_all()
 
-        def wait() -> int:
+        def wait() -> Any:
             with self.ranks.changed:
-                ready = self.ranks.changed.wait_for(lambda: len(counts) == self.ranks.number, 60)
+                ready = self.ranks.changed.wait_for(lambda: len(values) == self.ranks.number, 60)
             assert ready, "the ranks did not ask the same questions"
-            return sum(counts)
+            assert len({type(value) for value in values}) == 1, "the ranks asked other questions"
+            return together(values)
 
         return wait
 
@@ -49,6 +59,6 @@ def on_ranks(number: int, function: Callable[[int, Any], Value]) -> list[Value]:
     with ThreadPoolExecutor(number) as pool:
         futures = [pool.submit(function, rank, ranks.member()) for rank in range(number)]
         results = [future.result() for future in futures]
-    asked = {len(counts) for counts in ranks.sums.values()}
+    asked = {len(counts) for counts in ranks.answers.values()}
     assert asked <= {number}, "a rank asked what others did not"
     return results

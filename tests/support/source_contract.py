@@ -72,7 +72,7 @@ def check_source_contract(
     source: ShardedSource,
     expected_documents: Sequence[str | Sequence[int]],
     *,
-    lane_counts: Sequence[int] = (1, 2, 3, 7),
+    lane_counts: Sequence[int] | None = None,
     restarts: int = 8,
 ) -> None:
     """Hold a source against its contract.
@@ -80,8 +80,7 @@ def check_source_contract(
     Args:
         source: any source in shards.
         expected_documents: all of its texts or ids, in the order of shards and their contents.
-        lane_counts: numbers of lanes to try; those that a source which cannot be split has too
-            few shards for are left out.
+        lane_counts: numbers of lanes to try; None is a few, and one that is more than the shards.
         restarts: cursors per lane to restart from (all of them if there are no more).
     """
     expected: list[Document] = [
@@ -92,16 +91,20 @@ def check_source_contract(
     described: dict[str, Any] = json.loads(json.dumps(source.describe()))
     copy: ShardedSource = pickle.loads(pickle.dumps(source))
     assert copy.describe() == described, "a pickled source describes itself differently"
-    tried = [n for n in lane_counts if source.splittable or n <= len(source.manifest)]
-    assert tried, "no number of lanes could be tried"
+    if lane_counts is None:
+        lane_counts = sorted({1, 2, 3, 7, max(7, len(source.manifest) + 1)})
     for shuffle in (False, True):
-        for n in tried:
+        for n in lane_counts:
             everything: list[Named] = []
             lanes = source.lanes(n, seed=3, epoch=1, shuffle=shuffle)
             others = copy.lanes(n, seed=3, epoch=1, shuffle=shuffle)
             assert len(lanes) == n
+            assert sum(lane.left(None) for lane in lanes) == source.weight
             for number in range(n):
                 blocks = read_lane(lanes[number])
+                left = [lanes[number].left(cursor) for cursor in (None, *(c for _, c in blocks))]
+                assert left == sorted(left, reverse=True), "what is left became more"
+                assert left[-1] >= 0
                 if not shuffle:
                     _check_blocks(source, blocks)
                 everything += [pair for block, _ in blocks for pair in block]

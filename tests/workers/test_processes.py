@@ -146,7 +146,7 @@ class Unsendable(MemorySource):
         return [self] * n
 
     def read(self, cursor: Any, skips: Any) -> Any:
-        for block, end in self.read_shard(0, 0, len(self.shards[0]), skips):
+        for block, end, _ in self.read_shard(0, 0, len(self.shards[0]), None, skips):
             yield block, {"end": end, "unsendable": lambda: None}
 
 

@@ -70,6 +70,9 @@ class ChatRows(_FormFromFiles, Parquet):
     def _columns(self, schema: pa.Schema) -> list[str]:
         return [name for name in _FIELDS if name in schema.names]
 
+    def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        return np.ones(batch.num_rows, dtype=np.int64)  # records are of many forms
+
     def _block_maker(self, shard: int, skips: Skips) -> BlockMaker:
         say = self._broken(shard, skips)
         limits = (self.reading.documents_per_block, self.reading.block_bytes)

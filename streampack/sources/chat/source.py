@@ -79,22 +79,13 @@ class Chat(ShardedSource):
                 reading=self.reading,
                 storage=self.storage,
             )
+        self.position_unit = self._rows.position_unit
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
         """True if the records hold ids; lists the files on first use."""
         _ = self.manifest
         return self._rows.tokenized
-
-    @property
-    def splittable(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """False for compressed JSON lines; lists the files on first use."""
-        return self._rows.splittable
-
-    @property
-    def seekable(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """False for compressed JSON lines; lists the files on first use."""
-        return self._rows.seekable
 
     def list_shards(self) -> Manifest:
         return self._rows.manifest
@@ -118,9 +109,9 @@ class Chat(ShardedSource):
         return self._rows.document_name(origin)
 
     def read_shard(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block, int]]:
-        yield from self._rows.read_shard(shard, start, stop, skips)
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        yield from self._rows.read_shard(shard, low, high, position, skips)
 
 
 def _read_template(template: str | Path) -> str:

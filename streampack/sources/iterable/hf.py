@@ -7,7 +7,7 @@ from typing import Any
 from streampack.errors import ConfigError
 from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
-from streampack.sources.iterable.source import ItemSource, has_exact_state
+from streampack.sources.iterable.source import ItemSource
 
 __all__ = ["HFStream"]
 
@@ -40,8 +40,6 @@ class HFStream(ItemSource):
             columns that are not there.
     """
 
-    splittable = False
-
     def __init__(
         self,
         dataset: Any,
@@ -67,7 +65,6 @@ class HFStream(ItemSource):
             )
         self.dataset = dataset
         self.tokenized = self.fields.tokenized
-        self.seekable = has_exact_state(dataset)
 
     def max_lanes(self) -> int | None:
         return int(self.dataset.num_shards)

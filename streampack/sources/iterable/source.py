@@ -42,7 +42,7 @@ AHEAD = 16  # items asked for at once, which may be in memory besides those of a
 class ItemSource(Source):
     """A source whose documents come one by one as Python objects.
 
-    Subclasses set `fields` (and with it `tokenized`), `seekable` and `splittable`, and say how to
+    Subclasses set `fields` (and with it `tokenized`), and say how to
     open a lane. The order is that of the iterable; with shuffling, documents are permuted inside
     blocks, by seed, epoch and place.
 
@@ -251,12 +251,10 @@ class Iterable(ItemSource):
         self.once = not self.factory and hasattr(data, "__next__")
         self._begun = False
         self._kind = _name(data)
-        self.splittable = self.factory
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
         if self.fields.document is None:
             self.fields = Fields(tokenized=self._peek())
         self.tokenized = self.fields.tokenized
-        self.seekable = not self.factory and has_exact_state(data)
 
     def _peek(self) -> bool:
         """True if the first item is a list of ids, False if it is text."""

@@ -1,8 +1,11 @@
-"""Files of lines in blocks: plain ones by byte ranges, compressed ones from the beginning.
+"""Files of lines in blocks, plain or compressed.
+
+A part of a file is a range of its stored bytes, and a line belongs to the part that its first byte
+came from. Of a compressed file everything before the part is decompressed and dropped.
 
 A block is a pure function of where it starts: it takes lines until it has enough of them, holds
-enough bytes, or reaches the end. So reading can start again wherever a block ends. Memory is
-bounded by a block and one line, whatever the file holds.
+enough bytes, or reaches the end of its part. So reading can start again wherever a block ends.
+Memory is bounded by a block and one line, whatever the file holds.
 
 Cost: one Python step per line, which parsing each line needs anyway.
 """
@@ -17,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.reading.options import Reading
+from streampack.storage.decompression import Content, DamagedError
 
-__all__ = ["LineBlock", "byte_range_blocks", "stream_blocks"]
+__all__ = ["LineBlock", "line_blocks"]
 
 _BUFFER = 1 << 20
 
@@ -29,8 +33,8 @@ class LineBlock:
 
     Attributes:
         lines: N lines as stored; None for one that is longer than the limit.
-        index: (N,) int64, where each begins: a byte offset, or a line number.
-        end: the position after the block, in the same unit.
+        index: (N,) int64, the byte of the content at which each begins.
+        end: the byte after the block.
     """
 
     lines: list[bytes | None]
@@ -38,65 +42,79 @@ class LineBlock:
     end: int
 
 
-def byte_range_blocks(
-    file: IO[bytes], start: int, stop: int, *, reading: Reading, max_line_bytes: int
+def line_blocks(
+    content: Content,
+    low: int,
+    high: int | None,
+    position: int | None,
+    *,
+    reading: Reading,
+    max_line_bytes: int,
 ) -> Iterator[LineBlock]:
-    """Blocks of the lines whose first byte lies in [start, stop); positions are byte offsets."""
-    position = start
-    if start > 0:
-        file.seek(start - 1)
-        if file.read(1) != b"\n":  # inside a line, which belongs to the range of its first byte
-            position += _rest_of_line(file)
-    yield from _blocks(file, position, stop, True, reading, max_line_bytes)
+    """Blocks of the lines whose first byte was stored in a part of a file.
 
+    Args:
+        content: of the file, of which nothing has been read.
+        low, high: the part [low, high) of the stored bytes; None is the end of the file.
+        position: the end of a block of this part, to go on after it; None is its beginning.
+        reading: limits of a block.
+        max_line_bytes: longer lines are left out.
 
-def stream_blocks(
-    file: IO[bytes], start: int, *, reading: Reading, max_line_bytes: int
-) -> Iterator[LineBlock]:
-    """Blocks of the lines from number `start` on; positions are line numbers."""
-    for _ in range(start):
-        line = file.readline(_BUFFER)
-        if not line:
-            return
-        if not line.endswith(b"\n"):
-            _rest_of_line(file)
-    stop = np.iinfo(np.int64).max
-    yield from _blocks(file, start, stop, False, reading, max_line_bytes)
+    Raises:
+        DamagedError: behind the last line before the damage.
+    """
+    if position is None:
+        position, before = content.skip_stored(low)
+        if before not in (b"", b"\n"):  # inside a line, which belongs to the part before
+            position += _rest_of_line(content.file)
+    else:
+        try:
+            content.skip(position)
+        except DamagedError:
+            if _is_beyond(content, position, high):
+                return
+            raise
+    yield from _blocks(content, position, high, reading, max_line_bytes)
 
 
 def _blocks(
-    file: IO[bytes],
-    position: int,
-    stop: int,
-    in_bytes: bool,
-    reading: Reading,
-    max_line_bytes: int,
+    content: Content, position: int, high: int | None, reading: Reading, max_line_bytes: int
 ) -> Iterator[LineBlock]:
     lines: list[bytes | None] = []
     index: list[int] = []
     size = 0
     begin = position
     most_lines, most_bytes = reading.documents_per_block, reading.block_bytes
-    while position < stop:
-        line = file.readline(max_line_bytes + 1)
-        if not line:
+    damage: DamagedError | None = None
+    while True:
+        try:
+            line = content.file.readline(max_line_bytes + 1)
+            length = len(line)
+            if length > max_line_bytes and not line.endswith(b"\n"):
+                length += _rest_of_line(content.file)
+        except DamagedError as error:
+            # The lines before it are read; the one that it is in may be the next part's.
+            damage = None if _is_beyond(content, position, high) else error
             break
-        at, length = position, len(line)
-        kept: bytes | None = line
-        if length > max_line_bytes:
-            kept = None
-            if not line.endswith(b"\n"):
-                length += _rest_of_line(file)
-        position += length if in_bytes else 1
+        if not line or _is_beyond(content, position, high):
+            break
+        if len(line) > max_line_bytes or not line.isspace():
+            lines.append(line if len(line) <= max_line_bytes else None)
+            index.append(position)
+        position += length
         size += min(length, max_line_bytes)
-        if kept is None or (kept and not kept.isspace()):
-            lines.append(kept)
-            index.append(at)
         if len(lines) >= most_lines or size >= most_bytes:
             yield LineBlock(lines, np.array(index, dtype=np.int64), position)
             lines, index, size, begin = [], [], 0, position
     if position > begin:
         yield LineBlock(lines, np.array(index, dtype=np.int64), position)
+    if damage is not None:
+        raise damage
+
+
+def _is_beyond(content: Content, position: int, high: int | None) -> bool:
+    """True if the content at a position was stored behind the part that ends at `high`."""
+    return high is not None and content.stored(position) >= high
 
 
 def _rest_of_line(file: IO[bytes]) -> int:

@@ -1,4 +1,4 @@
-"""JSON lines: one object per line, plain (split by bytes) or compressed (whole shards).
+"""JSON lines: one object per line, plain or compressed.
 
 Lines are parsed one by one with the standard library. `pyarrow.json` was measured as well: parsing
 256 lines of text at a time it was 1.4 times as fast, with whole files half as fast, with lists of
@@ -35,8 +35,8 @@ from streampack.reading.records import (
 )
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.jsonl.lines import LineBlock, byte_range_blocks, stream_blocks
-from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_decompressed
+from streampack.sources.jsonl.lines import LineBlock, line_blocks
+from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_content
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
@@ -50,10 +50,9 @@ _HEAD_BYTES = 1 << 20
 class JSONL(ShardedSource):
     """Documents in files of JSON lines.
 
-    Plain files are split by byte ranges among any number of lanes, and reading can start anywhere
-    in them. Compressed files (``.gz``, ``.zst``, ``.bz2``) are read whole, by one lane each. All
-    files of a source are plain, or all are compressed. `Documents.origin` holds the byte offset of
-    a line in a plain file, its number in a compressed one.
+    Files are cut by their bytes among any number of lanes. Reading can start anywhere in a plain
+    file; of a compressed one (``.gz``, ``.zst``, ``.bz2``) what comes before is decompressed and
+    dropped. `Documents.origin` holds the byte at which a line begins in the (decompressed) file.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
@@ -73,6 +72,7 @@ class JSONL(ShardedSource):
         name + codec for name in (".jsonl", ".ndjson", ".json") for codec in ("", *CODEC_OF_ENDING)
     )
     listing_fields: tuple[str, ...] = ("paths", "fields")
+    position_unit = "byte"
 
     def __init__(
         self,
@@ -93,36 +93,17 @@ class JSONL(ShardedSource):
             "max_document_bytes", max_document_bytes, "Every document would be too long."
         )
 
-    @property
-    def splittable(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True if the files are plain; lists them on first use."""
-        return self.manifest.unit == "byte"
-
-    @property
-    def seekable(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True if the files are plain; lists them on first use."""
-        return self.manifest.unit == "byte"
-
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
         infos = self.storage.list(self.paths, endings=self.endings)
-        compressed = [info for info in infos if _codec_of(info.path)]
-        if compressed and len(compressed) < len(infos):
-            plain = next(info for info in infos if not _codec_of(info.path))
-            raise ConfigError(
-                f"{shown(compressed[0].path)} is compressed and {shown(plain.path)} is not.",
-                "Plain files are split among lanes and compressed ones are read whole, so they "
-                "cannot be one source.",
-                "Pass two sources as a mixture, or compress all files or none.",
-            )
-        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
-        units = (sizes > 0).astype(np.int64) if compressed else sizes
         paths = tuple(info.path for info in infos)
+        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
+        scales = np.array([_scale(_codec_of(path)) for path in paths], dtype=np.int64)
         for path, size in zip(paths, sizes.tolist(), strict=True):
             if size > 0:
                 self._check_fields(path, size)
                 break
-        return Manifest(paths, units, sizes, "shard" if compressed else "byte")
+        return Manifest(paths, sizes * scales, sizes)
 
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read; not the paths, so that the files may move."""
@@ -135,38 +116,39 @@ class JSONL(ShardedSource):
         }
 
     def estimate_tokens(self) -> int:
-        """A rough number of tokens: ids take about six bytes, compression saves three quarters."""
-        stored = int(self.manifest.num_bytes.sum()) * (1 if self.splittable else 4)
-        return stored // (6 if self.tokenized else 4)
+        """A rough number of tokens: ids take about six bytes."""
+        return self.weight // (6 if self.tokenized else 4)
 
     def document_name(self, origin: np.void) -> str:
-        where = "byte offset" if self.splittable else "line number"
-        path = shown(self.manifest.paths[int(origin["shard"])])
-        return f"the line at {where} {int(origin['index'])} of {path}"
+        path = self.manifest.paths[int(origin["shard"])]
+        content = "the content of " if _codec_of(path) else ""
+        return f"the line at byte {int(origin['index'])} of {content}{shown(path)}"
 
     def read_shard(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
         """Blocks of one file; see `ShardedSource.read_shard`."""
-        limits: dict[str, Any] = {
-            "reading": self.reading,
-            "max_line_bytes": self.max_document_bytes,
-        }
         codec = _codec_of(self.manifest.paths[shard])
-        position = start
-        with self.open_shard(shard) as path, open_decompressed(path, codec) as file:
+        scale = _scale(codec)
+        end = None if high == self.manifest.weights[shard] else -(-high // scale)
+        reached = position
+        with self.open_shard(shard) as path, open_content(path, codec) as content:
+            blocks = line_blocks(
+                content,
+                -(-low // scale),
+                end,
+                position,
+                reading=self.reading,
+                max_line_bytes=self.max_document_bytes,
+            )
             try:
-                if codec is None:
-                    blocks = byte_range_blocks(file, start, stop, **limits)
-                else:
-                    blocks = stream_blocks(file, start, **limits)
                 for block in blocks:
-                    yield self._parse(shard, block, skips), block.end
-                    position = block.end
+                    reached = block.end
+                    place = max(low, min(content.stored(reached) * scale, high))
+                    yield self._parse(shard, block, skips), reached, place
             except DamagedError as error:
-                raise self.broken_shard(
-                    shard, f"after line {position}, {error}", position
-                ) from error
+                at = reached if reached is not None else content.produced if low else 0
+                raise self.broken_shard(shard, f"after byte {at}, {error}", at) from error
 
     def _parse(self, shard: int, block: LineBlock, skips: Skips) -> Block:
         texts: list[str] = []
@@ -219,8 +201,8 @@ class JSONL(ShardedSource):
         lines: list[bytes] = []
         most = self.reading.documents_per_block
         try:
-            with open_decompressed(head, _codec_of(path)) as file:
-                while len(lines) < most and (line := file.readline(_HEAD_BYTES)):
+            with open_content(head, _codec_of(path)) as content:
+                while len(lines) < most and (line := content.file.readline(_HEAD_BYTES)):
                     lines.append(line)
         except DamagedError:
             pass  # the head of a compressed file always ends too early
@@ -233,6 +215,11 @@ class JSONL(ShardedSource):
         return names
 
 
+def _scale(codec: str | None) -> int:
+    """Bytes of content per stored byte, about."""
+    return 1 if codec is None else 4
+
+
 def _codec_of(path: str) -> str | None:
     """What a file is compressed with, by its name; None if it is plain.
 
@@ -243,6 +230,6 @@ def _codec_of(path: str) -> str | None:
         raise ConfigError(
             f"{shown(path)} has a compression that is not supported.",
             "It would be read as if it were text.",
-            "Compress with zstd or gzip, or store plain lines, which can be split among lanes.",
+            "Compress with zstd or gzip, or store plain lines.",
         )
     return next((codec for end, codec in CODEC_OF_ENDING.items() if has_ending(path, (end,))), None)

@@ -71,8 +71,6 @@ class MDS(ShardedSource):
             directory, or a column that does not fit.
     """
 
-    seekable = True
-    splittable = True
     endings = ("/index.json", ".mds", *(f".mds.{codec}" for codec in _CODECS))
     needed_argument = 'column="tokens"'
     listing_fields: tuple[str, ...] = ("folders", "column", "loss_mask", "dtype", "validate_hash")
@@ -136,10 +134,12 @@ class MDS(ShardedSource):
         details = {
             "forms": tuple(forms),
             "form": number_of_form.astype(np.int32),
+            "documents": samples.copy(),
             "raw_bytes": raw.copy(),
             "digests": None if self.validate_hash is None else Names(digests),
         }
-        return Manifest(paths, samples.copy(), stored.copy(), "document", details)
+        weights = np.where(samples > 0, np.maximum(raw, 1), 0)
+        return Manifest(paths, weights, stored.copy(), details)
 
     def _check_form(self, layout: Layout, codec: str, where: str) -> None:
         """Raise `ConfigError` for shards without the wanted columns or of unknown compression."""
@@ -178,17 +178,21 @@ class MDS(ShardedSource):
         return raw // (INTEGER_DTYPES[column.kind].itemsize if column.kind else 4)
 
     def read_shard(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block | Spans, int, int]]:
         path = self.manifest.paths[shard]
-        stop = min(stop, int(self.manifest.units[shard]))
         with self.storage.local(path) as local:
             data = self._open(shard, local)
             table = self._table(shard, data)
+            # The shard weighs its bytes, and the table says at which each sample begins.
+            start, stop = (int(n) for n in np.searchsorted(table[:-1], [low, high]))
+            if high == self.manifest.weights[shard]:
+                stop = len(table) - 1
+            if position is not None:
+                start = max(start, position)
             while start < stop:
-                block, end = self._block(shard, data, table, start, stop, skips)
-                yield block, end
-                start = end
+                block, start = self._block(shard, data, table, start, stop, skips)
+                yield block, start, high if start == stop else max(low, int(table[start]))
 
     def _layout(self, shard: int) -> Layout:
         return self._form(shard)[0]
@@ -277,7 +281,7 @@ class MDS(ShardedSource):
 
     def _table(self, shard: int, data: NDArray[np.uint8]) -> NDArray[np.uint32]:
         """The sample table (n + 1,) uint32, of which every entry has been checked."""
-        n = int(self.manifest.units[shard])
+        n = int(self.manifest.details["documents"][shard])
         head = 4 * (n + 2)
         if len(data) < head:
             raise self.broken_shard(

@@ -93,8 +93,6 @@ class Mixture(Source):
             "It is the number of documents that are drawn from a source at once.",
         )
         members = self.sources.values()
-        self.seekable = all(source.seekable for source in members)
-        self.splittable = all(source.splittable for source in members)
         self.tokenized = all(source.tokenized for source in members)
         overflows = {source.overflow for source in members}
         self.overflow = "split" if overflows == {"split"} else "drop"

@@ -29,6 +29,7 @@ __all__ = [
     "is_mask_list",
     "is_text",
     "is_token_list",
+    "row_sizes",
 ]
 
 #: Rows and the number of the first -> blocks, each with the rows consumed so far.
@@ -94,13 +95,8 @@ class TextBlocks:
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
         """Blocks of these rows; `first` is the number of the first one."""
-        column = rows.column(self.column)
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-            column = column.cast(pa.large_string())
-        sizes = _filled(pc.call_function("binary_length", [column]), 0)
-        for start, stop in cut(sizes.to_numpy(zero_copy_only=False), self.limits):
+        column = _plain_text(rows.column(self.column))
+        for start, stop in cut(row_sizes(column), self.limits):
             texts = _strings(column.slice(start, stop - start))
             numbers = np.arange(first + start, first + stop, dtype=np.int64)
             wrong = [i for i, text in enumerate(texts) if not isinstance(text, str)]
@@ -108,6 +104,25 @@ class TextBlocks:
                 self.broken(int(numbers[i]), "is null" if texts[i] is None else "is not UTF-8")
             kept = [text for text in texts if isinstance(text, str)]
             yield Texts(kept, make_origin(self.shard, np.delete(numbers, wrong))), stop
+
+
+def _plain_text(column: pa.Array) -> pa.Array:
+    """Any text column as strings or large strings."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    return column.cast(pa.large_string())
+
+
+def row_sizes(column: pa.Array) -> NDArray[np.int64]:
+    """(N,) bytes of each row of a text column, ids of each row of lists; nulls have none."""
+    if is_text(column.type):
+        sizes = pc.call_function("binary_length", [_plain_text(column)])
+    else:
+        sizes = pc.list_value_length(column)
+    found: NDArray[np.int64] = _filled(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
 
 
 def _strings(column: pa.Array) -> list[Any]:

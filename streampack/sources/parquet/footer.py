@@ -24,7 +24,8 @@ __all__ = ["DAMAGE", "DamagedFileError", "Footer", "check_schema", "read_footer"
 
 _FIRST_READ = 64 << 10
 _LARGEST_FOOTER = 1 << 30
-_MOST_ROWS = 1 << 40  # of a file; the rows of all files are added up in 64 bits
+_MOST_ROWS = 1 << 40  # of a file
+_MOST_BYTES = 1 << 48  # of a file; those of all files are added up in 64 bits
 
 
 class DamagedFileError(Exception):
@@ -95,8 +96,9 @@ def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
         raise DamagedFileError("its row groups do not add up to its rows")
     if metadata.num_rows > _MOST_ROWS:
         raise DamagedFileError(f"it would have {metadata.num_rows} rows")
-    if any(group.total_byte_size < 0 for group in groups):
-        raise DamagedFileError("a row group has a size below zero")
+    sizes = [group.total_byte_size for group in groups]
+    if any(size < 0 for size in sizes) or sum(sizes) > _MOST_BYTES:
+        raise DamagedFileError("its row groups have impossible sizes")
     return groups
 
 

@@ -6,7 +6,8 @@ function of the row it starts at. Blocks of ids and masks are views of Arrow's b
 allows it; texts become Python strings, because tokenizers accept nothing else.
 
 Cost: decoding, about 6 ns per id; then per document nothing for ids, one string for texts. Arrow
-cannot start in the middle of a row group: the rows before are decoded and dropped.
+cannot start in the middle of a row group: the rows before are decoded and dropped. Where a row
+group is cut, its column is decoded once more, to find the row at which a part begins.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
+from streampack.documents import offsets_of
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
@@ -27,7 +30,13 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.parquet.columns import BlockMaker, Broken, TextBlocks, TokenBlocks
+from streampack.sources.parquet.columns import (
+    BlockMaker,
+    Broken,
+    TextBlocks,
+    TokenBlocks,
+    row_sizes,
+)
 from streampack.sources.parquet.footer import (
     DAMAGE,
     DamagedFileError,
@@ -46,6 +55,8 @@ _FOOTER_THREADS = 64
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
 _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
+_KEPT_GROUPS = 4
+_MOST_STARTS = 1 << 22  # rows of a group that is cut by what each holds
 
 #: Files whose footers are read when they are listed. If there are more, the footers of so many are
 #: read, and the others when their files are opened: a million would take most of an hour.
@@ -53,7 +64,7 @@ MOST_FOOTERS = 8192
 
 
 class Parquet(ShardedSource):
-    """Documents in a column of Parquet files, split by rows among any number of lanes.
+    """Documents in a column of Parquet files, cut by the bytes of rows among any number of lanes.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
@@ -69,10 +80,9 @@ class Parquet(ShardedSource):
         ConfigError: arguments that do not go together.
     """
 
-    seekable = True
-    splittable = True
     endings = (".parquet", ".parq", ".pq")
     listing_fields: tuple[str, ...] = ("paths", "tokenized", "column", "loss_mask")
+    position_unit = "row"
 
     def __init__(
         self,
@@ -90,13 +100,16 @@ class Parquet(ShardedSource):
         self.tokenized = fields.tokenized
         self.column = fields.document or "text"
         self.loss_mask = fields.loss_mask
+        self._starts: dict[tuple[int, int], NDArray[np.int64] | None] = {}  # see `_group_starts`
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_starts": {}}
 
     def list_shards(self) -> Manifest:
-        """The files with their rows, from their footers, which are read in parallel.
+        """The files with the bytes of their rows, from their footers, which are read in parallel.
 
-        A file whose footer is broken counts as one row, so that the lane that reads it gets the
-        error, and `on_error` decides. More than `MOST_FOOTERS` files are split by their bytes: a
-        share of a file's bytes stands for that share of its rows.
+        A file whose footer is broken weighs one byte, so that the lane that reads it gets the
+        error, and `on_error` decides. More than `MOST_FOOTERS` files weigh as much as is stored.
         """
         infos = self.storage.list(self.paths, endings=self.endings)
         step = -(-len(infos) // MOST_FOOTERS)
@@ -111,16 +124,18 @@ class Parquet(ShardedSource):
             )
         narrow = all(footer.narrow for footer in readable)
         sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
-        units = np.maximum(sizes, 1)  # an empty file is an error, so it must be read
+        weights = np.maximum(sizes, 1)  # an empty file is an error, so it must be read
+        rows = None
         if step == 1:
-            rows = [1 if footer.problem else footer.rows for footer in footers]
-            units = np.array(rows, dtype=np.int64)
+            rows = np.array([-1 if f.problem else f.rows for f in footers], dtype=np.int64)
+            num_bytes = np.array([f.num_bytes for f in footers], dtype=np.int64)
+            weights = np.where(rows == 0, 0, np.maximum(num_bytes, 1))
         details = {
             "dtype": ("uint16" if narrow else "uint32") if self.tokenized else "text",
+            "documents": rows,
             "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
         }
-        names = [info.path for info in infos]
-        return Manifest(names, units, sizes, "document" if step == 1 else "byte", details)
+        return Manifest([info.path for info in infos], weights, sizes, details)
 
     def describe(self) -> dict[str, Any]:
         """Adds what is read; not the paths, so that the files may move."""
@@ -143,20 +158,22 @@ class Parquet(ShardedSource):
         return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
 
     def read_shard(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
         """Blocks of one file; see `ShardedSource.read_shard`."""
-        row = 0
+        row = position or 0
         with self.open_shard(shard) as path:
             try:
                 with pq.ParquetFile(str(path), memory_map=True) as file:
                     places = self._places(file, shard)
-                    row, stop = places.row(start), places.row(stop)
+                    first_row, stop = (self._row(file, shard, places, n) for n in (low, high))
+                    row = max(first_row, row)
                     blocks = self._block_maker(shard, skips)
                     for batch, first in self._batches(file, row, stop):
                         for block, consumed in blocks(batch, first):
                             row = first + consumed
-                            yield block, places.unit(row)
+                            reached = high if row == stop else places.about(row)
+                            yield block, row, max(low, min(reached, high))
             except DAMAGE as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk failed, not the file
@@ -170,20 +187,72 @@ class Parquet(ShardedSource):
         return check_schema(name, schema, self.column, self.loss_mask, self.tokenized)
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
-        """How rows and units of a file correspond, after the file is compared with the listing."""
-        rows, units = file.metadata.num_rows, int(self.manifest.units[shard])
-        documents = self.manifest.unit == "document"
-        if documents and rows != units:
+        """Where the row groups of a file lie, after the file is compared with the listing."""
+        listed = self.manifest.details["documents"]
+        if listed is not None and file.metadata.num_rows != listed[shard]:
             self._unreadable(shard, 0, "the number of rows is not what it was when listed")
-        if rows > units:
-            self._unreadable(shard, 0, f"its {units} bytes cannot hold {rows} rows")
         try:
             narrow = self._check_schema(shown(self.manifest.paths[shard]), file.schema_arrow)
         except ConfigError as error:
             self._unreadable(shard, 0, error)
         if not narrow and self.manifest.details["dtype"] == "uint16":
             self._unreadable(shard, 0, "its ids are of a wider type than those of other files")
-        return _Places(1, 1) if documents else _Places(rows, units)
+        return _Places.of(row_groups(file.metadata), int(self.manifest.weights[shard]))
+
+    def _row(self, file: pq.ParquetFile, shard: int, places: _Places, at: int) -> int:
+        """The first row that begins at a place of the file's weight or after it."""
+        if at <= 0 or len(places.rows) == 1:
+            return 0
+        group = int(np.searchsorted(places.weights, at, side="right")) - 1
+        if group >= len(places.rows) - 1:
+            return int(places.rows[-1])
+        row, inside = int(places.rows[group]), at - int(places.weights[group])
+        if inside == 0:
+            return row
+        starts = self._group_starts(file, shard, group)
+        # In Python's numbers, which do not overflow.
+        weight = int(places.weights[group + 1] - places.weights[group])
+        if starts is None:
+            return row - -inside * (int(places.rows[group + 1]) - row) // weight
+        return row + int(np.searchsorted(starts[:-1], -(-inside * int(starts[-1]) // weight)))
+
+    def _group_starts(
+        self, file: pq.ParquetFile, shard: int, group: int
+    ) -> NDArray[np.int64] | None:
+        """(N + 1,) the size of what comes before each row of a row group, and of all of it.
+
+        None for a group that is cut as if its rows were equal, because it has too many, or is
+        damaged: who reads it finds the damage, and who reads what comes before it does not. Those
+        of the last few groups are kept: several lanes cut the same one.
+        """
+        key = (shard, group)
+        if key in self._starts:
+            found = self._starts.pop(key)
+        else:
+            found = self._read_group_starts(file, group)
+        kept = list(self._starts.items())[1 - _KEPT_GROUPS :]
+        self._starts = dict([*kept, (key, found)])
+        return found
+
+    def _read_group_starts(self, file: pq.ParquetFile, group: int) -> NDArray[np.int64] | None:
+        metadata = file.metadata.row_group(group)
+        if metadata.num_rows > _MOST_STARTS:
+            return None
+        columns = self._columns(file.schema_arrow)[:1]
+        size = self._batch_rows(metadata)
+        try:
+            batches = file.iter_batches(size, [group], columns, use_threads=False)
+            sizes = [self._row_sizes(batch) for batch in batches]
+        except DAMAGE as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # the disk failed, not the file
+            return None
+        found = offsets_of(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]) + 1)
+        return found if len(found) == metadata.num_rows + 1 else None
+
+    def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """(N,) how much each row holds: characters, or ids."""
+        return row_sizes(batch.column(self.column))
 
     def _batches(
         self, file: pq.ParquetFile, start: int, stop: int
@@ -240,20 +309,33 @@ class Parquet(ShardedSource):
         raise self.broken_shard(shard, what, position) from cause
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Places:
-    """Rows of a file, and the units that it is split by: equal shares, in the same order.
+    """Where the row groups of a file lie on its weight.
 
-    There are at least as many units as rows, so no two rows share a unit.
+    Attributes:
+        rows: (G + 1,) int64, rows before each group.
+        weights: (G + 1,) int64, the weight before each.
     """
 
-    rows: int
-    units: int
+    rows: NDArray[np.int64]
+    weights: NDArray[np.int64]
 
-    def row(self, unit: int) -> int:
-        """The row that a unit belongs to."""
-        return unit * self.rows // max(self.units, 1)
+    @classmethod
+    def of(cls, groups: Sequence[pq.RowGroupMetaData], weight: int) -> _Places:
+        """Each group has its part of the file's weight, by its bytes."""
+        kept = [(group.num_rows, max(group.total_byte_size, 1)) for group in groups]
+        before, total = [0], max(sum(size for _, size in kept), 1)
+        for _, size in kept:
+            before.append(before[-1] + size)
+        weights = np.array([weight * size // total for size in before], dtype=np.int64)
+        if not kept:
+            weights[-1] = weight
+        return cls(offsets_of(np.array([rows for rows, _ in kept], dtype=np.int64)), weights)
 
-    def unit(self, row: int) -> int:
-        """The first unit of a row."""
-        return -(-row * self.units // max(self.rows, 1))
+    def about(self, row: int) -> int:
+        """Where a row begins, as if all rows of a group were equal."""
+        group = max(int(np.searchsorted(self.rows, row, side="left")) - 1, 0)
+        rows = max(int(self.rows[group + 1] - self.rows[group]), 1)
+        weight = int(self.weights[group + 1] - self.weights[group])
+        return int(self.weights[group]) + weight * (row - int(self.rows[group])) // rows

@@ -47,6 +47,7 @@ def scan_tar(
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     status: NDArray[np.uint8],
+    ends: NDArray[np.int64],
 ) -> tuple[Index, Index, Index]:
     """Find the next samples of an archive.
 
@@ -56,8 +57,9 @@ def scan_tar(
         extension: the wanted file's, in lower case, without the dot.
         max_bytes: stop when the wanted files together reach this many bytes.
         starts: (N,) is filled with where each wanted file begins,
-        sizes: (N,) with its bytes, and
-        status: (N,) with 0, or why there is none: `MISSING`, `DUPLICATE`.
+        sizes: (N,) with its bytes,
+        status: (N,) with 0, or why there is none: `MISSING`, `DUPLICATE`; and
+        ends: (N,) with where the headers of the sample after it begin.
 
     Returns:
         The number of samples found (N at most), where the next one begins, and how the scan
@@ -118,6 +120,7 @@ def scan_tar(
             if not _same(key, key_length, name, stem):
                 if key_length >= 0:
                     total += sizes[n] if status[n] == 0 else 0
+                    ends[n] = group
                     n += 1
                     if n == len(starts) or total >= max_bytes:
                         return n, group, MORE
@@ -141,6 +144,7 @@ def scan_tar(
         group = at
         name_length, real_size = -1, np.int64(-1)
     if key_length >= 0 and (outcome == ENDED or status[n] != MISSING):
+        ends[n] = at
         n += 1
     return n, at, outcome
 

@@ -38,6 +38,8 @@ from streampack.storage.storage import Storage
 __all__ = ["WebDataset"]
 
 _TEXT = ("txt", "text", "md")
+_ALL = int(np.iinfo(np.int64).max)
+_PIPE_BYTES = 64 << 20  # what a shard from a command is taken to have
 
 
 class WebDataset(ShardedSource):
@@ -54,8 +56,9 @@ class WebDataset(ShardedSource):
     without the zero block at its end counts as cut short: its documents are read, then it is
     reported.
 
-    A position inside a shard is a document number. A restart reads the headers from the beginning
-    of the shard, which takes much less time than downloading it.
+    A shard is cut by its bytes among any number of lanes. To begin inside it, as after a restart,
+    the headers are read from its beginning, which takes much less time than downloading it; a
+    compressed one is decompressed from its beginning.
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
@@ -74,8 +77,6 @@ class WebDataset(ShardedSource):
         ConfigError: wrong arguments, or `pipe:` URLs that are not allowed.
     """
 
-    seekable = True
-    splittable = False
     endings = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
     needed_argument = 'key="npy"'
     listing_fields: tuple[str, ...] = ("paths",)
@@ -129,12 +130,13 @@ class WebDataset(ShardedSource):
         files = self.storage.list(patterns, endings=self.endings) if patterns else []
         paths = [file.path for file in files]
         paths += [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
-        num_bytes = [file.num_bytes for file in files]
+        sizes = [file.num_bytes for file in files]
+        pipes = len(paths) - len(files)
         return Manifest(
             paths=tuple(paths),
-            units=np.ones(len(paths), dtype=np.int64),
-            num_bytes=np.array(num_bytes + [0] * (len(paths) - len(files)), dtype=np.int64),
-            unit="shard",
+            # An empty file is an error, so it must be read.
+            weights=np.array([max(n, 1) for n in sizes] + [_PIPE_BYTES] * pipes, dtype=np.int64),
+            num_bytes=np.array(sizes + [0] * pipes, dtype=np.int64),
         )
 
     def describe(self) -> dict[str, Any]:
@@ -151,19 +153,30 @@ class WebDataset(ShardedSource):
         super().will_read([i for i in shards if not is_pipe(self.manifest.paths[i])])
 
     def read_shard(
-        self, shard: int, start: int, stop: int, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block | Spans, int, int]]:
         extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
+        weight = int(self.manifest.weights[shard])
         with self._opened(shard) as (data, complete):
-            document, offset, outcome = _seek(data, start, extension)
-            while outcome == MORE:
+            # Its weight is that of the stored file, and a sample lies where its headers begin.
+            size = max(len(data), 1)
+            least = -(-low * size // weight)
+            most = _ALL if high == weight else -(-high * size // weight)
+            if position is None:
+                document, offset, outcome = _seek(data, extension, _ALL, least)
+            else:
+                document, offset, outcome = _seek(data, extension, position, size)
+                if offset >= most:
+                    return
+            while outcome == MORE and offset < most:
                 n, offset, outcome, block = self._block(
-                    shard, data, offset, document, extension, skips
+                    shard, data, offset, most, document, extension, skips
                 )
                 document += n
                 if n:
-                    yield block, document
-        if outcome != ENDED or not complete:
+                    place = high if offset >= most else offset * weight // size
+                    yield block, document, max(low, min(place, high))
+        if outcome != MORE and (outcome != ENDED or not complete):
             after = f"after document {document - 1}" if document else "before the first document"
             what = FAULTS.get(outcome, "its compressed data breaks off")
             raise self.broken_shard(shard, f"{after} (byte {offset}) {what}", document)
@@ -198,18 +211,25 @@ class WebDataset(ShardedSource):
         shard: int,
         data: NDArray[np.uint8],
         offset: int,
+        most: int,
         document: int,
         extension: NDArray[np.uint8],
         skips: Skips,
     ) -> tuple[int, int, int, Block | Spans]:
-        """Scan and read one block: how many documents, where the next begins, how it ended."""
+        """Scan and read one block of samples that begin before byte `most`.
+
+        Returns how many documents, where the next begins, how it ended, and the block.
+        """
         room = self.reading.documents_per_block
         starts = np.zeros(room, dtype=np.int64)
-        sizes = np.zeros_like(starts)
+        sizes, ends = np.zeros_like(starts), np.zeros_like(starts)
         status = np.zeros(room, dtype=np.uint8)
         n, offset, outcome = scan_tar(
-            data, offset, extension, self.reading.block_bytes, starts, sizes, status
+            data, offset, extension, self.reading.block_bytes, starts, sizes, status, ends
         )
+        own = int(np.searchsorted(ends[:n], most)) + 1
+        if own <= n:  # what follows is the next part's, and so is what is wrong with it
+            n, offset, outcome = own, int(ends[own - 1]), MORE
         starts, sizes, status = starts[:n], sizes[:n], status[:n]
         problems: dict[int, str] = {}
         for i in np.flatnonzero(status).tolist():
@@ -291,22 +311,24 @@ class WebDataset(ShardedSource):
 
 
 def _seek(
-    data: NDArray[np.uint8], document: int, extension: NDArray[np.uint8]
+    data: NDArray[np.uint8], extension: NDArray[np.uint8], documents: int, least: int
 ) -> tuple[int, int, int]:
-    """Step over the first documents: how many there were, where the next begins, how it ended."""
+    """Step over samples: so many, or until the next begins at byte `least` or later.
+
+    Returns:
+        How many there were, where the next one begins, and how that ended.
+    """
     passed, offset, outcome = 0, 0, MORE
-    unlimited = np.iinfo(np.int64).max
-    while passed < document and outcome == MORE:
-        room = min(4096, document - passed)
+    while outcome == MORE and passed < documents and offset < least:
+        room = min(4096, documents - passed)
         starts = np.zeros(room, dtype=np.int64)
+        ends = np.zeros_like(starts)
+        status = np.zeros(room, dtype=np.uint8)
         n, offset, outcome = scan_tar(
-            data,
-            offset,
-            extension,
-            unlimited,
-            starts,
-            np.zeros_like(starts),
-            np.zeros(room, dtype=np.uint8),
+            data, offset, extension, _ALL, starts, np.zeros_like(starts), status, ends
         )
+        before = int(np.searchsorted(ends[:n], least)) + 1
+        if before < n:
+            return passed + before, int(ends[before - 1]), MORE
         passed += n
     return passed, offset, outcome

@@ -1,0 +1,161 @@
+"""How even the end of an epoch is, with lanes cut equally once and with lanes that are dealt.
+
+    python -m benchmarks.dealing [--lanes 12 48] [--batches 200 800] [--only NAME ...]
+
+Each corpus is read, packed and counted through a `PackedLoader`, without tokens: documents have a
+size in bytes, by which the line is cut, and a length in tokens, which nobody knows before it is
+read. Prints docs/dealing.md's table: the share of the batches of a finite run that are empty.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.page import markdown_table
+from streampack import PackedDataset, PackedLoader, Topology
+from streampack.documents import Documents, make_origin
+from streampack.reading.manifest import Manifest
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
+from streampack.run.plan import RunPlan
+
+SEQ_LEN, ROWS = 2048, 8
+SHARD_DOCUMENTS = 500
+
+#: Of one shard: (N,) tokens and (N,) bytes of its documents.
+Shard = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class Sizes(ShardedSource):
+    """Documents of given lengths whose tokens are all the same."""
+
+    tokenized = True
+
+    def __init__(self, shards: list[Shard]) -> None:
+        super().__init__()
+        self.lengths = [lengths for lengths, _ in shards]
+        self.starts = [np.concatenate([[0], np.cumsum(sizes)]) for _, sizes in shards]
+
+    def list_shards(self) -> Manifest:
+        """Shards of so many bytes."""
+        sizes = np.array([starts[-1] for starts in self.starts], dtype=np.int64)
+        return Manifest([f"shard-{i}" for i in range(len(sizes))], sizes, sizes)
+
+    def estimate_tokens(self) -> int:
+        """Four bytes per token."""
+        return self.weight // 4
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Documents, int, int]]:
+        """Documents whose first byte lies in [low, high)."""
+        starts = self.starts[shard]
+        first, stop = (int(n) for n in np.searchsorted(starts[:-1], [low, high]))
+        if position is not None:
+            first = max(first, position)
+        while first < stop:
+            end = min(first + self.reading.documents_per_block, stop)
+            offsets = np.concatenate([[0], np.cumsum(self.lengths[shard][first:end])])
+            origin = make_origin(shard, np.arange(first, end))
+            documents = Documents(np.zeros(offsets[-1], dtype=np.uint16), offsets, origin)
+            yield documents, end, high if end == stop else max(low, int(starts[end]))
+            first = end
+
+
+def shards(
+    count: int, *, between: float, within: float, density: float, noise: float, longest: int = 8192
+) -> list[Shard]:
+    """Shards of documents whose lengths and bytes per token are lognormal.
+
+    Args:
+        count: of shards.
+        between: deviation of the shards' typical log length; within: that of documents in one.
+        density: deviation of the shards' log bytes per token; noise: that of documents in one.
+        longest: a document is at most so long.
+    """
+    numbers = np.random.default_rng(count)
+    made = []
+    for _ in range(count):
+        typical = numbers.normal(6.0, between)
+        lengths = np.exp(numbers.normal(typical, within, SHARD_DOCUMENTS)).astype(np.int64) + 1
+        lengths = np.minimum(lengths, longest)
+        per_token = 4 * np.exp(numbers.normal(0, density) + numbers.normal(0, noise, len(lengths)))
+        made.append((lengths, (lengths * per_token).astype(np.int64) + 20))
+    return made
+
+
+def one_sorted(count: int) -> list[Shard]:
+    """One shard, its documents sorted by length."""
+    made = shards(count, between=0, within=1.0, density=0, noise=0.15)
+    lengths, sizes = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    order = np.argsort(lengths, kind="stable")
+    return [(lengths[order], sizes[order])]
+
+
+def one_large(count: int) -> list[Shard]:
+    """One shard that is half of the corpus, others that differ, and one with a single document."""
+    rest = shards(count // 2, between=0.3, within=0.9, density=0.3, noise=0.15)
+    large = shards(count - count // 2, between=0, within=0.9, density=0, noise=0.15)
+    lengths, sizes = (np.concatenate(parts) for parts in zip(*large, strict=True))
+    return [*rest, (lengths, sizes), (lengths[:1], sizes[:1])]
+
+
+CORPORA: dict[str, Callable[[int], list[Shard]]] = {
+    "shards alike": lambda n: shards(n, between=0, within=0.9, density=0, noise=0.15),
+    "shards differ in length": lambda n: shards(n, between=0.6, within=0.9, density=0, noise=0.1),
+    "shards differ in length and bytes per token": lambda n: shards(
+        n, between=0.6, within=0.9, density=0.3, noise=0.15
+    ),
+    "shards differ fourfold in bytes per token": lambda n: shards(
+        n, between=0, within=0.9, density=0.6, noise=0.15
+    ),
+    "documents differ in bytes per token": lambda n: shards(
+        n, between=0, within=0.9, density=0, noise=0.4
+    ),
+    "one shard, sorted by length": one_sorted,
+    "one shard is half of it, one has one document": one_large,
+}
+
+
+def empty_share(source: Sizes, lanes: int, *, dealt: bool) -> tuple[float, int]:
+    """The share of a run's batches that are empty, and how many batches there are."""
+    dataset = PackedDataset(
+        source, seq_len=SEQ_LEN, batch_rows=ROWS, lanes=lanes, topology=Topology()
+    )
+    if not dealt:
+        config = replace(dataset.plan.config, dealing=None)
+        plan = RunPlan.of(config, dataset.topology)
+        dataset.go_on(plan, plan.start())
+    loader = PackedLoader(dataset)
+    for _ in loader:
+        pass
+    metrics = loader.metrics()
+    return metrics.empty_batches / metrics.batches, metrics.batches
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="How even the end of an epoch is.")
+    parser.add_argument("--lanes", type=int, nargs="+", default=[12, 48])
+    parser.add_argument("--batches", type=int, nargs="+", default=[200, 800], help="of a lane")
+    parser.add_argument("--only", nargs="+", choices=CORPORA, default=list(CORPORA))
+    options = parser.parse_args()
+    rows = []
+    for name in options.only:
+        for lanes in options.lanes:
+            for batches in options.batches:
+                tokens = lanes * batches * SEQ_LEN * ROWS
+                source = Sizes(CORPORA[name](max(tokens // (SHARD_DOCUMENTS * 600), 1)))
+                once, _ = empty_share(source, lanes, dealt=False)
+                dealt, count = empty_share(source, lanes, dealt=True)
+                rows.append([name, str(lanes), f"{count:,}", f"{once:.2%}", f"{dealt:.2%}"])
+    print(markdown_table(["corpus", "lanes", "batches", "cut once", "dealt"], rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""The rule by which lanes are dealt parts of a line.
+
+Lanes read at their own rates: shards differ in documents, and documents in tokens per byte. So no
+lane gets its share at the start. A quarter of what is left of the line is dealt at a time, and each
+deal brings the lanes to the same level: of tokens that they hold, and of tokens that they have yet
+to read, by the tokens per weight that each of them has found so far. What a deal misjudges, the
+next one mends; the last ones are small. (Loop scheduling knows this as factoring: Hummel, Schonberg
+and Flynn, "Factoring: a method for scheduling parallel loops", Communications of the ACM 35(8),
+1992.)
+
+A deal is made of what each lane reports when it gives batch number ``deal * every`` of its own, and
+a round that begins `LAG` batches later or more may read what it dealt. So who is dealt what, and
+when a lane knows of it, follows from numbers and never from time. All of it is computed in whole
+numbers, so that every machine finds the same.
+
+Cost: sorting the lanes, once per deal; about 20 deals of an epoch give something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LAG", "Cut", "DealRule", "Place", "Span", "deal"]
+
+#: Batches of a lane between its report and the first round that may read what the deal gave. All
+#: lanes are through with the report's batch by then, on ranks of a step as well.
+LAG = 6
+SHARE = 4  # a deal gives one part in so many of what is left
+DEALS = 256
+MOST_DEALS = 1 << 16  # the last one deals what is left
+UNSURE = 4  # the first deal goes by a rough rate, and gives so many times the reserve
+FRACTION = 16  # bits of tokens per weight after the point
+
+
+class Span(NamedTuple):
+    """A part [low, high) of the line of an epoch."""
+
+    epoch: int
+    low: int
+    high: int
+
+
+class Place(NamedTuple):
+    """How far a source is dealt: an epoch, and the weight of its line that is."""
+
+    epoch: int
+    at: int
+
+
+class Cut(NamedTuple):
+    """What one deal gave of an epoch: lane l got [bounds[l], bounds[l + 1]) of its line.
+
+    Attributes:
+        deal: its number; epoch: of the line.
+        bounds: (lanes + 1,) int64.
+    """
+
+    deal: int
+    epoch: int
+    bounds: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DealRule:
+    """What the deals of a run depend on, besides what lanes report.
+
+    Attributes:
+        lanes: how many.
+        weight: of the line of an epoch; epochs: how many there are.
+        batch_tokens: of a lane's batch, when the run began.
+        every: batches of a lane from deal to deal.
+        reserve: tokens that every lane should have, in its window or to read.
+        rate: tokens per weight, in units of 2**-16, by which the first deal goes.
+    """
+
+    lanes: int
+    weight: int
+    epochs: int
+    batch_tokens: int
+    every: int
+    reserve: int
+    rate: int
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        lanes: int,
+        weight: int,
+        epochs: int,
+        batch_tokens: int,
+        window_tokens: int,
+        estimated_tokens: int,
+    ) -> DealRule:
+        """The rule for a run.
+
+        Args:
+            lanes, weight, epochs, batch_tokens: see the class.
+            window_tokens: of a lane.
+            estimated_tokens: of an epoch, roughly.
+        """
+        lane_tokens = estimated_tokens // lanes
+        every = max(lane_tokens // (batch_tokens * DEALS), 1)
+        return cls(
+            lanes=lanes,
+            weight=weight,
+            epochs=epochs,
+            batch_tokens=batch_tokens,
+            every=every,
+            # Until the deal after the next one is known; and a round reads ahead of its batches, as
+            # far as its window goes. Where that is much of a lane, it is better less full.
+            reserve=(2 * every + LAG) * batch_tokens + min(window_tokens // 8, lane_tokens // 64),
+            rate=max((estimated_tokens << FRACTION) // max(weight, 1), 1),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able: what a run that goes on keeps, whatever it would choose now."""
+        names = ("batch_tokens", "every", "reserve", "rate")
+        return {name: getattr(self, name) for name in names}
+
+    def known(self, step: int) -> int:
+        """How many deals a round may use that begins with batch number `step` of its lane."""
+        return 1 + max(step - LAG, 0) // self.every
+
+    def due(self, start: int, stop: int) -> range:
+        """The deals for which a lane reports at its batches [start, stop)."""
+        return range(max(-(-start // self.every), 1), -(-stop // self.every))
+
+
+def deal(
+    rule: DealRule,
+    number: int,
+    place: Place,
+    left: NDArray[np.int64],
+    rate: int,
+) -> tuple[list[Cut], Place]:
+    """What a deal gives, and how far the source is dealt after it.
+
+    Args:
+        rule: of the run.
+        number: of the deal.
+        place: how far the source was dealt before.
+        left: (lanes,) tokens that each lane has still to give, of what it was dealt.
+        rate: tokens per weight of the line, in units of 2**-16.
+    """
+    cuts: list[Cut] = []
+    reserve = rule.reserve if number else UNSURE * rule.reserve
+    epoch, low = place
+    while epoch < rule.epochs:
+        rest = rule.weight - low
+        if not rest:
+            epoch, low = epoch + 1, 0
+            continue
+        missing = int(np.maximum(reserve - left, 0).sum())
+        if not missing and number < MOST_DEALS:
+            break
+        tokens = rest * rate >> FRACTION
+        amount = max(tokens // SHARE, missing)
+        if tokens - amount < rule.lanes * rule.batch_tokens or number >= MOST_DEALS:
+            amount = tokens
+        poured = _poured(left, amount)
+        given = rest if amount == tokens else min((int(poured.sum()) << FRACTION) // rate, rest)
+        cuts.append(Cut(number, epoch, low + _parts(poured, given)))
+        left, low = left + poured, low + given
+    return cuts, Place(epoch, low)
+
+
+def _poured(left: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
+    """How `amount` is divided so that the lanes come to one level, as far as it goes."""
+    ordered = np.sort(left)
+    counts = np.arange(1, len(ordered) + 1)
+    levels = (amount + np.cumsum(ordered)) // counts  # if the lowest so many get something
+    reached = levels[:-1] <= ordered[1:]
+    level = levels[int(np.argmax(reached))] if reached.any() else levels[-1]
+    poured: NDArray[np.int64] = np.maximum(level - left, 0)
+    return poured
+
+
+def _parts(poured: NDArray[np.int64], given: int) -> NDArray[np.int64]:
+    """(lanes + 1,) where each lane's part of a weight begins, in proportion to `poured`."""
+    before = np.zeros(len(poured) + 1, dtype=np.int64)
+    np.cumsum(poured, out=before[1:])
+    if not before[-1]:  # nothing to go by
+        before = np.arange(len(poured) + 1, dtype=np.int64)
+    total = int(before[-1])
+    return np.array([given * n // total for n in before.tolist()], dtype=np.int64)

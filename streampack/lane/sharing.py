@@ -1,0 +1,108 @@
+"""Sharing: how the lanes of a process learn what those of other processes report for deals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from streampack.dealing.board import Board, MemoryBoard, SharedBoard
+from streampack.dealing.dealer import Dealer
+from streampack.errors import StateError
+from streampack.lane.batch import LaneEnd
+from streampack.lane.config import LaneConfig
+from streampack.lane.lane import Lane
+
+__all__ = ["Sharing"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a rank's lanes take part in deals.
+
+    Attributes:
+        name: of the board that its worker processes share; None if its lanes run in one process.
+        unknown: lanes of which nobody tells it, with their states; it runs them as well, as far as
+            deals need them, and drops their batches. A lane whose state is missing is
+            not in it, though it should be: see `missing`.
+        missing: such lanes.
+        kept: whether a loader's process keeps the board's name until all workers have ended.
+    """
+
+    name: str | None = None
+    unknown: Mapping[int, dict[str, Any] | None] | None = None
+    missing: Sequence[int] = ()
+    kept: bool = False
+
+    def board(self, lanes: int) -> Board:
+        """The board of this process."""
+        if self.name is None:
+            return MemoryBoard(lanes)
+        return SharedBoard(lanes, self.name, kept=self.kept)
+
+    def dealer(
+        self, config: LaneConfig, board: Board, states: Mapping[int, dict[str, Any] | None]
+    ) -> Dealer | None:
+        """Who deals to the lanes of this process, which go on from these states."""
+        if config.dealing is None:
+            return None
+        dealer = Dealer(config.dealing, board)
+        unknown = self.unknown or {}
+        for lane, state in [*states.items(), *unknown.items()]:
+            if state is not None:
+                board.load(lane, state["reports"], state["told"])
+        if unknown or self.missing:
+            board.find = _Others(config, dealer, unknown, self.missing).find
+        return dealer
+
+
+class _Others:
+    """Lanes of other ranks, run for what they report."""
+
+    def __init__(
+        self,
+        config: LaneConfig,
+        dealer: Dealer,
+        states: Mapping[int, dict[str, Any] | None],
+        missing: Sequence[int],
+    ) -> None:
+        self._config = config
+        self._dealer = dealer
+        self._states = states
+        self._missing = missing
+        self._running: dict[int, Lane] = {}
+
+    def find(self, deal: int) -> None:
+        """Let those that have not reported for a deal run until they do."""
+        entries = self._dealer.board.entries(deal)
+        for number in np.flatnonzero((entries == 0).any(axis=1)).tolist():
+            if number in self._missing:
+                raise StateError(
+                    f"Lane {number} is another rank's, and the state does not hold it.",
+                    "Lanes share the source by what each of them has found, and these ranks are "
+                    "not connected.",
+                    "Load what merge_states makes of the states of all ranks, or connect the ranks "
+                    "with torch.distributed before the loader is built.",
+                )
+            if number not in self._states:
+                continue
+            lane = self._running.get(number)
+            if lane is None:
+                if not self._running:
+                    logger.warning(
+                        "%d lanes are other ranks', and nobody tells this process what they find, "
+                        "so it reads their documents too. Initialise torch.distributed before the "
+                        "loader is built, and use PackedLoader, or PackedLoader.over a DataLoader. "
+                        "Where there are fewer lanes than ranks, it cannot be avoided.",
+                        len(self._states),
+                    )
+                lane = Lane(self._config, number, self._states[number], self._dealer)
+                self._running[number] = lane
+            while not entries[number].all():
+                if isinstance(lane.next(), LaneEnd):
+                    break

@@ -1,0 +1,117 @@
+"""Supply: which parts of a source a lane reads, one after the other.
+
+Either the lanes divide every epoch equally, or they are dealt parts of its line as they need them
+(`streampack.dealing`). A lane that has read all that it was dealt, while there is more to deal, has
+to wait: it is not at its end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from streampack.dealing.dealer import Dealer
+from streampack.dealing.rule import Span
+from streampack.reading.base import LaneReader, Source
+from streampack.reading.sharded import ShardedSource, SpanReader
+
+__all__ = ["DealtParts", "EqualParts", "Part", "Supply"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a lane reads next.
+
+    Attributes:
+        epoch: it belongs to.
+        reader: of its documents.
+        span: the part of the line, where it was dealt.
+    """
+
+    epoch: int
+    reader: LaneReader
+    span: Span | None = None
+
+
+class Supply(ABC):
+    """The parts of one lane, by their numbers."""
+
+    @abstractmethod
+    def part(self, number: int) -> Part | None:
+        """The part of that number; None if there is none, or not yet."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no part after those that are known."""
+        return True
+
+    def allow(self, step: int) -> None:  # noqa: B027
+        """From now on a round is filled that begins with batch number `step` of the lane."""
+
+
+@dataclass(slots=True)
+class EqualParts(Supply):
+    """The lane's share of every epoch; a part is an epoch."""
+
+    source: Source
+    lane: int
+    lanes: int
+    seed: int
+    shuffle: bool
+    epochs: int | None
+
+    def part(self, number: int) -> Part | None:
+        if self.epochs is not None and number >= self.epochs:
+            return None
+        readers = self.source.lanes(self.lanes, seed=self.seed, epoch=number, shuffle=self.shuffle)
+        return Part(number, readers[self.lane])
+
+
+class DealtParts(Supply):
+    """What the lane is dealt.
+
+    Args:
+        source, lane, seed, shuffle: whose documents.
+        dealer: of the run, in this process.
+    """
+
+    def __init__(
+        self, source: ShardedSource, lane: int, seed: int, shuffle: bool, dealer: Dealer
+    ) -> None:
+        self._source = source
+        self._lane = lane
+        self._seed = seed
+        self._shuffle = shuffle
+        self._dealer = dealer
+        self._deals = 0
+        self._spans: list[Span] = []
+
+    def allow(self, step: int) -> None:
+        deals = self._dealer.rule.known(step)
+        if deals > self._deals:
+            self._deals = deals
+            self._spans = self._dealer.spans(self._lane, deals)
+
+    def part(self, number: int) -> Part | None:
+        if number >= len(self._spans):
+            return None
+        span = self._spans[number]
+        return Part(span.epoch, self._reader(span), span)
+
+    @property
+    def ended(self) -> bool:
+        return self._dealer.used_up(self._deals)
+
+    def weights(self, number: int, cursor: dict[str, Any] | None) -> tuple[int, int, int]:
+        """The weight of the parts before `number`; that of it; and what is unread at a cursor."""
+        before = sum(span.high - span.low for span in self._spans[:number])
+        if number >= len(self._spans):
+            return before, 0, 0
+        span = self._spans[number]
+        return before, span.high - span.low, self._reader(span).left(cursor)
+
+    def _reader(self, span: Span) -> SpanReader:
+        return self._source.span(
+            span.low, span.high, seed=self._seed, epoch=span.epoch, shuffle=self._shuffle
+        )

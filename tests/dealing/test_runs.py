@@ -1,0 +1,139 @@
+"""Runs whose lanes are dealt: even ends, and one sequence wherever and however often it stops."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
+from streampack.errors import StateError
+from streampack.hooks import Hook
+from streampack.run.plan import RunPlan
+from tests.support.memory_source import MemorySource, numbered_documents
+from tests.support.runs import identities, identity, in_order
+from tests.support.simulated_ranks import on_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+LANES = 4
+
+
+def _documents() -> list[list[Any]]:
+    """Twenty shards of 150 documents, up to five times as long in one as in another."""
+    numbers = np.random.default_rng(4)
+    typical = numbers.normal(2.5, 0.5, 20)
+    lengths = [np.exp(numbers.normal(mean, 0.8, 150)).astype(int) + 1 for mean in typical]
+    documents = numbered_documents(np.concatenate(lengths).tolist())
+    return [documents[i : i + 150] for i in range(0, len(documents), 150)]
+
+
+DOCUMENTS = _documents()
+TOKENS = sum(len(document) for shard in DOCUMENTS for document in shard)
+
+
+def dataset(topology: Topology | None = None, **options: Any) -> PackedDataset:
+    return PackedDataset(
+        MemorySource(DOCUMENTS, block_documents=16),
+        seq_len=32,
+        batch_rows=2,
+        window=WindowConfig(rows=16),
+        lanes=LANES,
+        topology=topology or Topology(),
+        token_rules=TokenRules(pad_id=4_000_000),
+        **options,
+    )
+
+
+def once(**options: Any) -> PackedDataset:
+    """The same with lanes that are cut once."""
+    found = dataset(**options)
+    plan = RunPlan.of(replace(found.plan.config, dealing=None), Topology())
+    found.go_on(plan, plan.start())
+    return found
+
+
+def test_lanes_of_shards_that_differ_end_together() -> None:
+    shares = {}
+    for name, make in (("once", once), ("dealt", dataset)):
+        loader = PackedLoader(make())
+        placed = sum(batch.composition.placed for batch in loader)
+        assert placed == TOKENS
+        metrics = loader.metrics()
+        shares[name] = metrics.empty_batches / metrics.batches
+        assert metrics.utilisation < metrics.composition.utilisation + 1e-9
+    assert shares["once"] > 0.1
+    assert shares["dealt"] < 0.02
+    reports = loader.state_dict()["lanes"]["0"]["reports"]
+    assert len(reports) > 5, "hardly anything was dealt"
+
+
+def test_the_last_epoch_alone_has_an_end() -> None:
+    loader = PackedLoader(dataset(epochs=3))
+    empty = [not batch.num_documents for batch in loader]
+    assert loader.metrics().composition.placed == 3 * TOKENS
+    assert sum(empty) < 0.005 * len(empty)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_any_ranks_workers_and_stops_give_the_sequence_of_one(filtered: bool) -> None:
+    options: dict[str, Any] = {"filter": Hook("some shards", _some_shards)} if filtered else {}
+    expected = [identity(batch) for batch in PackedLoader(dataset(**options))]
+    state: str | None = None
+    found: list[Any] = []
+    for ranks, workers, steps in ((1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 0, 10_000)):
+
+        def one(rank: int, member: Any, world: int = ranks, procs: int = workers) -> Any:
+            loader = PackedLoader(
+                dataset(Topology(rank, world), **options), num_workers=procs, ranks=member
+            )
+            if state is not None:  # noqa: B023
+                loader.load_state_dict(json.loads(state))  # noqa: B023
+            return [identity(b) for b in islice(loader, steps)], loader.state_dict()  # noqa: B023
+
+        results = on_ranks(ranks, one)
+        found += in_order([batches for batches, _ in results])
+        state = json.dumps(merge_states([saved for _, saved in results]))
+    while len(found) > len(expected):  # a last step that reached beyond the rotation
+        assert set(found.pop()[2]) == {4_000_000}
+    assert found == expected
+
+
+def _some_shards(documents: Any, seeds: Any) -> Any:
+    return documents.origin["shard"] % 3 != 1
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_workers_of_a_dataloader_deal_among_themselves(workers: int) -> None:
+    expected = [identity(batch) for batch in PackedLoader(dataset())]
+    loader = DataLoader(dataset(), batch_size=None, num_workers=workers)
+    assert identities(loader) == [batch for batch in expected if set(batch[2]) != {4_000_000}]
+    over = PackedLoader.over(DataLoader(dataset(), batch_size=None, num_workers=workers))
+    assert [identity(batch) for batch in over] == expected
+
+
+def test_ranks_that_are_not_connected_run_the_lanes_of_others_too(caplog: Any) -> None:
+    expected = [identity(batch) for batch in PackedLoader(dataset())]
+    found, states = [], []
+    for rank in range(2):
+        loader = PackedLoader(dataset(Topology(rank, 2)))
+        found.append([identity(batch) for batch in islice(loader, 150)])
+        states.append(loader.state_dict())
+    assert in_order(found) == expected[:300]
+    assert "nobody tells this process what they find" in caplog.text
+    own = PackedLoader(dataset(Topology(1, 2)))
+    own.load_state_dict(states[1])
+    with pytest.raises(StateError, match="merge_states"):
+        list(own)
+    rest: list[Any] = []
+    for rank in range(2):
+        loader = PackedLoader(dataset(Topology(rank, 2)))
+        loader.load_state_dict(merge_states(states))
+        rest += identities(loader)
+    coming = [batch for batch in expected[300:] if set(batch[2]) != {4_000_000}]
+    assert sorted(rest, key=lambda batch: (batch[1], batch[0])) == coming
