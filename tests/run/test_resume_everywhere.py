@@ -58,7 +58,7 @@ def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
     check_restores_everywhere(maker(MIXTURES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN)))
 
 
-@pytest.mark.parametrize("kind", ["mds-tokens", "tar", "jsonl-gz", "chat", "mixture"])
+@pytest.mark.parametrize("kind", ["mds-tokens", "jsonl-gz", "chat", "mixture"])
 def test_restoring_a_run_that_stops_at_its_first_dry_lane_stops_there_too(
     kind: str, tmp_path: Path
 ) -> None:
