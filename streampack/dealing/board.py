@@ -27,7 +27,7 @@ NOTHING = np.int64(1) << 62
 
 
 class Board(ABC):
-    """Entries (weight read, tokens held) of every lane for every deal.
+    """Entries of every lane for every deal: the weight up to which it sees, the tokens up to there.
 
     They are stored plus one, so 0 is an entry that is not known.
 
@@ -47,11 +47,11 @@ class Board(ABC):
     def entries(self, deal: int) -> NDArray[np.int64]:
         """(lanes, 2) entries of one deal, to be read or written."""
 
-    def put(self, deal: int, lane: int, read: int, held: int) -> None:
+    def put(self, deal: int, lane: int, until: int, ahead: int) -> None:
         """What a lane reports for a deal."""
         entries = self.entries(deal)
-        entries[lane, 1] = held + 1
-        entries[lane, 0] = read + 1
+        entries[lane, 1] = ahead + 1
+        entries[lane, 0] = until + 1
 
     def load(self, lane: int, reports: Sequence[Sequence[int]], told: int) -> None:
         """What the saved state of a lane says it has reported, up to deal `told`.
@@ -59,8 +59,8 @@ class Board(ABC):
         A deal that it leaves out gave nothing.
         """
         known = {number for number, _, _ in reports}
-        for number, read, held in reports:
-            self.put(number, lane, read, held)
+        for number, until, ahead in reports:
+            self.put(number, lane, until, ahead)
         for number in range(1, told + 1):
             if number not in known:
                 self.entries(number)[lane] = NOTHING
@@ -71,7 +71,7 @@ class Board(ABC):
         np.maximum(own, entries, out=own)
 
     def row(self, deal: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """(lanes,) weight read and (lanes,) tokens held, for a deal; None if it gave nothing.
+        """Both, (lanes,) each, as the lanes report them for a deal; None if it gave nothing.
 
         Waits until all lanes have reported.
         """

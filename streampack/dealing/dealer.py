@@ -42,8 +42,7 @@ class Dealer:
     def used_up(self, deals: int) -> bool:
         """Whether the first `deals` deals gave everything."""
         self.make(deals)
-        last = self._cuts[-1].deal if self._cuts else -1
-        return self._place == Place(self.rule.epochs, 0) and last < deals
+        return self.is_over and self._cuts[-1].deal < deals
 
     def gave(self, number: int) -> bool:
         """Whether a deal that was made gave something."""
@@ -64,8 +63,6 @@ class Dealer:
             reports = self._reports(number)
             if reports is not None:
                 cuts, self._place = deal(self.rule, number, self._place, *reports)
-                if self._place.at == self.rule.weight:
-                    self._place = Place(self._place.epoch + 1, 0)
                 for cut in cuts:
                     self._dealt += np.diff(cut.bounds)
                 self._cuts += cuts

@@ -182,7 +182,7 @@ def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> floa
     source = config.source
     if not isinstance(source, ShardedSource):
         return 1.0
-    low, high = (n * source.weight // config.lanes for n in (place, place + 1))
+    low, high = source.share(place, config.lanes)
     span = source.span(low, high, seed=config.seed, epoch=0, shuffle=config.shuffle)
     return float(high - low - (0 if cursor is None else span.left(cursor)))
 

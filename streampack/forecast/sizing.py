@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.dealing.rule import DealRule
-from streampack.errors import ConfigError, StateError
+from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
 from streampack.lane.config import LaneConfig
+from streampack.lane.state import damaged
 from streampack.metrics import LaneTimes
 from streampack.packing import Packer
 from streampack.packing.balancing import Balance, row_costs
@@ -211,21 +212,11 @@ def with_dealing(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> 
         estimated_tokens=source.estimate_tokens() or 0,
     )
     if saved is not None:
-        if not isinstance(kept, Mapping) or {*kept} != {*rule.describe()}:
-            raise damaged_dealing(kept)
-        if not all(is_count(value, 1) for value in kept.values()):
-            raise damaged_dealing(kept)
+        whole = isinstance(kept, Mapping) and {*kept} == {*rule.describe()}
+        if not whole or not all(is_count(value, 1) for value in kept.values()):
+            raise damaged(f"The state's fingerprint has dealing {kept!r:.200}.")
         rule = replace(rule, **kept)
     return replace(config, dealing=rule)
-
-
-def damaged_dealing(kept: Any) -> StateError:
-    """The error for a saved rule of dealing that cannot be read."""
-    return StateError(
-        f"The state's fingerprint has dealing {kept!r:.200}.",
-        "No run can have had it.",
-        "Pass what `state_dict()` returned, unchanged.",
-    )
 
 
 def measure_balance(

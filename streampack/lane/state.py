@@ -66,8 +66,8 @@ class Round:
         continued: True if the last of them is held in part.
         entries: what the window holds.
         skips: records since `mark`, and the count since the beginning.
-        reports: [deal, weight read, tokens held], what the lane has reported for deals, up to the
-            last batch of the round; without those of deals that gave nothing.
+        reports: [deal, weight up to which it sees, tokens up to there], what the lane has reported
+            for deals, up to the last batch of the round; without deals that gave nothing.
         told: number of the last deal that the lane has reported for.
     """
 

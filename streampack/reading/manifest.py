@@ -110,6 +110,11 @@ class Manifest:
         return names[shard][len(names.folder) :]
 
     @cached_property
+    def weight(self) -> int:
+        """Of all shards together."""
+        return int(self.weights.sum())
+
+    @cached_property
     def digest(self) -> str:
         """64 bits, in hexadecimal, over names (without their folder), weights and sizes.
 

@@ -145,7 +145,7 @@ class ShardedSource(Source):
         """The shards; listed on first use, by one process of a job."""
         if self._manifest is None:
             manifest = self.listed()
-            if len(manifest) == 0 or int(manifest.weights.sum()) == 0:
+            if len(manifest) == 0 or manifest.weight == 0:
                 raise ConfigError(
                     f"{type(self).__name__} found {len(manifest)} shards and no document in them.",
                     "There is nothing to stream.",
@@ -198,7 +198,11 @@ class ShardedSource(Source):
     @property
     def weight(self) -> int:
         """Of all shards together: the length of an epoch's line."""
-        return int(self.manifest.weights.sum())
+        return self.manifest.weight
+
+    def share(self, lane: int, lanes: int) -> tuple[int, int]:
+        """The part [low, high) of every epoch's line that one of equally many lanes has."""
+        return lane * self.weight // lanes, (lane + 1) * self.weight // lanes
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[SpanReader]:
         return _EqualLanes(self, n, seed, epoch, shuffle)
@@ -238,8 +242,7 @@ class _EqualLanes(Sequence["SpanReader"]):
     def __getitem__(self, lane: Any) -> Any:
         if not 0 <= lane < self.n:
             raise IndexError(lane)
-        total = self.source.weight
-        low, high = lane * total // self.n, (lane + 1) * total // self.n
+        low, high = self.source.share(lane, self.n)
         return self.source.span(low, high, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle)
 
 

@@ -149,7 +149,7 @@ def _span(mark: Mapping[str, Any], source: ShardedSource, lane: int, lanes: int)
         if len(span) == 2 and all(map(is_count, span)):
             return span[0], span[1]
         raise damaged_cursor(mark)
-    return lane * source.weight // lanes, (lane + 1) * source.weight // lanes
+    return source.share(lane, lanes)
 
 
 def run_words(state: Mapping[str, Any]) -> list[str]:

@@ -88,13 +88,14 @@ class RankRun:
     # ------------------------------------------------------------------ giving
 
     def batches(
-        self, open_feed: OpenFeed, *, processes: bool = False
+        self, open_feed: OpenFeed, *, processes: bool = False, sharing: Sharing | None = None
     ) -> Generator[PackedBatch, None, None]:
         """The batches after those that were taken, in order, to the common end.
 
         Args:
             open_feed: begins to make this rank's batches.
             processes: True if other processes make them.
+            sharing: how the lanes take part in deals, where the loop's process has said so.
 
         Raises (while iterating):
             StateError: the feed gives other batches than this rank's, or not in order.
@@ -105,8 +106,13 @@ class RankRun:
         if finite:
             check_same_start(self.ranks, start, plan.fingerprint)
         states = self.state.states()
-        sharing, board, exchange = self._dealing(states, processes)
-        feed = open_feed(start, states, sharing, board)
+        connected = sharing is None and self._is_connected()
+        name = f"streampack-{os.getpid()}-{uuid.uuid4().hex}" if processes else None
+        own = sharing or self.state.sharing(connected=connected, name=name, kept=True)
+        board = own.board(plan.config.lanes)
+        dealer = own.dealer(plan.config, board, states) if connected else None
+        exchange = None if dealer is None else DealExchange(dealer, self.ranks)
+        feed = open_feed(start, states, own, board)
         items = self._real(feed)
         try:
             self._ending = Ending(
@@ -134,20 +140,12 @@ class RankRun:
             items.close()  # and with it the iterator of another loader, which ends its workers
             if isinstance(feed, Generator):
                 feed.close()
-            board.close(remove=True)
+            board.close(remove=sharing is None)
 
-    def _dealing(
-        self, states: LaneStates, processes: bool
-    ) -> tuple[Sharing, Board, DealExchange | None]:
-        """How this rank takes part in deals, the board of this process, and the exchange."""
-        plan = self.plan
-        ranks, lanes = plan.topology.world_size, plan.config.lanes
-        connected = 1 < ranks <= lanes and not isinstance(self.ranks, Alone)
-        name = f"streampack-{os.getpid()}-{uuid.uuid4().hex}" if processes else None
-        sharing = self.state.sharing(connected=connected, name=name, kept=True)
-        board = sharing.board(lanes)
-        dealer = sharing.dealer(plan.config, board, states) if connected else None
-        return sharing, board, None if dealer is None else DealExchange(dealer, self.ranks)
+    def _is_connected(self) -> bool:
+        """Whether the ranks tell one another what their lanes report for deals."""
+        ranks, lanes = self.plan.topology.world_size, self.plan.config.lanes
+        return 1 < ranks <= lanes and not isinstance(self.ranks, Alone)
 
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """A batch of padding only, in the place of one that the lane does not have."""

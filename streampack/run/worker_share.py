@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from streampack.batch import PackedBatch
@@ -19,7 +20,7 @@ from streampack.lane.sharing import Sharing
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun
 from streampack.run.state import RunState
-from streampack.workers.feed import Feed, LaneStates, feed_in_process
+from streampack.workers.feed import feed_in_process
 
 __all__ = ["WorkerShare", "run_state"]
 
@@ -100,7 +101,8 @@ class WorkerShare(Iterator[PackedBatch]):
         run, given = self._run, 0
         start, lanes = run.state.next_batch, run.lanes()
         nothing_given = any(run.state.lane(lane) is None for lane in lanes)
-        for batch in run.batches(self._feed):
+        feed = partial(feed_in_process, self._plan.config, self._plan.topology)
+        for batch in run.batches(feed, sharing=self._sharing):
             given += 1
             yield batch
         if not given and nothing_given:
@@ -108,15 +110,6 @@ class WorkerShare(Iterator[PackedBatch]):
                 number = self._plan.topology.batch(start, turn)
                 step, lane = divmod(number, self._plan.config.lanes)
                 yield run.empty_batch(lane, step)
-
-    def _feed(self, start: int, states: LaneStates, *_: object) -> Feed:
-        """The batches of this worker's lanes, which deal with those of the rank's other workers."""
-        config, topology = self._plan.config, self._plan.topology
-        board = self._sharing.board(config.lanes)
-        try:
-            yield from feed_in_process(config, topology, start, states, self._sharing, board)
-        finally:
-            board.close()
 
     # ------------------------------------------------------------------ state
 

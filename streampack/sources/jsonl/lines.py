@@ -61,7 +61,7 @@ def line_blocks(
         max_line_bytes: longer lines are left out.
 
     Raises:
-        DamagedError: behind the last line before the damage.
+        DamagedError: after the last line before the damage.
     """
     if position is None:
         position, before = content.skip_stored(low)
@@ -113,7 +113,7 @@ def _blocks(
 
 
 def _is_beyond(content: Content, position: int, high: int | None) -> bool:
-    """True if the content at a position was stored behind the part that ends at `high`."""
+    """True if the content at a position was stored after the part that ends at `high`."""
     return high is not None and content.stored(position) >= high
 
 
