@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from benchmarks.page import markdown_table
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.documents import Documents, make_origin
+from streampack.reading.base import Source
 from streampack.reading.manifest import Manifest
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.run.plan import RunPlan
+from streampack.sources import Mixture
 
 SEQ_LEN, ROWS = 2048, 8
 SHARD_DOCUMENTS = 500
@@ -105,24 +108,39 @@ def one_large(count: int) -> list[Shard]:
     return [*rest, (lengths, sizes), (lengths[:1], sizes[:1])]
 
 
-CORPORA: dict[str, Callable[[int], list[Shard]]] = {
-    "shards alike": lambda n: shards(n, between=0, within=0.9, density=0, noise=0.15),
-    "shards differ in length": lambda n: shards(n, between=0.6, within=0.9, density=0, noise=0.1),
-    "shards differ in length and bytes per token": lambda n: shards(
-        n, between=0.6, within=0.9, density=0.3, noise=0.15
+def mixed(count: int, books: int, **options: Any) -> Mixture:
+    """Three sources whose shards differ; of each 20 shards `books` are of the smallest."""
+    sizes = {"web": 20 - 6 - books, "code": 6, "books": books}
+    sources = {
+        name: Sizes(shards(max(count * n // 20, 1), between=0.4, within=0.9, density=d, noise=0.15))
+        for (name, n), d in zip(sizes.items(), (0.2, 0.4, 0.0), strict=True)
+    }
+    return Mixture(sources, **options)
+
+
+CORPORA: dict[str, Callable[[int], Source]] = {
+    "shards alike": lambda n: Sizes(shards(n, between=0, within=0.9, density=0, noise=0.15)),
+    "shards differ in length": lambda n: Sizes(
+        shards(n, between=0.6, within=0.9, density=0, noise=0.1)
     ),
-    "shards differ fourfold in bytes per token": lambda n: shards(
-        n, between=0, within=0.9, density=0.6, noise=0.15
+    "shards differ in length and bytes per token": lambda n: Sizes(
+        shards(n, between=0.6, within=0.9, density=0.3, noise=0.15)
     ),
-    "documents differ in bytes per token": lambda n: shards(
-        n, between=0, within=0.9, density=0, noise=0.4
+    "shards differ fourfold in bytes per token": lambda n: Sizes(
+        shards(n, between=0, within=0.9, density=0.6, noise=0.15)
     ),
-    "one shard, sorted by length": one_sorted,
-    "one shard is half of it, one has one document": one_large,
+    "documents differ in bytes per token": lambda n: Sizes(
+        shards(n, between=0, within=0.9, density=0, noise=0.4)
+    ),
+    "one shard, sorted by length": lambda n: Sizes(one_sorted(n)),
+    "one shard is half of it, one has one document": lambda n: Sizes(one_large(n)),
+    "mixture in proportion": lambda n: mixed(n, 2),
+    "mixture, equal weights": lambda n: mixed(n, 2, weights={"web": 1, "code": 1, "books": 1}),
+    "mixture, a twentieth of it four times": lambda n: mixed(n, 1, epochs={"books": 4}),
 }
 
 
-def empty_share(source: Sizes, lanes: int, *, dealt: bool) -> tuple[float, int]:
+def empty_share(source: Source, lanes: int, *, dealt: bool) -> tuple[float, int]:
     """The share of a run's batches that are empty, and how many batches there are."""
     dataset = PackedDataset(
         source, seq_len=SEQ_LEN, batch_rows=ROWS, lanes=lanes, topology=Topology()
@@ -150,7 +168,7 @@ def main() -> None:
         for lanes in options.lanes:
             for batches in options.batches:
                 tokens = lanes * batches * SEQ_LEN * ROWS
-                source = Sizes(CORPORA[name](max(tokens // (SHARD_DOCUMENTS * 600), 1)))
+                source = CORPORA[name](max(tokens // (SHARD_DOCUMENTS * 600), 1))
                 once, _ = empty_share(source, lanes, dealt=False)
                 dealt, count = empty_share(source, lanes, dealt=True)
                 rows.append([name, str(lanes), f"{count:,}", f"{once:.2%}", f"{dealt:.2%}"])

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import WorkerError
+from streampack.dealing.rule import Report
+from streampack.errors import StateError, WorkerError
 
 __all__ = ["Board", "MemoryBoard", "SharedBoard"]
 
@@ -27,16 +28,17 @@ NOTHING = np.int64(1) << 62
 
 
 class Board(ABC):
-    """Entries of every lane for every deal: the weight up to which it sees, the tokens up to there.
+    """Entries of every lane for every deal: a `Report` of each line, as numbers.
 
     They are stored plus one, so 0 is an entry that is not known.
 
     Args:
-        lanes: of the run.
+        lanes: of the run; lines: of its rule.
     """
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self, lanes: int, lines: int) -> None:
         self.lanes = lanes
+        self.width = len(Report._fields) * lines
         #: Called with a deal of which entries are missing, to find some of them.
         self.find: Callable[[int], None] | None = None
 
@@ -45,33 +47,48 @@ class Board(ABC):
 
     @abstractmethod
     def entries(self, deal: int) -> NDArray[np.int64]:
-        """(lanes, 2) entries of one deal, to be read or written."""
+        """(lanes, 3 x lines) entries of one deal, to be read or written."""
 
-    def put(self, deal: int, lane: int, until: int, ahead: int) -> None:
-        """What a lane reports for a deal."""
+    def put(self, deal: int, lane: int, reports: Sequence[int]) -> None:
+        """What a lane reports for a deal: the numbers of one report per line."""
         entries = self.entries(deal)
-        entries[lane, 1] = ahead + 1
-        entries[lane, 0] = until + 1
+        for i in reversed(range(self.width)):  # the first one last: with it, all are there
+            entries[lane, i] = reports[i] + 1
 
     def load(self, lane: int, reports: Sequence[Sequence[int]], told: int) -> None:
         """What the saved state of a lane says it has reported, up to deal `told`.
 
         A deal that it leaves out gave nothing.
+
+        Args:
+            lane: its number.
+            reports: numbers of deals, each followed by those of one report per line.
+            told: number of a deal.
+
+        Raises:
+            StateError: it has reported of other lines.
         """
-        known = {number for number, _, _ in reports}
-        for number, until, ahead in reports:
-            self.put(number, lane, until, ahead)
+        for number, *report in reports:
+            if len(report) != self.width:
+                raise StateError(
+                    f"Lane {lane} has reported {len(report)} numbers for deal {number}, and a deal "
+                    f"of this run has {self.width}.",
+                    "It is not what streampack saved.",
+                    "Pass what `state_dict()` returned, unchanged.",
+                )
+            self.put(number, lane, report)
+        known = {report[0] for report in reports}
         for number in range(1, told + 1):
             if number not in known:
                 self.entries(number)[lane] = NOTHING
 
     def merge(self, deal: int, entries: NDArray[np.int64]) -> None:
-        """Take over (lanes, 2) entries of another rank for a deal."""
+        """Take over (lanes, 3 x lines) entries of another rank for a deal."""
         own = self.entries(deal)
         np.maximum(own, entries, out=own)
 
-    def row(self, deal: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Both, (lanes,) each, as the lanes report them for a deal; None if it gave nothing.
+    def row(self, deal: int) -> NDArray[np.int64] | None:
+        """(lines, 3, lanes): `Report` of every line and lane; None if the deal gave nothing.
 
         Waits until all lanes have reported.
         """
@@ -83,7 +100,9 @@ class Board(ABC):
                 self.wait(deal)
         if (entries[:, 0] == NOTHING).any():
             return None
-        return entries[:, 0] - 1, entries[:, 1] - 1
+        fields = len(Report._fields)
+        row: NDArray[np.int64] = (entries - 1).T.reshape(self.width // fields, fields, self.lanes)
+        return row
 
     def is_whole(self, deal: int) -> bool:
         """Whether everything that is to be known of a deal is known."""
@@ -99,15 +118,15 @@ class Board(ABC):
 class MemoryBoard(Board):
     """A board of this process."""
 
-    def __init__(self, lanes: int) -> None:
-        super().__init__(lanes)
+    def __init__(self, lanes: int, lines: int = 1) -> None:
+        super().__init__(lanes, lines)
         self._rows: dict[int, NDArray[np.int64]] = {}
 
     def entries(self, deal: int) -> NDArray[np.int64]:
         """See `Board`."""
         found = self._rows.get(deal)
         if found is None:
-            found = self._rows[deal] = np.zeros((self.lanes, 2), dtype=np.int64)
+            found = self._rows[deal] = np.zeros((self.lanes, self.width), dtype=np.int64)
         return found
 
 
@@ -115,7 +134,7 @@ class SharedBoard(Board):
     """A board of several processes of one machine: a file without holes filled, mapped by each.
 
     Args:
-        lanes: of the run.
+        lanes: of the run; lines: of its rule.
         name: of the file, the same in all processes and in no other run.
         kept: True if a process that outlives the others removes the name when it closes its board.
             Otherwise it is removed as soon as an entry of every lane is there: each of them comes
@@ -124,8 +143,8 @@ class SharedBoard(Board):
 
     ROWS = 256  # mapped at a time
 
-    def __init__(self, lanes: int, name: str, *, kept: bool = False) -> None:
-        super().__init__(lanes)
+    def __init__(self, lanes: int, lines: int, name: str, *, kept: bool = False) -> None:
+        super().__init__(lanes, lines)
         self._path = Path(tempfile.gettempdir()) / name
         self._file: int | None = None
         self._maps: dict[int, NDArray[np.int64]] = {}
@@ -141,7 +160,7 @@ class SharedBoard(Board):
         entries: NDArray[np.int64] = found[row]
         return entries
 
-    def row(self, deal: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    def row(self, deal: int) -> NDArray[np.int64] | None:
         """See `Board`."""
         found = super().row(deal)
         if self._removes and self.entries(deal).all():
@@ -161,13 +180,14 @@ class SharedBoard(Board):
 
     def _mapped(self, part: int) -> NDArray[np.int64]:
         page = mmap.ALLOCATIONGRANULARITY
-        size = (self.ROWS * self.lanes * 16 // page + 1) * page  # its last byte is no entry's
+        count = self.ROWS * self.lanes * self.width
+        size = (count * 8 // page + 1) * page  # its last byte is no entry's
         if self._file is None:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._file, b"\0", (part + 1) * size - 1)  # it only ever grows, to whole parts
         mapped = mmap.mmap(self._file, size, offset=part * size)
-        whole = np.frombuffer(mapped, dtype=np.int64)[: self.ROWS * self.lanes * 2]
-        return whole.reshape(self.ROWS, self.lanes, 2)
+        whole = np.frombuffer(mapped, dtype=np.int64)[:count]
+        return whole.reshape(self.ROWS, self.lanes, self.width)
 
     def close(self, *, remove: bool = False) -> None:
         """Close the file; remove its name where nobody else does, or if that is asked for."""

@@ -6,9 +6,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.dealing.board import Board
-from streampack.dealing.rule import FRACTION, Cut, DealRule, Place, Span, deal
+from streampack.dealing.rule import FRACTION, ONE, Cut, DealRule, Line, Place, Span, deal
 
 __all__ = ["Dealer"]
+
+
+class _Dealt:
+    """What the deals that were made gave of one line."""
+
+    def __init__(self, line: Line, lanes: int) -> None:
+        self.line = line
+        self.place = Place(0, 0)
+        self.cuts: list[Cut] = []
+        self.weight = np.zeros(lanes, dtype=np.int64)  # of every lane
+
+    @property
+    def is_over(self) -> bool:
+        return self.place.epoch >= self.line.epochs
+
+    @property
+    def last(self) -> int:
+        """Number of the last deal that gave something."""
+        return self.cuts[-1].deal if self.cuts else -1
 
 
 class Dealer:
@@ -23,35 +42,34 @@ class Dealer:
         self.rule = rule
         self.board = board
         self._made = 0
-        self._place = Place(0, 0)
-        self._cuts: list[Cut] = []
-        self._dealt = np.zeros(rule.lanes, dtype=np.int64)  # weight, of all deals made
+        self._dealt = {name: _Dealt(line, rule.lanes) for name, line in rule.lines.items()}
 
-    def spans(self, lane: int, deals: int) -> list[Span]:
-        """What the first `deals` deals gave a lane, in the order in which it reads them.
+    def spans(self, name: str, lane: int, deals: int) -> list[Span]:
+        """What the first `deals` deals gave a lane of a line, in the order in which it reads them.
 
         Waits for reports of other lanes that are not known yet.
         """
         self.make(deals)
         return [
             Span(cut.epoch, int(cut.bounds[lane]), int(cut.bounds[lane + 1]))
-            for cut in self._cuts
+            for cut in self._dealt[name].cuts
             if cut.deal < deals and cut.bounds[lane] < cut.bounds[lane + 1]
         ]
 
-    def used_up(self, deals: int) -> bool:
-        """Whether the first `deals` deals gave everything."""
+    def used_up(self, deals: int, name: str | None = None) -> bool:
+        """Whether the first `deals` deals gave everything, of one line or of all."""
         self.make(deals)
-        return self.is_over and self._cuts[-1].deal < deals
+        lines = self._dealt.values() if name is None else [self._dealt[name]]
+        return all(dealt.is_over and dealt.last < deals for dealt in lines)
 
     def gave(self, number: int) -> bool:
         """Whether a deal that was made gave something."""
-        return any(cut.deal == number for cut in self._cuts)
+        return any(cut.deal == number for dealt in self._dealt.values() for cut in dealt.cuts)
 
     @property
     def is_over(self) -> bool:
         """Whether everything is dealt, as far as deals were made."""
-        return self._place.epoch == self.rule.epochs
+        return all(dealt.is_over for dealt in self._dealt.values())
 
     def make(self, deals: int) -> None:
         """Make the first `deals` deals, as far as there is something to deal.
@@ -60,26 +78,44 @@ class Dealer:
         """
         while self._made < deals and not self.is_over:
             number = self._made
-            reports = self._reports(number)
-            if reports is not None:
-                cuts, self._place = deal(self.rule, number, self._place, *reports)
-                for cut in cuts:
-                    self._dealt += np.diff(cut.bounds)
-                self._cuts += cuts
+            reports = self.board.row(number) if number else None
+            if reports is not None or not number:
+                self._deal(number, reports)
             self._made = number + 1
 
-    def _reports(self, number: int) -> tuple[NDArray[np.int64], int] | None:
-        """What a deal goes by, as `deal` takes it; None if it is known to give nothing."""
-        rule = self.rule
-        if number == 0:
-            return np.zeros(rule.lanes, dtype=np.int64), rule.rate
-        row = self.board.row(number)
-        if row is None:
-            return None
-        until, ahead = row
-        # What a lane finds up to there: its batches so far, and what is ahead.
-        found = (number * rule.every + 1) * rule.batch_tokens + ahead
-        rates = (found << FRACTION) // np.maximum(until, 1)
-        known = rates[until > 0]
-        rate = int(known.sum()) // len(known) if len(known) else 0
-        return ahead + (np.maximum(self._dealt - until, 0) * rate >> FRACTION), rate
+    def _deal(self, number: int, reports: NDArray[np.int64] | None) -> None:
+        among = ONE - sum(
+            dealt.line.share
+            for dealt in self._dealt.values()
+            if dealt.place.epoch >= dealt.line.planned
+        )
+        for i, dealt in enumerate(self._dealt.values()):
+            if dealt.is_over:
+                continue
+            left, rate = np.zeros(self.rule.lanes, dtype=np.int64), dealt.line.rate
+            if reports is not None:
+                left, rate = _outlook(dealt.weight, *reports[i])
+            cuts, dealt.place = deal(
+                self.rule, dealt.line, number, dealt.place, left, rate, among=among
+            )
+            for cut in cuts:
+                dealt.weight += np.diff(cut.bounds)
+            dealt.cuts += cuts
+
+
+def _outlook(
+    dealt: NDArray[np.int64],
+    until: NDArray[np.int64],
+    ahead: NDArray[np.int64],
+    found: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], int]:
+    """(lanes,) tokens that lanes have still to give of a line, and its tokens per weight.
+
+    Args:
+        dealt: (lanes,) weight that they were dealt.
+        until, ahead, found: (lanes,) what they report.
+    """
+    rates = (found << FRACTION) // np.maximum(until, 1)
+    known = rates[until > 0]
+    rate = int(known.sum()) // len(known) if len(known) else 0
+    return ahead + (np.maximum(dealt - until, 0) * rate >> FRACTION), rate

@@ -13,27 +13,31 @@ a round that begins `LAG` batches later or more may read what it dealt. So who i
 when a lane knows of it, follows from numbers and never from time. All of it is computed in whole
 numbers, so that every machine finds the same.
 
+Each source of a mixture has a line of its own. What lanes should have of it in reserve is its share
+of what they draw, among the sources that are not dealt to their end.
+
 Cost: sorting the lanes, once per deal; about 20 deals of an epoch give something.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LAG", "Cut", "DealRule", "Place", "Span", "deal"]
+__all__ = ["LAG", "ONE", "Cut", "DealRule", "Line", "Place", "Report", "Span", "deal"]
 
 #: Batches of a lane between its report and the first round that may read what the deal gave. All
 #: lanes are through with the report's batch by then, on ranks of a step as well.
 LAG = 6
 SHARE = 4  # a deal gives one part in so many of what is left
 DEALS = 256
-MOST_DEALS = 1 << 16  # the last one deals what is left
 UNSURE = 4  # the first deal goes by a rough rate, and gives so many times the reserve
-FRACTION = 16  # bits of tokens per weight after the point
+FRACTION = 16  # bits of tokens per weight, and of shares, after the point
+ONE = 1 << FRACTION
 
 
 class Span(NamedTuple):
@@ -42,6 +46,20 @@ class Span(NamedTuple):
     epoch: int
     low: int
     high: int
+
+
+class Report(NamedTuple):
+    """What a lane reports of a line for a deal.
+
+    Attributes:
+        until: how far it sees: the weight, of what it was dealt, up to the end of its part.
+        ahead: tokens up to there that it has still to give.
+        found: tokens up to there in all.
+    """
+
+    until: int
+    ahead: int
+    found: int
 
 
 class Place(NamedTuple):
@@ -65,62 +83,78 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A source as it is dealt.
+
+    Attributes:
+        weight: of the line of an epoch; epochs: how many there are.
+        planned: how many epochs there were to be when the run began.
+        rate: tokens per weight, in units of 2**-16, by which the first deal goes.
+        share: of the tokens that lanes draw, in units of 2**-16.
+    """
+
+    weight: int
+    epochs: int
+    planned: int
+    rate: int
+    share: int = ONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DealRule:
     """What the deals of a run depend on, besides what lanes report.
 
     Attributes:
         lanes: how many.
-        weight: of the line of an epoch; epochs: how many there are.
         batch_tokens: of a lane's batch, when the run began.
         every: batches of a lane from deal to deal.
         reserve: tokens that every lane should have, in its window or to read.
-        rate: tokens per weight, in units of 2**-16, by which the first deal goes.
+        lines: of the sources that are dealt, by the name of the source; "" where there is only one.
     """
 
     lanes: int
-    weight: int
-    epochs: int
     batch_tokens: int
     every: int
     reserve: int
-    rate: int
+    lines: Mapping[str, Line]
 
     @classmethod
     def of(
         cls,
+        lines: Mapping[str, Line],
         *,
         lanes: int,
-        weight: int,
-        epochs: int,
         batch_tokens: int,
         window_tokens: int,
-        estimated_tokens: int,
+        run_tokens: int,
     ) -> DealRule:
         """The rule for a run.
 
         Args:
-            lanes, weight, epochs, batch_tokens: see the class.
+            lines, lanes, batch_tokens: see the class.
             window_tokens: of a lane.
-            estimated_tokens: of an epoch, roughly.
+            run_tokens: of an epoch, roughly.
         """
-        lane_tokens = estimated_tokens // lanes
+        lane_tokens = run_tokens // lanes
         every = max(lane_tokens // (batch_tokens * DEALS), 1)
         return cls(
             lanes=lanes,
-            weight=weight,
-            epochs=epochs,
             batch_tokens=batch_tokens,
             every=every,
             # Until the deal after the next one is known; and a round reads ahead of its batches, as
             # far as its window goes. Where that is much of a lane, it is better less full.
             reserve=(2 * every + LAG) * batch_tokens + min(window_tokens // 8, lane_tokens // 64),
-            rate=max((estimated_tokens << FRACTION) // max(weight, 1), 1),
+            lines=lines,
         )
 
     def describe(self) -> dict[str, Any]:
         """JSON-able: what a run that goes on keeps, whatever it would choose now."""
-        names = ("batch_tokens", "every", "reserve", "rate")
-        return {name: getattr(self, name) for name in names}
+        lines = {
+            name: [line.weight, line.planned, line.rate, line.share]
+            for name, line in self.lines.items()
+        }
+        names = ("batch_tokens", "every", "reserve")
+        return {**{name: getattr(self, name) for name in names}, "lines": lines}
 
     def known(self, step: int) -> int:
         """How many deals a round may use that begins with batch number `step` of its lane."""
@@ -133,34 +167,43 @@ class DealRule:
 
 def deal(
     rule: DealRule,
+    line: Line,
     number: int,
     place: Place,
     left: NDArray[np.int64],
     rate: int,
+    *,
+    among: int = ONE,
 ) -> tuple[list[Cut], Place]:
-    """What a deal gives, and how far the source is dealt after it.
+    """What a deal gives of a line, and how far it is dealt after that.
 
     Args:
-        rule: of the run.
+        rule: of the run; line: one of its lines.
         number: of the deal.
-        place: how far the source was dealt before.
+        place: how far the line was dealt before.
         left: (lanes,) tokens that each lane has still to give, of what it was dealt.
         rate: tokens per weight of the line, in units of 2**-16.
+        among: the share of the sources that are not dealt to their planned end.
     """
     cuts: list[Cut] = []
-    reserve = rule.reserve if number else UNSURE * rule.reserve
+    reserve, least = (
+        max(tokens * line.share // max(among, line.share), 1)
+        for tokens in (rule.reserve, rule.lanes * rule.batch_tokens)
+    )
+    if not number:
+        reserve *= UNSURE
     epoch, low = place
-    while epoch < rule.epochs:
-        rest = rule.weight - low
+    while epoch < line.epochs:
+        rest = line.weight - low
         if not rest:
             epoch, low = epoch + 1, 0
             continue
         missing = int(np.maximum(reserve - left, 0).sum())
-        if not missing and number < MOST_DEALS:
+        if not missing:
             break
         tokens = rest * rate >> FRACTION
         amount = max(tokens // SHARE, missing)
-        if tokens - amount < rule.lanes * rule.batch_tokens or number >= MOST_DEALS:
+        if tokens - amount < least:
             amount = tokens
         poured = _poured(left, amount)
         given = rest if amount == tokens else min((int(poured.sum()) << FRACTION) // rate, rest)

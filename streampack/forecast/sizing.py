@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.dealing.rule import DealRule
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
 from streampack.lane.config import LaneConfig
-from streampack.lane.state import damaged
 from streampack.metrics import LaneTimes
 from streampack.packing import Packer
 from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
 from streampack.reading.base import Source
-from streampack.reading.cursor import is_count
-from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.streams.lane_stream import open_stream
 from streampack.window.config import WindowConfig
@@ -32,7 +28,6 @@ __all__ = [
     "measure_balance",
     "sample_lengths",
     "with_balance",
-    "with_dealing",
     "with_shares",
 ]
 
@@ -46,7 +41,6 @@ SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
 SAMPLE_TOKENS = 4 << 20  # at each place, in case documents are very long; more for larger samples
 BALANCE_WINDOWS = 3  # windows of rows packed from a sample to find out what rows cost
 BALANCE_ORDERS = 64  # times that the sample is packed for that at most
-MOST_EPOCHS = 1 << 40  # of a run that was finite and has no end now
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
 
 
@@ -182,41 +176,6 @@ def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> 
         sample_lengths(config), config.packer, config.window, batch_tokens=config.batch_tokens
     )
     return replace(config, balance=balance)
-
-
-def with_dealing(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
-    """`config` with the rule by which its lanes are dealt the source, if they are.
-
-    They are in finite runs of several lanes over one source in shards, unless documents are ordered
-    by similarity first, whose windows would depend on the deals.
-
-    Args:
-        config: of the run.
-        saved: fingerprint that a state was saved with, whose rule is kept.
-
-    Raises:
-        StateError: no run can have had its rule.
-    """
-    source = config.source
-    if not isinstance(source, ShardedSource) or config.order is not None or config.lanes == 1:
-        return config
-    kept = saved.get("dealing") if saved is not None else {}
-    if kept is None or (saved is None and config.epochs is None):
-        return config
-    rule = DealRule.of(
-        lanes=config.lanes,
-        weight=source.weight,
-        epochs=MOST_EPOCHS if config.epochs is None else config.epochs,
-        batch_tokens=config.batch_tokens,
-        window_tokens=config.window.tokens(config.packer),
-        estimated_tokens=source.estimate_tokens() or 0,
-    )
-    if saved is not None:
-        whole = isinstance(kept, Mapping) and {*kept} == {*rule.describe()}
-        if not whole or not all(is_count(value, 1) for value in kept.values()):
-            raise damaged(f"The state's fingerprint has dealing {kept!r:.200}.")
-        rule = replace(rule, **kept)
-    return replace(config, dealing=rule)
 
 
 def measure_balance(

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streampack.dealing.dealer import Dealer
+from streampack.dealing.rule import Report
 from streampack.documents import Documents, make_origin
 from streampack.errors import StateError
 from streampack.lane.batch import LaneBatch, LaneEnd
@@ -27,7 +29,6 @@ from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
 from streampack.streams.base import LaneStream, Mark
 from streampack.streams.lane_stream import open_stream
-from streampack.streams.stream import DocumentStream
 from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows
 from streampack.window.packed_rows import PackedRows
@@ -241,21 +242,22 @@ class Lane:
     def _report_deals(self) -> None:
         """Report how far the lane sees, and the tokens up to there, after batches deals go by."""
         dealer, stream, planned = self.dealer, self._stream, self._round
-        if dealer is None or planned is None or dealer.used_up(dealer.rule.known(self._step)):
+        if dealer is None or planned is None:
             return
-        assert isinstance(stream, DocumentStream)
-        until, ahead = stream.outlook()
-        entries = planned.entries
-        left = ahead + int((entries.held - entries.repeated).sum())
-        if planned.continued:
-            left += int(entries.length[-1] - entries.start[-1] - entries.held[-1])
+        held = _held_by_source(planned)
+        total = max(int(held.sum()), 1)
         sizes = [rows.composition.placed - rows.composition.repeated for rows in self._batches]
-        after = left - np.cumsum(np.array(sizes, dtype=np.int64))
+        after = total - np.cumsum(np.array(sizes, dtype=np.int64))
+        outlooks = stream.outlooks()
         for number in dealer.rule.due(self._step, self._step + len(sizes)):
-            held = max(int(after[number * dealer.rule.every - self._step]), 0)
-            self._reports.append([number, until, held])
+            waiting = max(int(after[number * dealer.rule.every - self._step]), 0)
+            report: list[int] = []
+            for source, until, ahead, tokens in outlooks:
+                own = int(held[source]) if source < len(held) else 0
+                report += Report(until, ahead + own * waiting // total, tokens + ahead)
+            self._reports.append([number, *report])
             self._told = number
-            dealer.board.put(number, self.lane, until, held)
+            dealer.board.put(number, self.lane, report)
         self._round = replace(planned, reports=list(self._reports), told=self._told)
 
     def _name_dropped(self, entries: Entries) -> None:
@@ -332,6 +334,18 @@ class Lane:
             "when the state was saved, so batches would repeat or lose tokens.",
             "Resume with the same data and code, or start a new run.",
         )
+
+
+def _held_by_source(started: Round) -> NDArray[np.int64]:
+    """Tokens in the window of a round, and of a document that it holds in part the rest, by source.
+
+    As far as the last source that has any.
+    """
+    entries = started.entries
+    tokens = entries.held - entries.repeated
+    if started.continued:
+        tokens[-1] += entries.length[-1] - entries.start[-1] - entries.held[-1]
+    return np.bincount(entries.origin["source"], weights=tokens).astype(np.int64)
 
 
 def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Composition:

@@ -39,11 +39,12 @@ class Sharing:
     missing: Sequence[int] = ()
     kept: bool = False
 
-    def board(self, lanes: int) -> Board:
+    def board(self, config: LaneConfig) -> Board:
         """The board of this process."""
+        lines = len(config.dealing.lines) if config.dealing else 0
         if self.name is None:
-            return MemoryBoard(lanes)
-        return SharedBoard(lanes, self.name, kept=self.kept)
+            return MemoryBoard(config.lanes, lines)
+        return SharedBoard(config.lanes, lines, self.name, kept=self.kept)
 
     def dealer(
         self, config: LaneConfig, board: Board, states: Mapping[int, dict[str, Any] | None]

@@ -66,8 +66,8 @@ class Round:
         continued: True if the last of them is held in part.
         entries: what the window holds.
         skips: records since `mark`, and the count since the beginning.
-        reports: [deal, weight up to which it sees, tokens up to there], what the lane has reported
-            for deals, up to the last batch of the round; without deals that gave nothing.
+        reports: what the lane has reported for deals, up to the last batch of the round, without
+            deals that gave nothing: the deal, and the numbers of a `Report` of every line.
         told: number of the last deal that the lane has reported for.
     """
 
@@ -260,7 +260,7 @@ def check_lane_state(lane: int, state: Any) -> None:
         if kinds_of[:4] != [int, int, bool, str] or kinds_of[4:] not in ([], [int]):
             raise damaged(f"`skipped` of lane {lane} holds {record!r:.80}.")
     for report in state["reports"]:
-        if not isinstance(report, list) or len(report) != 3 or not all(map(is_count, report)):
+        if not isinstance(report, list) or not report or not all(map(is_count, report)):
             raise damaged(f"`reports` of lane {lane} holds {report!r:.80}.")
     fields = {name: state[name] for name in state if name not in ("emitted", "checksum")}
     if checksum(fields) != state["checksum"]:

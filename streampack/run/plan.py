@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streampack.dealing.board import MemoryBoard
-from streampack.forecast.sizing import choose_lanes, with_balance, with_dealing, with_shares
+from streampack.forecast.dealing import with_dealing
+from streampack.forecast.sizing import choose_lanes, with_balance, with_shares
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.run.changed_settings import carry_over, previous_config
@@ -110,8 +110,8 @@ class RunSettings:
         run = RunState.of_rank(state, plan.fingerprint, self.topology)
         if changed:
             before = previous_config(config, saved, plan.fingerprint, changed)
-            board = MemoryBoard(config.lanes)
-            dealer = run.sharing(connected=False).dealer(before, board, run.states())
+            sharing = run.sharing(connected=False)
+            dealer = sharing.dealer(before, sharing.board(before), run.states())
             run.replan(
                 lambda lane, own: carry_over(
                     before,

@@ -109,7 +109,7 @@ class RankRun:
         connected = sharing is None and self._is_connected()
         name = f"streampack-{os.getpid()}-{uuid.uuid4().hex}" if processes else None
         own = sharing or self.state.sharing(connected=connected, name=name, kept=True)
-        board = own.board(plan.config.lanes)
+        board = own.board(plan.config)
         dealer = own.dealer(plan.config, board, states) if connected else None
         exchange = None if dealer is None else DealExchange(dealer, self.ranks)
         feed = open_feed(start, states, own, board)

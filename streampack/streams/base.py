@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from streampack.documents import Documents
 from streampack.reading.skips import Skips
 
-__all__ = ["LaneStream", "Mark"]
+__all__ = ["LaneStream", "Mark", "Outlook"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,22 @@ class Mark:
     serial: int
     cursor: dict[str, Any]
     skipped: tuple[int, ...] = (0,)
+
+
+class Outlook(NamedTuple):
+    """What a lane can see of a source that it is dealt.
+
+    Attributes:
+        source: its number in the mixture.
+        until: the weight, of what it was dealt, up to the end of the part that it reads.
+        ahead: tokens from those that come next up to there, as the part's tokens so far say.
+        tokens: before those that come next.
+    """
+
+    source: int
+    until: int
+    ahead: int
+    tokens: int
 
 
 class LaneStream(ABC):
@@ -61,6 +77,10 @@ class LaneStream(ABC):
 
     def allow(self, step: int) -> None:  # noqa: B027
         """From now on a round is filled that begins with batch number `step` of the lane."""
+
+    def outlooks(self) -> list[Outlook]:
+        """Of every source that the lane is dealt, in the order of the rule's lines."""
+        return []
 
     @property
     @abstractmethod

@@ -37,13 +37,13 @@ def open_stream(
         skips: what to do with broken content.
         times: where the streams add up their seconds.
         mark: what `mark_before` of such a stream returned.
-        dealer: deals the lanes their parts of a single source; None divides it equally.
+        dealer: deals the lanes their parts of the sources; None divides these equally.
     """
-    if dealer is not None:
-        return DocumentStream(config, lane, skips=skips, times=times, mark=mark, dealer=dealer)
     inner = mark if config.order is None else OrderedStream.inner_mark(mark)
     kind = MixedStream if isinstance(config.source, Mixture) else DocumentStream
-    stream: MixedStream | DocumentStream = kind(config, lane, skips=skips, times=times, mark=inner)
+    stream: MixedStream | DocumentStream = kind(
+        config, lane, skips=skips, times=times, mark=inner, dealer=dealer
+    )
     if config.order is None:
         return stream
     return OrderedStream(

@@ -11,6 +11,7 @@ from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.sources.mixture.credits import TokenShares
 from streampack.sources.mixture.source import Mixture
 from streampack.streams.base import Mark
+from streampack.streams.stream import BEGINNING
 
 __all__ = ["MixedCursor", "Rules", "SourcePlace", "Start", "changed_cursor"]
 
@@ -182,4 +183,4 @@ class MixedCursor:
 
 
 def _beginning() -> SourcePlace:
-    return SourcePlace(Mark(0, {"part": 0, "epoch": 0, "at": None, "tokens": 0}))
+    return SourcePlace(Mark(0, BEGINNING))

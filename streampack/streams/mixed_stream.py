@@ -8,6 +8,9 @@ A place is the start of a quantum: for each source a mark of its stream at or be
 documents are between the two, and its credit. From there on the same quanta follow, because the
 choice depends on nothing but credits. A source is read again only once it is chosen.
 
+Where lanes are dealt a source, it may have nothing for now when it is chosen. Then the lane waits,
+so that the order of draws does not depend on when deals are known.
+
 If a run continues with another mixture (`changed_cursor`), documents that were read before the
 change are read again by the rules of that time: places hold those rules until they are after the
 change.
@@ -21,13 +24,14 @@ from typing import Any
 
 import numpy as np
 
+from streampack.dealing.dealer import Dealer
 from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.reading.skips import Skips
 from streampack.sources.mixture.credits import Credits
 from streampack.sources.mixture.source import Mixture, source_seed
-from streampack.streams.base import LaneStream, Mark
+from streampack.streams.base import LaneStream, Mark, Outlook
 from streampack.streams.mixed_place import MixedCursor, Rules, SourcePlace, Start
 from streampack.streams.stream import DocumentStream, StreamConfig
 
@@ -48,7 +52,12 @@ class _Member:
     unread: int  # documents after the mark that are still to be stepped over
 
     def peek(self) -> Documents | None:
-        """The documents that come next, or None at the end."""
+        """The documents that come next; None if there are none, or not yet."""
+        self.settle()
+        return self.stream.peek()
+
+    def settle(self) -> None:
+        """Step over documents that were drawn before the state was saved."""
         stream = self.stream
         reported = stream.empty_documents
         while self.unread:
@@ -63,8 +72,7 @@ class _Member:
             step = min(len(documents), self.unread)
             stream.consume(step)
             self.unread -= step
-            stream.empty_documents = reported  # before the state was saved
-        return stream.peek()
+            stream.empty_documents = reported
 
     def arrive(self, tokens: int) -> None:
         """Set `place` to the end of a quantum of so many tokens."""
@@ -84,6 +92,7 @@ class MixedStream(LaneStream):
         times: where reading and preparing add up their seconds.
         mark: where to start; None is the beginning. Sources that are not in it start at their
             beginning, with a credit of 0.
+        dealer: deals the lanes their parts of some sources; the others are divided equally.
 
     Raises:
         StateError: the mark has a source that the mixture lacks and that had not ended.
@@ -97,6 +106,7 @@ class MixedStream(LaneStream):
         skips: Skips,
         times: LaneTimes,
         mark: Mark | None = None,
+        dealer: Dealer | None = None,
     ) -> None:
         assert isinstance(config.source, Mixture)
         super().__init__(skips, mark)
@@ -124,9 +134,13 @@ class MixedStream(LaneStream):
                 times=times,
                 mark=place.mark,
                 number=number,
+                dealer=dealer,
+                line=name,
             )
             self._members.append(_Member(name, stream, place, place.offset))
+        self._dealt = () if dealer is None else tuple(dealer.rule.lines)
         self._lanes = config.lanes
+        self._waits = False  # for a deal
         self._rules = (*cursor.before, Rules.of(mixture))
         self._credits = self._credits_of(cursor.tokens, cursor.quantum, cursor.credits)
         self._current = 0
@@ -146,6 +160,25 @@ class MixedStream(LaneStream):
             member = self._members[self._current]
             total += member.stream.epoch - member.place.epoch
         return total
+
+    def allow(self, step: int) -> None:
+        for member in self._members:
+            member.stream.allow(step)
+
+    @property
+    def ended(self) -> bool:
+        return not self._waits
+
+    def outlooks(self) -> list[Outlook]:
+        members = {member.name: member for member in self._members}
+        outlooks = []
+        for name in self._dealt:
+            if name in members:
+                members[name].settle()
+                outlooks += members[name].stream.outlooks()
+            else:  # it had ended everywhere, and was left out
+                outlooks.append(Outlook(len(members), 0, 0, 0))
+        return outlooks
 
     def consume(self, count: int) -> None:
         """Step over the next `count` documents of what `peek` returned."""
@@ -190,6 +223,7 @@ class MixedStream(LaneStream):
 
     def _next_documents(self) -> Documents | None:
         """The next quantum: documents of the source that is chosen."""
+        self._waits = False
         while self._rules[0].until is not None and self.serial >= self._rules[0].until:
             self._rules = self._rules[1:]
             credits = self._credits
@@ -206,10 +240,11 @@ class MixedStream(LaneStream):
                 enough = int(np.searchsorted(ends, QUANTUM_TOKENS)) + 1
                 self._current = chosen
                 return documents[:enough]
-            if self._mixture.at_end == "stop":
-                break
             member = self._members[chosen]
             stream = member.stream
+            self._waits = not stream.ended
+            if self._waits or self._mixture.at_end == "stop":
+                break
             member.place = replace(
                 member.place, mark=stream.mark_before(stream.serial), offset=0, ended=True
             )

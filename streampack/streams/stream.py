@@ -25,16 +25,20 @@ from streampack.reading.base import Block, Source
 from streampack.reading.cursor import cursor_field
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.streams.base import LaneStream, Mark
+from streampack.streams.base import LaneStream, Mark, Outlook
 from streampack.streams.supply import DealtParts, EqualParts, Part, Supply
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
-__all__ = ["DocumentStream", "Preparation", "StreamConfig"]
+__all__ = ["BEGINNING", "DocumentStream", "Preparation", "StreamConfig"]
 
 #: Texts are tokenized in slices of at most so many documents or characters, so that the first
 #: window waits for little more than it needs.
 CHUNK_DOCUMENTS = 64
 CHUNK_CHARACTERS = 1 << 20
+
+#: The cursor before the first document: the part, its epoch, the place in it (of its reader), the
+#: tokens before that place, and those before the part.
+BEGINNING: dict[str, Any] = {"part": 0, "epoch": 0, "at": None, "tokens": 0, "before": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class DocumentStream(LaneStream):
         mark: where to start; None is the beginning.
         number: of the source in a mixture; documents carry it in their origin.
         dealer: deals the lanes their parts; None divides every epoch equally.
+        line: the source's name among the lines of the dealer's rule.
     """
 
     empty_documents = 0
@@ -109,6 +114,7 @@ class DocumentStream(LaneStream):
         mark: Mark | None = None,
         number: int = 0,
         dealer: Dealer | None = None,
+        line: str = "",
     ) -> None:
         super().__init__(skips, mark)
         self._config = config
@@ -120,13 +126,14 @@ class DocumentStream(LaneStream):
         self.epoch = 0  # of the documents that come next
         first = cursor_field(mark.cursor, "part", int) if mark else 0
         start = cursor_field(mark.cursor, "at", dict, type(None)) if mark else None
-        self._supply = _supply(config, lane, dealer)
+        self._supply = _supply(config, lane, dealer, line)
         # The place after the block at hand, and of the block the place before it and the share of
         # its documents that are not prepared yet.
         self._after = self._before = (first, start)
         self._unprepared = 0.0
-        self._tokens = cursor_field(mark.cursor, "tokens", int) if mark else 0  # of this part
-        self._marks: deque[Mark] = deque([mark or Mark(0, _cursor(0, 0, None, 0))])
+        self._tokens = cursor_field(mark.cursor, "tokens", int) if mark else 0  # prepared
+        self._tokens_before = cursor_field(mark.cursor, "before", int) if mark else 0  # this part
+        self._marks: deque[Mark] = deque([mark or Mark(0, BEGINNING)])
         self._blocks = self._read(first, start)
 
     def _next_documents(self) -> Documents | None:
@@ -147,20 +154,18 @@ class DocumentStream(LaneStream):
     def ended(self) -> bool:
         return self._supply.ended
 
-    def outlook(self) -> tuple[int, int]:
-        """How far the lane can see: the weight, of what it was dealt, up to the end of its part.
-
-        And the tokens from those that come next up to there, as the part's tokens so far say.
-        """
+    def outlooks(self) -> list[Outlook]:
         supply = self._supply
         assert isinstance(supply, DealtParts)
-        pending = 0 if self._pending is None else self._pending.num_tokens
+        ahead = 0 if self._pending is None else self._pending.num_tokens
+        tokens = self._tokens - ahead
         before, size, unread = supply.weights(*self._after)
         if self._unprepared:
             unread += int(self._unprepared * (supply.weights(*self._before)[2] - unread))
         if unread == size:  # nothing is known of this part
-            return before, pending
-        return before + size, pending + unread * self._tokens // (size - unread)
+            return [Outlook(self._number, before, ahead, tokens)]
+        ahead += unread * (self._tokens - self._tokens_before) // (size - unread)
+        return [Outlook(self._number, before + size, ahead, tokens)]
 
     def _mark(self, number: int, part: Part | None, at: Any, skipped: int) -> None:
         # Called only when everything read so far is consumed, so `serial` is what comes next. A
@@ -171,7 +176,10 @@ class DocumentStream(LaneStream):
             epoch = part.epoch
         else:  # between two parts
             epoch = number if isinstance(self._supply, EqualParts) else self.epoch
-        cursor = _cursor(number, epoch, at, self._tokens, part)
+        cursor = {"part": number, "epoch": epoch, "at": at}
+        cursor |= {"tokens": self._tokens, "before": self._tokens_before}
+        if part is not None and part.span is not None:
+            cursor["span"] = [part.span.low, part.span.high]
         self._marks.append(Mark(self.serial, cursor, (skipped,)))
 
     def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
@@ -218,7 +226,7 @@ class DocumentStream(LaneStream):
                 )
             number, start = number + 1, None
             self._before = self._after = (number, None)
-            self._tokens = 0
+            self._tokens_before = self._tokens
             self._mark(number, None, None, len(self.skips.records))
 
     def _prepare(self, block: Block, epoch: int) -> Documents:
@@ -301,22 +309,12 @@ class DocumentStream(LaneStream):
         return documents.take(np.flatnonzero(keep))
 
 
-def _cursor(
-    number: int, epoch: int, at: Any, tokens: int, part: Part | None = None
-) -> dict[str, Any]:
-    """The cursor of a place in a part: that of its source, and the tokens of the part before it."""
-    cursor = {"part": number, "epoch": epoch, "at": at, "tokens": tokens}
-    if part is not None and part.span is not None:
-        cursor["span"] = [part.span.low, part.span.high]
-    return cursor
-
-
-def _supply(config: StreamConfig, lane: int, dealer: Dealer | None) -> Supply:
+def _supply(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Supply:
     source = config.source
-    if dealer is None:
+    if dealer is None or line not in dealer.rule.lines:
         return EqualParts(source, lane, config.lanes, config.seed, config.shuffle, config.epochs)
     assert isinstance(source, ShardedSource)
-    return DealtParts(source, lane, config.seed, config.shuffle, dealer)
+    return DealtParts(source, lane, config.seed, config.shuffle, dealer, line)
 
 
 def _chunks(block: Block) -> Iterator[Block]:

@@ -73,17 +73,24 @@ class DealtParts(Supply):
 
     Args:
         source, lane, seed, shuffle: whose documents.
-        dealer: of the run, in this process.
+        dealer: of the run, in this process; name: of the source's line.
     """
 
     def __init__(
-        self, source: ShardedSource, lane: int, seed: int, shuffle: bool, dealer: Dealer
+        self,
+        source: ShardedSource,
+        lane: int,
+        seed: int,
+        shuffle: bool,
+        dealer: Dealer,
+        name: str,
     ) -> None:
         self._source = source
         self._lane = lane
         self._seed = seed
         self._shuffle = shuffle
         self._dealer = dealer
+        self._name = name
         self._deals = 0
         self._spans: list[Span] = []
 
@@ -91,7 +98,7 @@ class DealtParts(Supply):
         deals = self._dealer.rule.known(step)
         if deals > self._deals:
             self._deals = deals
-            self._spans = self._dealer.spans(self._lane, deals)
+            self._spans = self._dealer.spans(self._name, self._lane, deals)
 
     def part(self, number: int) -> Part | None:
         if number >= len(self._spans):
@@ -101,7 +108,7 @@ class DealtParts(Supply):
 
     @property
     def ended(self) -> bool:
-        return self._dealer.used_up(self._deals)
+        return self._dealer.used_up(self._deals, self._name)
 
     def weights(self, number: int, cursor: dict[str, Any] | None) -> tuple[int, int, int]:
         """The weight of the parts before `number`; that of it; and what is unread at a cursor."""

@@ -93,7 +93,7 @@ def run_worker(
     sending.start()
     try:
         sent: dict[int, object] = {}  # the round of each lane that was sent last
-        dealer = sharing.dealer(config, sharing.board(config.lanes), states)
+        dealer = sharing.dealer(config, sharing.board(config), states)
         for item in rotate(config, states, topology, start, dealer):
             fresh = sent.get(item.lane) is not item.round
             sent[item.lane] = item.round

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,15 @@ from hypothesis import strategies as st
 
 from streampack.dealing.board import MemoryBoard, SharedBoard
 from streampack.dealing.dealer import Dealer
-from streampack.dealing.rule import FRACTION, LAG, DealRule, Place, deal
+from streampack.dealing.rule import FRACTION, LAG, DealRule, Line, Place, deal
 
 
-def _rule(**changes: int) -> DealRule:
-    values = {
-        "lanes": 4, "weight": 10_000, "epochs": 1, "batch_tokens": 10, "every": 1,
-        "reserve": 100, "rate": 1 << FRACTION,
-    }  # fmt: skip
+def _line(*, weight: int = 10_000, epochs: int = 1) -> Line:
+    return Line(weight=weight, epochs=epochs, planned=epochs, rate=1 << FRACTION)
+
+
+def _rule(**changes: Any) -> DealRule:
+    values = {"lanes": 4, "batch_tokens": 10, "every": 1, "reserve": 100, "lines": {"": _line()}}
     return DealRule(**{**values, **changes})
 
 
@@ -34,12 +36,12 @@ def _rule(**changes: int) -> DealRule:
 def test_deals_give_every_part_of_every_epoch_to_one_lane(
     lanes: int, weight: int, epochs: int, reserve: int, rate: int, seed: int
 ) -> None:
-    rule = _rule(lanes=lanes, weight=weight, epochs=epochs, reserve=reserve)
+    rule, line = _rule(lanes=lanes, reserve=reserve), _line(weight=weight, epochs=epochs)
     numbers = np.random.default_rng(seed)
     place, reached, given_by = Place(0, 0), (0, 0), 0
     for number in range(400):
         left = numbers.integers(0, 2 * reserve, lanes) if number else np.zeros(lanes, np.int64)
-        cuts, place = deal(rule, number, place, left, rate if number % 3 else 0)
+        cuts, place = deal(rule, line, number, place, left, rate if number % 3 else 0)
         for cut in cuts:
             if reached[1] == weight:
                 reached = (reached[0] + 1, 0)
@@ -54,14 +56,17 @@ def test_deals_give_every_part_of_every_epoch_to_one_lane(
 
 def test_a_deal_brings_lanes_to_one_level_as_far_as_it_goes() -> None:
     left = np.array([0, 50, 500, 90], dtype=np.int64)
-    cuts, _ = deal(_rule(reserve=100), 1, Place(0, 9_000), left, 1 << FRACTION)
+    cuts, _ = deal(_rule(reserve=100), _line(), 1, Place(0, 9_000), left, 1 << FRACTION)
     (cut,) = cuts
     level = left + np.diff(cut.bounds)
     assert level[2] == 500
     assert np.ptp(level[[0, 1, 3]]) <= 2
     assert level[0] >= 100
     rich = np.full(4, 100, dtype=np.int64)
-    assert deal(_rule(reserve=100), 1, Place(0, 9_000), rich, 1 << FRACTION) == ([], (0, 9_000))
+    assert deal(_rule(reserve=100), _line(), 1, Place(0, 9_000), rich, 1 << FRACTION) == (
+        [],
+        (0, 9_000),
+    )
 
 
 def test_a_round_knows_a_deal_only_once_all_lanes_are_through_with_its_batch() -> None:
@@ -79,27 +84,29 @@ def test_a_round_knows_a_deal_only_once_all_lanes_are_through_with_its_batch() -
 def test_every_process_makes_the_same_deals_and_a_saved_lane_leaves_out_empty_ones(
     kind: str,
 ) -> None:
-    rule = _rule(reserve=1_000, weight=100_000)
+    rule = _rule(reserve=1_000, lines={"": _line(weight=100_000)})
     name = f"streampack-test-{uuid.uuid4().hex}"
     boards = (
         [MemoryBoard(4), MemoryBoard(4)]
         if kind == "memory"
-        else [SharedBoard(4, name), SharedBoard(4, name)]
+        else [SharedBoard(4, 1, name), SharedBoard(4, 1, name)]
     )
     dealers = [Dealer(rule, board) for board in boards]
     for lane in range(4):
         for board in boards if kind == "memory" else [boards[lane % 2]]:
-            board.put(1, lane, 100, 500)  # more than the reserve
-            board.put(2, lane, 6_250, lane)
-    assert dealers[0].spans(3, 3) == dealers[1].spans(3, 3)
+            board.put(1, lane, (100, 500, 510))  # more than the reserve
+            board.put(2, lane, (6_250, lane, 6_250))
+    assert dealers[0].spans("", 3, 3) == dealers[1].spans("", 3, 3)
     assert not dealers[0].gave(1)
     assert dealers[0].gave(2)
     again = Dealer(rule, MemoryBoard(4))
     for lane in range(4):  # some remember the deal that gave nothing, one does not
-        reports = [[1, 100, 500], [2, 6_250, lane]] if lane else [[2, 6_250, lane]]
+        reports = [[1, 100, 500, 510], [2, 6_250, lane, 6_250]]
+        if not lane:
+            del reports[0]
         again.board.load(lane, reports, 2)
-    assert [again.spans(lane, 3) for lane in range(4)] == [
-        dealers[0].spans(lane, 3) for lane in range(4)
+    assert [again.spans("", lane, 3) for lane in range(4)] == [
+        dealers[0].spans("", lane, 3) for lane in range(4)
     ]
     for board in boards:
         board.close()

@@ -77,7 +77,7 @@ def test_the_last_epoch_alone_has_an_end() -> None:
     loader = PackedLoader(dataset(epochs=3))
     empty = [not batch.num_documents for batch in loader]
     assert loader.metrics().composition.placed == 3 * TOKENS
-    assert sum(empty) < 0.005 * len(empty)
+    assert sum(empty) < 0.01 * len(empty)
 
 
 @pytest.mark.parametrize("filtered", [False, True])

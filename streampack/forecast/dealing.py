@@ -1,0 +1,97 @@
+"""Which sources of a run are dealt to its lanes, and by which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from streampack.dealing.rule import FRACTION, ONE, DealRule, Line
+from streampack.lane.config import LaneConfig
+from streampack.lane.state import damaged
+from streampack.reading.cursor import is_count
+from streampack.reading.sharded import ShardedSource
+from streampack.sources.mixture.credits import ONE as WHOLE
+from streampack.sources.mixture.source import Mixture
+
+__all__ = ["with_dealing"]
+
+MOST_EPOCHS = 1 << 40  # of a source that was finite and has no end now
+SETTINGS = ("batch_tokens", "every", "reserve")
+
+
+def with_dealing(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
+    """`config` with the rule by which its lanes are dealt their sources, if they are.
+
+    They are dealt finite sources in shards, where there are several lanes, unless documents are
+    ordered by similarity first, whose windows would depend on the deals.
+
+    Args:
+        config: of the run.
+        saved: fingerprint that a state was saved with, whose rule is kept.
+
+    Raises:
+        StateError: no run can have had its rule.
+    """
+    if config.order is not None or config.lanes == 1:
+        return config
+    if saved is not None:
+        return replace(config, dealing=_kept(config, saved.get("dealing")))
+    lines, run_tokens, run_share = {}, 0, 0
+    for name, (source, epochs, share) in _sources(config).items():
+        if isinstance(source, ShardedSource) and epochs is not None:
+            tokens = source.estimate_tokens() or 0
+            rate = max((tokens << FRACTION) // source.weight, 1)
+            lines[name] = Line(
+                weight=source.weight, epochs=epochs, planned=epochs, rate=rate, share=share
+            )
+            run_tokens, run_share = run_tokens + tokens, run_share + share
+    if not lines:
+        return config
+    rule = DealRule.of(
+        lines,
+        lanes=config.lanes,
+        batch_tokens=config.batch_tokens,
+        window_tokens=config.window.tokens(config.packer),
+        run_tokens=run_tokens * ONE // run_share,
+    )
+    return replace(config, dealing=rule)
+
+
+def _sources(config: LaneConfig) -> dict[str, tuple[Any, int | None, int]]:
+    """Of every source by name: itself, its epochs, and its share of the tokens, at most `ONE`."""
+    source = config.source
+    if not isinstance(source, Mixture):
+        return {"": (source, config.epochs, ONE)}
+    knots = [shares for _, shares in source.shares.knots]
+    most = [max(shares) for shares in zip(*knots, strict=True)]
+    found = zip(source.sources.items(), source.source_epochs(config.epochs), most, strict=True)
+    total = max(sum(most), WHOLE)
+    return {
+        name: (part, epochs, max(share * ONE // total, 1)) for (name, part), epochs, share in found
+    }
+
+
+def _kept(config: LaneConfig, saved: Any) -> DealRule | None:
+    """The rule that a state was saved with, for the epochs that the run has now."""
+    if saved is None:
+        return None
+    sources, lines = _sources(config), {}
+    try:
+        for name, (weight, planned, rate, share) in saved["lines"].items():
+            _, epochs, _ = sources.get(name, (None, planned, 0))  # one that had ended is left out
+            lines[name] = Line(
+                weight=weight,
+                epochs=MOST_EPOCHS if epochs is None else epochs,
+                planned=planned,
+                rate=rate,
+                share=share,
+            )
+        rule = DealRule(lanes=config.lanes, lines=lines, **{key: saved[key] for key in SETTINGS})
+        numbers = [saved[key] for key in SETTINGS]
+        numbers += [n for line in saved["lines"].values() for n in line]
+        if not lines or not all(is_count(n, 1) for n in numbers):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(f"The state's fingerprint has dealing {saved!r:.200}.") from error
+    return rule
