@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
-from streampack.forecast.estimation import Estimate, estimate_batches
+from streampack.forecast.estimation import Estimate, estimate_steps
 from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.hooks import Hook
 from streampack.job.double_sharding import refuse_resharding
@@ -212,16 +212,17 @@ class PackedDataset(IterableDataset[PackedBatch]):
             self._plan = self._settings.plan()
         return self._plan
 
-    def estimate_batches(self) -> Estimate | None:
-        """About how many batches each rank's loop will get, and within what error.
+    def estimate_steps(self) -> Estimate | None:
+        """About how many steps the run has, from its beginning, and within what error.
 
-        Some thousand documents are read for it. There is no exact number before the run: how many
-        rows documents fill is known when they are packed.
+        A step is one batch of every rank. Some thousand documents are read for it, the same on
+        every rank. There is no exact number before the run: how many rows documents fill is known
+        when they are packed. `PackedLoader.estimate_steps` knows more on the way.
 
         Returns:
-            ``(batches, error)``; None of an endless run, and of iterables, unless they are short.
+            ``(steps, error)``; None of an endless run, and of iterables, unless they are short.
         """
-        return estimate_batches(self.plan.config, self.topology)
+        return estimate_steps(self.plan.config, self.topology)
 
     def locate(self, batch: PackedBatch | NDArray[np.void]) -> list[Piece]:
         """Where every document piece of a batch came from, in the order of its `document_ids`.

@@ -6,8 +6,6 @@ rank after the same step; see `streampack.job.ending`.
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -22,11 +20,12 @@ from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
 from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError, StateError
+from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.job.ending import End, Ranks
 from streampack.lane.batch import LaneEnd
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
-from streampack.numeric import real_number, whole_number
+from streampack.numeric import whole_number
 from streampack.run.rank import RankRun
 from streampack.workers.feed import (
     LaneStates,
@@ -89,7 +88,9 @@ class PackedLoader:
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        workers = _settings(num_workers, prefetch_batches, multiprocessing_context, timeout_s)
+        workers = WorkerSettings.of(
+            num_workers, prefetch_batches, multiprocessing_context, timeout_s
+        )
         _check_forms(end, output, device, pin_memory)
         self.dataset = dataset
         self.num_workers = workers.num_workers
@@ -101,6 +102,7 @@ class PackedLoader:
         )
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._run = RankRun(dataset.plan, dataset.start(), ranks=ranks, end=end)
+        self._sampled: Estimate | None = None
         self._finished = False
         self._live: Batches | None = None
         self._ahead: deque[PackedBatch] = deque()  # taken from it and not yet by the loop
@@ -162,6 +164,22 @@ class PackedLoader:
         self._run.go_on(*self.dataset.resumed(state, allow=allow))
         self._finished = False
         self._stop()
+
+    def estimate_steps(self) -> Estimate | None:
+        """About how many steps the run has, from its beginning, and within what error.
+
+        Before a fiftieth of the corpus is read it is what `PackedDataset.estimate_steps` says, for
+        which documents are read once. After that it follows from what this rank's lanes have found
+        (ranks may differ a little), and costs nothing. Endless runs have None.
+        """
+        plan = self._run.plan
+        states = self._run.state.states().values()
+        found = steps_as_found(plan.config, plan.topology, states)
+        if found is None:
+            if self._sampled is None:
+                self._sampled = estimate_steps(plan.config, plan.topology)
+            return self._sampled
+        return found
 
     def metrics(self) -> Metrics:
         """Totals over the batches that the loop has taken from this loader."""
@@ -363,35 +381,6 @@ def _check_forms(end: str, output: str, device: Any, pin_memory: bool) -> None:
             "gets lies on the device.",
             "Leave out pin_memory.",
         )
-
-
-def _settings(
-    num_workers: int, prefetch_batches: int, start_method: str | None, timeout_s: float | None
-) -> WorkerSettings:
-    """How workers are run; raises `ConfigError` where they cannot be."""
-    none = "There is no such number of processes or batches."
-    methods = multiprocessing.get_all_start_methods()
-    if start_method is not None and start_method not in methods:
-        raise ConfigError(
-            f"multiprocessing_context is {start_method!r}.",
-            "Python cannot start worker processes that way here.",
-            f"Use one of {', '.join(methods)}, or None (Python's default).",
-        )
-    if timeout_s is not None:
-        timeout_s = real_number(
-            "timeout_s",
-            timeout_s,
-            "No worker could be waited for so long.",
-            least=0.001,
-            most=threading.TIMEOUT_MAX,
-            otherwise="or None (as long as the worker lives)",
-        )
-    return WorkerSettings(
-        num_workers=whole_number("num_workers", num_workers, none, least=0),
-        prefetch_batches=whole_number("prefetch_batches", prefetch_batches, none),
-        context=multiprocessing.get_context(start_method),
-        timeout_s=timeout_s,
-    )
 
 
 def _loss_tokens(batches: Sequence[PackedBatch]) -> int:

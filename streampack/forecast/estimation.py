@@ -1,6 +1,6 @@
-"""How many batches a run will give, from a sample: a number with its error.
+"""How many steps a run will have, from a sample or from what its lanes have found: with an error.
 
-Steps:
+Before a run, from a sample:
   1. Up to four places of each source are read as the run would read them. That gives the tokens
      per unit of weight.
   2. The tokens of an epoch are its weight times that; those of a mixture follow from its shares.
@@ -9,11 +9,15 @@ Steps:
 
 Cost: some thousand documents, read and tokenized. A small source is read whole; the estimate is
 then exact, except for how the last rows are packed.
+
+On the way, where lanes are dealt the source, they report how many tokens they have found in which
+part of it, and how many of these they have still to give. Nothing is read for that.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -30,18 +34,20 @@ from streampack.reading.skips import Skips
 from streampack.sources.mixture.source import Mixture, sources_of
 from streampack.streams.lane_stream import open_stream
 
-__all__ = ["Estimate", "estimate_batches"]
+__all__ = ["Estimate", "estimate_steps", "steps_as_found"]
 
 PLACES = 4
 PLACE_DOCUMENTS = 1024
 PLACE_TOKENS = 4 << 20
 STEPS = 2000  # in which a mixture is followed
+ENOUGH = 0.02  # of an epoch, for an estimate from what was found
+UNEVEN_BATCHES = 1.0  # of a lane, from its mean end to that of the last lane, where they are dealt
 
 
 class Estimate(NamedTuple):
-    """Batches that each rank's loop will get: `batches`, within `error` in most cases."""
+    """Steps of each rank's loop, from the first one of the run: `steps`, mostly within `error`."""
 
-    batches: int
+    steps: int
     error: int
 
 
@@ -61,8 +67,8 @@ class _Size:
     lengths: NDArray[np.int64]
 
 
-def estimate_batches(config: LaneConfig, topology: Topology) -> Estimate | None:
-    """Batches of a whole run for each rank, empty ones at its end included.
+def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
+    """Steps of a whole run, those with empty batches at its end included, from a sample.
 
     Args:
         config: of the run; topology: of its ranks.
@@ -91,9 +97,55 @@ def estimate_batches(config: LaneConfig, topology: Topology) -> Estimate | None:
     turns = config.lanes / topology.world_size
     relative = error / total if total else 0.0
     return Estimate(
-        batches=math.ceil((of_lane + 0.5) * turns) if total else 0,
+        math.ceil((of_lane + 0.5) * turns) if total else 0,
         # Packing the last rows of a lane, and of a sample, goes one way or the other.
-        error=math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
+        math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
+    )
+
+
+def steps_as_found(
+    config: LaneConfig, topology: Topology, states: Iterable[Mapping[str, Any] | None]
+) -> Estimate | None:
+    """Steps of a whole run, from what its lanes have reported so far.
+
+    Args:
+        config: of the run; topology: of its ranks.
+        states: of some of its lanes; None for those that have not begun.
+
+    Returns:
+        None where that says too little: less than a fiftieth of an epoch is read, or some source
+        is not dealt.
+    """
+    rule, sources = config.dealing, sources_of(config.source)
+    stops = isinstance(config.source, Mixture) and config.source.at_end == "stop"
+    if rule is None or stops or len(rule.lines) != len(sources):
+        return None
+    last = [state["reports"][-1] for state in states if state and state["reports"]]
+    if not last:
+        return None
+    numbers = np.array([report[0] for report in last])
+    seen = np.array([report[1:] for report in last], dtype=np.float64)
+    seen = seen.reshape(len(last), len(rule.lines), 3)
+    total = error = 0.0
+    for i, line in enumerate(rule.lines.values()):
+        until, found = seen[:, i, 0], seen[:, i, 2]
+        read = float(until.sum()) * rule.lanes / len(last) / line.weight
+        if read < ENOUGH:
+            return None
+        rates = found[until > 0] / until[until > 0]
+        weight = line.weight * line.epochs
+        total += float(found.sum() / until.sum()) * weight
+        unread = max(1 - read, 0.0)  # of an epoch: the next ones are like it
+        error += float(rates.std()) / math.sqrt(len(rates)) * unread * weight
+    given = float((seen[:, :, 2] - seen[:, :, 1]).sum())
+    batches = float((numbers * rule.every + 1).sum())
+    if given <= 0:
+        return None
+    of_lane = total * batches / given / config.lanes
+    turns = config.lanes / topology.world_size
+    return Estimate(
+        math.ceil((of_lane + UNEVEN_BATCHES) * turns),
+        math.ceil((2 * error / total + 0.004) * of_lane * turns + 1.5 * turns),
     )
 
 

@@ -52,10 +52,10 @@ def check(make: Callable[[Topology], PackedDataset], ranks: int = 1) -> None:
 
     counts = set(on_ranks(ranks, run))
     assert len(counts) == 1
-    estimate = make(Topology(0, ranks)).estimate_batches()
+    estimate = make(Topology(0, ranks)).estimate_steps()
     assert estimate is not None
     (count,) = counts
-    assert abs(estimate.batches - count) <= estimate.error
+    assert abs(estimate.steps - count) <= estimate.error
     assert estimate.error <= 0.45 * count + 8 / ranks
 
 
@@ -122,6 +122,28 @@ def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     check(lambda topology: dataset(source, topology, **options))
 
 
+def test_what_lanes_have_found_sharpens_the_number() -> None:
+    made = dataset(corpus(20_000))
+    loader = PackedLoader(made)
+    before, found = loader.estimate_steps(), []
+    assert before == made.estimate_steps()
+    assert before is not None
+    for number, _ in enumerate(loader):
+        if number in (before.steps // 10, before.steps // 2):
+            found.append(loader.estimate_steps())
+    errors = [before.error]
+    for estimate in found:
+        assert estimate is not None
+        assert abs(estimate.steps - number - 1) <= 0.015 * number
+        assert abs(estimate.steps - number - 1) <= estimate.error
+        errors.append(estimate.error)
+    assert errors == sorted(errors, reverse=True)
+    state = loader.state_dict()
+    again = PackedLoader(dataset(corpus(20_000)))
+    again.load_state_dict(state)
+    assert again.estimate_steps() == loader.estimate_steps()
+
+
 def test_json_lines_are_estimated_from_their_bytes(tmp_path: Path) -> None:
     import json
 
@@ -134,16 +156,16 @@ def test_json_lines_are_estimated_from_their_bytes(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_told_is_not_made_up() -> None:
-    assert dataset(corpus(50), epochs=None).estimate_batches() is None
+    assert dataset(corpus(50), epochs=None).estimate_steps() is None
     many = [[1, 2, 3]] * 9000
-    assert dataset(many, lanes=1).estimate_batches() is None
+    assert dataset(many, lanes=1).estimate_steps() is None
     once = dataset(iter([[1, 2, 3]] * 9), lanes=1)
-    assert once.estimate_batches() is None
+    assert once.estimate_steps() is None
     assert sum(batch.num_tokens for batch in PackedLoader(once)) == 27
 
 
 def test_asking_changes_nothing_of_the_run() -> None:
     made = dataset(corpus(2000), lanes=None)
-    made.estimate_batches()
+    made.estimate_steps()
     other = dataset(corpus(2000), lanes=None)
     assert made.plan.fingerprint == other.plan.fingerprint
