@@ -1,22 +1,30 @@
 """How even the end of an epoch is, with lanes cut equally once and with lanes that are dealt.
 
     python -m benchmarks.dealing [--lanes 12 48] [--batches 200 800] [--only NAME ...]
+    python -m benchmarks.dealing --speed
 
 Each corpus is read, packed and counted through a `PackedLoader`, without tokens: documents have a
 size in bytes, by which the line is cut, and a length in tokens, which nobody knows before it is
 read. Prints docs/dealing.md's table: the share of the batches of a finite run that are empty.
+
+With --speed: tokens per second of a run of 12 lanes over MDS shards of ids, with lanes that are cut
+once and lanes that are dealt; the best of several runs each, in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.corpus_files import write_shards
 from benchmarks.page import markdown_table
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.documents import Documents, make_origin
@@ -25,7 +33,7 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.run.plan import RunPlan
-from streampack.sources import Mixture
+from streampack.sources import MDS, Mixture
 
 SEQ_LEN, ROWS = 2048, 8
 SHARD_DOCUMENTS = 500
@@ -140,8 +148,8 @@ CORPORA: dict[str, Callable[[int], Source]] = {
 }
 
 
-def empty_share(source: Source, lanes: int, *, dealt: bool) -> tuple[float, int]:
-    """The share of a run's batches that are empty, and how many batches there are."""
+def loader_of(source: Source, lanes: int, *, dealt: bool) -> PackedLoader:
+    """A run over a source."""
     dataset = PackedDataset(
         source, seq_len=SEQ_LEN, batch_rows=ROWS, lanes=lanes, topology=Topology()
     )
@@ -149,11 +157,31 @@ def empty_share(source: Source, lanes: int, *, dealt: bool) -> tuple[float, int]
         config = replace(dataset.plan.config, dealing=None)
         plan = RunPlan.of(config, dataset.topology)
         dataset.go_on(plan, plan.start())
-    loader = PackedLoader(dataset)
+    return PackedLoader(dataset)
+
+
+def empty_share(source: Source, lanes: int, *, dealt: bool) -> tuple[float, int]:
+    """The share of a run's batches that are empty, and how many batches there are."""
+    loader = loader_of(source, lanes, dealt=dealt)
     for _ in loader:
         pass
     metrics = loader.metrics()
     return metrics.empty_batches / metrics.batches, metrics.batches
+
+
+def speeds(documents: int, runs: int) -> dict[str, float]:
+    """Seconds per million tokens, by name."""
+    least: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_shards(Path(folder), documents, shard_bytes=1 << 24)
+        for _ in range(runs):
+            for name, dealt in (("cut once", False), ("dealt", True)):
+                loader = loader_of(MDS(folder, column="tokens"), 12, dealt=dealt)
+                began = time.perf_counter()
+                tokens = sum(batch.num_tokens for batch in loader)
+                taken = (time.perf_counter() - began) / tokens * 1e6
+                least[name] = min(taken, least.get(name, taken))
+    return least
 
 
 def main() -> None:
@@ -162,7 +190,13 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, nargs="+", default=[12, 48])
     parser.add_argument("--batches", type=int, nargs="+", default=[200, 800], help="of a lane")
     parser.add_argument("--only", nargs="+", choices=CORPORA, default=list(CORPORA))
+    parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
+    if options.speed:
+        found = speeds(200_000, 7)
+        for name, taken in found.items():
+            print(f"{name:10s} {1 / taken:8.1f} M tokens/s, {taken / found['cut once']:.3f}")
+        return
     rows = []
     for name in options.only:
         for lanes in options.lanes:

@@ -30,6 +30,9 @@ import pyarrow.parquet as pq
 from benchmarks.corpus_files import write_shards
 from benchmarks.process_memory import resident_bytes
 from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.dealing.board import MemoryBoard
+from streampack.dealing.dealer import Dealer
+from streampack.dealing.rule import ONE, DealRule, Line
 from streampack.lane.state import checksum
 from streampack.reading.manifest import Manifest
 from streampack.reading.sharded import ShardedSource
@@ -101,6 +104,26 @@ def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
     show("shards that one of them reads", str(len(own[0].pieces)))
     timed(f"all {lanes} lanes", lambda: [epoch[i] for i in range(lanes)])
     show("memory of all this in one process", mib(resident_bytes() - before))
+
+
+def deals(lanes: int) -> None:
+    """What a process does for one deal between all lanes: merge what another reports, and deal."""
+    weight = 2 * TOKENS
+    line = Line(weight=weight, epochs=1, planned=1, rate=ONE // 2)
+    rule = DealRule.of(
+        {"": line}, lanes=lanes, batch_tokens=SEQ_LEN, window_tokens=0, run_tokens=TOKENS
+    )
+    board = MemoryBoard(lanes, 1)
+    dealer = Dealer(rule, board)
+    timed(f"first deal of {lanes} lanes", lambda: dealer.make(1))
+    until = np.diff(np.array([dealer.spans("", lane, 1)[0][1:] for lane in range(lanes)]))[:, 0]
+    found = until * np.random.default_rng(0).lognormal(0, 0.3, lanes) / 2
+    reports = np.stack([until, np.zeros(lanes), found], axis=1).astype(np.int64)[:, None] + 1
+    show("reports for a deal", mib(reports.nbytes))
+    timed("merged", lambda: board.merge(1, reports))
+    timed("dealt", lambda: dealer.make(2))
+    assert dealer.gave(1, 0)
+    timed("parts of one lane", lambda: dealer.spans("", 7, 2))
 
 
 def states(folder: Path, lanes: int, ranks: int) -> None:
@@ -228,6 +251,7 @@ def main() -> None:
     options = parser.parse_args()
     per_worker = options.lanes // options.ranks // options.workers
     lanes_and_manifest(options.shards, options.lanes, per_worker)
+    deals(options.lanes)
     with tempfile.TemporaryDirectory() as name:
         write_shards(Path(name), options.documents, shard_bytes=1 << 21)
         states(Path(name), options.lanes, options.ranks)

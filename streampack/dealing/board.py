@@ -23,8 +23,11 @@ from streampack.errors import StateError, WorkerError
 
 __all__ = ["Board", "MemoryBoard", "SharedBoard"]
 
-#: Stands for an entry of a deal of which a lane no longer knows more than that it gave nothing.
+#: Stands for an entry of which a lane no longer knows more than that the deal gave nothing.
 NOTHING = np.int64(1) << 62
+
+#: What a lane reports that has ended: it needs no more, and says nothing of how dense the line is.
+ENDED = Report(until=0, ahead=1 << 40, found=0)
 
 
 class Board(ABC):
@@ -38,7 +41,7 @@ class Board(ABC):
 
     def __init__(self, lanes: int, lines: int) -> None:
         self.lanes = lanes
-        self.width = len(Report._fields) * lines
+        self.lines = lines
         #: Called with a deal of which entries are missing, to find some of them.
         self.find: Callable[[int], None] | None = None
 
@@ -47,78 +50,92 @@ class Board(ABC):
 
     @abstractmethod
     def entries(self, deal: int) -> NDArray[np.int64]:
-        """(lanes, 3 x lines) entries of one deal, to be read or written."""
+        """(lanes, lines, 3) entries of one deal, to be read or written."""
 
-    def put(self, deal: int, lane: int, reports: Sequence[int]) -> None:
-        """What a lane reports for a deal: the numbers of one report per line."""
-        entries = self.entries(deal)
-        for i in reversed(range(self.width)):  # the first one last: with it, all are there
-            entries[lane, i] = reports[i] + 1
+    def put(self, deal: int, lane: int, line: int, report: Report) -> None:
+        """What a lane reports of a line for a deal."""
+        self.entries(deal)[lane, line] = np.array(report) + 1
+
+    def end(self, lane: int, deal: int) -> None:
+        """A lane has ended, and reports for no deal from this one on."""
+        self.entries(0)[lane] = deal  # nobody reports for the first deal, so there is room
 
     def load(self, lane: int, reports: Sequence[Sequence[int]], told: int) -> None:
         """What the saved state of a lane says it has reported, up to deal `told`.
 
-        A deal that it leaves out gave nothing.
+        What it leaves out gave nothing.
 
         Args:
             lane: its number.
-            reports: numbers of deals, each followed by those of one report per line.
+            reports: numbers of a deal and of a line, each pair followed by a `Report`.
             told: number of a deal.
 
         Raises:
-            StateError: it has reported of other lines.
+            StateError: it has reported of other lines, or of later deals.
         """
-        for number, *report in reports:
-            if len(report) != self.width:
+        known = set()
+        for number, line, *report in reports:
+            if line >= self.lines or not 0 < number <= told:
                 raise StateError(
-                    f"Lane {lane} has reported {len(report)} numbers for deal {number}, and a deal "
-                    f"of this run has {self.width}.",
+                    f"Lane {lane} has reported of line {line} for deal {number}, and this run has "
+                    f"{self.lines} lines and {told} deals up to there.",
                     "It is not what streampack saved.",
                     "Pass what `state_dict()` returned, unchanged.",
                 )
-            self.put(number, lane, report)
-        known = {report[0] for report in reports}
+            self.put(number, lane, line, Report(*report))
+            known.add((number, line))
         for number in range(1, told + 1):
-            if number not in known:
-                self.entries(number)[lane] = NOTHING
+            for line in range(self.lines):
+                if (number, line) not in known:
+                    self.entries(number)[lane, line] = NOTHING
 
     def merge(self, deal: int, entries: NDArray[np.int64]) -> None:
-        """Take over (lanes, 3 x lines) entries of another rank for a deal."""
+        """Take over (lanes, lines, 3) entries of another rank for a deal."""
         own = self.entries(deal)
         np.maximum(own, entries, out=own)
 
-    def row(self, deal: int) -> NDArray[np.int64] | None:
-        """(lines, 3, lanes): `Report` of every line and lane; None if the deal gave nothing.
+    def row(self, deal: int) -> list[NDArray[np.int64] | None]:
+        """(3, lanes) of every line, a `Report` of each lane; None where the deal gave nothing.
 
         Waits until all lanes have reported.
         """
-        entries = self.entries(deal)
         while not self.is_whole(deal):
             if self.find is not None:
                 self.find(deal)
             if not self.is_whole(deal):
                 self.wait(deal)
-        if (entries[:, 0] == NOTHING).any():
-            return None
-        fields = len(Report._fields)
-        row: NDArray[np.int64] = (entries - 1).T.reshape(self.width // fields, fields, self.lanes)
-        return row
+        entries = self.filled(deal)
+        return [
+            None if gave_nothing else entries[:, line].T - 1
+            for line, gave_nothing in enumerate(_gave_nothing(entries))
+        ]
+
+    def filled(self, deal: int) -> NDArray[np.int64]:
+        """A copy of the entries of a deal, those of lanes that had ended before it filled in."""
+        entries, ends = self.entries(deal).copy(), self.entries(0)[:, 0, 0]
+        entries[(ends > 0) & (ends <= deal)] = np.array(ENDED) + 1
+        return entries
+
+    def missing(self, deal: int) -> list[int]:
+        """Lanes whose entries of a deal are not known."""
+        found: list[int] = np.flatnonzero((self.filled(deal) == 0).any(axis=(1, 2))).tolist()
+        return found
 
     def is_whole(self, deal: int) -> bool:
         """Whether everything that is to be known of a deal is known."""
-        entries = self.entries(deal)
-        return bool((entries > 0).all() or (entries[:, 0] == NOTHING).any())
+        entries = self.filled(deal)
+        return bool(((entries > 0).all(axis=(0, 2)) | _gave_nothing(entries)).all())
 
     def wait(self, deal: int) -> None:
         """Wait a while for entries of a deal; raises where nobody can give them."""
-        missing = np.flatnonzero((self.entries(deal) == 0).any(axis=1))
-        raise AssertionError(f"deal {deal} is needed before lanes {missing[:10]} have reported")
+        missing = self.missing(deal)[:10]
+        raise AssertionError(f"deal {deal} is needed before lanes {missing} have reported")
 
 
 class MemoryBoard(Board):
     """A board of this process."""
 
-    def __init__(self, lanes: int, lines: int = 1) -> None:
+    def __init__(self, lanes: int, lines: int) -> None:
         super().__init__(lanes, lines)
         self._rows: dict[int, NDArray[np.int64]] = {}
 
@@ -126,7 +143,7 @@ class MemoryBoard(Board):
         """See `Board`."""
         found = self._rows.get(deal)
         if found is None:
-            found = self._rows[deal] = np.zeros((self.lanes, self.width), dtype=np.int64)
+            found = self._rows[deal] = np.zeros((self.lanes, self.lines, 3), dtype=np.int64)
         return found
 
 
@@ -160,10 +177,10 @@ class SharedBoard(Board):
         entries: NDArray[np.int64] = found[row]
         return entries
 
-    def row(self, deal: int) -> NDArray[np.int64] | None:
+    def row(self, deal: int) -> list[NDArray[np.int64] | None]:
         """See `Board`."""
         found = super().row(deal)
-        if self._removes and self.entries(deal).all():
+        if self._removes and not self.missing(deal):
             self._path.unlink(missing_ok=True)
             self._removes = False
         return found
@@ -180,14 +197,14 @@ class SharedBoard(Board):
 
     def _mapped(self, part: int) -> NDArray[np.int64]:
         page = mmap.ALLOCATIONGRANULARITY
-        count = self.ROWS * self.lanes * self.width
+        count = self.ROWS * self.lanes * self.lines * 3
         size = (count * 8 // page + 1) * page  # its last byte is no entry's
         if self._file is None:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.pwrite(self._file, b"\0", (part + 1) * size - 1)  # it only ever grows, to whole parts
         mapped = mmap.mmap(self._file, size, offset=part * size)
         whole = np.frombuffer(mapped, dtype=np.int64)[:count]
-        return whole.reshape(self.ROWS, self.lanes, self.width)
+        return whole.reshape(self.ROWS, self.lanes, self.lines, 3)
 
     def close(self, *, remove: bool = False) -> None:
         """Close the file; remove its name where nobody else does, or if that is asked for."""
@@ -196,3 +213,9 @@ class SharedBoard(Board):
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _gave_nothing(entries: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(lines,) whether some lane knows that the deal gave nothing of a line."""
+    nothing: NDArray[np.bool_] = (entries[:, :, 0] == NOTHING).any(axis=0)
+    return nothing

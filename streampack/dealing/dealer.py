@@ -62,9 +62,10 @@ class Dealer:
         lines = self._dealt.values() if name is None else [self._dealt[name]]
         return all(dealt.is_over and dealt.last < deals for dealt in lines)
 
-    def gave(self, number: int) -> bool:
-        """Whether a deal that was made gave something."""
-        return any(cut.deal == number for dealt in self._dealt.values() for cut in dealt.cuts)
+    def gave(self, number: int, line: int) -> bool:
+        """Whether a deal that was made gave something of a line, named by its number."""
+        dealt = list(self._dealt.values())[line]
+        return any(cut.deal == number for cut in dealt.cuts)
 
     @property
     def is_over(self) -> bool:
@@ -78,23 +79,22 @@ class Dealer:
         """
         while self._made < deals and not self.is_over:
             number = self._made
-            reports = self.board.row(number) if number else None
-            if reports is not None or not number:
-                self._deal(number, reports)
+            self._deal(number, self.board.row(number) if number else None)
             self._made = number + 1
 
-    def _deal(self, number: int, reports: NDArray[np.int64] | None) -> None:
+    def _deal(self, number: int, row: list[NDArray[np.int64] | None] | None) -> None:
         among = ONE - sum(
             dealt.line.share
             for dealt in self._dealt.values()
             if dealt.place.epoch >= dealt.line.planned
         )
         for i, dealt in enumerate(self._dealt.values()):
-            if dealt.is_over:
-                continue
             left, rate = np.zeros(self.rule.lanes, dtype=np.int64), dealt.line.rate
+            reports = None if row is None else row[i]
+            if dealt.is_over or (number and reports is None):
+                continue
             if reports is not None:
-                left, rate = _outlook(dealt.weight, *reports[i])
+                left, rate = _outlook(dealt.weight, *reports)
             cuts, dealt.place = deal(
                 self.rule, dealt.line, number, dealt.place, left, rate, among=among
             )

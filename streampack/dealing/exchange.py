@@ -39,7 +39,7 @@ class DealExchange:
         dealer = self._dealer
         dealer.make(1)
         while not dealer.is_over and self._is_due(first):
-            entries = dealer.board.entries(self._next).copy()
+            entries = dealer.board.filled(self._next)
             self._waiting.append((self._next, self._ranks.highest(entries)))
             self._next += 1
             if not self._begun:  # deals before the place that a run goes on from

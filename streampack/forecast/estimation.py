@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from streampack.forecast.dry_run import stream_plan
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
+from streampack.lane.state import decode_reports
 from streampack.metrics import LaneTimes
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource
@@ -120,12 +121,12 @@ def steps_as_found(
     stops = isinstance(config.source, Mixture) and config.source.at_end == "stop"
     if rule is None or stops or len(rule.lines) != len(sources):
         return None
-    last = [state["reports"][-1] for state in states if state and state["reports"]]
-    if not last:
+    saved = [decode_reports(state["reports"]) for state in states if state]
+    # Of each lane, what it has reported last: [deal, line, *Report] of every line.
+    last = np.array([reports[-len(sources) :] for reports in saved if reports], dtype=np.float64)
+    if not len(last):
         return None
-    numbers = np.array([report[0] for report in last])
-    seen = np.array([report[1:] for report in last], dtype=np.float64)
-    seen = seen.reshape(len(last), len(rule.lines), 3)
+    numbers, seen = last[:, 0, 0], last[:, :, 2:]
     total = error = 0.0
     for i, line in enumerate(rule.lines.values()):
         until, found = seen[:, i, 0], seen[:, i, 2]

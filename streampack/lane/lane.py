@@ -22,7 +22,7 @@ from streampack.errors import StateError
 from streampack.lane.batch import LaneBatch, LaneEnd
 from streampack.lane.config import LaneConfig
 from streampack.lane.empty_batch import padding_rows
-from streampack.lane.state import Round, SavedEntries, check_lane_state
+from streampack.lane.state import Round, SavedEntries, check_lane_state, decode_reports
 from streampack.metrics import LaneTimes, Metrics
 from streampack.packing.composition import Composition
 from streampack.packing.rng import derive_seed
@@ -234,9 +234,11 @@ class Lane:
         self._stream.allow(step)
         dealer = self.dealer
         if dealer is not None:
-            known = dealer.rule.known(step)
+            open_deals = min(dealer.rule.known(step), self._told)
             self._reports = [
-                report for report in self._reports if report[0] >= known or dealer.gave(report[0])
+                report
+                for report in self._reports
+                if report[0] >= open_deals or dealer.gave(report[0], report[1])
             ]
 
     def _report_deals(self) -> None:
@@ -251,13 +253,14 @@ class Lane:
         outlooks = stream.outlooks()
         for number in dealer.rule.due(self._step, self._step + len(sizes)):
             waiting = max(int(after[number * dealer.rule.every - self._step]), 0)
-            report: list[int] = []
-            for source, until, ahead, tokens in outlooks:
+            for line, (source, until, ahead, tokens) in enumerate(outlooks):
                 own = int(held[source]) if source < len(held) else 0
-                report += Report(until, ahead + own * waiting // total, tokens + ahead)
-            self._reports.append([number, *report])
+                report = Report(until, ahead + own * waiting // total, tokens + ahead)
+                self._reports.append([number, line, *report])
+                dealer.board.put(number, self.lane, line, report)
             self._told = number
-            dealer.board.put(number, self.lane, report)
+        if planned.final:
+            dealer.board.end(self.lane, self._told + 1)
         self._round = replace(planned, reports=list(self._reports), told=self._told)
 
     def _name_dropped(self, entries: Entries) -> None:
@@ -288,7 +291,7 @@ class Lane:
     def _restore(self, state: dict[str, Any]) -> None:
         """Refill the window the state describes, plan it again and skip what was emitted."""
         window, stream = self._window, self._stream
-        self._reports, self._told = state["reports"], state["told"]
+        self._reports, self._told = decode_reports(state["reports"]), state["told"]
         stream.allow(state["step"])
         saved = SavedEntries(state, window)
         while (remaining := saved.admitted - saved.read) > 0:

@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from streampack.dealing.board import Board, MemoryBoard, SharedBoard
 from streampack.dealing.dealer import Dealer
 from streampack.errors import StateError
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
+from streampack.lane.state import decode_reports
 
 __all__ = ["Sharing"]
 
@@ -56,7 +55,9 @@ class Sharing:
         unknown = self.unknown or {}
         for lane, state in [*states.items(), *unknown.items()]:
             if state is not None:
-                board.load(lane, state["reports"], state["told"])
+                board.load(lane, decode_reports(state["reports"]), state["told"])
+                if state["final"]:
+                    board.end(lane, state["told"] + 1)
         if unknown or self.missing:
             board.find = _Others(config, dealer, unknown, self.missing).find
         return dealer
@@ -80,8 +81,8 @@ class _Others:
 
     def find(self, deal: int) -> None:
         """Let those that have not reported for a deal run until they do."""
-        entries = self._dealer.board.entries(deal)
-        for number in np.flatnonzero((entries == 0).any(axis=1)).tolist():
+        board = self._dealer.board
+        for number in board.missing(deal):
             if number in self._missing:
                 raise StateError(
                     f"Lane {number} is another rank's, and the state does not hold it.",
@@ -104,6 +105,6 @@ class _Others:
                     )
                 lane = Lane(self._config, number, self._states[number], self._dealer)
                 self._running[number] = lane
-            while not entries[number].all():
+            while number in board.missing(deal):
                 if isinstance(lane.next(), LaneEnd):
                     break

@@ -42,13 +42,16 @@ __all__ = [
     "checksum",
     "damaged",
     "decode_columns",
+    "decode_reports",
     "encode_columns",
+    "encode_reports",
 ]
 
 _COUNTS = (
     "lane", "round", "step", "emitted", "serial", "admitted", "documents", "skipped_count", "told",
 )  # fmt: skip
 _COLUMNS = 5  # of `SavedEntries`
+_MOST_REPORT_BYTES = 1 << 24
 _WIDEST = 7  # bytes of a number
 _LARGEST_SUM = 1 << 53  # of a column: JSON numbers are exact up to here
 
@@ -67,7 +70,7 @@ class Round:
         entries: what the window holds.
         skips: records since `mark`, and the count since the beginning.
         reports: what the lane has reported for deals, up to the last batch of the round, without
-            deals that gave nothing: the deal, and the numbers of a `Report` of every line.
+            what gave nothing: the deal, the number of a line, and those of a `Report` of it.
         told: number of the last deal that the lane has reported for.
     """
 
@@ -113,7 +116,7 @@ class Round:
             "digest": entries.digest(),
             "skipped": self.skips[0],
             "skipped_count": self.skips[1],
-            "reports": self.reports,
+            "reports": encode_reports(self.reports),
             "told": self.told,
         }
         return {**state, "checksum": checksum(state)}
@@ -154,6 +157,32 @@ def decode_columns(text: str, columns: int, count: int) -> NDArray[np.int64]:
     if values.sum(axis=1, dtype=np.float64).max(initial=0) > _LARGEST_SUM:
         raise ValueError(f"its numbers add up to more than {_LARGEST_SUM}")
     return values
+
+
+def encode_reports(reports: list[list[int]]) -> str:
+    """Reports as text: they are many and much alike."""
+    text = json.dumps(reports, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def decode_reports(text: str) -> list[list[int]]:
+    """The reports that `encode_reports` wrote.
+
+    Raises:
+        ValueError: it wrote something else.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        data = unpacker.decompress(base64.b64decode(text, validate=True), _MOST_REPORT_BYTES)
+        reports = json.loads(data)
+    except (zlib.error, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(reports, list):
+        raise ValueError("it is no list")
+    for report in reports:
+        if not isinstance(report, list) or len(report) != 5 or not all(map(is_count, report)):
+            raise ValueError(f"it holds {report!r:.80}")
+    return reports
 
 
 @dataclass(slots=True)
@@ -243,11 +272,10 @@ def check_lane_state(lane: int, state: Any) -> None:
     if not isinstance(state, Mapping):
         raise damaged(f"The state of lane {lane} is a {type(state).__name__}.")
     kinds: dict[str, Any] = {
-        **dict.fromkeys(("entries", "digest", "checksum"), str),
+        **dict.fromkeys(("entries", "digest", "checksum", "reports"), str),
         "final": (bool, type(None)),
         "cursor": Mapping,
         "skipped": list,
-        "reports": list,
     }
     whole = {name: is_count(state.get(name)) for name in _COUNTS}
     whole |= {name: name in state and isinstance(state[name], kinds[name]) for name in kinds}
@@ -259,9 +287,10 @@ def check_lane_state(lane: int, state: Any) -> None:
         kinds_of = [type(part) for part in record] if isinstance(record, list) else []
         if kinds_of[:4] != [int, int, bool, str] or kinds_of[4:] not in ([], [int]):
             raise damaged(f"`skipped` of lane {lane} holds {record!r:.80}.")
-    for report in state["reports"]:
-        if not isinstance(report, list) or not report or not all(map(is_count, report)):
-            raise damaged(f"`reports` of lane {lane} holds {report!r:.80}.")
+    try:
+        decode_reports(state["reports"])
+    except ValueError as error:
+        raise damaged(f"`reports` of lane {lane} cannot be read: {error}.") from error
     fields = {name: state[name] for name in state if name not in ("emitted", "checksum")}
     if checksum(fields) != state["checksum"]:
         raise damaged(f"The fields of lane {lane} do not add up to its checksum.")

@@ -10,8 +10,7 @@ from streampack.errors import StateError
 from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.sources.mixture.credits import TokenShares
 from streampack.sources.mixture.source import Mixture
-from streampack.streams.base import Mark
-from streampack.streams.stream import BEGINNING
+from streampack.streams.base import BEGINNING, Mark
 
 __all__ = ["MixedCursor", "Rules", "SourcePlace", "Start", "changed_cursor"]
 

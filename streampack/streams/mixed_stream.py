@@ -245,9 +245,9 @@ class MixedStream(LaneStream):
             self._waits = not stream.ended
             if self._waits or self._mixture.at_end == "stop":
                 break
-            member.place = replace(
-                member.place, mark=stream.mark_before(stream.serial), offset=0, ended=True
-            )
+            mark = stream.mark_before(stream.serial)
+            mark = replace(mark, cursor={**mark.cursor, "epoch": self._epochs[chosen]})
+            member.place = replace(member.place, mark=mark, offset=0, ended=True)
             self._credits.end(chosen)
         return None
 

@@ -25,20 +25,16 @@ from streampack.reading.base import Block, Source
 from streampack.reading.cursor import cursor_field
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.streams.base import LaneStream, Mark, Outlook
+from streampack.streams.base import BEGINNING, LaneStream, Mark, Outlook
 from streampack.streams.supply import DealtParts, EqualParts, Part, Supply
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
-__all__ = ["BEGINNING", "DocumentStream", "Preparation", "StreamConfig"]
+__all__ = ["DocumentStream", "Preparation", "StreamConfig"]
 
 #: Texts are tokenized in slices of at most so many documents or characters, so that the first
 #: window waits for little more than it needs.
 CHUNK_DOCUMENTS = 64
 CHUNK_CHARACTERS = 1 << 20
-
-#: The cursor before the first document: the part, its epoch, the place in it (of its reader), the
-#: tokens before that place, and those before the part.
-BEGINNING: dict[str, Any] = {"part": 0, "epoch": 0, "at": None, "tokens": 0, "before": 0}
 
 
 @dataclass(frozen=True, slots=True)

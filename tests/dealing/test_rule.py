@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.dealing.board import MemoryBoard, SharedBoard
 from streampack.dealing.dealer import Dealer
-from streampack.dealing.rule import FRACTION, LAG, DealRule, Line, Place, deal
+from streampack.dealing.rule import FRACTION, LAG, DealRule, Line, Place, Report, deal
 
 
 def _line(*, weight: int = 10_000, epochs: int = 1) -> Line:
@@ -87,21 +87,21 @@ def test_every_process_makes_the_same_deals_and_a_saved_lane_leaves_out_empty_on
     rule = _rule(reserve=1_000, lines={"": _line(weight=100_000)})
     name = f"streampack-test-{uuid.uuid4().hex}"
     boards = (
-        [MemoryBoard(4), MemoryBoard(4)]
+        [MemoryBoard(4, 1), MemoryBoard(4, 1)]
         if kind == "memory"
         else [SharedBoard(4, 1, name), SharedBoard(4, 1, name)]
     )
     dealers = [Dealer(rule, board) for board in boards]
     for lane in range(4):
         for board in boards if kind == "memory" else [boards[lane % 2]]:
-            board.put(1, lane, (100, 500, 510))  # more than the reserve
-            board.put(2, lane, (6_250, lane, 6_250))
+            board.put(1, lane, 0, Report(100, 500, 510))  # more than the reserve
+            board.put(2, lane, 0, Report(6_250, lane, 6_250))
     assert dealers[0].spans("", 3, 3) == dealers[1].spans("", 3, 3)
-    assert not dealers[0].gave(1)
-    assert dealers[0].gave(2)
-    again = Dealer(rule, MemoryBoard(4))
+    assert not dealers[0].gave(1, 0)
+    assert dealers[0].gave(2, 0)
+    again = Dealer(rule, MemoryBoard(4, 1))
     for lane in range(4):  # some remember the deal that gave nothing, one does not
-        reports = [[1, 100, 500, 510], [2, 6_250, lane, 6_250]]
+        reports = [[1, 0, 100, 500, 510], [2, 0, 6_250, lane, 6_250]]
         if not lane:
             del reports[0]
         again.board.load(lane, reports, 2)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
 from streampack.errors import StateError
 from streampack.hooks import Hook
+from streampack.lane.state import decode_reports
 from streampack.run.plan import RunPlan
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import identities, identity, in_order
@@ -69,7 +70,7 @@ def test_lanes_of_shards_that_differ_end_together() -> None:
         assert metrics.utilisation < metrics.composition.utilisation + 1e-9
     assert shares["once"] > 0.1
     assert shares["dealt"] < 0.02
-    reports = loader.state_dict()["lanes"]["0"]["reports"]
+    reports = decode_reports(loader.state_dict()["lanes"]["0"]["reports"])
     assert len(reports) > 5, "hardly anything was dealt"
 
 

@@ -129,7 +129,7 @@ def test_the_lanes_are_the_same_whoever_asks_first() -> None:
     assert plain["lanes"] > 1
     for question in (
         lambda dataset: dataset.plan.fingerprint,
-        lambda dataset: dataset.estimate_batches(),
+        lambda dataset: dataset.estimate_steps(),
         lambda dataset: next(iter(PackedLoader(dataset))),
         lambda dataset: PackedLoader(dataset, num_workers=5).state_dict(),
         lambda dataset: next(iter(DataLoader(dataset, batch_size=None, num_workers=2))),

@@ -267,6 +267,7 @@ def test_every_number_of_ranks_and_workers_gives_the_same_sequence() -> None:
             found += [
                 (batch.step * 4 + batch.lane, batch.input_ids.ravel().tolist())
                 for batch in PackedLoader(made, num_workers=workers)
+                if batch.num_documents  # ranks that are not connected end when their lanes do
             ]
         return sorted(found)
 
