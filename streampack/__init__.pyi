@@ -15,6 +15,7 @@ from .errors import StorageError as StorageError
 from .errors import StreampackError as StreampackError
 from .errors import WorkerError as WorkerError
 from .hooks import Hook as Hook
+from .job.simulated import SimulatedRanks as SimulatedRanks
 from .job.topology import Topology as Topology
 from .loader import PackedLoader as PackedLoader
 from .ordering import SimilarityOrder as SimilarityOrder

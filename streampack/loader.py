@@ -49,7 +49,8 @@ class PackedLoader:
 
     A finite run ends on every data-parallel rank after the same step. With an initialised process
     group its processes agree on it; all of them iterate, and leave a loop early, if at all, after
-    the same step. Without one, or where ranks are simulated, each ends when its lanes have ended.
+    the same step. Without one each ends when its lanes have ended; `SimulatedRanks` lets threads of
+    one process agree.
 
     Args:
         dataset: what to load.
@@ -65,7 +66,8 @@ class PackedLoader:
             for trainers that call ``model(**batch)``.
         device: copy batches there, the next one while the loop computes on the one at hand; None
             leaves them on the CPU.
-        ranks: who agrees; None finds the job's processes (see `streampack.job.exchange`).
+        ranks: who agrees: None finds the job's processes (see `streampack.job.exchange`);
+            `SimulatedRanks` are threads of one.
 
     Raises (while iterating):
         WorkerError: a worker was killed or timed out. The loader can be iterated again: it starts
@@ -281,7 +283,9 @@ class PackedLoader:
         """Who makes the batches: another loader, worker processes, or this process."""
         if self._loader is not None:
             self.dataset.go_on(self._run.plan, self._run.state.copy(), sharing)
-            return self._loader
+            batches = iter(self._loader)  # its workers have the dataset now
+            self.dataset.go_on(self._run.plan, self._run.state.copy())
+            return batches
         config, topology = self._run.plan.config, self._run.plan.topology
         if self.num_workers:
             return feed_from_workers(config, topology, start, states, self._workers, sharing)

@@ -1,0 +1,102 @@
+"""SimulatedRanks: data-parallel ranks as threads of one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import RankError
+from streampack.job.ending import Ranks
+
+__all__ = ["SimulatedRanks"]
+
+
+class SimulatedRanks:
+    """Ranks of one process, each in a thread of its own: for tests, and to try out other numbers.
+
+    They give the batches, the end and the states of as many processes. Their datasets and loaders
+    are their own; ``num_workers`` stays 0, for processes should not be forked beside threads.
+
+    Args:
+        number: of ranks.
+        timeout_s: how long one rank waits for the others.
+
+    Example:
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> from streampack import PackedDataset, PackedLoader, SimulatedRanks, Topology
+        >>> ranks = SimulatedRanks(2)
+        >>> def tokens_of(rank):
+        ...     documents = [[7] * 50] * 90
+        ...     dataset = PackedDataset(documents, seq_len=64, topology=Topology(rank, 2))
+        ...     return sum(batch.num_tokens for batch in PackedLoader(dataset, ranks=ranks[rank]))
+        >>> with ThreadPoolExecutor(2) as pool:
+        ...     sum(pool.map(tokens_of, range(2)))
+        4500
+    """
+
+    def __init__(self, number: int, *, timeout_s: float = 60.0) -> None:
+        self.number = number
+        self.timeout_s = timeout_s
+        self._members = [_Member(self) for _ in range(number)]
+        self._answers: dict[int, list[Any]] = {}
+        self._taken: dict[int, int] = {}
+        self._changed = threading.Condition()
+
+    def __getitem__(self, rank: int) -> Ranks:
+        """What the loader of a rank takes as ``ranks=``."""
+        return self._members[rank]
+
+    def _asked(
+        self, question: int, value: Any, together: Callable[[list[Any]], Any]
+    ) -> Callable[[], Any]:
+        """The ranks ask the same questions in the same order, each with a value of its own."""
+        with self._changed:
+            values = self._answers.setdefault(question, [])
+            values.append(value)
+            self._changed.notify_all()
+
+        def wait() -> Any:
+            with self._changed:
+                if not self._changed.wait_for(lambda: len(values) == self.number, self.timeout_s):
+                    raise RankError(
+                        f"Of {self.number} simulated ranks {len(values)} came to this step in "
+                        f"{self.timeout_s:g} s.",
+                        "Each waits for the others.",
+                        "Iterate every rank's loader in a thread of its own, to the same step.",
+                    )
+                if len({type(value) for value in values}) > 1:
+                    raise RankError(
+                        "Simulated ranks came to different steps at once.",
+                        "They would never agree on the end.",
+                        "Iterate every rank's loader to the same step, with the same settings.",
+                    )
+                self._taken[question] = self._taken.get(question, 0) + 1
+                if self._taken[question] == self.number:
+                    del self._taken[question], self._answers[question]
+            return together(values)
+
+        return wait
+
+
+class _Member:
+    """One of them."""
+
+    def __init__(self, ranks: SimulatedRanks) -> None:
+        self._ranks = ranks
+        self.asked = 0
+
+    def total(self, count: int) -> Callable[[], int]:
+        """See `Ranks`."""
+        return self._ask(count, sum)
+
+    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+        """See `Ranks`."""
+        return self._ask(values.copy(), np.maximum.reduce)
+
+    def _ask(self, value: Any, together: Callable[[list[Any]], Any]) -> Callable[[], Any]:
+        question, self.asked = self.asked, self.asked + 1
+        return self._ranks._asked(question, value, together)
