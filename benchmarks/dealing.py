@@ -1,14 +1,18 @@
 """How even the end of an epoch is, with lanes cut equally once and with lanes that are dealt.
 
     python -m benchmarks.dealing [--lanes 12 48] [--batches 200 800] [--only NAME ...]
+    python -m benchmarks.dealing --small
     python -m benchmarks.dealing --speed
 
 Each corpus is read, packed and counted through a `PackedLoader`, without tokens: documents have a
 size in bytes, by which the line is cut, and a length in tokens, which nobody knows before it is
 read. Prints docs/dealing.md's table: the share of the batches of a finite run that are empty.
 
-With --speed: tokens per second of a run of 12 lanes over MDS shards of ids, with lanes that are cut
-once and lanes that are dealt; the best of several runs each, in turn.
+With --small: the steps of one epoch over few conversations, in as many lanes as the run would
+choose, beside those of planning them all at once.
+
+With --speed: tokens per second of processor time of a run of 12 lanes over MDS shards of ids, with
+lanes that are cut once and lanes that are dealt; the best of several runs each, in turn.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from benchmarks.corpus_files import write_shards
 from benchmarks.page import markdown_table
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.documents import Documents, make_origin
+from streampack.packing import BestFitDecreasing
 from streampack.reading.base import Source
 from streampack.reading.manifest import Manifest
 from streampack.reading.sharded import ShardedSource
@@ -79,7 +84,14 @@ class Sizes(ShardedSource):
 
 
 def shards(
-    count: int, *, between: float, within: float, density: float, noise: float, longest: int = 8192
+    count: int,
+    *,
+    between: float,
+    within: float,
+    density: float,
+    noise: float,
+    longest: int = 8192,
+    documents: int = SHARD_DOCUMENTS,
 ) -> list[Shard]:
     """Shards of documents whose lengths and bytes per token are lognormal.
 
@@ -88,12 +100,13 @@ def shards(
         between: deviation of the shards' typical log length; within: that of documents in one.
         density: deviation of the shards' log bytes per token; noise: that of documents in one.
         longest: a document is at most so long.
+        documents: of a shard.
     """
     numbers = np.random.default_rng(count)
     made = []
     for _ in range(count):
         typical = numbers.normal(6.0, between)
-        lengths = np.exp(numbers.normal(typical, within, SHARD_DOCUMENTS)).astype(np.int64) + 1
+        lengths = np.exp(numbers.normal(typical, within, documents)).astype(np.int64) + 1
         lengths = np.minimum(lengths, longest)
         per_token = 4 * np.exp(numbers.normal(0, density) + numbers.normal(0, noise, len(lengths)))
         made.append((lengths, (lengths * per_token).astype(np.int64) + 20))
@@ -169,6 +182,27 @@ def empty_share(source: Source, lanes: int, *, dealt: bool) -> tuple[float, int]
     return metrics.empty_batches / metrics.batches, metrics.batches
 
 
+def small_corpora() -> list[list[str]]:
+    """Rows of a table: conversations, ranks, lanes, steps if planned all at once, and steps."""
+    found = []
+    packer = BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop")
+    for count in (500, 5_000, 50_000):
+        ((lengths, sizes),) = shards(
+            1, between=0, within=0.9, density=0, noise=0.3, documents=count, longest=SEQ_LEN
+        )
+        rows = packer.plan(lengths, final=True, seed=0).num_rows
+        for ranks in (1, 8, 64):
+            options: dict[str, Any] = {"packer": packer, "batch_rows": ROWS}
+            source = Sizes([(lengths, sizes)])
+            first = PackedDataset(source, topology=Topology(0, ranks), **options)
+            lanes = first.plan.config.lanes
+            whole = PackedDataset(source, topology=Topology(), lanes=lanes, **options)
+            steps = -(-sum(1 for _ in PackedLoader(whole)) // ranks)
+            offline = -(-rows // (ROWS * ranks))
+            found.append([f"{count:,}", str(ranks), str(lanes), f"{offline:,}", f"{steps:,}"])
+    return found
+
+
 def speeds(documents: int, runs: int) -> dict[str, float]:
     """Seconds per million tokens, by name."""
     least: dict[str, float] = {}
@@ -177,9 +211,9 @@ def speeds(documents: int, runs: int) -> dict[str, float]:
         for _ in range(runs):
             for name, dealt in (("cut once", False), ("dealt", True)):
                 loader = loader_of(MDS(folder, column="tokens"), 12, dealt=dealt)
-                began = time.perf_counter()
+                began = time.process_time()
                 tokens = sum(batch.num_tokens for batch in loader)
-                taken = (time.perf_counter() - began) / tokens * 1e6
+                taken = (time.process_time() - began) / tokens * 1e6
                 least[name] = min(taken, least.get(name, taken))
     return least
 
@@ -190,10 +224,15 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, nargs="+", default=[12, 48])
     parser.add_argument("--batches", type=int, nargs="+", default=[200, 800], help="of a lane")
     parser.add_argument("--only", nargs="+", choices=CORPORA, default=list(CORPORA))
+    parser.add_argument("--small", action="store_true")
     parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
+    if options.small:
+        heads = ["conversations", "ranks", "lanes", "steps, planned at once", "steps"]
+        print(markdown_table(heads, small_corpora()))
+        return
     if options.speed:
-        found = speeds(200_000, 7)
+        found = speeds(400_000, 5)
         for name, taken in found.items():
             print(f"{name:10s} {1 / taken:8.1f} M tokens/s, {taken / found['cut once']:.3f}")
         return

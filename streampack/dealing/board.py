@@ -54,7 +54,8 @@ class Board(ABC):
 
     def put(self, deal: int, lane: int, line: int, report: Report) -> None:
         """What a lane reports of a line for a deal."""
-        self.entries(deal)[lane, line] = np.array(report) + 1
+        until, ahead, found = report
+        self.entries(deal)[lane, line] = until + 1, ahead + 1, found + 1
 
     def end(self, lane: int, deal: int) -> None:
         """A lane has ended, and reports for no deal from this one on."""
