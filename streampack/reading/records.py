@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BrokenDocumentError", "flags_of", "ids_of", "record_of", "require_field", "text_of"]
+__all__ = [
+    "BrokenDocumentError",
+    "flags_of",
+    "ids_of",
+    "record_of",
+    "require_field",
+    "text_of",
+    "too_long",
+]
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -23,6 +31,11 @@ class BrokenDocumentError(ValueError):
 
     The message ends a sentence that begins with its name: "Row 7 of a.parquet is null".
     """
+
+
+def too_long(num_bytes: int, limit_bytes: int) -> str:
+    """What is wrong with a document above the limit of `Reading`."""
+    return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"
 
 
 def record_of(data: bytes) -> dict[str, Any]:
