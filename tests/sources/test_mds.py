@@ -448,6 +448,35 @@ def test_an_encoding_that_contradicts_its_size_is_refused(tmp_path: Path) -> Non
             MDS(tmp_path, column="t").prepare()
 
 
+def test_a_document_above_the_limit_is_a_broken_one(tmp_path: Path) -> None:
+    write(tmp_path, {"t": "str"}, [{"t": "x" * n} for n in (5, 2000, 7)])
+    source = MDS(tmp_path, column="t", reading=Reading(max_document_bytes=100))
+    skips = Skips("skip")
+    assert read_all(source, skips) == ["x" * 5, "x" * 7]
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+    assert "max_document_bytes" in skips.records[0][3]
+
+
+@pytest.mark.parametrize("codec", ["gz", "snappy", "zstd"])
+def test_a_shard_that_claims_to_unfold_to_hundreds_of_times_its_size_is_refused(
+    tmp_path: Path, codec: str
+) -> None:
+    corpus(tmp_path, 5, compression=codec)
+    claimed = 1 << 32
+    edit_index(tmp_path, lambda i: i["shards"][0]["raw_data"].update(bytes=claimed))
+    shard = tmp_path / f"shard.00000.mds.{codec}"
+    if codec == "snappy":  # its content says so as well
+        data = b"\x80\x80\x80\x80\x10" + shard.read_bytes()[2:]
+        shard.write_bytes(data)
+        size = len(data)
+        edit_index(tmp_path, lambda i: i["shards"][0]["zip_data"].update(bytes=size))
+    with pytest.raises(ContentError, match=r"shard\.00000.* (unfolds|decompresses) to"):
+        read_all(MDS(tmp_path, column="tokens"))
+    reading = Reading(max_document_bytes=1 << 33)
+    with pytest.raises(ContentError, match=r"shard\.00000.* decompresses? to"):
+        read_all(MDS(tmp_path, column="tokens", reading=reading))
+
+
 def small(folder: Path) -> Path:
     """One shard with three documents of 1, 2 and 3 tokens."""
     samples = [{"t": np.arange(n, dtype=np.uint16), "k": n} for n in (1, 2, 3)]

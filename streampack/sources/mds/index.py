@@ -23,6 +23,7 @@ from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
 
 __all__ = [
     "STATUS",
+    "TOO_LONG",
     "UNEVEN",
     "Column",
     "IndexedShard",
@@ -42,8 +43,9 @@ STATUS = {
     4: "has an array of more than one dimension",
     5: "has an array whose bytes do not match its shape",
     6: "has a loss mask that is not as long as its tokens",
+    7: "is longer than max_document_bytes of Reading",
 }
-UNEVEN = 6
+UNEVEN, TOO_LONG = 6, 7
 
 _LARGEST = 1 << 33  # of any number about a shard: its samples begin at 32-bit offsets
 
