@@ -5,13 +5,14 @@ A record that is no document raises `BrokenDocumentError`.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from streampack.reading.nesting import parse_json
 
 __all__ = [
     "BrokenDocumentError",
@@ -41,8 +42,8 @@ def too_long(num_bytes: int, limit_bytes: int) -> str:
 def record_of(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`, UTF-8 with or without a byte order mark."""
     try:
-        value = json.loads(data.removeprefix(_BOM).decode())
-    except (ValueError, RecursionError) as error:
+        value = parse_json(data.removeprefix(_BOM))
+    except ValueError as error:
         raise BrokenDocumentError(f"is not JSON in UTF-8 ({error})") from None
     if not isinstance(value, dict):
         raise BrokenDocumentError(f"holds a {type(value).__name__} where an object was expected")
