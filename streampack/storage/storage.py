@@ -170,6 +170,14 @@ class Storage:
         with process.cache.open(entry, lambda part: self._download(path, entry, part)) as file:
             yield file
 
+    def forget(self, path: str) -> bool:
+        """Remove the copy of a remote file, so that its next opening downloads it anew.
+
+        False if there is none: the file is local, or was not opened by this process.
+        """
+        process = self._process
+        return path in process.looked_up and process.cache.forget(self._entry(path))
+
     def prefetch(self, paths: Sequence[str]) -> None:
         """Hint that these files are needed soon, in this order; returns at once, never raises."""
         remote = [path for path in paths if split_url(path)[0] is not None]
