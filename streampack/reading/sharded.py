@@ -112,11 +112,12 @@ class ShardedSource(Source):
         """A local file with the content of a shard, in place inside the context.
 
         Raises:
-            StateError: it does not have the size it had when the shards were listed.
+            StateError: it is not what it was when the shards were listed.
             StorageError: it could not be downloaded, after all retries.
         """
         path, listed = self.manifest.paths[shard], int(self.manifest.num_bytes[shard])
-        with self.storage.local(path) as file:
+        versions = self.manifest.versions
+        with self.storage.local(path, versions[shard] if len(versions) else "") as file:
             size = self.storage.size(str(file))
             if size != listed:
                 raise StateError(

@@ -96,7 +96,8 @@ class JSONL(ShardedSource):
             if size > 0:
                 self._check_fields(path, size)
                 break
-        return Manifest(paths, sizes * scales, sizes)
+        versions = [info.version for info in infos]
+        return Manifest(paths, sizes * scales, sizes, versions=versions)
 
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read; not the paths, so that the files may move."""

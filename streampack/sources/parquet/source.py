@@ -136,7 +136,8 @@ class Parquet(ShardedSource):
             "documents": rows,
             "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
         }
-        return Manifest([info.path for info in infos], weights, sizes, details)
+        versions = [info.version for info in infos]
+        return Manifest([info.path for info in infos], weights, sizes, details, versions)
 
     def describe(self) -> dict[str, Any]:
         """Adds what is read; not the paths, so that the files may move."""

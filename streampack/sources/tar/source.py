@@ -146,6 +146,7 @@ class WebDataset(ShardedSource):
             # An empty file is an error, so it must be read.
             weights=np.array([max(n, 1) for n in sizes] + [_PIPE_BYTES] * pipes, dtype=np.int64),
             num_bytes=np.array(sizes + [0] * pipes, dtype=np.int64),
+            versions=[file.version for file in files] + [""] * pipes,
         )
 
     def describe(self) -> dict[str, Any]:
