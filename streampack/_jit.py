@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 __all__ = ["kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# A child that is forked while another thread compiles would wait for numba's lock for ever.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)
 
 
 def kernel(function: F) -> F:

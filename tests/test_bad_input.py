@@ -311,7 +311,9 @@ def test_a_window_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", ["x", 0, -1, 1.5, True])
-@pytest.mark.parametrize("name", ["block_documents", "block_bytes", "open_shards"])
+@pytest.mark.parametrize(
+    "name", ["block_documents", "block_bytes", "open_shards", "max_document_bytes"]
+)
 def test_a_reading_that_could_not_read_a_document_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=name) as raised:
         sources.Reading(**{name: value})

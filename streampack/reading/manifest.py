@@ -88,6 +88,8 @@ class Manifest:
         weights: (S,) int64, about how much is in each shard, in a unit of the format's choice that
             goes with tokens as closely as the listing can know; 0 for an empty one.
         num_bytes: (S,) int64, size of each shard as stored.
+        versions: S texts that differ between versions of a shard, as its store says when it is
+            listed; none at all if the store or the format's listing does not know.
         details: what the format needs besides, for example column encodings.
     """
 
@@ -95,10 +97,13 @@ class Manifest:
     weights: NDArray[np.int64]
     num_bytes: NDArray[np.int64]
     details: dict[str, Any] = field(default_factory=dict)
+    versions: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.paths, Names):
             object.__setattr__(self, "paths", Names(self.paths))
+        if not isinstance(self.versions, Names):
+            object.__setattr__(self, "versions", Names(self.versions if any(self.versions) else ()))
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -118,7 +123,8 @@ class Manifest:
     def digest(self) -> str:
         """64 bits, in hexadecimal, over names (without their folder), weights and sizes.
 
-        The folder is left out so that a corpus may move between buckets and disks. Worked out once,
+        The folder is left out so that a corpus may move between buckets and disks, and so are
+        versions, which a copy does not keep. Worked out once,
         by the process that lists; it is part of a pickled manifest.
         """
         digest = hashlib.blake2b(digest_size=8)

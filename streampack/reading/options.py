@@ -25,6 +25,9 @@ class Reading:
             None is 512 divided by `open_shards`, but at least 16, so that a window of 512
             documents holds some of every open shard.
         block_bytes: a block ends as soon as it holds this many bytes of tokens or text.
+        max_document_bytes: a document that is larger is broken, and so is what would have to be
+            unpacked at once to get at documents: a page of Parquet. It bounds the memory that a
+            small file can claim.
 
     Raises:
         ConfigError: one of them is not a whole number of at least 1.
@@ -33,9 +36,10 @@ class Reading:
     open_shards: int = 2
     block_documents: int | None = None
     block_bytes: int = 4 << 20
+    max_document_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
-        for name in ("open_shards", "block_documents", "block_bytes"):
+        for name in ("open_shards", "block_documents", "block_bytes", "max_document_bytes"):
             value = getattr(self, name)
             if value is not None or name != "block_documents":
                 checked = whole_number(name, value, "A lane could not read a document.")
@@ -54,6 +58,7 @@ class Reading:
             "open_shards": self.open_shards,
             "block_documents": self.documents_per_block,
             "block_bytes": self.block_bytes,
+            "max_document_bytes": self.max_document_bytes,
         }
 
 

@@ -5,7 +5,6 @@ A record that is no document raises `BrokenDocumentError`.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BrokenDocumentError", "flags_of", "ids_of", "record_of", "require_field", "text_of"]
+from streampack.reading.nesting import parse_json
+
+__all__ = [
+    "BrokenDocumentError",
+    "flags_of",
+    "ids_of",
+    "record_of",
+    "require_field",
+    "text_of",
+    "too_long",
+]
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -25,11 +34,16 @@ class BrokenDocumentError(ValueError):
     """
 
 
+def too_long(num_bytes: int, limit_bytes: int) -> str:
+    """What is wrong with a document above the limit of `Reading`."""
+    return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"
+
+
 def record_of(data: bytes) -> dict[str, Any]:
     """The JSON object in `data`, UTF-8 with or without a byte order mark."""
     try:
-        value = json.loads(data.removeprefix(_BOM).decode())
-    except (ValueError, RecursionError) as error:
+        value = parse_json(data.removeprefix(_BOM))
+    except ValueError as error:
         raise BrokenDocumentError(f"is not JSON in UTF-8 ({error})") from None
     if not isinstance(value, dict):
         raise BrokenDocumentError(f"holds a {type(value).__name__} where an object was expected")

@@ -6,6 +6,7 @@ memory in proportion to the number of documents.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
 __all__ = ["ShardedSource", "SpanReader"]
+
+logger = logging.getLogger(__name__)
 
 Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
 
@@ -109,11 +112,12 @@ class ShardedSource(Source):
         """A local file with the content of a shard, in place inside the context.
 
         Raises:
-            StateError: it does not have the size it had when the shards were listed.
+            StateError: it is not what it was when the shards were listed.
             StorageError: it could not be downloaded, after all retries.
         """
         path, listed = self.manifest.paths[shard], int(self.manifest.num_bytes[shard])
-        with self.storage.local(path) as file:
+        versions = self.manifest.versions
+        with self.storage.local(path, versions[shard] if len(versions) else "") as file:
             size = self.storage.size(str(file))
             if size != listed:
                 raise StateError(
@@ -337,22 +341,35 @@ class SpanReader(LaneReader):
     def _blocks(
         self, piece: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
+        """The blocks of a piece; a copy of a remote shard that fails a check is fetched anew, once.
+
+        A copy that fails one is never kept.
+        """
         shard, low, high = self.pieces[piece]
-        try:
-            for block, end, reached in self.source.read_shard(shard, low, high, position, skips):
-                kept, ended = skips.replay(block, shard)
-                if self.block_seed is not None and len(kept) > 1:
-                    begin = low if position is None else position
-                    kept = kept.take(
-                        permutation(len(kept), derive_seed(self.block_seed, shard, begin))
-                    )
-                elif isinstance(kept, Spans):
-                    kept = kept.gathered()
-                position = end
-                yield kept, end, reached
-                if ended:
-                    return
-        except ContentError as error:
-            if not error.rest_of_shard:
-                raise
-            skips.handle(error)
+        path, fetched_anew = self.source.manifest.paths[shard], False
+        while True:
+            try:
+                for block, end, reached in self.source.read_shard(
+                    shard, low, high, position, skips
+                ):
+                    kept, ended = skips.replay(block, shard)
+                    if self.block_seed is not None and len(kept) > 1:
+                        begin = low if position is None else position
+                        kept = kept.take(
+                            permutation(len(kept), derive_seed(self.block_seed, shard, begin))
+                        )
+                    elif isinstance(kept, Spans):
+                        kept = kept.gathered()
+                    position = end
+                    yield kept, end, reached
+                    if ended:
+                        return
+                return
+            except ContentError as error:
+                if self.source.storage.forget(path) and not fetched_anew:
+                    logger.warning("fetched again, as its copy may be damaged: %s", error.fact)
+                    fetched_anew = True
+                elif error.rest_of_shard:
+                    return skips.handle(error)
+                else:
+                    raise

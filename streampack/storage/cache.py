@@ -1,9 +1,11 @@
 """A directory of downloaded files, shared by any number of processes.
 
-An entry is three names in one flat directory: ``<key>-<basename>`` is the file, ``.<key>.part``
-is the file while it is written, ``.<key>.lock`` is locked with `flock`: shared by processes that
-have the file open, exclusively by one that downloads or evicts it. The operating system releases
-the locks of a dead process, so a part that is not locked is garbage. Files with other names stay.
+An entry is three names in one flat directory. ``<key>-<basename>`` is the file. ``.<key>.lock`` is
+locked with `flock`: shared by processes that have the file open or download it, exclusively by one
+that evicts it. ``.<key>.part`` is the file while it is written, locked by the one that writes it.
+The operating system releases the locks of a dead process, so what nobody has locked is garbage.
+Files with other names stay. Any of them may be removed at any time: who needs a file that is
+missing downloads it, whoever else has it open.
 
 Cost: opening a file takes two system calls; a download scans the directory once, to keep it below
 its limit.
@@ -73,21 +75,22 @@ class _Lock:
             try:
                 fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
                 # Eviction removes the lock file too, and a lock on a removed file locks nothing.
-                if os.fstat(fd).st_ino == os.stat(path).st_ino:
-                    return cls(fd)
+                if (lock := cls(fd)).is_of(path):
+                    return lock
+                lock.release()
             except BlockingIOError:
                 os.close(fd)
                 return None
-            except FileNotFoundError:
-                pass
             except BaseException:
                 os.close(fd)
                 raise
-            os.close(fd)
 
-    def share(self) -> None:
-        """From exclusive to shared."""
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
+    def is_of(self, path: Path) -> bool:
+        """True if the file at a path is the one that is locked."""
+        try:
+            return os.fstat(self._fd).st_ino == os.stat(path).st_ino
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Unlock, also for copies of the descriptor that a forked child may hold."""
@@ -183,30 +186,36 @@ class Cache:
         lock.release()
         return downloaded
 
+    def forget(self, entry: Entry) -> bool:
+        """Remove the file, so that it is downloaded anew; False if it is not there.
+
+        Who has it open reads on.
+        """
+        try:
+            entry.data.unlink()
+        except OSError:
+            return False
+        return True
+
     def _hold(self, entry: Entry, fetch: Callable[[Path], None]) -> tuple[_Lock, bool]:
         """A shared lock on the complete file, and whether this call downloaded it."""
         downloaded = False
-        lock = self._lock(entry, exclusive=False)
-        while not entry.is_complete():
+        lock = self._lock(entry.lock, exclusive=False)
+        try:
+            while not entry.is_complete():
+                downloaded = self._download(entry, fetch) or downloaded
+        except BaseException:
             lock.release()
-            lock = self._lock(entry, exclusive=True)
-            try:
-                if not entry.is_complete():
-                    self._download(entry, fetch)
-                    downloaded = True
-                lock.share()  # not atomic, so the condition is checked again
-            except BaseException:
-                lock.release()
-                raise
+            raise
         now = time.time_ns()
         with suppress(OSError):  # the file of another user keeps its time
             os.utime(entry.data, ns=(now, now))
         return lock, downloaded
 
-    def _lock(self, entry: Entry, *, exclusive: bool) -> _Lock:
+    def _lock(self, path: Path, *, exclusive: bool) -> _Lock:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = _Lock.acquire(entry.lock, exclusive=exclusive)
+            lock = _Lock.acquire(path, exclusive=exclusive)
         except OSError as error:
             raise StorageError(
                 f"The cache directory {self.folder} cannot be used ({error}).",
@@ -216,19 +225,30 @@ class Cache:
         assert lock is not None
         return lock
 
-    def _download(self, entry: Entry, fetch: Callable[[Path], None]) -> None:
-        """Download under the exclusive lock; the part of a dead process is overwritten."""
-        self._evict(entry.num_bytes)
+    def _download(self, entry: Entry, fetch: Callable[[Path], None]) -> bool:
+        """Download unless another one has done it; the part of a dead process is overwritten."""
+        lock = self._lock(entry.part, exclusive=True)
         try:
+            if entry.is_complete():
+                return False
+            self._evict(entry.num_bytes)
             fetch(entry.part)
+            if not lock.is_of(entry.part):
+                raise StorageError(
+                    f"{entry.part} was removed while it was downloaded.",
+                    "What is there now may be another process's half of it.",
+                    "Leave the cache directory alone for a while, and restart.",
+                )
             with open(entry.part, "rb") as written:
                 os.fsync(written.fileno())  # or the bytes could be missing after a power failure
             os.replace(entry.part, entry.data)
             self._evict(0)  # other processes may have downloaded at the same time
-        except BaseException:
-            with suppress(OSError):
-                entry.part.unlink()
-            raise
+            return True
+        finally:
+            if lock.is_of(entry.part):  # this failed, or was not needed
+                with suppress(OSError):
+                    entry.part.unlink()
+            lock.release()
 
     def _evict(self, incoming: int) -> None:
         """Remove what dead processes left, then files until there is room for `incoming` bytes."""

@@ -39,7 +39,9 @@ CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
 _CHUNK = 1 << 20
 _FEED = 16 << 10  # of compressed data at a time: as fine as its content can be cut
+_MOST_UNFOLDED = 256  # times what is stored; tars of tiny members come to some fifty
 _PART = 64 << 10  # of content at a time, where the library feeds itself
+_MOST_SNAPPY = 32  # times what is stored: a copy of 64 bytes takes 3
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no content, with which pzstd begins.
 _MAGIC |= {bytes((0x50 + n, 0x2A, 0x4D, 0x18)): "zstd" for n in range(16)}
@@ -70,7 +72,12 @@ def sniff_codec(path: Path) -> str | None:
 
 
 def decompress(
-    path: Path, codec: str, *, folder: Path | None = None, exact_bytes: int | None = None
+    path: Path,
+    codec: str,
+    *,
+    folder: Path | None = None,
+    exact_bytes: int | None = None,
+    free_bytes: int = 256 << 20,
 ) -> tuple[NDArray[np.uint8], bool]:
     """Decompress a file and map the result.
 
@@ -79,6 +86,8 @@ def decompress(
         codec: "gz", "bz2", "zstd", "br" or "snappy" (raw; needs `exact_bytes`).
         folder: where the temporary file goes; None means the system's place.
         exact_bytes: the size the content must have; never more than this is written.
+        free_bytes: content of so many bytes may be compressed to anything. More of it must not be
+            more than 256 times what is stored, which no documents are.
 
     Returns:
         (B,) uint8, and whether the compressed data ended properly: of gz and bz2 files that are
@@ -91,11 +100,16 @@ def decompress(
     with open(path, "rb") as source, _temporary(folder) as out:
         complete = True
         written = 0
+        most = max(free_bytes, _MOST_UNFOLDED * os.fstat(source.fileno()).st_size)
+        if exact_bytes is not None and exact_bytes > most:
+            raise _unfolds_too_far(most)
         try:
             for chunk in _chunks(source, codec, exact_bytes):
                 written += len(chunk)
                 if exact_bytes is not None and written > exact_bytes:
                     raise DamagedError(f"it decompresses to more than {exact_bytes} bytes")
+                if written > most:
+                    raise _unfolds_too_far(most)
                 _write(out, chunk)
         except _CutShortError:
             complete = False
@@ -103,6 +117,13 @@ def decompress(
             raise DamagedError(f"it decompresses to {written} bytes instead of {exact_bytes}")
         out.flush()
         return _map(out), complete
+
+
+def _unfolds_too_far(most: int) -> DamagedError:
+    return DamagedError(
+        f"it unfolds to more than {most} bytes, {_MOST_UNFOLDED} times what is stored, which is "
+        "allowed up to max_document_bytes of Reading"
+    )
 
 
 @contextmanager
@@ -302,7 +323,7 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
                 raise DamagedError("raw snappy data does not say its size")
             data = source.read()
             # pyarrow trusts a size that is too large, and pads with what is in memory.
-            if _snappy_size(data) != exact_bytes:
+            if _snappy_size(data) != exact_bytes or exact_bytes > _MOST_SNAPPY * len(data):
                 raise DamagedError(f"it says it decompresses to {_snappy_size(data)} bytes")
             yield pyarrow.decompress(data, exact_bytes, codec="snappy", asbytes=True)
             return

@@ -11,12 +11,19 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from streampack.errors import ConfigError, StorageError
 from streampack.storage.patterns import has_glob, wanted
-from streampack.storage.remote import RemoteFile, is_missing, shown, split_url, with_retries
+from streampack.storage.remote import (
+    RemoteFile,
+    is_missing,
+    shown,
+    split_url,
+    version_of,
+    with_retries,
+)
 
 __all__ = ["FileInfo", "in_threads", "list_remote"]
 
@@ -33,10 +40,12 @@ class FileInfo:
     Attributes:
         path: absolute local path, or URL.
         num_bytes: its size.
+        version: of a remote file, what its store says; see `version_of`.
     """
 
     path: str
     num_bytes: int
+    version: str = field(default="", compare=False)
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
@@ -74,7 +83,7 @@ def list_remote(
                 "HTTP servers have no listing that it could be matched against.",
                 "Name the files, or use braces: shard-{000..127}.parquet.",
             )
-    folders: dict[str, dict[str, int]] = {}
+    folders: dict[str, dict[str, FileInfo]] = {}
     if not over_http:
         counts = Counter(map(_folder, names))
         globs = {_folder(name) for name in names if has_glob(name)}
@@ -87,19 +96,19 @@ def list_remote(
         folders = dict(zip(chosen, listed, strict=True))
 
     def find(name: str) -> list[FileInfo]:
-        if (sizes := folders.get(_folder(name))) is not None:
-            parent, _, base = name.rpartition("/")
+        if (there := folders.get(_folder(name))) is not None:
+            base = name.rpartition("/")[2]
             if has_glob(base):
-                return [FileInfo(f"{parent}/{b}", sizes[b]) for b in fnmatch.filter(sizes, base)]
-            if base in sizes:
-                return [FileInfo(name, sizes[base])]
+                return [there[found] for found in fnmatch.filter(there, base)]
+            if base in there:
+                return [there[base]]
         if over_http or not has_glob(name):
             return _list_named(filesystem, name, endings, retries)
         matches = with_retries(
             lambda: filesystem.glob(name, detail=True), doing="Listing", url=name, retries=retries
         )
         return [
-            FileInfo(filesystem.unstrip_protocol(match), int(info["size"]))
+            _file_info(filesystem.unstrip_protocol(match), info)
             for match, info in matches.items()
             if info.get("type") == "file"
         ]
@@ -114,8 +123,12 @@ def _folder(name: str) -> str:
     return folder if plain and base and "**" not in base and "[" not in base else ""
 
 
-def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, int]:
-    """Name and size of each file right in a folder."""
+def _file_info(url: str, info: dict[str, Any]) -> FileInfo:
+    return FileInfo(url, int(info["size"]), version_of(info))
+
+
+def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, FileInfo]:
+    """The files right in a folder, by their names in it."""
     try:
         items = with_retries(
             lambda: filesystem.ls(folder, detail=True), doing="Listing", url=folder, retries=retries
@@ -125,11 +138,9 @@ def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, int]:
             return {}
         raise
     root = filesystem._strip_protocol(folder).rstrip("/") + "/"
-    return {
-        item["name"].removeprefix(root): int(item["size"])
-        for item in items
-        if item.get("type") == "file" and item["name"].startswith(root)
-    }
+    files = [i for i in items if i.get("type") == "file" and i["name"].startswith(root)]
+    names = [item["name"].removeprefix(root) for item in files]
+    return {n: _file_info(f"{folder}/{n}", i) for n, i in zip(names, files, strict=True)}
 
 
 def _list_named(filesystem: Any, url: str, endings: Sequence[str], retries: int) -> list[FileInfo]:
@@ -143,13 +154,14 @@ def _list_named(filesystem: Any, url: str, endings: Sequence[str], retries: int)
             return []
         raise
     if info.get("type") != "directory":
-        return [FileInfo(url, RemoteFile.of(url, info).num_bytes)]
+        remote = RemoteFile.of(url, info)
+        return [FileInfo(url, remote.num_bytes, remote.version)]
     below = with_retries(
         lambda: filesystem.find(url, detail=True), doing="Listing", url=url, retries=retries
     )
     root = filesystem._strip_protocol(url).rstrip("/") + "/"
     return [
-        FileInfo(filesystem.unstrip_protocol(name), int(item["size"]))
+        _file_info(filesystem.unstrip_protocol(name), item)
         for name, item in below.items()
         if item.get("type") == "file" and wanted(name.removeprefix(root), endings)
     ]

@@ -26,10 +26,12 @@ from streampack.errors import ConfigError, StorageError, StreampackError
 __all__ = [
     "RemoteFile",
     "SizeGuard",
+    "is_another_version",
     "is_missing",
     "open_filesystem",
     "shown",
     "split_url",
+    "version_of",
     "with_retries",
 ]
 
@@ -93,7 +95,7 @@ class RemoteFile:
 
     Attributes:
         num_bytes: its size.
-        version: differs between versions of the file; may be empty.
+        version: see `version_of`.
         ranges: False if the server says that it can only send the whole file.
     """
 
@@ -117,8 +119,21 @@ class RemoteFile:
                 "Half a download would look like a whole one.",
                 "Use a server that sends Content-Length, or copy the file.",
             )
-        version = next((str(info[name]) for name in _VERSION_FIELDS if info.get(name)), "")
-        return cls(size, version, info.get("partial") is not False)
+        return cls(size, version_of(info), info.get("partial") is not False)
+
+
+def version_of(info: dict[str, Any]) -> str:
+    """What differs between versions of a file, with the name of the field that says so.
+
+    "" if the store says nothing of the kind.
+    """
+    return next((f"{name} {info[name]}" for name in _VERSION_FIELDS if info.get(name)), "")
+
+
+def is_another_version(one: str, other: str) -> bool:
+    """True for two versions of a file; a listing and a look-up may say it in other fields."""
+    same_field = one.partition(" ")[0] == other.partition(" ")[0]
+    return same_field and one != other
 
 
 class SizeGuard(Callback):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.errors import ConfigError, ContentError, StateError, StorageError
 from streampack.numeric import real_number, whole_number
 from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.listing import FileInfo, in_threads, list_remote
@@ -23,6 +23,7 @@ from streampack.storage.read_ahead import ReadAhead
 from streampack.storage.remote import (
     RemoteFile,
     SizeGuard,
+    is_another_version,
     open_filesystem,
     shown,
     split_url,
@@ -154,10 +155,15 @@ class Storage:
         return [found[path] for path in sorted(found)]
 
     @contextmanager
-    def local(self, path: str) -> Iterator[Path]:
+    def local(self, path: str, version: str = "") -> Iterator[Path]:
         """A local file with the content of `path`, complete and in place inside the context.
 
+        Args:
+            path: path or URL.
+            version: that a remote file had when it was listed; "" is any.
+
         Raises:
+            StateError: the file was replaced, since it was listed or while it was downloaded.
             StorageError: it could not be downloaded, after all retries.
         """
         protocol, rest = split_url(path)
@@ -166,9 +172,21 @@ class Storage:
             return
         process = self._process
         process.read_ahead.opened(path)
-        entry = self._entry(path)
-        with process.cache.open(entry, lambda part: self._download(path, entry, part)) as file:
+        remote = self._look_up(path)
+        if version and is_another_version(remote.version, version):
+            raise _replaced(path, version, remote.version)
+        with process.cache.open(
+            self._entry(path), lambda part: self._download(path, remote, part)
+        ) as file:
             yield file
+
+    def forget(self, path: str) -> bool:
+        """Remove the copy of a remote file, so that its next opening downloads it anew.
+
+        False if there is none: the file is local, or was not opened by this process.
+        """
+        process = self._process
+        return path in process.looked_up and process.cache.forget(self._entry(path))
 
     def prefetch(self, paths: Sequence[str]) -> None:
         """Hint that these files are needed soon, in this order; returns at once, never raises."""
@@ -266,20 +284,25 @@ class Storage:
         return self._process.cache.entry(url, remote.num_bytes, remote.version)
 
     def _fetch_ahead(self, url: str) -> bool:
-        entry = self._entry(url)
+        remote = self._look_up(url)
         return self._process.cache.ensure(
-            entry, lambda part: self._download(url, entry, part, retries=0)
+            self._entry(url), lambda part: self._download(url, remote, part, retries=0)
         )
 
-    def _download(self, url: str, entry: Entry, part: Path, retries: int | None = None) -> None:
-        """Write the whole file to `part`, checking its size."""
+    def _download(
+        self, url: str, remote: RemoteFile, part: Path, retries: int | None = None
+    ) -> None:
+        """Write the whole file to `part`, checking its size, and that it is what was looked up."""
         filesystem = self._filesystem(split_url(url)[0] or "")
 
         def download() -> None:
-            filesystem.get_file(url, str(part), callback=SizeGuard(entry.num_bytes))
+            filesystem.get_file(url, str(part), callback=SizeGuard(remote.num_bytes))
             size = part.stat().st_size
-            if size != entry.num_bytes:
-                raise OSError(f"{size} of {entry.num_bytes} bytes arrived")
+            if size != remote.num_bytes:
+                raise OSError(f"{size} of {remote.num_bytes} bytes arrived")
+            now = RemoteFile.of(url, filesystem.info(url)) if remote.version else remote
+            if now.version != remote.version:
+                raise _replaced(url, remote.version, now.version)
 
         try:
             with_retries(
@@ -288,10 +311,19 @@ class Storage:
                 url=url,
                 retries=self.retries if retries is None else retries,
             )
-        except StorageError:
+        except (StateError, StorageError):
             with suppress(KeyError):  # there may be another version now: look it up again
                 del self._process.looked_up[url]
             raise
+
+
+def _replaced(url: str, before: str, now: str) -> StateError:
+    return StateError(
+        f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
+        f"{now or 'none'} now.",
+        "Positions in it would name other documents than before.",
+        "Leave shards as they are during a run; start a new run for changed data.",
+    )
 
 
 def _read_exactly(path: str | Path, start: int, stop: int) -> bytes:

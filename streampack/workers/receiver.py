@@ -64,6 +64,8 @@ class Receiver:
             WorkerError: the process died, or gave nothing for `timeout_s` seconds.
             Exception: what a lane raised there.
         """
+        if not self._worker.is_ours:
+            raise self._worker.of_parent()
         try:
             received = self._received.get(timeout=timeout_s)
         except queue.Empty:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import multiprocessing.process
+import os
 import pickle
+import weakref
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -17,6 +21,23 @@ __all__ = ["WorkerHandle"]
 
 PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux; batches fit in it
 _BYTES_PER_TOKEN = 8  # of a batch on its way, generously
+
+_started: weakref.WeakSet[WorkerHandle] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the workers are the parent's, which the child must not end.
+
+    At its exit multiprocessing would end all daemons that it knows, and the garbage collector the
+    loops that have them.
+    """
+    known: set[object] = getattr(multiprocessing.process, "_children", set())
+    for worker in list(_started):
+        worker.is_ours = False
+        known.discard(worker.process)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class WorkerHandle:
@@ -44,6 +65,7 @@ class WorkerHandle:
         inherited: list[Connection],
     ) -> None:
         self.number = number
+        self.is_ours = True  # False in a child that the loop's process forks
         self._lanes = list(states)
         self.receiver, sender = context.Pipe(duplex=False)
         # Room for the batches to be made ahead and not for many more: what a worker has sent is
@@ -76,8 +98,16 @@ class WorkerHandle:
                 f"Processes started by {context.get_start_method()} get it pickled.",
                 'Define hooks and factories at the top level of a module, or use "fork".',
             ) from error
+        except ValueError as error:  # Python's own, of the descriptors it would pass on
+            self.receiver.close()
+            raise ConfigError(
+                f"No worker process can be started: {error}.",
+                "Python cannot spawn a process where standard streams are closed.",
+                'Open /dev/null in their place, or use "fork".',
+            ) from error
         finally:
             sender.close()  # the worker's death then ends the pipe
+        _started.add(self)
 
     def receive(self) -> Message:
         """The next message.
@@ -106,8 +136,18 @@ class WorkerHandle:
             "Look at storage and tokenizer, or raise timeout_s.",
         )
 
+    def of_parent(self) -> WorkerError:
+        """The error to raise where a forked child goes on with the loop."""
+        return WorkerError(
+            f"This process was forked inside a loop whose worker {self.number} is its parent's.",
+            "Only the parent gets its batches.",
+            "Let the child leave the loop, or iterate a loader of its own.",
+        )
+
     def end_process(self) -> None:
         """End it; a worker blocked on a full pipe or in I/O does not hold this up."""
+        if not self.is_ours:
+            return
         self.process.terminate()
         self.process.join(5)
         if self.process.exitcode is None:
@@ -117,12 +157,16 @@ class WorkerHandle:
     def close(self) -> None:
         """Close the pipe and the process, which has ended."""
         self.receiver.close()
-        self.process.close()
+        if self.is_ours:
+            with suppress(ValueError):  # where SIGCHLD is ignored, nobody can know that it ended
+                self.process.close()
 
     def _died(self) -> WorkerError:
         self.process.join(5)
         code = self.process.exitcode
         how = f"was killed by signal {-code}" if code and code < 0 else f"exited with code {code}"
+        if code is None:  # where SIGCHLD is ignored, nobody can know how
+            how = "ended"
         return WorkerError(
             f"Worker {self.number} (process {self.process.pid}) {how} "
             f"(lanes {self._lane_names()}).",

@@ -403,6 +403,80 @@ def test_sizes_in_an_index_are_checked(tmp_path: Path, field: str, value: object
         MDS(tmp_path / "c", column="tokens").prepare()
 
 
+@pytest.mark.parametrize("place", ["k", "z"])
+def test_an_index_with_sizes_that_overflow_is_refused(tmp_path: Path, place: str) -> None:
+    names = [f"k{i}" for i in range(5)] + ["t"] + [f"z{i}" for i in range(5)]
+    samples = [{name: np.arange(3, dtype=np.uint16) for name in names}] * 5
+    write(tmp_path, dict.fromkeys(names, "ndarray:uint16:3"), samples)
+
+    def claim(index: Any) -> None:
+        for i, size in enumerate([2**62 - 1] * 4 + [34]):  # 30 in 64 bits, as five columns have
+            column = names.index(f"{place}{i}")
+            index["shards"][0]["column_sizes"][column] = size
+            index["shards"][0]["column_encodings"][column] = f"ndarray:uint8:{size}"
+
+    edit_index(tmp_path, claim)
+    with pytest.raises(ConfigError, match=r"index\.json.*not a size"):
+        read_all(MDS(tmp_path, column="t"))
+
+
+@pytest.mark.parametrize("column", ["k", "t", "z"])
+@pytest.mark.parametrize("size", [2**33, 2**32 - 2, 8])
+def test_columns_larger_than_their_samples_break_them(
+    tmp_path: Path, column: str, size: int
+) -> None:
+    names = ["k", "t", "z"]
+    samples = [{name: np.arange(3, dtype=np.uint16) for name in names}] * 5
+    write(tmp_path, dict.fromkeys(names, "ndarray:uint16:3"), samples)
+
+    def claim(index: Any) -> None:
+        index["shards"][0]["column_sizes"][names.index(column)] = size
+        index["shards"][0]["column_encodings"][names.index(column)] = f"ndarray:uint16:{size // 2}"
+
+    edit_index(tmp_path, claim)
+    skips = Skips("skip")
+    assert read_all(MDS(tmp_path, column="t"), skips) == []
+    assert [record[1] for record in skips.records] == list(range(5))
+
+
+def test_an_encoding_that_contradicts_its_size_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {"t": "ndarray:uint16:3"}, [{"t": np.arange(3, dtype=np.uint16)}])
+    for length in ("4", "9" * 5000, "-3", "x"):
+        encoding = f"ndarray:uint16:{length}"
+        edit_index(tmp_path, lambda i, e=encoding: i["shards"][0].update(column_encodings=[e]))
+        with pytest.raises(ConfigError, match="index"):
+            MDS(tmp_path, column="t").prepare()
+
+
+def test_a_document_above_the_limit_is_a_broken_one(tmp_path: Path) -> None:
+    write(tmp_path, {"t": "str"}, [{"t": "x" * n} for n in (5, 2000, 7)])
+    source = MDS(tmp_path, column="t", reading=Reading(max_document_bytes=100))
+    skips = Skips("skip")
+    assert read_all(source, skips) == ["x" * 5, "x" * 7]
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+    assert "max_document_bytes" in skips.records[0][3]
+
+
+@pytest.mark.parametrize("codec", ["gz", "snappy", "zstd"])
+def test_a_shard_that_claims_to_unfold_to_hundreds_of_times_its_size_is_refused(
+    tmp_path: Path, codec: str
+) -> None:
+    corpus(tmp_path, 5, compression=codec)
+    claimed = 1 << 32
+    edit_index(tmp_path, lambda i: i["shards"][0]["raw_data"].update(bytes=claimed))
+    shard = tmp_path / f"shard.00000.mds.{codec}"
+    if codec == "snappy":  # its content says so as well
+        data = b"\x80\x80\x80\x80\x10" + shard.read_bytes()[2:]
+        shard.write_bytes(data)
+        size = len(data)
+        edit_index(tmp_path, lambda i: i["shards"][0]["zip_data"].update(bytes=size))
+    with pytest.raises(ContentError, match=r"shard\.00000.* (unfolds|decompresses) to"):
+        read_all(MDS(tmp_path, column="tokens"))
+    reading = Reading(max_document_bytes=1 << 33)
+    with pytest.raises(ContentError, match=r"shard\.00000.* decompresses? to"):
+        read_all(MDS(tmp_path, column="tokens", reading=reading))
+
+
 def small(folder: Path) -> Path:
     """One shard with three documents of 1, 2 and 3 tokens."""
     samples = [{"t": np.arange(n, dtype=np.uint16), "k": n} for n in (1, 2, 3)]

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack.errors import ConfigError, ContentError
+from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import Parquet
 from streampack.sources.parquet import source as parquet
@@ -199,7 +200,8 @@ def test_a_page_that_claims_more_rows_than_its_group_takes_no_memory_for_them(
     path.write_bytes(b"PAR1" + page + data[4 + size :])
     _claim(path, size, len(page))
     with _arrow_memory() as pool:
-        assert read_all(Parquet(path, tokens="ids")) == [()] * rows
+        with pytest.raises(ContentError, match="lists of row group 0 would unfold"):
+            read_all(Parquet(path, tokens="ids"))
         assert pool.max_memory() < 1 << 20
 
 
@@ -212,11 +214,104 @@ def test_of_rows_that_take_few_bytes_only_some_are_decoded_at_once(tmp_path: Pat
         assert pool.max_memory() < 80 << 20  # of 160 million bytes
 
 
+# ------------------------------------------------------------------ bombs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "zstd"},
+        {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+        {"use_dictionary": False, "compression": "zstd", "write_batch_size": 1},
+        {"use_dictionary": False, "write_batch_size": 1, "data_page_version": "2.0"},
+    ],
+    ids=["dictionary", "prefixes", "plain", "second-version"],
+)
+def test_long_texts_among_short_ones_are_decoded_a_few_at_a_time(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    path, most = tmp_path / "a.parquet", 3 << 20
+    texts = ["short"] * 3000 + ["x" * (1 << 20)] * 60 + ["short"] * 3000
+    pq.write_table(pa.table({"text": texts}), path, data_page_size=1 << 20, **options)
+    with _arrow_memory() as pool:
+        assert read_all(Parquet(path, reading=Reading(max_document_bytes=most))) == texts
+        assert pool.max_memory() < 8 * most
+
+
+def test_a_page_that_unfolds_to_more_than_the_limit_is_refused_before_it_does(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x" * (40 << 20)]}), path, compression="zstd")
+    source = Parquet(path, reading=Reading(max_document_bytes=32 << 20))
+    with _arrow_memory() as pool:
+        with pytest.raises(ContentError, match="max_document_bytes=") as caught:
+            read_all(source)
+        assert str(path) in str(caught.value)
+        assert read_all(source, Skips("skip")) == []
+        assert pool.max_memory() < 1 << 20
+    assert len(read_all(Parquet(path))) == 1
+
+
+@pytest.mark.parametrize("rows", [[20_000_000], [1] * 5000 + [20_000_000]], ids=["one", "among"])
+def test_a_list_of_ids_that_unfolds_to_more_than_the_limit_is_refused_before_it_does(
+    tmp_path: Path, rows: list[int]
+) -> None:
+    path = tmp_path / "a.parquet"
+    ids = pa.array(np.ones(sum(rows), dtype=np.int32))
+    offsets = np.concatenate([[0], np.cumsum(rows)]).astype(np.int32)
+    pq.write_table(pa.table({"ids": pa.ListArray.from_arrays(offsets, ids)}), path)
+    assert path.stat().st_size < 100_000
+    with _arrow_memory() as pool:
+        source = Parquet(path, tokens="ids", reading=Reading(max_document_bytes=32 << 20))
+        with pytest.raises(ContentError, match="max_document_bytes="):
+            read_all(source)
+        assert pool.max_memory() < 1 << 20
+
+
+@pytest.mark.parametrize("column", ["text", "ids"])
+def test_a_row_above_the_limit_is_a_broken_document_and_the_others_are_read(
+    tmp_path: Path, column: str
+) -> None:
+    rows = [np.arange(n) for n in (5, 1000, 7)]
+    table = {"ids": rows, "text": ["x" * len(row) * 4 for row in rows]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet", compression="none")
+    arguments: dict[str, Any] = {{"text": "text", "ids": "tokens"}[column]: column}
+    reading = Reading(max_document_bytes=3000)
+    skips = Skips("skip")
+    found = read_all(Parquet(tmp_path / "a.parquet", reading=reading, **arguments), skips)
+    assert [len(document) * (1 if column == "text" else 4) for document in found] == [20, 28]
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+    assert "4000 bytes" in skips.records[0][3]
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_pages_above_the_limit_that_hold_what_they_say_are_read(
+    tmp_path: Path, version: str
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 50_000, n) for n in rng.integers(0, 3000, 2000)]
+    table = pa.table(
+        {
+            "ids": rows,
+            "mask": [np.ones(len(row), dtype=np.bool_) for row in rows],
+            "text": [" ".join(map(str, row)) for row in rows],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", data_page_version=version)
+    reading = Reading(max_document_bytes=100_000)
+    for arguments in ({"tokens": "ids", "loss_mask": "mask"}, {"text": "text"}):
+        source = Parquet(tmp_path / "a.parquet", reading=reading, **arguments)
+        assert len(read_all(source)) == 2000
+
+
 @contextmanager
 def _arrow_memory() -> Iterator[pa.MemoryPool]:
     """What Arrow allocates meanwhile."""
     before = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(before)
     pa.set_memory_pool(pool)
-    yield pool
-    pa.set_memory_pool(before)
+    try:
+        yield pool
+    finally:
+        pa.set_memory_pool(before)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -465,6 +466,49 @@ def test_sparse_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContentError, match="sparse") as caught:
         read_all(one(tmp_path, bytes(data)))
     assert (caught.value.index, caught.value.rest_of_shard) == (1, True)
+
+
+@pytest.mark.parametrize("magic", ["BZh", "\x1f\x8b", "(\xb5/\xfd", "P*M\x18"])
+def test_a_member_that_is_named_like_compressed_data_hides_no_document(
+    tmp_path: Path, magic: str
+) -> None:
+    stream = io.BytesIO()
+    form = tarfile.GNU_FORMAT
+    with tarfile.open(fileobj=stream, mode="w", format=form, encoding="latin-1") as tar:
+        for name in (f"{magic}.npy", "1.npy"):
+            info = tarfile.TarInfo(name)
+            info.size = len(GOOD)
+            tar.addfile(info, io.BytesIO(GOOD))
+    source = one(tmp_path, stream.getvalue())
+    assert (tmp_path / "a.tar").read_bytes().startswith(magic.encode("latin-1"))
+    assert len(read_all(source)) == 2
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "zst"])
+def test_an_archive_that_unfolds_to_hundreds_of_times_its_size_is_refused(
+    tmp_path: Path, ending: str
+) -> None:
+    content = archive([("0.npy", GOOD)]) + bytes(40 << 20)
+    pack = {"gz": gzip.compress, "bz2": bz2.compress, "zst": lambda c: pa.compress(c, "zstd", True)}
+    reading = Reading(max_document_bytes=1 << 20)
+    source = one(tmp_path, pack[ending](content), f"a.tar.{ending}", reading=reading)
+    with pytest.raises(ContentError, match=rf"a\.tar\.{ending} .*max_document_bytes of Reading"):
+        read_all(source)
+    assert len(read_all(WebDataset(tmp_path, key="npy"))) == 1
+
+
+@pytest.mark.parametrize("key", ["npy", "txt", "bin"])
+def test_a_member_above_the_limit_is_a_broken_document(tmp_path: Path, key: str) -> None:
+    members = [(f"{i}.{key}", npy(np.arange(n))) for i, n in enumerate([5, 2000, 7])]
+    if key != "npy":
+        members = [(name, b"x" * (len(content) // 8 * 8)) for name, content in members]
+    arguments = {"dtype": "uint16"} if key == "bin" else {}
+    reading = Reading(max_document_bytes=4000)
+    source = one(tmp_path, archive(members), key=key, reading=reading, **arguments)
+    skips = Skips("skip")
+    assert len(read_all(source, skips)) == 2
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+    assert "max_document_bytes=4000" in skips.records[0][3]
 
 
 def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:

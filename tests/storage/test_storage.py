@@ -354,6 +354,47 @@ def test_a_file_of_the_wrong_size_is_never_served(http: HTTPServer, storage: Sto
     assert http.count("GET") == 2
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_file_that_is_removed_while_it_is_open_is_fetched_again(
+    http: HTTPServer, storage: Storage, hidden: bool
+) -> None:
+    url, data = serve(http, "a.bin")
+    reader = threading.Thread(target=_remove_while_open, args=(storage, url, hidden), daemon=True)
+    reader.start()
+    reader.join(WAIT_S)
+    assert not reader.is_alive()  # it waited for a lock of its own
+    assert content_of(storage, url) == data
+    assert http.count("GET") == 2
+    assert storage.cache_dir is not None
+    assert len(list(storage.cache_dir.iterdir())) == 2
+
+
+def _remove_while_open(storage: Storage, url: str, hidden: bool) -> None:
+    with storage.local(url) as path:
+        for file in path.parent.iterdir():
+            if hidden or not file.name.startswith("."):
+                file.unlink()
+        with storage.local(url):
+            pass
+
+
+def test_a_part_that_is_removed_while_it_is_downloaded_is_never_served(
+    http: HTTPServer, storage: Storage
+) -> None:
+    url, data = serve(http, "a.bin", 1 << 20)
+
+    def remove_parts(_: str) -> None:
+        assert storage.cache_dir is not None
+        for part in storage.cache_dir.glob(".*.part"):
+            part.unlink()
+
+    http.gate = remove_parts
+    with pytest.raises(StorageError, match=r"\.part"):
+        content_of(storage, url)
+    http.gate = None
+    assert content_of(storage, url) == data
+
+
 def test_a_storage_works_on_both_sides_of_a_fork(
     http: HTTPServer, s3: S3Server, storage: Storage
 ) -> None:

@@ -5,7 +5,6 @@ A record that holds neither raises `BrokenDocumentError`.
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import Conversation
+from streampack.reading.nesting import parse_json
 from streampack.reading.records import BrokenDocumentError, flags_of, ids_of, require_field
 
 __all__ = ["conversation_of", "labelled_ids_of"]
@@ -139,8 +139,8 @@ def _joined(parts: Sequence[Any], name: str) -> str:
 def _tools(value: Any) -> Sequence[Any] | None:
     if isinstance(value, str):  # as tables hold what differs from row to row
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(value.encode())
+        except ValueError as error:
             raise BrokenDocumentError(f'has a text in "tools" that is not JSON ({error})') from None
     if value is None or value == []:
         return None

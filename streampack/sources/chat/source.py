@@ -47,7 +47,6 @@ class Chat(ShardedSource):
         paths: files, directories, globs or brace expansions, local or any fsspec URL. They are
             read as Parquet if all names end so, otherwise as JSON lines (plain or compressed).
         template: a Jinja chat template, or the path of one. None is the tokenizer's.
-        max_document_bytes: a longer line of JSON is a broken document.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
@@ -62,7 +61,6 @@ class Chat(ShardedSource):
         paths: str | Path | Sequence[str | Path],
         *,
         template: str | Path | None = None,
-        max_document_bytes: int = 256 << 20,
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
@@ -73,12 +71,7 @@ class Chat(ShardedSource):
         if names and all(has_ending(str(name), Parquet.endings) for name in names):
             self._rows = ChatRows(paths, reading=self.reading, storage=self.storage)
         else:
-            self._rows = ChatLines(
-                paths,
-                max_document_bytes=max_document_bytes,
-                reading=self.reading,
-                storage=self.storage,
-            )
+            self._rows = ChatLines(paths, reading=self.reading, storage=self.storage)
         self.position_unit = self._rows.position_unit
 
     @property

@@ -49,7 +49,6 @@ def line_blocks(
     position: int | None,
     *,
     reading: Reading,
-    max_line_bytes: int,
 ) -> Iterator[LineBlock]:
     """Blocks of the lines whose first byte was stored in a part of a file.
 
@@ -57,8 +56,7 @@ def line_blocks(
         content: of the file, of which nothing has been read.
         low, high: the part [low, high) of the stored bytes; None is the end of the file.
         position: the end of a block of this part, to go on after it; None is its beginning.
-        reading: limits of a block.
-        max_line_bytes: longer lines are left out.
+        reading: limits of a block and of a line.
 
     Raises:
         DamagedError: after the last line before the damage.
@@ -74,16 +72,17 @@ def line_blocks(
             if _is_beyond(content, position, high):
                 return
             raise
-    yield from _blocks(content, position, high, reading, max_line_bytes)
+    yield from _blocks(content, position, high, reading)
 
 
 def _blocks(
-    content: Content, position: int, high: int | None, reading: Reading, max_line_bytes: int
+    content: Content, position: int, high: int | None, reading: Reading
 ) -> Iterator[LineBlock]:
     lines: list[bytes | None] = []
     index: list[int] = []
     size = 0
     begin = position
+    max_line_bytes = reading.max_document_bytes
     most_lines, most_bytes = reading.documents_per_block, reading.block_bytes
     damage: DamagedError | None = None
     while True:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError
-from streampack.numeric import whole_number
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.manifest import Manifest
@@ -59,8 +58,6 @@ class JSONL(ShardedSource):
         text: the field that holds the text; "text" if neither this nor `tokens` is given.
         tokens: the field that holds a list of token ids (0 to 2**32 - 1), read as uint32.
         loss_mask: with `tokens`, a field with a list of as many true/false (or 1/0).
-        max_document_bytes: a longer line is a broken document; it bounds the memory that a
-            compressed file can claim.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
@@ -81,7 +78,6 @@ class JSONL(ShardedSource):
         text: str | None = None,
         tokens: str | None = None,
         loss_mask: str | None = None,
-        max_document_bytes: int = 256 << 20,
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
@@ -89,9 +85,6 @@ class JSONL(ShardedSource):
         self.paths = paths
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
         self.tokenized = self.fields.tokenized
-        self.max_document_bytes = whole_number(
-            "max_document_bytes", max_document_bytes, "Every document would be too long."
-        )
 
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
@@ -103,7 +96,8 @@ class JSONL(ShardedSource):
             if size > 0:
                 self._check_fields(path, size)
                 break
-        return Manifest(paths, sizes * scales, sizes)
+        versions = [info.version for info in infos]
+        return Manifest(paths, sizes * scales, sizes, versions=versions)
 
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read; not the paths, so that the files may move."""
@@ -112,7 +106,6 @@ class JSONL(ShardedSource):
             "field": self.fields.document,
             "tokenized": self.tokenized,
             "loss_mask": self.fields.loss_mask,
-            "max_document_bytes": self.max_document_bytes,
         }
 
     def estimate_tokens(self) -> int:
@@ -139,7 +132,6 @@ class JSONL(ShardedSource):
                 end,
                 position,
                 reading=self.reading,
-                max_line_bytes=self.max_document_bytes,
             )
             try:
                 for block in blocks:
@@ -178,8 +170,8 @@ class JSONL(ShardedSource):
 
     def _record(self, line: bytes | None) -> dict[str, Any]:
         if line is None:
-            limit = self.max_document_bytes
-            raise BrokenDocumentError(f"is longer than max_document_bytes={limit}")
+            limit = self.reading.max_document_bytes
+            raise BrokenDocumentError(f"is longer than max_document_bytes={limit} of Reading")
         return record_of(line)
 
     def _check_fields(self, path: str, size: int) -> None:

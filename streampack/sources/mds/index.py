@@ -10,7 +10,6 @@ An array column (`ndarray`) begins with what its encoding does not say: a byte f
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
 
 __all__ = [
     "STATUS",
+    "TOO_LONG",
     "UNEVEN",
     "Column",
     "IndexedShard",
@@ -43,8 +43,11 @@ STATUS = {
     4: "has an array of more than one dimension",
     5: "has an array whose bytes do not match its shape",
     6: "has a loss mask that is not as long as its tokens",
+    7: "is longer than max_document_bytes of Reading",
 }
-UNEVEN = 6
+UNEVEN, TOO_LONG = 6, 7
+
+_LARGEST = 1 << 33  # of any number about a shard: its samples begin at 32-bit offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +150,9 @@ def _indexed_shard(shard: dict[str, Any], where: str) -> IndexedShard:
 
 
 def _natural(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{value!r} is not a size")
+    """A size or a number, if a shard can have it: those of an index are added up in 64 bits."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
+        raise ValueError(f"{value!r:.80} is not a size that a shard can have")
     return value
 
 
@@ -201,10 +205,14 @@ def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: st
             )
         if len(rest) < 2:
             return Column(number, kind, True)
-        shape = [int(part) for part in rest[1].split(",")]
-        if len(shape) == 1:
-            if layout.sizes[number] != math.prod(shape) * INTEGER_DTYPES[kind].itemsize:
-                raise ValueError(f"column {name!r} has another size than its encoding says")
+        if rest[1].isdecimal():  # one dimension
+            if rest[1] != str(layout.sizes[number] // INTEGER_DTYPES[kind].itemsize):
+                raise ConfigError(
+                    f"Column {name!r} of {where} has {layout.sizes[number]} bytes and the encoding "
+                    f"{layout.encodings[number]!r:.80}.",
+                    "One of them is wrong.",
+                    "Write the index again.",
+                )
             return Column(number, kind, False)
     raise ConfigError(
         f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}.",
@@ -247,7 +255,8 @@ def scan_samples(
 ) -> int:
     """Find the values of columns `wanted` (W,) in samples start, start + 1, ...
 
-    `table` has been checked against the length of `data`. Fills value_starts and value_sizes
+    `table` has been checked against the length of `data`; no other number is trusted: each size is
+    compared with what is left of its sample before it is added. Fills value_starts and value_sizes
     (W, N) and status (N,), and returns how many samples were scanned: up to `stop`, N samples, or
     until the first wanted column has reached `max_bytes`.
     """
@@ -276,6 +285,9 @@ def scan_samples(
                         | np.int64(data[head + 3]) << 24
                     )
                     head += 4
+                if size > end - at:
+                    status[n] = 1
+                    break
                 for w in range(len(wanted)):
                     if wanted[w] == c:
                         value_starts[w, n] = at
@@ -283,7 +295,7 @@ def scan_samples(
                 at += size
             if at != end:
                 status[n] = 1
-            else:
+            if status[n] == 0:
                 total += value_sizes[0, n]
         n += 1
     return n

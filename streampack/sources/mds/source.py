@@ -22,6 +22,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.mds.files import new_hash, normal_folder, only_raw, refuse_links
 from streampack.sources.mds.index import (
     STATUS,
+    TOO_LONG,
     UNEVEN,
     Column,
     Layout,
@@ -272,6 +273,7 @@ class MDS(ShardedSource):
                 codec,
                 folder=self.storage.cache_dir,
                 exact_bytes=int(details["raw_bytes"][shard]),
+                free_bytes=self.reading.max_document_bytes,
             )
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
@@ -331,6 +333,7 @@ class MDS(ShardedSource):
             status,
         )
         starts, sizes, status = starts[:, :n], sizes[:, :n], status[:n]
+        status[(status == 0) & (sizes[0] > self.reading.max_document_bytes)] = TOO_LONG
         origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
         block: Block | Spans
         if self.tokenized:

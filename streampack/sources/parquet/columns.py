@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin, offsets_of
+from streampack.reading.records import too_long
 
 if TYPE_CHECKING:
     from streampack.reading.base import Block
@@ -85,23 +86,32 @@ class TextBlocks:
         shard: number of the shard.
         column: name of the column.
         limits: rows and bytes per block.
+        max_bytes: a larger row is no document.
         broken: called for every row that is no document.
     """
 
     shard: int
     column: str
     limits: tuple[int, int]
+    max_bytes: int
     broken: Broken
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
         """Blocks of these rows; `first` is the number of the first one."""
         column = _plain_text(rows.column(self.column))
-        for start, stop in cut(row_sizes(column), self.limits):
+        sizes = row_sizes(column)
+        large = sizes > self.max_bytes
+        if large.any():
+            column = pc.if_else(pa.array(large), None, column)
+        for start, stop in cut(sizes, self.limits):
             texts = _strings(column.slice(start, stop - start))
             numbers = np.arange(first + start, first + stop, dtype=np.int64)
             wrong = [i for i, text in enumerate(texts) if not isinstance(text, str)]
             for i in wrong:
-                self.broken(int(numbers[i]), "is null" if texts[i] is None else "is not UTF-8")
+                reason = "is null" if texts[i] is None else "is not UTF-8"
+                if large[start + i]:
+                    reason = too_long(sizes[start + i], self.max_bytes)
+                self.broken(int(numbers[i]), reason)
             kept = [text for text in texts if isinstance(text, str)]
             yield Texts(kept, make_origin(self.shard, np.delete(numbers, wrong))), stop
 
@@ -193,6 +203,7 @@ class TokenBlocks:
         loss_mask: name of the column of masks, or None.
         dtype: uint16 or uint32, what the ids become.
         limits: rows and bytes per block.
+        max_bytes: a larger row is no document.
         broken: called for every row that is no document.
     """
 
@@ -201,6 +212,7 @@ class TokenBlocks:
     loss_mask: str | None
     dtype: np.dtype[Any]
     limits: tuple[int, int]
+    max_bytes: int
     broken: Broken
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
@@ -211,9 +223,12 @@ class TokenBlocks:
         mask = None
         if self.loss_mask is not None:
             mask = _mask(lists, _Lists.of(rows.column(self.loss_mask)), reasons)
+        sizes = np.diff(lists.offsets) * self.dtype.itemsize
+        for row in np.flatnonzero(sizes > self.max_bytes).tolist():
+            reasons.setdefault(row, too_long(sizes[row], self.max_bytes))
         numbers = np.arange(first, first + rows.num_rows, dtype=np.int64)
         whole = Documents(ids, lists.offsets, make_origin(self.shard, numbers), mask)
-        for start, stop in cut(whole.lengths * self.dtype.itemsize, self.limits):
+        for start, stop in cut(sizes, self.limits):
             block = whole[start:stop]
             wrong = [row for row in range(start, stop) if row in reasons] if reasons else []
             for row in wrong:

@@ -45,6 +45,7 @@ from streampack.sources.parquet.footer import (
     read_footer,
     row_groups,
 )
+from streampack.sources.parquet.pages import CheckedFile
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage, in_threads
 
@@ -135,7 +136,8 @@ class Parquet(ShardedSource):
             "documents": rows,
             "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
         }
-        return Manifest([info.path for info in infos], weights, sizes, details)
+        versions = [info.version for info in infos]
+        return Manifest([info.path for info in infos], weights, sizes, details, versions)
 
     def describe(self) -> dict[str, Any]:
         """Adds what is read; not the paths, so that the files may move."""
@@ -164,8 +166,9 @@ class Parquet(ShardedSource):
         row = position or 0
         with self.open_shard(shard) as path:
             try:
-                with pq.ParquetFile(str(path), memory_map=True) as file:
-                    places = self._places(file, shard)
+                with pq.ParquetFile(str(path), memory_map=True) as opened:
+                    places = self._places(opened, shard)
+                    file = CheckedFile.of(opened, path, self._columns(opened.schema_arrow))
                     first_row, stop = (self._row(file, shard, places, n) for n in (low, high))
                     row = max(first_row, row)
                     blocks = self._block_maker(shard, skips)
@@ -199,7 +202,7 @@ class Parquet(ShardedSource):
             self._unreadable(shard, 0, "its ids are of a wider type than those of other files")
         return _Places.of(row_groups(file.metadata), int(self.manifest.weights[shard]))
 
-    def _row(self, file: pq.ParquetFile, shard: int, places: _Places, at: int) -> int:
+    def _row(self, file: CheckedFile, shard: int, places: _Places, at: int) -> int:
         """The first row that begins at a place of the file's weight or after it."""
         if at <= 0 or len(places.rows) == 1:
             return 0
@@ -216,9 +219,7 @@ class Parquet(ShardedSource):
             return row - -inside * (int(places.rows[group + 1]) - row) // weight
         return row + int(np.searchsorted(starts[:-1], -(-inside * int(starts[-1]) // weight)))
 
-    def _group_starts(
-        self, file: pq.ParquetFile, shard: int, group: int
-    ) -> NDArray[np.int64] | None:
+    def _group_starts(self, file: CheckedFile, shard: int, group: int) -> NDArray[np.int64] | None:
         """(N + 1,) the size of what comes before each row of a row group, and of all of it.
 
         None for a group that is cut as if its rows were equal, because it has too many, or is
@@ -234,14 +235,13 @@ class Parquet(ShardedSource):
         self._starts = dict([*kept, (key, found)])
         return found
 
-    def _read_group_starts(self, file: pq.ParquetFile, group: int) -> NDArray[np.int64] | None:
-        metadata = file.metadata.row_group(group)
+    def _read_group_starts(self, file: CheckedFile, group: int) -> NDArray[np.int64] | None:
+        metadata = file.file.metadata.row_group(group)
         if metadata.num_rows > _MOST_STARTS:
             return None
-        columns = self._columns(file.schema_arrow)[:1]
-        size = self._batch_rows(metadata)
+        limit = self.reading.max_document_bytes
         try:
-            batches = file.iter_batches(size, [group], columns, use_threads=False)
+            batches = file.batches(group, self._batch_rows(metadata), limit, file.columns[:1])
             sizes = [self._row_sizes(batch) for batch in batches]
         except DAMAGE as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -255,16 +255,15 @@ class Parquet(ShardedSource):
         return row_sizes(batch.column(self.column))
 
     def _batches(
-        self, file: pq.ParquetFile, start: int, stop: int
+        self, file: CheckedFile, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches of the rows [start, stop), each with the number of its first row."""
-        columns = self._columns(file.schema_arrow)
         first = 0
-        for number, group in enumerate(row_groups(file.metadata)):
+        for number, group in enumerate(row_groups(file.file.metadata)):
             end = first + group.num_rows
             if first < stop and end > start:
                 size = self._batch_rows(group)
-                for batch in file.iter_batches(size, [number], columns, use_threads=False):
+                for batch in file.batches(number, size, self.reading.max_document_bytes):
                     low, high = max(start - first, 0), min(stop - first, batch.num_rows)
                     if low < high:
                         yield batch.slice(low, high - low), first + low
@@ -290,10 +289,11 @@ class Parquet(ShardedSource):
         """What makes blocks of the rows of a file."""
         broken = self._broken(shard, skips)
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
+        most = self.reading.max_document_bytes
         if not self.tokenized:
-            return TextBlocks(shard, self.column, limits, broken)
+            return TextBlocks(shard, self.column, limits, most, broken)
         dtype = np.dtype(self.manifest.details["dtype"])
-        return TokenBlocks(shard, self.column, self.loss_mask, dtype, limits, broken)
+        return TokenBlocks(shard, self.column, self.loss_mask, dtype, limits, most, broken)
 
     def _broken(self, shard: int, skips: Skips) -> Broken:
         """A function that reports rows of this file that are no documents."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["DUPLICATE", "ENDED", "FAULTS", "MISSING", "MORE", "scan_tar"]
+__all__ = ["DUPLICATE", "ENDED", "FAULTS", "MISSING", "MORE", "TOO_LONG", "is_header", "scan_tar"]
 
 #: How a scan ended: a full block, or the end of the archive, or one of `FAULTS`.
 MORE, ENDED = 0, 1
@@ -26,7 +26,7 @@ FAULTS = {
 }
 _CUT, _BAD, _UNSUPPORTED = 2, 3, 4
 #: Status of a sample: 0 is good.
-MISSING, DUPLICATE = 1, 2
+MISSING, DUPLICATE, TOO_LONG = 1, 2, 3
 
 Index: TypeAlias = Any  # compiled, an int and an np.int64 are the same
 
@@ -147,6 +147,11 @@ def scan_tar(
         ends[n] = at
         n += 1
     return n, at, outcome
+
+
+def is_header(data: NDArray[np.uint8]) -> bool:
+    """True if data (B,) begin with the header of a member, of whatever name."""
+    return len(data) >= 512 and bool(_checksum_fits(data, 0))
 
 
 @kernel

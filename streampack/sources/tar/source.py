@@ -25,10 +25,19 @@ from streampack.reading.records import (
     record_of,
     require_field,
     text_of,
+    too_long,
 )
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.tar.headers import DUPLICATE, ENDED, FAULTS, MORE, scan_tar
+from streampack.sources.tar.headers import (
+    DUPLICATE,
+    ENDED,
+    FAULTS,
+    MORE,
+    TOO_LONG,
+    is_header,
+    scan_tar,
+)
 from streampack.sources.tar.npy import UNCOMMON, npy_values, parse_uncommon
 from streampack.sources.tar.pipes import is_pipe, refuse_pipes, run_pipe
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
@@ -137,6 +146,7 @@ class WebDataset(ShardedSource):
             # An empty file is an error, so it must be read.
             weights=np.array([max(n, 1) for n in sizes] + [_PIPE_BYTES] * pipes, dtype=np.int64),
             num_bytes=np.array(sizes + [0] * pipes, dtype=np.int64),
+            versions=[file.version for file in files] + [""] * pipes,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -198,11 +208,12 @@ class WebDataset(ShardedSource):
                 yield self._mapped(shard, local)
 
     def _mapped(self, shard: int, local: Path) -> tuple[NDArray[np.uint8], bool]:
-        codec = sniff_codec(local)
-        if codec is None:
-            return map_file(local), True
+        codec, data = sniff_codec(local), map_file(local)
+        if codec is None or is_header(data):  # a name may begin like compressed data
+            return data, True
+        most = self.reading.max_document_bytes
         try:
-            return decompress(local, codec, folder=self.storage.cache_dir)
+            return decompress(local, codec, folder=self.storage.cache_dir, free_bytes=most)
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
 
@@ -231,10 +242,14 @@ class WebDataset(ShardedSource):
         if own <= n:  # what follows is the next part's, and so is what is wrong with it
             n, offset, outcome = own, int(ends[own - 1]), MORE
         starts, sizes, status = starts[:n], sizes[:n], status[:n]
+        most_bytes = self.reading.max_document_bytes
+        status[(status == 0) & (sizes > most_bytes)] = TOO_LONG
         problems: dict[int, str] = {}
         for i in np.flatnonzero(status).tolist():
             many = status[i] == DUPLICATE
             problems[i] = f"has {'several files' if many else 'no file'} .{self.key}"
+            if status[i] == TOO_LONG:
+                problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
         block: Block | Spans
         if self.form == "json":

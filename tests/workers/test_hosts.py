@@ -1,0 +1,108 @@
+"""Programs that do unusual things with processes, threads and streams around a loop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WAIT_S = 120  # for a program that would otherwise wait for ever
+
+BEGINNING = """
+import os, signal, sys, threading
+from streampack import PackedLoader
+from streampack.errors import ConfigError, WorkerError
+from tests.support.runs import identity, make_dataset
+
+def run(loader, inside=lambda batches: None):
+    batches = []
+    for batch in loader:
+        batches.append(identity(batch))
+        inside(batches)
+    return batches
+
+if __name__ == "__main__":
+    expected = run(PackedLoader(make_dataset()))
+    loader = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context="fork")
+"""
+
+SIGCHLD_IGNORED = """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    assert run(loader) == expected
+"""
+
+FORKED_INSIDE = """
+    def fork(batches):
+        if len(batches) == 3 and (child := os.fork()) == 0:
+            %s
+        elif len(batches) == 3:
+            assert os.waitpid(child, 0)[1] == 0
+    assert run(loader, fork) == expected
+"""
+FOUR_THREADS = """
+    found = []
+    def loop():
+        found.append(run(PackedLoader(dataset, num_workers=2, multiprocessing_context="fork")))
+    dataset = make_dataset()
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert found == [expected] * 4
+"""
+
+CLOSED_STREAMS = """
+    for stream in (0, 1, 2): os.close(stream)
+    assert run(loader) == expected
+    try:
+        run(PackedLoader(make_dataset(), num_workers=2, multiprocessing_context="spawn"))
+    except ConfigError as error:
+        assert "standard streams" in str(error)
+    else:
+        sys.exit(1)
+"""
+
+
+def ends_well(folder: Path, program: str) -> None:
+    (folder / "program.py").write_text(BEGINNING + program)
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, str(folder / "program.py")],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "Traceback" not in run.stderr
+
+
+def test_a_loop_ends_where_sigchld_is_ignored(tmp_path: Path) -> None:
+    ends_well(tmp_path, SIGCHLD_IGNORED)
+
+
+def test_a_child_forked_inside_the_loop_that_exits_leaves_the_workers_alone(
+    tmp_path: Path,
+) -> None:
+    ends_well(tmp_path, FORKED_INSIDE % "sys.exit(0)")
+
+
+def test_a_child_forked_inside_the_loop_that_goes_on_with_it_is_told(tmp_path: Path) -> None:
+    child = """
+            try:
+                next(running)
+            except WorkerError as error:
+                os._exit("its parent's" not in str(error))
+            os._exit(1)"""
+    ends_well(tmp_path, "    running = loader = iter(loader)\n" + FORKED_INSIDE % child)
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_loaders_in_four_threads_over_one_dataset_do_not_hang(tmp_path: Path, attempt: int) -> None:
+    ends_well(tmp_path, FOUR_THREADS)
+
+
+def test_a_program_without_standard_streams_runs_or_is_told_why_not(tmp_path: Path) -> None:
+    ends_well(tmp_path, CLOSED_STREAMS)
