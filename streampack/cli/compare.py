@@ -12,10 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from streampack.cli.corpus import open_corpus
 from streampack.cli.options import TextField, TokensField
 from streampack.cli.picture import Curve, check_target, draw
-from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError
 from streampack.forecast.comparison import (
     CLOSE_POINTS,
@@ -29,6 +27,7 @@ from streampack.forecast.comparison import (
 from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import Packer
 from streampack.reading.base import Source
+from streampack.sources.files import open_files
 
 __all__ = ["compare"]
 
@@ -62,7 +61,7 @@ def compare(
 ) -> None:
     """Pack a sample of your corpus with every strategy, and say which one to take and why."""
     check_target(out)
-    corpus = open_corpus(source, text=text, tokens=tokens, column=column, key=key)
+    corpus = open_files(source, text=text, tokens=tokens, column=column, key=key)
     console = Console()
     with console.status("reading"):
         lengths = _lengths(corpus, tokenizer, documents, seed, seq_len)
@@ -101,6 +100,7 @@ def compare(
 def _lengths(
     corpus: Source, tokenizer: str | None, documents: int, seed: int, seq_len: list[int]
 ) -> NDArray[np.int64]:
+    corpus.prepare()
     if tokenizer is None and not corpus.tokenized:
         raise ConfigError(
             "The documents are read as text, and there is no tokenizer.",
@@ -116,7 +116,6 @@ def _lengths(
         seq_len=max(seq_len),
         tokenizer=tokenizer,
         seed=seed,
-        shuffle=not isinstance(corpus, TextFiles),
         lanes=1,
         topology=Topology(0, 1),
     )

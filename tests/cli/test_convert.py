@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 
 from streampack.cli.app import app
 from streampack.cli.convert import parse_bytes
-from streampack.cli.corpus import open_documents
 from streampack.conversion.convert import Conversion, Progress, convert_source
 from streampack.conversion.destination import Destination
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
+from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
 from streampack.tokenization import Tokenizer, load_tokenizer
@@ -446,12 +446,12 @@ def test_files_of_several_kinds_are_not_converted_together(tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.jsonl").write_text('{"text": "b"}')
     with pytest.raises(ConfigError, match="files of 2 kinds"):
-        open_documents(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"\.txt files have none"):
-        open_documents(str(tmp_path / "*.txt"), text="text")
+        open_files(str(tmp_path), formats=DOCUMENT_FORMATS)
+    with pytest.raises(ConfigError, match="read by TextFiles"):
+        open_files(str(tmp_path / "*.txt"), text="text")
     (tmp_path / "c.bin").write_text("c")
     with pytest.raises(ConfigError, match="files of no kinds"):
-        open_documents(str(tmp_path / "c.bin"))
+        open_files(str(tmp_path / "c.bin"))
 
 
 def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:

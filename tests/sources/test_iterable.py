@@ -423,7 +423,7 @@ def test_a_dataset_that_asks_for_its_worker_is_not_divided_a_second_time() -> No
     [
         (5, {}, "cannot be iterated"),
         ([], {}, "no items"),
-        ([{"a": 1, "b": 2}], {}, "a, b"),
+        ([{"a": 1, "b": 2}], {}, 'fields "a", "b"'),
         (IDS, {"tokens": "a", "text": "b"}, "Pass one"),
         (IDS, {"loss_mask": "m"}, "without tokens"),
     ],

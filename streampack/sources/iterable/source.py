@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Iterable as AnyIterable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,7 @@ from streampack.sources.iterable.objects import (
     takes_lanes,
 )
 from streampack.sources.iterable.outside_worker import outside_worker
+from streampack.sources.iterable.recognise import Rows, fields_of, is_table, refuse_no_corpus
 
 __all__ = ["ItemSource", "Iterable"]
 
@@ -208,8 +209,8 @@ class _ItemLane(LaneReader):
 class Iterable(ItemSource):
     """Documents from any Python iterable.
 
-    Items may be mappings (name the field with `tokens` or `text`), strings, lists of ids or
-    integer arrays. Python makes an object per document here; for a large corpus, shards that are
+    Items may be strings, lists of ids, integer arrays, or mappings with one of these in a field.
+    Python makes an object per document here; for a large corpus, shards that are
     read in bulk (see `streampack convert`) are at least ten times faster.
 
     Resuming: if the iterable has `state_dict` and `load_state_dict` as the datasets of Hugging
@@ -220,13 +221,15 @@ class Iterable(ItemSource):
     the same items each time.
 
     Args:
-        data: an iterable; a map-style dataset (`__len__` and `__getitem__`); a function
+        data: an iterable; a map-style dataset (`__len__` and `__getitem__`); a table of pyarrow,
+            pandas or polars, whose rows are the items; a function
             ``(lane, lanes) -> iterable``, which makes any number of lanes possible; or one without
             arguments, such as a generator function. A generator can be read only once: one epoch
             and no resuming. If it has `set_epoch`, that is called on a copy when documents are to
             be shuffled.
         tokens: field of token ids, where items are mappings.
-        text: field of text, instead.
+        text: field of text, instead. If neither is given, the first item decides: it is the only
+            field, or the only one named "text", "tokens" or "input_ids".
         loss_mask: field with one number or bool per token, 0 where it does not count in the loss.
         name: part of the fingerprint of saved states, which tells corpora apart.
         reading: how many items a block holds; `open_shards` only sets the default of that.
@@ -247,7 +250,7 @@ class Iterable(ItemSource):
     ) -> None:
         super().__init__(reading)
         self.name = name
-        function: Any = data
+        refuse_no_corpus(data)
         called = callable(data) and not hasattr(data, "__iter__") and not is_by_index(data)
         if not called and not hasattr(data, "__iter__") and not is_by_index(data):
             raise ConfigError(
@@ -255,9 +258,11 @@ class Iterable(ItemSource):
                 "It cannot be iterated.",
                 "Pass an iterable, or a function (lane, lanes) -> iterable.",
             )
-        self.data: Any = data
+        made: Any = Rows(data) if is_table(data) else data
+        self.data = made
         self._called = called
-        self._divided = called and takes_lanes(function)
+        self._divided = called and takes_lanes(self.data)
+        self.first_text: str | None = None  # where texts are the items
         self.once = not called and hasattr(data, "__next__") and not has_state(data)
         self._begun = False
         self._kind = kind_name(data)
@@ -265,7 +270,11 @@ class Iterable(ItemSource):
             self._check_function()
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
         if self.fields.document is None:
-            self.fields = Fields(tokenized=self._peek())
+            first = self._first()
+            self.fields = fields_of(
+                first, lambda field: f'sources.Iterable(data, text="{field}"), or tokens='
+            )
+            self.first_text = first if isinstance(first, str) else None
         self.tokenized = self.fields.tokenized
 
     def _check_function(self) -> None:
@@ -283,22 +292,21 @@ class Iterable(ItemSource):
                 "Return an iterable of documents, or make it a generator with `yield`.",
             )
 
-    def _peek(self) -> bool:
-        """True if the first item is a list of ids, False if it is text."""
+    def _first(self) -> Any:
+        """The first item, which is not lost by being looked at."""
+        none = object()
         with outside_worker():
             iterator = iterate(self._items(0, 1))
-            first = next(iterator, None)
+            first = next(iterator, none)
+        if first is none:
+            raise ConfigError(
+                f"There are no items in data ({self._kind}).",
+                "It is unknown what the documents are.",
+                "Pass data that holds documents, or name their field with text= or tokens=.",
+            )
         if self.once:
             self.data = itertools.chain([first], iterator)
-        if first is None or isinstance(first, Mapping):
-            what = "There are no items" if first is None else "The items are mappings"
-            fields = "" if first is None else f" The fields are: {', '.join(map(str, first))}."
-            raise ConfigError(
-                f"{what}, and neither tokens nor text was given.",
-                "It is unknown what the documents are." + fields,
-                'Name the field with tokens="..." or text="...".',
-            )
-        return not isinstance(first, str)
+        return first
 
     def describe(self) -> dict[str, Any]:
         length = len(self.data) if hasattr(self.data, "__len__") else None

@@ -39,8 +39,8 @@ class Mixture(Source):
     batches have it as `source_ids` and in their provenance.
 
     Args:
-        sources: by name: `Source` objects, or paths, URLs and iterables as `PackedDataset` takes
-            them. Texts and token ids may be mixed; texts are tokenized with the tokenizer of the
+        sources: by name: whatever `PackedDataset` takes as a source. Texts and token ids may be
+            mixed; texts are tokenized with the tokenizer of the
             dataset. Add new ones at the end, so that the others keep their numbers.
         weights: by name, relative shares of the tokens; or pairs ``(tokens of the run, weights)``
             from 0 on, linear in between and constant after the last; the target is then their
