@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.loss import token_mean_loss
 from streampack.consumers.padded_segments import (
     PaddedSegments,
     head_and_tail,
@@ -62,6 +63,41 @@ class BatchAdapters:
     def device(self) -> torch.device:
         """Where the tensors are."""
         raise NotImplementedError
+
+    def loss(self, logits: Tensor, *, averaged_over: int = 1) -> Tensor:
+        """The mean next-token loss over loss tokens; 0, with a gradient, if there are none.
+
+        ``cross_entropy(..., ignore_index=-100)`` would be NaN for a batch without a loss token, as
+        the empty ones at the end of a run are. From `PackedLoader.accumulate` it is the batch's
+        share of the mean over all loss tokens of the group on all ranks.
+
+        >>> from streampack import PackedDataset, Topology
+        >>> (batch,) = PackedDataset([[1, 2, 3]], seq_len=4, batch_rows=1, topology=Topology())
+        >>> round(batch.loss(torch.zeros(1, 4, 10)).item(), 4)  # ln(10), of ten equally likely tokens
+        2.3026
+
+        Args:
+            logits: (rows, seq_len, vocabulary), or (1, T, vocabulary) as `.hf()` gives rows, or
+                (T, vocabulary); those at slot t are for the token at t + 1. Not shifted.
+            averaged_over: as in `token_mean_loss`.
+
+        Returns:
+            A scalar, float32 or wider.
+
+        Raises:
+            ConfigError: `logits` are not those of every slot.
+        """
+        slots = self.rows * self.seq_len
+        if logits.dim() < 2 or logits.shape[:-1].numel() != slots:
+            raise ConfigError(
+                f"logits have the shape {tuple(logits.shape)}, and the batch has {self.rows} rows "
+                f"of {self.seq_len} tokens.",
+                "They are not the logits of every slot, so labels would be compared with others.",
+                "Pass what the model gives for the whole batch, not shifted.",
+            )
+        count = self.num_items_in_batch
+        count = self.num_loss_tokens if count is None else count
+        return token_mean_loss(logits, self.labels, count, averaged_over=averaged_over)
 
     def hf(self, *, seq_idx: bool = False, segments: int | None = None) -> dict[str, Any]:
         """Arguments for a Hugging Face transformers causal LM.
