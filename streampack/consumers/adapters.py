@@ -73,7 +73,7 @@ class BatchAdapters:
 
         >>> from streampack import PackedDataset, Topology
         >>> (batch,) = PackedDataset([[1, 2, 3]], seq_len=4, batch_rows=1, topology=Topology())
-        >>> round(batch.loss(torch.zeros(1, 4, 10)).item(), 4)  # ln(10), of ten equally likely tokens
+        >>> round(batch.loss(torch.zeros(1, 4, 10)).item(), 4)  # ln(10)
         2.3026
 
         Args:
