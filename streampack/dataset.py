@@ -197,6 +197,15 @@ class PackedDataset(IterableDataset[PackedBatch]):
         dataset._settings = replace(dataset._settings, config=replace(config, lanes=lanes))
         return dataset
 
+    def __repr__(self) -> str:
+        config, place = self._settings.config, self.topology
+        lanes = self._plan.config.lanes if self._plan is not None else config.lanes
+        return (
+            f"PackedDataset({config.source!r}, packer={config.packer!r}, "
+            f"batch_tokens={config.batch_tokens}, lanes={lanes or None}, epochs={config.epochs}, "
+            f"seed={config.seed}, rank={place.rank} of {place.world_size})"
+        )
+
     @property
     def topology(self) -> Topology:
         """Which data-parallel rank this is."""

@@ -6,8 +6,7 @@ rank after the same step; see `streampack.job.ending`.
 
 from __future__ import annotations
 
-import multiprocessing
-import threading
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from streampack.job.ending import End, Ranks
 from streampack.lane.batch import LaneEnd
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
-from streampack.numeric import real_number, whole_number
+from streampack.numeric import whole_number
 from streampack.run.rank import RankRun
 from streampack.workers.feed import (
     LaneStates,
@@ -37,6 +36,8 @@ from streampack.workers.feed import (
 
 __all__ = ["PackedLoader"]
 
+logger = logging.getLogger(__name__)
+
 Batches = Generator[PackedBatch, None, None]
 
 
@@ -44,8 +45,10 @@ class PackedLoader:
     """Iterate a `PackedDataset` with worker processes.
 
     Iterating goes on where the loop stopped: after a ``break``, after the last batch it got;
-    after `load_state_dict`, after the state; after the last epoch, at the beginning again. One
-    iterator is live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
+    after `load_state_dict`, after the state. After the last epoch it begins again with the same
+    order, since the order follows from the seed and the place in the run alone: for several passes,
+    each in an order of its own, give the dataset ``epochs=n`` and write one loop. One iterator is
+    live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
     share a dataset; each starts from the dataset's state and keeps its own.
 
     A finite run ends on every data-parallel rank after the same step. With an initialised process
@@ -89,7 +92,9 @@ class PackedLoader:
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        workers = _settings(num_workers, prefetch_batches, multiprocessing_context, timeout_s)
+        workers = WorkerSettings.checked(
+            num_workers, prefetch_batches, multiprocessing_context, timeout_s
+        )
         _check_forms(end, output, device, pin_memory)
         self.dataset = dataset
         self.num_workers = workers.num_workers
@@ -166,6 +171,22 @@ class PackedLoader:
     def metrics(self) -> Metrics:
         """Totals over the batches that the loop has taken from this loader."""
         return self._run.metrics + Metrics()
+
+    def __repr__(self) -> str:
+        workers = "another loader" if self._loader is not None else self.num_workers
+        state = self._run.state
+        return (
+            f"PackedLoader({self.dataset!r}, num_workers={workers}, next_batch={state.next_batch})"
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "PackedLoader has no length. How many rows documents fill is known when they are "
+            "packed. Ask dataset.estimate_batches() for about how many batches the loop will get."
+        )
+
+    def __bool__(self) -> bool:
+        return True  # not by its length
 
     def __iter__(self) -> Iterator[Any]:
         with self._iterating() as batches:
@@ -250,6 +271,13 @@ class PackedLoader:
 
     def _open(self) -> Batches:
         if self._finished:
+            config = self._run.plan.config
+            if config.shuffle:
+                logger.warning(
+                    "The run of %s epochs has ended, and this loop begins it again with the same "
+                    "order. Use PackedDataset(epochs=n) and one loop for passes in other orders.",
+                    config.epochs,
+                )
             self._run.go_on(self._run.plan, self._run.plan.start())
             self._finished = False
         self._stop()
@@ -363,35 +391,6 @@ def _check_forms(end: str, output: str, device: Any, pin_memory: bool) -> None:
             "gets lies on the device.",
             "Leave out pin_memory.",
         )
-
-
-def _settings(
-    num_workers: int, prefetch_batches: int, start_method: str | None, timeout_s: float | None
-) -> WorkerSettings:
-    """How workers are run; raises `ConfigError` where they cannot be."""
-    none = "There is no such number of processes or batches."
-    methods = multiprocessing.get_all_start_methods()
-    if start_method is not None and start_method not in methods:
-        raise ConfigError(
-            f"multiprocessing_context is {start_method!r}.",
-            "Python cannot start worker processes that way here.",
-            f"Use one of {', '.join(methods)}, or None (Python's default).",
-        )
-    if timeout_s is not None:
-        timeout_s = real_number(
-            "timeout_s",
-            timeout_s,
-            "No worker could be waited for so long.",
-            least=0.001,
-            most=threading.TIMEOUT_MAX,
-            otherwise="or None (as long as the worker lives)",
-        )
-    return WorkerSettings(
-        num_workers=whole_number("num_workers", num_workers, none, least=0),
-        prefetch_batches=whole_number("prefetch_batches", prefetch_batches, none),
-        context=multiprocessing.get_context(start_method),
-        timeout_s=timeout_s,
-    )
 
 
 def _loss_tokens(batches: Sequence[PackedBatch]) -> int:

@@ -6,6 +6,7 @@ waits for the device.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from streampack.consumers.padded_segments import (
     pad_cu_seqlens,
     padded_segments,
 )
+from streampack.consumers.text import ShownText, decoder, shown_rows
 from streampack.errors import ConfigError
 
 __all__ = ["BatchAdapters"]
@@ -34,6 +36,7 @@ class BatchAdapters:
     rows: int
     seq_len: int
     num_segments: int
+    num_documents: int
     max_seqlen: int
     num_loss_tokens: int
     num_items_in_batch: int | None
@@ -55,6 +58,11 @@ class BatchAdapters:
         raise NotImplementedError
 
     @property
+    def document_ids(self) -> Tensor:
+        """(rows, seq_len) int32."""
+        raise NotImplementedError
+
+    @property
     def position_ids(self) -> Tensor:
         """(rows, seq_len) int64."""
         raise NotImplementedError
@@ -63,6 +71,46 @@ class BatchAdapters:
     def device(self) -> torch.device:
         """Where the tensors are."""
         raise NotImplementedError
+
+    def decode(self, number: int, tokenizer: Any) -> str:
+        """The text of a document piece, special tokens included.
+
+        Args:
+            number: of the piece, as in `document_ids`.
+            tokenizer: whatever `PackedDataset` takes.
+
+        Raises:
+            ConfigError: there is no such piece, or it is no tokenizer.
+        """
+        if not 0 <= number < self.num_documents:
+            raise ConfigError(
+                f"Piece {number} was asked for, and the batch has {self.num_documents}.",
+                "There is no text of it.",
+                "Pass a number of `document_ids` that is not negative.",
+            )
+        return decoder(tokenizer)(self.input_ids[self.document_ids == number].cpu().numpy())
+
+    def show(self, tokenizer: Any, *, color: bool | None = None) -> str:
+        """The rows as text: a line for every document piece, with what carries loss marked.
+
+        The text that carries loss is between « and », or green where there are colours; the rest
+        is dim. (The first token of a piece has nothing before it, so it carries none.) Line breaks
+        are written as \\n, and a character cut by a mark as "\ufffd".
+
+        Args:
+            tokenizer: whatever `PackedDataset` takes.
+            color: colours for a terminal; None has them if standard output is one.
+        """
+        if color is None:
+            color = sys.stdout.isatty()
+        lines = shown_rows(
+            self.input_ids.cpu().numpy(),
+            self.document_ids.cpu().numpy(),
+            self.labels.cpu().numpy(),
+            decoder(tokenizer),
+            color,
+        )
+        return ShownText("\n".join(lines))
 
     def loss(self, logits: Tensor, *, averaged_over: int = 1) -> Tensor:
         """The mean next-token loss over loss tokens; 0, with a gradient, if there are none.

@@ -189,6 +189,13 @@ class Tokenizer:
         """The text of an id; None if there is none."""
         return None if token_id is None else self._engine.id_to_token(token_id)
 
+    def decode(self, ids: NDArray[np.integer[Any]]) -> str:
+        """The text of ids (N,), special tokens included.
+
+        Bytes that make no whole character, as at the cut of a document, become "\ufffd".
+        """
+        return str(self._engine.decode(ids.tolist(), skip_special_tokens=False))
+
     def _documents(self, encodings: Sequence[Encoding], origin: NDArray[np.void]) -> Documents:
         ids = array("H" if self.dtype == np.uint16 else "I")
         ends = [0]

@@ -7,18 +7,22 @@ that owns the next lane, so the order is the same for any number of workers, non
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import threading
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from streampack.batch import PackedBatch
 from streampack.dealing.board import Board
+from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import warm_up
 from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
+from streampack.numeric import real_number, whole_number
 from streampack.workers.receiver import FieldsAhead, Receiver
 from streampack.workers.worker_handle import WorkerHandle
 
@@ -41,6 +45,39 @@ class WorkerSettings:
     prefetch_batches: int
     context: Any
     timeout_s: float | None
+
+    @classmethod
+    def checked(
+        cls,
+        num_workers: int,
+        prefetch_batches: int,
+        start_method: str | None,
+        timeout_s: float | None,
+    ) -> WorkerSettings:
+        """These settings; raises `ConfigError` where workers cannot be run so."""
+        none = "There is no such number of processes or batches."
+        methods = multiprocessing.get_all_start_methods()
+        if start_method is not None and start_method not in methods:
+            raise ConfigError(
+                f"multiprocessing_context is {start_method!r}.",
+                "Python cannot start worker processes that way here.",
+                f"Use one of {', '.join(methods)}, or None (Python's default).",
+            )
+        if timeout_s is not None:
+            timeout_s = real_number(
+                "timeout_s",
+                timeout_s,
+                "No worker could be waited for so long.",
+                least=0.001,
+                most=threading.TIMEOUT_MAX,
+                otherwise="or None (as long as the worker lives)",
+            )
+        return cls(
+            num_workers=whole_number("num_workers", num_workers, none, least=0),
+            prefetch_batches=whole_number("prefetch_batches", prefetch_batches, none),
+            context=multiprocessing.get_context(start_method),
+            timeout_s=timeout_s,
+        )
 
 
 def feed_in_process(

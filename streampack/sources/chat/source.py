@@ -68,6 +68,7 @@ class Chat(ShardedSource):
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading, storage=storage)
+        self.paths = paths
         self.template = None if template is None else _read_template(template)
         names = [paths] if isinstance(paths, (str, Path)) else list(paths)
         self._rows: ChatLines | ChatRows

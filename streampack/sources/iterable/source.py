@@ -277,6 +277,12 @@ class Iterable(ItemSource):
             self.first_text = first if isinstance(first, str) else None
         self.tokenized = self.fields.tokenized
 
+    def __repr__(self) -> str:
+        fields = self.fields
+        what = "token ids" if fields.tokenized else "texts"
+        of = "" if fields.document is None else f" in {fields.document!r}"
+        return f"Iterable({self._kind} of {what}{of})"
+
     def _check_function(self) -> None:
         items = self._items(0, 1)
         if hasattr(items, "__next__") and self._items(0, 1) is items:

@@ -98,6 +98,9 @@ class Mixture(Source):
         self.overflow = "split" if overflows == {"split"} else "drop"
         self.once = any(source.once for source in members)
 
+    def __repr__(self) -> str:
+        return f"Mixture({', '.join(f'{name}={s!r}' for name, s in self.sources.items())})"
+
     @property
     def shares(self) -> TokenShares:
         """The sources' shares of the tokens, in the order of `sources`.
