@@ -128,5 +128,5 @@ def test_the_commands_it_names_exist(corpora: None) -> None:
                 run = [sys.executable, "-m", command[2], "--help"]
                 subprocess.run(run, check=True, cwd=root, capture_output=True)
             elif command[:1] == ["streampack"]:
-                run = [sys.executable, "-m", "streampack.cli", *command[1:]]
+                run = [sys.executable, "-m", "streampack", *command[1:]]
                 subprocess.run(run, check=True, capture_output=True, env=dict(os.environ))

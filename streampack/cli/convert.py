@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from streampack.cli.options import TextField, TokensField
+from streampack.cli.say import say
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
 from streampack.conversion.destination import Destination
@@ -115,7 +116,7 @@ def convert(
             ),
         )
         bar.update(task, total=1, completed=1)
-    console.print(f"{_words(figures)} in {destination}", soft_wrap=True)
+    say(console, f"{_words(figures)} in {destination}")
 
 
 def _documents(source: Source) -> int | None:

@@ -97,6 +97,22 @@ def test_a_tiny_corpus_and_the_shortest_rows_still_give_a_picture(folder: Path) 
         assert "The sample fills" in output
 
 
+def test_as_json_it_says_the_same_by_name(folder: Path) -> None:
+    table = pa.table({"ids": pa.array(ids(4.0, 0.6, 3000))})
+    pq.write_table(table, folder / "a.parquet")
+    options = (folder / "a.parquet", "--tokens", "ids", *sizes(512, 1024))
+    said = json.loads(run(*options, "--json"))
+    words = run(*options)
+    assert said["documents"] == 3000
+    assert f"Take {said['recommended']['packer']}." in words
+    for reason in said["recommended"]["reasons"]:
+        assert reason in words
+    assert {tuple(s["seq_lens"]) for s in said["strategies"]} >= {(512,), (1024,)}
+    for strategy in said["strategies"]:
+        assert f"{100 * strategy['utilisation']:.2f}" in words
+    assert said["smallest_window_rows"] in [w["rows"] for w in said["windows"]]
+
+
 def test_texts_are_counted_in_tokens(folder: Path) -> None:
     texts = ["x" * n for n in range(1, 200)]
     byte_tokenizer().save(str(folder / "tokenizer.json"))
@@ -194,7 +210,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_1(
 
 
 def test_the_program_exits_with_1(folder: Path) -> None:
-    command = [sys.executable, "-m", "streampack.cli", "compare", "nowhere.jsonl"]
+    command = [sys.executable, "-m", "streampack", "compare", "nowhere.jsonl"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.startswith("streampack: No file")

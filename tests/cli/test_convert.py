@@ -297,7 +297,7 @@ def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
 
 
 def test_a_kill_at_any_moment_leaves_what_can_be_gone_on_with(lines: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "streampack.cli", "convert", str(lines)]
+    command = [sys.executable, "-m", "streampack", "convert", str(lines)]
     options = ["--to", "webdataset", "--shard-size", "20KB"]
     subprocess.run([*command, str(tmp_path / "whole"), *options], check=True, capture_output=True)
     folder = tmp_path / "killed"
@@ -463,7 +463,7 @@ def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 
 def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "streampack.cli", "convert", str(tmp_path), "x", "--to", "mds"],
+        [sys.executable, "-m", "streampack", "convert", str(tmp_path), "x", "--to", "mds"],
         capture_output=True,
         text=True,
         check=False,
@@ -476,7 +476,7 @@ def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) 
 def test_without_the_extra_the_program_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('hidden', name='typer')")
     done = subprocess.run(
-        [sys.executable, "-m", "streampack.cli"],
+        [sys.executable, "-m", "streampack"],
         capture_output=True,
         text=True,
         check=False,
