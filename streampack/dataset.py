@@ -131,6 +131,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         check_attention(attention)
         schedule = check_balance(balance, attention, packer)
         topology = Topology.detect() if topology is None else topology
+        source.prepare()  # a path that is wrong is said before anything else about what it holds
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
         if packer.inserts_eos and row_format.eos_id < 0:
             raise ConfigError(
@@ -139,7 +140,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 "Pieces would look like whole documents.",
                 "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
             )
-        source.prepare()
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
         config = LaneConfig(
