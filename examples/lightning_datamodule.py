@@ -26,7 +26,6 @@ from streampack import (
     PackedDataset,
     PackedLoader,
     Topology,
-    token_mean_loss,
 )
 
 VOCABULARY = 64
@@ -82,7 +81,7 @@ class Bigrams(LightningModule):  # type: ignore[misc]
     def training_step(self, batch: PackedBatch, batch_idx: int) -> torch.Tensor:
         """The mean over the batch's loss tokens."""
         self.seen += torch.bincount(batch.input_ids.view(-1), minlength=VOCABULARY)
-        return token_mean_loss(self.layers(batch.input_ids), batch.labels, batch.num_loss_tokens)
+        return batch.loss(self.layers(batch.input_ids))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""

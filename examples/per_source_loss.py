@@ -26,6 +26,7 @@ def per_source_loss(logits: Tensor, batch: PackedBatch, num_sources: int) -> tup
         num_sources: of the mixture.
     """
     labels = batch.labels[:, 1:]
+    # Summed: the mean over the labels of a batch without a loss token would be NaN.
     losses = nn.functional.cross_entropy(
         logits[:, :-1].transpose(1, 2), labels, ignore_index=-100, reduction="none"
     )

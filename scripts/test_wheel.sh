@@ -13,4 +13,4 @@ if others=$(ls wheel | grep -vE '^streampack(-.*\.dist-info)?$'); then
     exit 1
 fi
 python -c 'import streampack; assert "/wheel/" in streampack.__file__; streampack.PackedLoader'
-python -m streampack.cli --help >/dev/null
+python -m streampack --help >/dev/null

@@ -53,8 +53,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
     or through `PackedLoader`, which keeps the state of what the loop has consumed.
 
     Args:
-        source: a `streampack.sources` source (for several, `Mixture`), a path or URL of Parquet
-            or JSON-lines files, or an iterable of texts or token ids.
+        source: a `streampack.sources` source (for several, `Mixture`); a file, folder, URL or
+            pattern of MDS, tar, Parquet, JSON-lines or .txt files, or a list of them; a dataset of
+            Hugging Face; a table of pyarrow, pandas or polars; or an iterable of texts, token ids
+            or records. What is none of these is refused with what to pass instead.
         seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
         packer: how documents are packed.
@@ -129,6 +131,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         check_attention(attention)
         schedule = check_balance(balance, attention, packer)
         topology = Topology.detect() if topology is None else topology
+        source.prepare()  # a path that is wrong is said before anything else about what it holds
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
         if packer.inserts_eos and row_format.eos_id < 0:
             raise ConfigError(
@@ -137,7 +140,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 "Pieces would look like whole documents.",
                 "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
             )
-        source.prepare()
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
         config = LaneConfig(
@@ -194,6 +196,15 @@ class PackedDataset(IterableDataset[PackedBatch]):
         config.source.check_lanes(lanes, seed=config.seed, shuffle=config.shuffle)
         dataset._settings = replace(dataset._settings, config=replace(config, lanes=lanes))
         return dataset
+
+    def __repr__(self) -> str:
+        config, place = self._settings.config, self.topology
+        lanes = self._plan.config.lanes if self._plan is not None else config.lanes
+        return (
+            f"PackedDataset({config.source!r}, packer={config.packer!r}, "
+            f"batch_tokens={config.batch_tokens}, lanes={lanes or None}, epochs={config.epochs}, "
+            f"seed={config.seed}, rank={place.rank} of {place.world_size})"
+        )
 
     @property
     def topology(self) -> Topology:

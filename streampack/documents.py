@@ -189,12 +189,20 @@ class Conversation:
             a prompt that is itself a list of messages.
         tools: descriptions of the functions the assistant may call, or None.
         plain: a prompt and a completion that are text, which need no template.
+        left_out: numbers of the assistant's messages whose turns carry no loss all the same.
     """
 
     messages: Sequence[Mapping[str, Any]]
     first_learnt: int = 0
     tools: Sequence[Any] | None = None
     plain: bool = False
+    left_out: frozenset[int] = frozenset()
+
+    def learns(self, number: int) -> bool:
+        """True if the turn of this message carries loss."""
+        if number < self.first_learnt or number in self.left_out:
+            return False
+        return bool(self.messages[number]["role"] == "assistant")
 
     @property
     def num_characters(self) -> int:

@@ -7,8 +7,10 @@ does to a document never depends on which others happened to be in the block.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from numpy.typing import NDArray
 from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, derive_seeds
+
+Refuse = Callable[[str, str], ConfigError]
 
 __all__ = ["Hook", "apply_filter", "apply_map", "document_seeds"]
 
@@ -50,6 +54,20 @@ class Hook:
                 "There is nothing to call.",
                 "Pass a function (documents, seeds).",
             )
+        try:
+            inspect.signature(self.function).bind(None, None)
+        except ValueError:  # a builtin that does not tell
+            pass
+        except TypeError as error:
+            raise ConfigError(
+                f'The function of the hook "{self.name}" takes {inspect.signature(self.function)}.',
+                "It is called with two arguments.",
+                "Pass a function (documents, seeds), even if it uses only one of them.",
+            ) from error
+
+
+def _place(origin: np.void) -> str:
+    return f"document {int(origin['index'])} of shard {int(origin['shard'])}"
 
 
 def document_seeds(seed: int, epoch: int, origin: NDArray[np.void]) -> NDArray[np.uint64]:
@@ -71,6 +89,7 @@ def apply_map(
     documents: Documents,
     seeds: NDArray[np.uint64],
     vocab_size: int | None = None,
+    name: Callable[[np.void], str] = _place,
 ) -> Documents:
     """What the map made of a block of N documents.
 
@@ -79,48 +98,58 @@ def apply_map(
         documents: N documents.
         seeds: (N,) from `document_seeds`.
         vocab_size: ids must be below it; None checks only that none is negative.
+        name: of a document, by its origin, for errors.
 
     Raises:
-        ConfigError: the hook returned something else than these documents with valid ids.
+        ConfigError: the hook raised, or returned something else than these documents with valid
+            ids.
     """
-    result = hook.function(documents, seeds)
+    result = _called("map", hook, documents, seeds, name)
+    refuse = partial(_refused, documents, name)
     if not isinstance(result, Documents):
-        raise _refuse(
+        raise refuse(
             f'The map "{hook.name}" returned a {type(result).__name__}.',
             "Return Documents, for example with dataclasses.replace(documents, tokens=...).",
         )
     if len(result) != len(documents) or not np.array_equal(result.origin, documents.origin):
-        raise _refuse(
+        raise refuse(
             f'The map "{hook.name}" was given {len(documents)} documents and returned '
             f"{len(result)}, or changed their order or origins.",
             "Return them all in the order given; make a document empty to drop it, or use a "
             "filter.",
         )
-    _check_arrays(hook, result)
-    _check_ids(hook, result, vocab_size)
+    _check_arrays(hook, result, refuse)
+    _check_ids(hook, result, vocab_size, refuse)
     return result
 
 
-def apply_filter(hook: Hook, documents: Documents, seeds: NDArray[np.uint64]) -> Documents:
+def apply_filter(
+    hook: Hook,
+    documents: Documents,
+    seeds: NDArray[np.uint64],
+    name: Callable[[np.void], str] = _place,
+) -> Documents:
     """The documents that the filter keeps, in order.
 
     Args:
         hook: the filter.
         documents: N documents; returned as they are if all are kept.
         seeds: (N,) from `document_seeds`.
+        name: of a document, by its origin, for errors.
 
     Raises:
-        ConfigError: the hook returned something else than an (N,) bool array.
+        ConfigError: the hook raised, or returned something else than an (N,) bool array.
     """
-    keep = hook.function(documents, seeds)
+    keep = _called("filter", hook, documents, seeds, name)
+    refuse = partial(_refused, documents, name)
     if not isinstance(keep, np.ndarray) or keep.dtype != np.bool_:
         kind = f"{keep.dtype} array" if isinstance(keep, np.ndarray) else type(keep).__name__
-        raise _refuse(
+        raise refuse(
             f'The filter "{hook.name}" returned a {kind}.',
             "Return a numpy array of bool, for example `documents.lengths >= 64`.",
         )
     if keep.shape != (len(documents),):
-        raise _refuse(
+        raise refuse(
             f'The filter "{hook.name}" returned a mask of shape {keep.shape} for '
             f"{len(documents)} documents.",
             "Return one value per document.",
@@ -128,7 +157,7 @@ def apply_filter(hook: Hook, documents: Documents, seeds: NDArray[np.uint64]) ->
     return documents if keep.all() else documents.take(np.flatnonzero(keep))
 
 
-def _check_arrays(hook: Hook, result: Documents) -> None:
+def _check_arrays(hook: Hook, result: Documents, refuse: Refuse) -> None:
     offsets = result.offsets
     if (
         offsets.dtype != np.int64
@@ -136,30 +165,58 @@ def _check_arrays(hook: Hook, result: Documents) -> None:
         or offsets[-1] > len(result.tokens)
         or (np.diff(offsets) < 0).any()
     ):
-        raise _refuse(
+        raise refuse(
             f'The map "{hook.name}" returned offsets that do not lie in its tokens in order.',
             "Return int64 offsets that never decrease, from 0 to at most the number of tokens.",
         )
     if result.loss_mask is not None and result.loss_mask.dtype != np.bool_:
-        raise _refuse(
+        raise refuse(
             f'The map "{hook.name}" returned a loss mask of {result.loss_mask.dtype}.',
             "Return a mask of bool, or None.",
         )
 
 
-def _check_ids(hook: Hook, result: Documents, vocab_size: int | None) -> None:
+def _check_ids(hook: Hook, result: Documents, vocab_size: int | None, refuse: Refuse) -> None:
     tokens = result.tokens[result.offsets[0] : result.offsets[-1]]
     if len(tokens) == 0:
         return
     lowest, highest = int(tokens.min()), int(tokens.max())
     if lowest < 0 or (vocab_size is not None and highest >= vocab_size):
         wrong = lowest if lowest < 0 else highest
-        raise _refuse(
+        raise refuse(
             f'The map "{hook.name}" returned the token id {wrong}'
             + (f", and the vocabulary has {vocab_size} ids." if vocab_size is not None else "."),
             "Return ids of the tokenizer; the model has no embedding for others.",
         )
 
 
-def _refuse(fact: str, remedy: str) -> ConfigError:
-    return ConfigError(fact, "The block cannot be packed.", remedy)
+def _called(
+    kind: str,
+    hook: Hook,
+    documents: Documents,
+    seeds: NDArray[np.uint64],
+    name: Callable[[np.void], str],
+) -> Any:
+    """What the hook returns; an exception in it is raised again with the document's name."""
+    try:
+        return hook.function(documents, seeds)
+    except Exception as error:
+        where = f"at {name(documents.origin[0])} or after it in its block"
+        for i in range(len(documents)):  # a hook does to a document what it does in any block
+            try:
+                hook.function(documents[i : i + 1], seeds[i : i + 1])
+            except Exception:
+                where = f"at {name(documents.origin[i])}"
+                break
+        raise ConfigError(
+            f'The {kind} "{hook.name}" raised {type(error).__name__}: {error} ({where}).',
+            "The block cannot be packed.",
+            "Correct its function, or let a filter leave such documents out before a map.",
+        ) from error
+
+
+def _refused(
+    documents: Documents, name: Callable[[np.void], str], fact: str, remedy: str
+) -> ConfigError:
+    start = f" that begins with {name(documents.origin[0])}" if len(documents) else ""
+    return ConfigError(fact, f"The block{start} cannot be packed.", remedy)

@@ -6,6 +6,7 @@ rank after the same step; see `streampack.job.ending`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from streampack.workers.feed import (
 
 __all__ = ["PackedLoader"]
 
+logger = logging.getLogger(__name__)
+
 Batches = Generator[PackedBatch, None, None]
 
 
@@ -43,8 +46,10 @@ class PackedLoader:
     """Iterate a `PackedDataset` with worker processes.
 
     Iterating goes on where the loop stopped: after a ``break``, after the last batch it got;
-    after `load_state_dict`, after the state; after the last epoch, at the beginning again. One
-    iterator is live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
+    after `load_state_dict`, after the state. After the last epoch it begins again with the same
+    order, since the order follows from the seed and the place in the run alone: for several passes,
+    each in an order of its own, give the dataset ``epochs=n`` and write one loop. One iterator is
+    live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
     share a dataset; each starts from the dataset's state and keeps its own.
 
     A finite run ends on every data-parallel rank after the same step. With an initialised process
@@ -90,7 +95,7 @@ class PackedLoader:
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        workers = WorkerSettings.of(
+        workers = WorkerSettings.checked(
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
         _check_forms(end, output, device, pin_memory)
@@ -187,6 +192,22 @@ class PackedLoader:
         """Totals over the batches that the loop has taken from this loader."""
         return self._run.metrics + Metrics()
 
+    def __repr__(self) -> str:
+        workers = "another loader" if self._loader is not None else self.num_workers
+        state = self._run.state
+        return (
+            f"PackedLoader({self.dataset!r}, num_workers={workers}, next_batch={state.next_batch})"
+        )
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "PackedLoader has no length. How many rows documents fill is known when they are "
+            "packed. Ask loader.estimate_steps() for about how many there will be."
+        )
+
+    def __bool__(self) -> bool:
+        return True  # not by its length
+
     def __iter__(self) -> Iterator[Any]:
         with self._iterating() as batches:
             while True:
@@ -270,6 +291,13 @@ class PackedLoader:
 
     def _open(self) -> Batches:
         if self._finished:
+            config = self._run.plan.config
+            if config.shuffle:
+                logger.warning(
+                    "The run of %s epochs has ended, and this loop begins it again with the same "
+                    "order. Use PackedDataset(epochs=n) and one loop for passes in other orders.",
+                    config.epochs,
+                )
             self._run.go_on(self._run.plan, self._run.plan.start())
             self._finished = False
         self._stop()

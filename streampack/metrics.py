@@ -58,7 +58,7 @@ class _Stopwatch:
         setattr(times, stage, getattr(times, stage) + time.perf_counter() - self._began)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Metrics:
     """Totals over the batches that the loop has consumed. Add two with ``+``.
 
@@ -88,6 +88,12 @@ class Metrics:
 
     def __add__(self, other: Metrics) -> Metrics:
         return Metrics(*map(add, _totals(self), _totals(other)))
+
+    def __repr__(self) -> str:
+        """The numbers that are not zero, and the share of slots that held a token."""
+        counts = {name: value for name, value in self.as_dict().items() if value}
+        whole = [f"{name}={value:,}" for name, value in counts.items() if isinstance(value, int)]
+        return f"Metrics({', '.join([*whole, f'utilisation={self.utilisation:.4f}'])})"
 
     @property
     def utilisation(self) -> float:

@@ -20,7 +20,6 @@ from streampack import (
     WindowConfig,
     sources,
 )
-from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError, ContentError, PlanError, StorageError
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Pad, Seamless
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
@@ -329,7 +328,7 @@ def test_every_source_refuses_what_is_no_reading(reading: Any) -> None:
         lambda reading: sources.WebDataset("a.tar", key="npy", reading=reading),
         lambda reading: sources.Chat("a.jsonl", reading=reading),
         lambda reading: sources.Iterable(ids(5), reading=reading),
-        lambda reading: TextFiles("a.txt", reading=reading),
+        lambda reading: sources.TextFiles("a.txt", reading=reading),
     ):
         with pytest.raises(ConfigError, match="reading is") as raised:
             make(reading)

@@ -9,7 +9,15 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["packing.plan", "window.entries", "window.packed_rows", "batch", "job.simulated"]
+    "module",
+    [
+        "packing.plan",
+        "window.entries",
+        "window.packed_rows",
+        "batch",
+        "consumers.adapters",
+        "job.simulated",
+    ],
 )
 def test_the_worked_example_of_a_docstring_is_right(module: str) -> None:
     found = doctest.testmod(importlib.import_module(f"streampack.{module}"))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.documents import ORIGIN, Documents
 from streampack.errors import ConfigError
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
@@ -151,3 +153,73 @@ def test_a_hook_needs_a_name_and_a_function() -> None:
         Hook("", lambda d, _: d)
     with pytest.raises(ConfigError, match="nothing to call"):
         Hook("x", 3)  # type: ignore[arg-type]
+
+
+def test_a_function_that_cannot_be_called_with_documents_and_seeds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'hook "short" takes \(documents\).*two arguments'):
+        Hook("short", lambda documents: documents)  # type: ignore[misc, arg-type]
+    with pytest.raises(ConfigError, match='hook "none"'):
+        Hook("none", lambda: None)  # type: ignore[misc, arg-type]
+    Hook("any", lambda *given: given[0])
+
+
+def lines(folder: Path) -> str:
+    path = folder / "a.jsonl"
+    path.write_text("".join(f'{{"tokens": {list(range(1, n + 1))}}}\n' for n in range(1, 60)))
+    return str(path)
+
+
+def loads(folder: Path, **options: Any) -> PackedLoader:
+    source = sources.JSONL(lines(folder), tokens="tokens")
+    return PackedLoader(
+        PackedDataset(source, seq_len=64, topology=Topology(), lanes=2, shuffle=False, **options)
+    )
+
+
+def fails_at_forty(documents: Documents, seeds: NDArray[np.uint64]) -> Any:
+    if (documents.lengths == 40).any():
+        raise KeyError("forty")
+    return documents
+
+
+@pytest.mark.parametrize("kind", ["map", "filter"])
+def test_a_hook_that_raises_is_named_with_its_document(tmp_path: Path, kind: str) -> None:
+    def keeps(documents: Documents, seeds: NDArray[np.uint64]) -> Any:
+        return np.ones(len(fails_at_forty(documents, seeds)), dtype=np.bool_)
+
+    hook = Hook("unlucky", fails_at_forty if kind == "map" else keeps)
+    content = Path(lines(tmp_path)).read_bytes()
+    byte = len(b"".join(content.splitlines(keepends=True)[:39]))
+    said = rf'{kind} "unlucky" raised KeyError: .forty. \(at the line at byte {byte} of .*a\.js'
+    with pytest.raises(ConfigError, match=said) as raised:
+        list(loads(tmp_path, **{kind: hook}))  # type: ignore[arg-type]
+    assert isinstance(raised.value.__cause__, KeyError)
+    # The remedy: a filter leaves the document out before the map.
+    without = Hook("without", lambda documents, _: documents.lengths != 40)
+    if kind == "map":
+        assert list(loads(tmp_path, filter=without, map=hook))
+
+
+def test_a_hook_that_returns_something_else_is_named_with_its_block(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'map "m" .*block that begins with the line at byte \d+'):
+        list(loads(tmp_path, map=Hook("m", lambda documents, _: None)))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("epochs", [1, None])
+def test_hooks_that_drop_every_document_are_an_error_with_their_names(
+    tmp_path: Path, num_workers: int, epochs: int | None
+) -> None:
+    nothing = Hook("nothing", lambda documents, _: documents.lengths > 1000)
+    source = sources.JSONL(lines(tmp_path), tokens="tokens")
+    dataset = PackedDataset(
+        source, seq_len=64, topology=Topology(), lanes=2, epochs=epochs, filter=nothing
+    )
+    with pytest.raises(ConfigError, match="nothing"):
+        list(PackedLoader(dataset, num_workers=num_workers, multiprocessing_context="fork"))
+
+
+def test_a_filter_that_leaves_one_document_is_none_that_leaves_none(tmp_path: Path) -> None:
+    one = Hook("one", lambda documents, _: documents.lengths == 59)
+    batches = list(loads(tmp_path, filter=one))
+    assert sum(batch.num_documents for batch in batches) == 1

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology
-from streampack.errors import ContentError, StateError, WorkerError
+from streampack.errors import ConfigError, ContentError, StateError, WorkerError
 from streampack.lane.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
 from tests.support.memory_source import MemorySource
@@ -154,6 +154,28 @@ def test_a_killed_worker_is_named_and_the_loader_goes_on_behind_the_last_batch()
     assert found == expected
 
 
+def test_a_second_loop_says_that_it_repeats_the_order_and_what_does_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loader = PackedLoader(make_dataset())
+    first = [identity(batch) for batch in loader]
+    assert "same order" not in caplog.text
+    assert [identity(batch) for batch in loader] == first
+    assert "PackedDataset(epochs=n) and one loop" in caplog.text
+    both = [identity(batch) for batch in PackedLoader(make_dataset(epochs=2))]
+    assert len(both) > len(first)
+    assert both[-len(first) :] != first
+
+
+def test_the_length_of_a_loader_says_what_to_ask_instead() -> None:
+    loader = PackedLoader(make_dataset())
+    with pytest.raises(TypeError, match=r"estimate_steps\(\)"):
+        len(loader)
+    assert loader
+    assert loader.dataset.estimate_steps() is not None
+    assert len(list(loader)) > 1
+
+
 def test_no_worker_outlives_its_loop() -> None:
     for _ in PackedLoader(make_dataset(), num_workers=3):
         assert len(child_processes("streampack-worker")) == 3
@@ -168,7 +190,7 @@ def _reject(documents: Any, seeds: Any) -> Any:
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_what_a_worker_raises_reaches_the_loop(context: str) -> None:
     broken = make_dataset(filter=Hook("broken", _reject))
-    with pytest.raises(RuntimeError, match="this hook is broken"):
+    with pytest.raises(ConfigError, match='"broken" raised RuntimeError: this hook is broken'):
         list(PackedLoader(broken, num_workers=2, multiprocessing_context=context))
     beyond = make_dataset(token_rules=TokenRules(vocab_size=100, pad_id=98, eos_id=99))
     with pytest.raises(ContentError, match="the vocabulary has 100"):

@@ -1,4 +1,4 @@
-"""Every snippet of the README runs as printed, against a real S3 server and real files."""
+"""Every snippet of the README and of the pages about use runs, with a real S3 server and files."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 from tests.support.servers import s3_server
 
 README = Path(__file__).parent.parent / "README.md"
+PAGES = [
+    README,
+    *(README.parent / "docs" / f"{name}.md" for name in ("sources", "packers", "loops")),
+]
 
 
 def snippets(language: str, page: Path = README) -> list[str]:
@@ -90,14 +94,32 @@ def tiny_llama() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def test_every_python_snippet_runs(corpora: None) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_python_snippet_runs(page: Path, corpora: None) -> None:
     names: dict[str, Any] = {"model": tiny_llama(), "device": "cpu"}
-    found = snippets("python")
-    assert len(found) >= 6
+    found = snippets("python", page)
+    assert found
     for snippet in found:
-        exec(compile(snippet, "README.md", "exec"), names)
-    assert torch.isfinite(names["loss"])
-    assert names["metrics"].composition.utilisation > 0
+        exec(compile(snippet, page.name, "exec"), names)
+    if "loss" in names:
+        assert torch.isfinite(names["loss"])
+
+
+def test_the_first_lines_print_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(snippets("python")[0], "README.md", "exec"), {})
+    assert capsys.readouterr().out == snippets("text")[0]
+
+
+def test_it_is_short_and_every_page_it_names_is_there() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 150
+    named = re.findall(r"\]\(([^)#]+)", text)
+    assert {page.name for page in (README.parent / "docs").glob("*.md")} <= {
+        Path(name).name for name in named
+    }
+    for page in (README, *(README.parent / "docs").glob("*.md")):
+        for name in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / name).exists(), f"{page.name} names {name}"
 
 
 def test_the_snippets_about_parts_of_your_own_run_and_are_those_of_the_example(
@@ -119,7 +141,7 @@ def test_the_snippets_about_parts_of_your_own_run_and_are_those_of_the_example(
 
 def test_the_commands_it_names_exist(corpora: None) -> None:
     root = README.parent
-    for block in snippets("bash"):
+    for block in snippets("bash") + snippets("bash", README.parent / "docs" / "loops.md"):
         for line in block.splitlines():
             command = line.split("#")[0].split()
             if command[:1] == ["bash"]:
@@ -128,5 +150,5 @@ def test_the_commands_it_names_exist(corpora: None) -> None:
                 run = [sys.executable, "-m", command[2], "--help"]
                 subprocess.run(run, check=True, cwd=root, capture_output=True)
             elif command[:1] == ["streampack"]:
-                run = [sys.executable, "-m", "streampack.cli", *command[1:]]
+                run = [sys.executable, "-m", "streampack", *command[1:]]
                 subprocess.run(run, check=True, capture_output=True, env=dict(os.environ))

@@ -15,9 +15,8 @@ from benchmarks.loader.measure import Measured, Settings, measure
 from benchmarks.loader.ranks import Job, open_job
 from benchmarks.report import machine
 from streampack import PackedDataset
-from streampack.cli.corpus import open_corpus
-from streampack.conversion.text_files import TextFiles
 from streampack.errors import StreampackError
+from streampack.sources.files import open_files
 from streampack.tokenization import load_tokenizer
 
 __all__ = ["main", "words"]
@@ -97,7 +96,7 @@ def _table(found: Sequence[Measured], slowest: int) -> str:
 
 
 def _dataset(options: argparse.Namespace) -> PackedDataset:
-    corpus = open_corpus(
+    corpus = open_files(
         options.source,
         text=options.text,
         tokens=options.tokens,
@@ -115,7 +114,6 @@ def _dataset(options: argparse.Namespace) -> PackedDataset:
         batch_tokens=options.batch_tokens,
         tokenizer=tokenizer,
         seed=options.seed,
-        shuffle=not isinstance(corpus, TextFiles),
         epochs=None,
     )
 

@@ -23,10 +23,12 @@ def main() -> None:
             'run `pip install "streampack[cli]"`.'
         )
     from streampack.cli.app import app
+    from streampack.cli.say import wrapped
 
     try:
         app()
     except StreampackError as error:
-        sys.exit(f"streampack: {error}")
+        message = f"streampack: {error}"
+        sys.exit(wrapped(message) if sys.stderr.isatty() else message)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from streampack import __version__
 from streampack.cli.compare import compare
 from streampack.cli.convert import convert
 from streampack.cli.demo import demo
@@ -20,6 +23,24 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"streampack {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("compare")(compare)
 app.command("convert")(convert)
 app.command("demo", add_help_option=False, context_settings=_PASSED_ON)(demo)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -12,10 +13,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from streampack.cli.corpus import open_corpus
 from streampack.cli.options import TextField, TokensField
 from streampack.cli.picture import Curve, check_target, draw
-from streampack.conversion.text_files import TextFiles
+from streampack.cli.say import WIDTH, say
 from streampack.errors import ConfigError
 from streampack.forecast.comparison import (
     CLOSE_POINTS,
@@ -29,10 +29,9 @@ from streampack.forecast.comparison import (
 from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import Packer
 from streampack.reading.base import Source
+from streampack.sources.files import open_files
 
 __all__ = ["compare"]
-
-WIDTH = 80  # columns of the table
 
 
 def compare(
@@ -59,11 +58,14 @@ def compare(
     out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path(
         "compare.png"
     ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of words.")
+    ] = False,
 ) -> None:
     """Pack a sample of your corpus with every strategy, and say which one to take and why."""
     check_target(out)
-    corpus = open_corpus(source, text=text, tokens=tokens, column=column, key=key)
-    console = Console()
+    corpus = open_files(source, text=text, tokens=tokens, column=column, key=key)
+    console = Console(quiet=as_json)
     with console.status("reading"):
         lengths = _lengths(corpus, tokenizer, documents, seed, seq_len)
     with console.status("planning"):
@@ -79,10 +81,10 @@ def compare(
             for chosen, packer in _drawn(figures, found)
         ]
     window = smallest_window(windows, curves[0].utilisation, curves[0].whole)
-    console.print(_summary(lengths), soft_wrap=True)
-    narrow = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    Console(width=narrow).print(_table(figures, found))
-    console.print(_words(found, windows, window, curves[0]), soft_wrap=True, highlight=False)
+    if as_json:
+        print(json.dumps(_as_dict(lengths, figures, found, windows, window, curves[0])))
+    else:
+        _say(console, lengths, figures, found, windows, window, curves[0])
     buckets = next((f for f in figures if f.name == "Buckets"), None)
     draw(
         out,
@@ -95,12 +97,69 @@ def compare(
         window=window,
         title=f"{len(lengths):,} documents, {int(lengths.sum()):,} tokens: {found.code}",
     )
-    console.print(f"The picture is in {out}.", soft_wrap=True, highlight=False)
+    if not as_json:
+        say(console, f"The picture is in {out}.")
+
+
+def _say(
+    console: Console,
+    lengths: NDArray[np.int64],
+    figures: list[Figures],
+    found: Recommendation,
+    windows: list[int],
+    window: int | None,
+    curve: Curve,
+) -> None:
+    say(console, _summary(lengths))
+    narrow = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    Console(width=narrow).print(_table(figures, found))
+    say(console, f"Take {found.code}.", style="bold")
+    for sentence in _words(found, windows, window, curve):
+        say(console, sentence)
+
+
+def _as_dict(
+    lengths: NDArray[np.int64],
+    figures: list[Figures],
+    found: Recommendation,
+    windows: list[int],
+    window: int | None,
+    curve: Curve,
+) -> dict[str, Any]:
+    """What the words say, by name; shares from 0 to 1, lengths in tokens."""
+    return {
+        "documents": len(lengths),
+        "tokens": int(lengths.sum()),
+        "mean_length": float(lengths.mean()),
+        "longest": int(lengths.max()),
+        "strategies": [
+            {
+                "name": row.name,
+                "seq_lens": list(row.seq_lens),
+                "utilisation": row.composition.utilisation,
+                "padding_ratio": row.composition.padding_ratio,
+                "truncation_ratio": row.composition.truncation_ratio,
+                "dropped_ratio": row.composition.dropped_ratio,
+                "repetition_ratio": row.composition.repetition_ratio,
+                "documents_per_row": row.composition.concatenation_ratio,
+                "mean_context": row.composition.mean_context,
+                "documents_per_s": row.documents_per_second,
+            }
+            for row in figures
+        ],
+        "recommended": {"packer": found.code, "reasons": list(found.reasons)},
+        "windows": [
+            {"rows": rows, "utilisation": share}
+            for rows, share in zip(windows, curve.utilisation, strict=True)
+        ],
+        "smallest_window_rows": window,
+    }
 
 
 def _lengths(
     corpus: Source, tokenizer: str | None, documents: int, seed: int, seq_len: list[int]
 ) -> NDArray[np.int64]:
+    corpus.prepare()
     if tokenizer is None and not corpus.tokenized:
         raise ConfigError(
             "The documents are read as text, and there is no tokenizer.",
@@ -116,7 +175,6 @@ def _lengths(
         seq_len=max(seq_len),
         tokenizer=tokenizer,
         seed=seed,
-        shuffle=not isinstance(corpus, TextFiles),
         lanes=1,
         topology=Topology(0, 1),
     )
@@ -183,9 +241,11 @@ def _table(figures: list[Figures], found: Recommendation) -> Table:
     return table
 
 
-def _words(found: Recommendation, windows: list[int], window: int | None, curve: Curve) -> str:
-    """The recommendation, a line per sentence."""
-    lines = [f"[bold]Take {found.code}.[/bold]", *found.reasons]
+def _words(
+    found: Recommendation, windows: list[int], window: int | None, curve: Curve
+) -> list[str]:
+    """Why it is recommended, and which window."""
+    lines = list(found.reasons)
     whole = f"{100 * curve.whole:.2f} %"
     if window is None:
         best = max(curve.utilisation)
@@ -210,4 +270,4 @@ def _words(found: Recommendation, windows: list[int], window: int | None, curve:
             f"The sample fills {rows:,} rows only, so one row more or less is {100 / rows:.2f} "
             "points; a larger sample says more about windows."
         )
-    return "\n".join(lines)
+    return lines

@@ -10,15 +10,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from streampack.cli.corpus import open_documents
 from streampack.cli.options import TextField, TokensField
+from streampack.cli.say import say
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
 from streampack.conversion.destination import Destination
-from streampack.conversion.text_files import TextFiles
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
+from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
+from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.tokenization import load_tokenizer
 
 __all__ = ["convert", "parse_bytes"]
@@ -76,7 +77,13 @@ def convert(
     A run that was stopped goes on after its last finished shard when the same command is given
     again, and ends with the same bytes.
     """
-    opened = open_documents(source, text=text, tokens=tokens)
+    opened = open_files(
+        source,
+        text=text,
+        tokens=tokens,
+        reading=Reading(open_shards=1),
+        formats=DOCUMENT_FORMATS,
+    )
     if eos_id is not None and tokenizer is None:
         raise ConfigError(
             f"--eos-id {eos_id} was given without --tokenizer.",
@@ -109,13 +116,11 @@ def convert(
             ),
         )
         bar.update(task, total=1, completed=1)
-    console.print(f"{_words(figures)} in {destination}", soft_wrap=True)
+    say(console, f"{_words(figures)} in {destination}")
 
 
 def _documents(source: Source) -> int | None:
     """Documents in the source where its listing says so."""
-    if isinstance(source, TextFiles):
-        return len(source.files)
     if isinstance(source, ShardedSource):
         documents = source.manifest.details.get("documents")
         return None if documents is None else int(documents.clip(0).sum())

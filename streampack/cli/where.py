@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from streampack.cli.corpus import reopen_corpus
+from streampack.cli.say import say
 from streampack.errors import ConfigError, StateError
 from streampack.reading.sharded import ShardedSource
 from streampack.run.place import LanePlace, SourcePlace, lane_places, members, run_words
@@ -53,9 +54,9 @@ def where(
         return
     console = Console()
     for sentence in run_words(state):
-        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        say(console, sentence)
     for sentence in _counted(places):
-        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+        say(console, sentence)
     begun = [place for place in places if place.sources]
     if begun:
         table = _lanes(begun) if len(begun) <= LANES_SHOWN else _summary(begun)
@@ -63,9 +64,9 @@ def where(
         wide.print(table)
     messages = [f"lane {place.lane}: {text}" for place in places for text in place.messages]
     for message in messages[:MESSAGES_SHOWN]:
-        console.print(f"Skipped in {message}", soft_wrap=True, highlight=False, markup=False)
+        say(console, f"Skipped in {message}")
     if len(messages) > MESSAGES_SHOWN:
-        console.print(f"... and {len(messages) - MESSAGES_SHOWN:,} more.", highlight=False)
+        say(console, f"... and {len(messages) - MESSAGES_SHOWN:,} more.")
 
 
 def _one(paths: Sequence[Path]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ waits for the device.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Literal
 
 import numpy as np
@@ -16,12 +17,14 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.loss import token_mean_loss
 from streampack.consumers.padded_segments import (
     PaddedSegments,
     head_and_tail,
     pad_cu_seqlens,
     padded_segments,
 )
+from streampack.consumers.text import ShownText, decoder, shown_rows
 from streampack.errors import ConfigError
 
 __all__ = ["BatchAdapters"]
@@ -33,6 +36,7 @@ class BatchAdapters:
     rows: int
     seq_len: int
     num_segments: int
+    num_documents: int
     max_seqlen: int
     num_loss_tokens: int
     num_items_in_batch: int | None
@@ -54,6 +58,11 @@ class BatchAdapters:
         raise NotImplementedError
 
     @property
+    def document_ids(self) -> Tensor:
+        """(rows, seq_len) int32."""
+        raise NotImplementedError
+
+    @property
     def position_ids(self) -> Tensor:
         """(rows, seq_len) int64."""
         raise NotImplementedError
@@ -62,6 +71,81 @@ class BatchAdapters:
     def device(self) -> torch.device:
         """Where the tensors are."""
         raise NotImplementedError
+
+    def decode(self, number: int, tokenizer: Any) -> str:
+        """The text of a document piece, special tokens included.
+
+        Args:
+            number: of the piece, as in `document_ids`.
+            tokenizer: whatever `PackedDataset` takes.
+
+        Raises:
+            ConfigError: there is no such piece, or it is no tokenizer.
+        """
+        if not 0 <= number < self.num_documents:
+            raise ConfigError(
+                f"Piece {number} was asked for, and the batch has {self.num_documents}.",
+                "There is no text of it.",
+                "Pass a number of `document_ids` that is not negative.",
+            )
+        return decoder(tokenizer)(self.input_ids[self.document_ids == number].cpu().numpy())
+
+    def show(self, tokenizer: Any, *, color: bool | None = None) -> str:
+        """The rows as text: a line for every document piece, with what carries loss marked.
+
+        The text that carries loss is between « and », or green where there are colours; the rest
+        is dim. (The first token of a piece has nothing before it, so it carries none.) Line breaks
+        are written as \\n, and a character cut by a mark as "\ufffd".
+
+        Args:
+            tokenizer: whatever `PackedDataset` takes.
+            color: colours for a terminal; None has them if standard output is one.
+        """
+        if color is None:
+            color = sys.stdout.isatty()
+        lines = shown_rows(
+            self.input_ids.cpu().numpy(),
+            self.document_ids.cpu().numpy(),
+            self.labels.cpu().numpy(),
+            decoder(tokenizer),
+            color,
+        )
+        return ShownText("\n".join(lines))
+
+    def loss(self, logits: Tensor, *, averaged_over: int = 1) -> Tensor:
+        """The mean next-token loss over loss tokens; 0, with a gradient, if there are none.
+
+        ``cross_entropy(..., ignore_index=-100)`` would be NaN for a batch without a loss token, as
+        the empty ones at the end of a run are. From `PackedLoader.accumulate` it is the batch's
+        share of the mean over all loss tokens of the group on all ranks.
+
+        >>> from streampack import PackedDataset, Topology
+        >>> (batch,) = PackedDataset([[1, 2, 3]], seq_len=4, batch_rows=1, topology=Topology())
+        >>> round(batch.loss(torch.zeros(1, 4, 10)).item(), 4)  # ln(10)
+        2.3026
+
+        Args:
+            logits: (rows, seq_len, vocabulary), or (1, T, vocabulary) as `.hf()` gives rows, or
+                (T, vocabulary); those at slot t are for the token at t + 1. Not shifted.
+            averaged_over: as in `token_mean_loss`.
+
+        Returns:
+            A scalar, float32 or wider.
+
+        Raises:
+            ConfigError: `logits` are not those of every slot.
+        """
+        slots = self.rows * self.seq_len
+        if logits.dim() < 2 or logits.shape[:-1].numel() != slots:
+            raise ConfigError(
+                f"logits have the shape {tuple(logits.shape)}, and the batch has {self.rows} rows "
+                f"of {self.seq_len} tokens.",
+                "They are not the logits of every slot, so labels would be compared with others.",
+                "Pass what the model gives for the whole batch, not shifted.",
+            )
+        count = self.num_items_in_batch
+        count = self.num_loss_tokens if count is None else count
+        return token_mean_loss(logits, self.labels, count, averaged_over=averaged_over)
 
     def hf(self, *, seq_idx: bool = False, segments: int | None = None) -> dict[str, Any]:
         """Arguments for a Hugging Face transformers causal LM.

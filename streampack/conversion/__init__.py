@@ -5,6 +5,5 @@ Knows sources, tokenizers and the writers of formats; it does not know rows, bat
 
 from streampack.conversion.convert import Conversion, Progress, convert_source
 from streampack.conversion.destination import Destination
-from streampack.conversion.text_files import TextFiles
 
-__all__ = ["Conversion", "Destination", "Progress", "TextFiles", "convert_source"]
+__all__ = ["Conversion", "Destination", "Progress", "convert_source"]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -28,6 +30,8 @@ from streampack.job.topology import Topology
 
 __all__ = ["ProcessRanks", "check_same_start", "connect"]
 
+logger = logging.getLogger(__name__)
+
 #: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
 TIMEOUT_S = 1800.0
 
@@ -36,9 +40,22 @@ def connect(topology: Topology) -> Ranks:
     """The ranks of this topology: the processes of the job, or this rank alone.
 
     Alone is a single rank, a process without an initialised process group (ranks that are only
-    simulated; each ends when its own lanes are dry) and a worker process.
+    simulated; each ends when its own lanes are dry) and a worker process. Ranks of a launcher that
+    are not connected are warned.
     """
-    return ProcessRanks(topology) if _connected(topology) else Alone()
+    if _connected(topology):
+        return ProcessRanks(topology)
+    launched = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+    if topology.world_size > 1 and launched == (str(topology.rank), str(topology.world_size)):
+        logger.warning(
+            "This is rank %d of %d by RANK and WORLD_SIZE, and torch.distributed is not "
+            "initialised, so the ranks cannot agree on the step after which a finite run ends: "
+            "some may take more steps than others and wait for them for ever. Call "
+            "torch.distributed.init_process_group() before the loop begins.",
+            topology.rank,
+            topology.world_size,
+        )
+    return Alone()
 
 
 class ProcessRanks:

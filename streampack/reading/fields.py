@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from streampack.errors import ConfigError
 
-__all__ = ["Fields"]
+__all__ = ["Fields", "usual_field"]
+
+_USUAL = ("text", "tokens", "input_ids")
+_OF_CHATS = ("messages", "conversations", "completion")
+_OF_LOSS = ("labels", "loss_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +56,37 @@ class Fields:
         if tokens is not None:
             return cls(True, tokens, loss_mask)
         return cls(False, default if text is None else text)
+
+
+def usual_field(names: Collection[str], what: str, example: Callable[[str], str]) -> str:
+    """The field that holds the documents, if nobody says so: the only one, or "text", "tokens" or
+    "input_ids" if one of them is there.
+
+    Args:
+        names: all fields.
+        what: begins the sentence that ends with them: "a.parquet has the columns".
+        example: how one is named, as code.
+
+    Raises:
+        ConfigError: there is none or several such fields, or fields beside it say that it is a
+            conversation or has a loss mask.
+    """
+    found = [name for name in _USUAL if name in names] or list(names)[: len(names) == 1]
+    beside = [name for name in names if name in _OF_CHATS]
+    if not found and not beside:
+        consequence, remedy = "None of them is known to hold the documents.", ""
+    elif beside:
+        consequence = f'"{beside[0]}" holds conversations.'
+        remedy = 'Write them to files of JSON lines and pass sources.Chat("chats/*.jsonl"), or '
+    elif len(found) > 1:
+        consequence, remedy = f"Both {found[0]!r} and {found[1]!r} may be the documents.", ""
+    elif found[0] != "text" and any(name in names for name in _OF_LOSS):
+        consequence = "The documents would be learnt without their loss mask."
+        remedy = 'Name it as loss_mask= beside tokens=; for "labels", write the records to files '
+        remedy += 'of JSON lines and pass sources.Chat("chats/*.jsonl"); or '
+    else:
+        return found[0]
+    there = ", ".join(f'"{name}"' for name in list(names)[:30]) or "(none)"
+    name = (found or list(names) or ["text"])[0]
+    remedy = f"{remedy}{'name' if remedy else 'Name'} one field: {example(name)}."
+    raise ConfigError(f"{what} {there}.", consequence, remedy)

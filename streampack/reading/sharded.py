@@ -67,6 +67,15 @@ class ShardedSource(Source):
         self._manifest: Manifest | None = None
         self._lines: dict[int | None, Line] = {}
 
+    def __repr__(self) -> str:
+        paths: Any = getattr(self, "paths", None) or getattr(self, "folders", ())
+        several = [paths] if isinstance(paths, (str, Path)) else list(paths)
+        parts = [repr(shown(str(path))) for path in several[:1]]
+        parts += [f"and {len(several) - 1} more"] if several[1:] else []
+        if self._manifest is not None:
+            parts.append(f"shards={len(self._manifest)}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     @classmethod
     def example(cls, paths: Sequence[str]) -> str:
         """How a user makes this source for these paths, as code."""

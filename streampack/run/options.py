@@ -15,6 +15,7 @@ from streampack.sources.chat.source import Chat
 from streampack.sources.mixture.source import sources_of
 from streampack.streams.stream import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
+from streampack.tokenization.rules import check_in_vocabulary
 from streampack.window.gather import RowFormat
 
 __all__ = [
@@ -178,6 +179,8 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
     ids = any(part.tokenized for part in sources_of(source))
     if tokenizer is not None:
         given = {"eos": rules.eos, "eos_id": eos_id, "pad_id": pad_id}
+        if not isinstance(tokenizer, Tokenizer):
+            given["model_vocab_size"] = vocab_size
         if not texts:  # the tokenizer only lends its ids
             given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
         tokenizer = load_tokenizer(
@@ -185,6 +188,7 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
         )
         eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
+        check_in_vocabulary("eos_id", eos_id, vocab_size)
     elif texts:
         raise ConfigError(
             "The source gives texts, and there is no tokenizer.",

@@ -7,6 +7,7 @@ place, until all lanes of all ranks are through. Only what the loop has taken co
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Any
 from streampack.batch import PackedBatch
 from streampack.dealing.board import Board
 from streampack.dealing.exchange import DealExchange
-from streampack.errors import StateError
+from streampack.errors import ConfigError, StateError
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import check_same_start, connect
 from streampack.lane.batch import LaneEnd
@@ -29,6 +30,8 @@ from streampack.run.state import Deferred, RunState, batches_given
 from streampack.workers.feed import LaneStates
 
 __all__ = ["REMEMBERED", "OpenFeed", "RankRun"]
+
+logger = logging.getLogger(__name__)
 
 #: Begins a rank's batches from a number on, of lanes that go on from these states; how the lanes
 #: take part in deals, and the board of this process.
@@ -64,6 +67,7 @@ class RankRun:
         self.metrics = Metrics()
         self._ranks = ranks
         self._end = end
+        self._gave = False  # a document, from where it was started
         self._ends: dict[int, Deferred] = {}  # of lanes whose last batch was not this rank's
         # Of the last batches: their number, and what undoes taking them.
         self._recent: deque[tuple[int, Callable[[RunState], None]]] = deque(maxlen=REMEMBERED)
@@ -114,6 +118,7 @@ class RankRun:
         exchange = None if dealer is None else DealExchange(dealer, self.ranks)
         feed = open_feed(start, states, own, board)
         items = self._real(feed)
+        self._gave = False
         try:
             self._ending = Ending(
                 items,
@@ -133,6 +138,8 @@ class RankRun:
                     break
                 yield self.empty_batch(item.lane, item.step) if isinstance(item, Gap) else item
                 first += plan.topology.world_size
+            if start == 0 and not self._gave:
+                self._say_nothing_came()
             for left in self._ending.rest():
                 self.metrics += left.spent or Metrics()
                 self.metrics.left += left.composition
@@ -141,6 +148,22 @@ class RankRun:
             if isinstance(feed, Generator):
                 feed.close()
             board.close(remove=sharing is None)
+
+    def _say_nothing_came(self) -> None:
+        """Raise or warn at the end of a run in which no batch held a document."""
+        hooks = self.plan.config.preparation
+        given = {"filter": hooks.filter, "map": hooks.map}
+        named = [f'the {kind} "{hook.name}"' for kind, hook in given.items() if hook is not None]
+        fact = "The run has ended, and no batch held a document."
+        consequence = (
+            f"Documents may all have been dropped by {' and '.join(named)}."
+            if named
+            else "The source has none, or all were empty, skipped or longer than rows may be."
+        )
+        remedy = "Look at what they return for a few documents, and at loader.metrics()."
+        if named and self.plan.topology.world_size == 1:
+            raise ConfigError(fact, consequence, remedy)
+        logger.warning("%s %s %s", fact, consequence, remedy)
 
     def _is_connected(self) -> bool:
         """Whether the ranks tell one another what their lanes report for deals."""
@@ -156,6 +179,7 @@ class RankRun:
         """The batches that hold documents; the ends of lanes that none of them carries are kept."""
         begun: set[int] = set()
         for item in feed:
+            self._gave = self._gave or (isinstance(item, PackedBatch) and item.num_documents > 0)
             if isinstance(item, LaneEnd):
                 self.metrics += item.metrics
                 self._ending.end_lane(item.lane, item.step)

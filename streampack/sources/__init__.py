@@ -13,6 +13,7 @@ from streampack.sources.mds.source import MDS
 from streampack.sources.mixture.source import Mixture
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.tar.source import WebDataset
+from streampack.sources.text.source import TextFiles
 from streampack.storage.storage import Storage
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "Reading",
     "Source",
     "Storage",
+    "TextFiles",
     "WebDataset",
 ]

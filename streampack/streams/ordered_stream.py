@@ -39,6 +39,8 @@ _BEGINNING: dict[str, Any] = {"offset": 0, "number": 0, "windows": 0, "orders": 
 
 logger = logging.getLogger(__name__)
 
+NAMED_DOCUMENTS = 20  # near-duplicates of a window that a log line names
+
 
 @dataclass(slots=True)
 class _Place:
@@ -178,13 +180,15 @@ class OrderedStream(LaneStream):
             self._known -= 1
         elif len(dropped):
             self.duplicates += len(dropped)
-            names = [self._source.document_name(origin) for origin in documents.origin[dropped]]
-            logger.info(
-                "dropped %d near-duplicates among %d documents: %s",
-                len(dropped),
-                len(documents),
-                ", ".join(names),
-            )
+            if logger.isEnabledFor(logging.INFO):
+                first = documents.origin[dropped[:NAMED_DOCUMENTS]]
+                logger.info(
+                    "dropped %d near-duplicates among %d documents: %s%s",
+                    len(dropped),
+                    len(documents),
+                    ", ".join(map(self._source.document_name, first)),
+                    ", ..." if len(first) < len(dropped) else "",
+                )
         return documents.take(order)
 
     def _saved_order(self, documents: Documents) -> NDArray[np.int64]:

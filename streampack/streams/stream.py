@@ -213,12 +213,15 @@ class DocumentStream(LaneStream):
                 skipped = len(self.skips.records)
                 self._mark(number, part, start, skipped)
             if not found and config.epochs is None:
+                hooks = (config.preparation.filter, config.preparation.map)
+                named = ", ".join(f'"{hook.name}"' for hook in hooks if hook is not None)
                 where = f' of source "{self.skips.name}"' if self.skips.name else ""
                 raise ConfigError(
                     f"Lane {self._lane} of {config.lanes}{where} found no document in epoch "
                     f"{part.epoch}.",
                     "With endless epochs it would search for ever.",
-                    "Use fewer lanes, or check what the filter and on_error leave of the corpus.",
+                    "Use fewer lanes, or check what the filter and on_error leave of the corpus"
+                    + (f" (hooks: {named})." if named else "."),
                 )
             number, start = number + 1, None
             self._before = self._after = (number, None)
@@ -239,14 +242,20 @@ class DocumentStream(LaneStream):
             documents = apply_eos(documents, preparation.eos, preparation.eos_id)
         if len(documents) and preparation.filter is not None:
             seeds = document_seeds(self._config.seed, epoch, documents.origin)
-            documents = apply_filter(preparation.filter, documents, seeds)
+            documents = apply_filter(preparation.filter, documents, seeds, self._name)
         if len(documents) and preparation.map is not None:
             seeds = document_seeds(self._config.seed, epoch, documents.origin)
-            documents = apply_map(preparation.map, documents, seeds, preparation.vocab_size)
+            documents = apply_map(
+                preparation.map, documents, seeds, preparation.vocab_size, self._name
+            )
             documents = self._without_empty(documents)
         if documents.tokens.dtype == np.int32:  # checked: no id is negative
             documents = replace(documents, tokens=documents.tokens.view(np.uint32))
         return documents
+
+    def _name(self, origin: np.void) -> str:
+        of = f' of source "{self.skips.name}"' if self.skips.name else ""
+        return self._source.document_name(origin) + of
 
     def _encoded(self, block: Texts | Conversations) -> Documents:
         tokenizer = self._preparation.tokenizers[self._number]

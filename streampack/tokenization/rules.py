@@ -8,7 +8,7 @@ from streampack.errors import ConfigError
 from streampack.numeric import whole_number
 from streampack.tokenization.boundaries import EosRule, check_rule
 
-__all__ = ["TokenRules"]
+__all__ = ["TokenRules", "check_in_vocabulary"]
 
 _IDS = "Token ids are whole numbers from 0 to 4,294,967,295."
 
@@ -47,10 +47,16 @@ class TokenRules:
                 continue
             value = whole_number(name, value, _IDS, least=0, most=(1 << 32) - 1)
             object.__setattr__(self, name, value)
-            if size is not None and value >= size:
-                raise ConfigError(
-                    f"{name} is {value}, and vocab_size is {size}.",
-                    "The id would reach an embedding that has no row for it.",
-                    "Pass the number of rows of the model's embedding as vocab_size (it counts "
-                    "added special tokens too), or an id below it.",
-                )
+            if size is not None:
+                check_in_vocabulary(name, value, size)
+
+
+def check_in_vocabulary(name: str, token: int | None, size: int) -> None:
+    """Raise `ConfigError` unless an id, if there is one, is below the size of the vocabulary."""
+    if token is not None and token >= size:
+        raise ConfigError(
+            f"{name} is {token}, and the vocabulary has {size} ids.",
+            "The id would reach an embedding that has no row for it.",
+            "Pass an id below that; or, if the model's embedding has more rows, their number as "
+            "vocab_size.",
+        )

@@ -166,16 +166,26 @@ class ChatTemplate:
             if not text.startswith(prompt):
                 raise RenderError(*_rewritten("the prompt"))
             spans = [span for span in spans if span[0] >= len(prompt)]
+        if conversation.left_out:
+            turns = [
+                i
+                for i, message in enumerate(conversation.messages)
+                if i >= conversation.first_learnt and message["role"] == "assistant"
+            ]
+            if len(turns) != len(spans):
+                raise RenderError(
+                    f"has turns that are not learnt (weight 0 or train false), and the template "
+                    f"marks {len(spans)} parts of {len(turns)} turns of the assistant",
+                    "Use a template with one {% generation %} block for each turn.",
+                )
+            spans = [s for i, s in zip(turns, spans, strict=True) if conversation.learns(i)]
         return spans
 
     # ------------------------------------------------------------------ turns without marks
 
     def _found(self, conversation: Conversation, text: str) -> list[tuple[int, int]]:
-        spans = []
-        for i, message in enumerate(conversation.messages):
-            if i >= conversation.first_learnt and message["role"] == "assistant":
-                spans.append(self._turn(conversation, text, i))
-        return spans
+        turns = range(len(conversation.messages))
+        return [self._turn(conversation, text, i) for i in turns if conversation.learns(i)]
 
     def _turn(self, conversation: Conversation, text: str, i: int) -> tuple[int, int]:
         """The characters of message i."""

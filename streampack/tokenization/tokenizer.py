@@ -23,6 +23,7 @@ from streampack.errors import ConfigError, ContentError
 from streampack.numeric import whole_number
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
+from streampack.tokenization.rules import check_in_vocabulary
 from streampack.tokenization.threads import configure
 from streampack.tokenization.vocabulary import open_vocabulary
 
@@ -69,6 +70,8 @@ class Tokenizer:
         bos: True puts `bos_id` before texts that do not begin with it; None does so if the
             tokenizer itself does.
         bos_id, pad_id: default is what the tokenizer declares; None if it declares none.
+        model_vocab_size: rows of the model's embedding, where it has more than the tokenizer has
+            ids; ids of ends and padding may be among them.
         threads: threads of the tokenizers library; None means one in worker processes and the
             library's own choice elsewhere. The environment variables TOKENIZERS_PARALLELISM and
             RAYON_NUM_THREADS win if they are set. A process that is forked after its parent used
@@ -94,6 +97,7 @@ class Tokenizer:
         bos: bool | None = None,
         bos_id: int | None = None,
         pad_id: int | None = None,
+        model_vocab_size: int | None = None,
         threads: int | None = None,
     ) -> None:
         vocabulary = open_vocabulary(tokenizer)
@@ -104,6 +108,9 @@ class Tokenizer:
         self.eos_id = _check_id("eos_id", vocabulary.eos_id if eos_id is None else eos_id)
         self.bos_id = _check_id("bos_id", vocabulary.bos_id if bos_id is None else bos_id)
         self.pad_id = _check_id("pad_id", vocabulary.pad_id if pad_id is None else pad_id)
+        size = max(vocabulary.largest_id + 1, model_vocab_size or 0)
+        for name in ("eos_id", "bos_id", "pad_id"):
+            check_in_vocabulary(name, getattr(self, name), size)
         self.bos = vocabulary.wants_bos if bos is None else bos
         self.threads = threads
         if eos != "as-is" and self.eos_id is None:
@@ -181,6 +188,13 @@ class Tokenizer:
     def token(self, token_id: int | None) -> str | None:
         """The text of an id; None if there is none."""
         return None if token_id is None else self._engine.id_to_token(token_id)
+
+    def decode(self, ids: NDArray[np.integer[Any]]) -> str:
+        """The text of ids (N,), special tokens included.
+
+        Bytes that make no whole character, as at the cut of a document, become "\ufffd".
+        """
+        return str(self._engine.decode(ids.tolist(), skip_special_tokens=False))
 
     def _documents(self, encodings: Sequence[Encoding], origin: NDArray[np.void]) -> Documents:
         ids = array("H" if self.dtype == np.uint16 else "I")

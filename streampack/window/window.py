@@ -15,6 +15,8 @@ rounds.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,7 @@ from streampack.documents import Documents
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
+from streampack.packing.plan import Plan, check_plan
 from streampack.packing.request import WindowRequest
 from streampack.packing.rng import derive_seed
 from streampack.window.buffer import TokenBuffer
@@ -36,6 +39,12 @@ from streampack.window.planned import (
 )
 
 __all__ = ["PlannedWindow", "Window"]
+
+
+#: The first rounds of a lane whose plans are checked, if the packer is none of streampack's.
+CHECKED_ROUNDS = 4
+#: The environment variable that, set to 1, has every plan of every packer checked.
+CHECK_ALL = "STREAMPACK_CHECK_PLANS"
 
 
 class Window:
@@ -217,7 +226,37 @@ class Window:
             balance=self._balance,
         )
         selection = self._packer.plan_window(request)
-        return planned_window(selection, request, entries.repeated, self._packer)
+        planned = planned_window(selection, request, entries.repeated, self._packer)
+        if self._checks:  # all rules; those that compiled code relies on hold already
+            self._check(selection.plan, request)
+        return planned
+
+    @property
+    def _checks(self) -> bool:
+        """True if this round's plan is held against all rules: a user's first ones, or all."""
+        if os.environ.get(CHECK_ALL, "0") not in ("", "0"):
+            return True
+        ours = type(self._packer).__module__.startswith("streampack.")
+        return not ours and self.round < CHECKED_ROUNDS
+
+    def _check(self, plan: Plan, request: WindowRequest) -> None:
+        lengths = request.lengths
+        if not request.final:  # what no row holds yet waits, and how much of the last one is free
+            reached = plan.dropped.copy()
+            np.maximum.at(reached, plan.document, plan.stop + plan.dropped[plan.document])
+            lengths = np.minimum(reached, lengths)
+            if request.in_part:
+                lengths[-1] = reached[-1]
+        try:
+            check_plan(plan, lengths)
+        except PlanError as error:
+            raise PlanError(
+                f"The plan of {type(self._packer).__name__} for round {self.round} is wrong. "
+                f"{error.fact}",
+                error.consequence or "Its rows would not be what the documents are.",
+                "Correct its `plan_window`; streampack.packing.check_plan(plan, lengths) has the "
+                "rules, and can be called in a test of its own.",
+            ) from error
 
     def _refuse_overlong(self, documents: Documents) -> None:
         # The packer would find out too late: it sees a document only when the window holds it.

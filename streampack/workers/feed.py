@@ -47,14 +47,14 @@ class WorkerSettings:
     timeout_s: float | None
 
     @classmethod
-    def of(
+    def checked(
         cls,
         num_workers: int,
         prefetch_batches: int,
         start_method: str | None,
         timeout_s: float | None,
     ) -> WorkerSettings:
-        """How workers are run; raises `ConfigError` where they cannot be."""
+        """These settings; raises `ConfigError` where workers cannot be run so."""
         none = "There is no such number of processes or batches."
         methods = multiprocessing.get_all_start_methods()
         if start_method is not None and start_method not in methods:

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from streampack.cli import main
 from streampack.cli.app import app
-from streampack.cli.corpus import open_corpus
 from streampack.errors import ConfigError
+from streampack.sources.files import open_files
 from streampack.sources.mds.source import MDS
 from streampack.sources.tar.source import WebDataset
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
@@ -97,6 +97,22 @@ def test_a_tiny_corpus_and_the_shortest_rows_still_give_a_picture(folder: Path) 
         assert "The sample fills" in output
 
 
+def test_as_json_it_says_the_same_by_name(folder: Path) -> None:
+    table = pa.table({"ids": pa.array(ids(4.0, 0.6, 3000))})
+    pq.write_table(table, folder / "a.parquet")
+    options = (folder / "a.parquet", "--tokens", "ids", *sizes(512, 1024))
+    said = json.loads(run(*options, "--json"))
+    words = run(*options)
+    assert said["documents"] == 3000
+    assert f"Take {said['recommended']['packer']}." in words
+    for reason in said["recommended"]["reasons"]:
+        assert reason in words
+    assert {tuple(s["seq_lens"]) for s in said["strategies"]} >= {(512,), (1024,)}
+    for strategy in said["strategies"]:
+        assert f"{100 * strategy['utilisation']:.2f}" in words
+    assert said["smallest_window_rows"] in [w["rows"] for w in said["windows"]]
+
+
 def test_texts_are_counted_in_tokens(folder: Path) -> None:
     texts = ["x" * n for n in range(1, 200)]
     byte_tokenizer().save(str(folder / "tokenizer.json"))
@@ -112,7 +128,7 @@ def test_texts_are_counted_in_tokens(folder: Path) -> None:
 def test_formats_are_told_by_their_files(folder: Path) -> None:
     write_mds(folder, ids(3.0, 1.0, 5), column="input_ids")
     for path in (folder / "mds", folder / "mds" / "index.json"):
-        source = open_corpus(str(path))
+        source = open_files(str(path))
         assert isinstance(source, MDS)
         assert source.column == "input_ids"
     with tarfile.open(folder / "a.tar", "w") as archive:
@@ -123,7 +139,7 @@ def test_formats_are_told_by_their_files(folder: Path) -> None:
         ({"key": "txt"}, "txt"),
         ({"tokens": "t"}, "json"),
     ):
-        source = open_corpus(str(folder / "a.tar"), **options)
+        source = open_files(str(folder / "a.tar"), **options)
         assert isinstance(source, WebDataset)
         assert source.key == key
 
@@ -142,12 +158,12 @@ def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
         ("d.tar", {}, "--key"),
         ("e.tar", {}, "--key"),
         ("d.tar", {"text": "a", "tokens": "b"}, "Both text"),
-        ("a.jsonl", {"key": "npy"}, "--key was given"),
-        ("a.jsonl", {"column": "x", "key": "npy"}, "--key was given"),
-        ("b.txt", {"text": "x"}, "files have none"),
+        ("a.jsonl", {"key": "npy"}, "Leave key out (--key"),
+        ("a.jsonl", {"column": "x", "key": "npy"}, "Leave key out (--key"),
+        ("b.txt", {"text": "x"}, "read by TextFiles"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
-            open_corpus(str(folder / path), **options)
+            open_files(str(folder / path), **options)
 
 
 def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
@@ -158,8 +174,8 @@ def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
         with mds.MDSWriter(out=str(folder / "mds"), columns=columns) as writer:
             writer.write({"a": "x", "b": "y"})
     with pytest.raises(ConfigError, match="--column"):
-        open_corpus(str(folder / "mds"))
-    assert isinstance(open_corpus(str(folder / "mds"), column="b"), MDS)
+        open_files(str(folder / "mds"))
+    assert isinstance(open_files(str(folder / "mds"), column="b"), MDS)
 
 
 @pytest.mark.parametrize(
@@ -194,10 +210,10 @@ def test_bad_input_is_one_clear_line_and_exit_code_1(
 
 
 def test_the_program_exits_with_1(folder: Path) -> None:
-    command = [sys.executable, "-m", "streampack.cli", "compare", "nowhere.jsonl"]
+    command = [sys.executable, "-m", "streampack", "compare", "nowhere.jsonl"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr.startswith("streampack: No file matches")
+    assert result.stderr.startswith("streampack: No file")
     assert len(result.stderr.splitlines()) == 1
 
 

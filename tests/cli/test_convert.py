@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 
 from streampack.cli.app import app
 from streampack.cli.convert import parse_bytes
-from streampack.cli.corpus import open_documents
 from streampack.conversion.convert import Conversion, Progress, convert_source
 from streampack.conversion.destination import Destination
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
+from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
 from streampack.tokenization import Tokenizer, load_tokenizer
@@ -297,7 +297,7 @@ def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
 
 
 def test_a_kill_at_any_moment_leaves_what_can_be_gone_on_with(lines: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "streampack.cli", "convert", str(lines)]
+    command = [sys.executable, "-m", "streampack", "convert", str(lines)]
     options = ["--to", "webdataset", "--shard-size", "20KB"]
     subprocess.run([*command, str(tmp_path / "whole"), *options], check=True, capture_output=True)
     folder = tmp_path / "killed"
@@ -446,12 +446,12 @@ def test_files_of_several_kinds_are_not_converted_together(tmp_path: Path) -> No
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "b.jsonl").write_text('{"text": "b"}')
     with pytest.raises(ConfigError, match="files of 2 kinds"):
-        open_documents(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"\.txt files have none"):
-        open_documents(str(tmp_path / "*.txt"), text="text")
+        open_files(str(tmp_path), formats=DOCUMENT_FORMATS)
+    with pytest.raises(ConfigError, match="read by TextFiles"):
+        open_files(str(tmp_path / "*.txt"), text="text")
     (tmp_path / "c.bin").write_text("c")
     with pytest.raises(ConfigError, match="files of no kinds"):
-        open_documents(str(tmp_path / "c.bin"))
+        open_files(str(tmp_path / "c.bin"))
 
 
 def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 
 def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "streampack.cli", "convert", str(tmp_path), "x", "--to", "mds"],
+        [sys.executable, "-m", "streampack", "convert", str(tmp_path), "x", "--to", "mds"],
         capture_output=True,
         text=True,
         check=False,
@@ -476,7 +476,7 @@ def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) 
 def test_without_the_extra_the_program_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('hidden', name='typer')")
     done = subprocess.run(
-        [sys.executable, "-m", "streampack.cli"],
+        [sys.executable, "-m", "streampack"],
         capture_output=True,
         text=True,
         check=False,

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 def streampack(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The program of the package in a folder."""
     return subprocess.run(
-        [sys.executable, "-m", "streampack.cli", *arguments],
+        [sys.executable, "-m", "streampack", *arguments],
         cwd=folder.parent,
         env={**os.environ, "PYTHONPATH": str(folder)},
         capture_output=True,

@@ -162,6 +162,53 @@ def test_without_any_loss_token_there_is_no_nan() -> None:
     assert not logits.grad.any()
 
 
+def test_the_loss_of_a_batch_is_the_mean_over_its_loss_tokens() -> None:
+    torch.manual_seed(0)
+    for batch in PackedLoader(dataset()):
+        logits = torch.randn(batch.rows, batch.seq_len, 50, requires_grad=True)
+        for shaped in (logits, logits.view(1, -1, 50), logits.view(-1, 50)):
+            loss = batch.loss(shaped)
+            if batch.num_loss_tokens:
+                expected = torch.nn.functional.cross_entropy(
+                    logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=-100
+                )
+                torch.testing.assert_close(loss, expected)
+
+
+def test_a_batch_without_loss_tokens_trains_on_with_a_loss_of_0_and_a_gradient() -> None:
+    empty = next(batch for batch in PackedLoader(dataset()) if not batch.num_loss_tokens)
+    logits = torch.randn(empty.rows, empty.seq_len, 50, requires_grad=True)
+    by_hand = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), empty.labels[:, 1:].flatten(), ignore_index=-100
+    )
+    assert by_hand.isnan()
+    loss = empty.loss(logits)
+    loss.backward()
+    assert loss == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+
+
+def test_the_losses_of_a_group_add_up_to_the_mean_over_its_loss_tokens() -> None:
+    torch.manual_seed(0)
+    (group,) = PackedLoader(dataset()).accumulate(1000)
+    total, losses = 0.0, []
+    for batch in group:
+        logits = torch.randn(batch.rows, batch.seq_len, 50)
+        total += float(batch.loss(logits))
+        flat = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="none"
+        )
+        losses.append(flat[batch.labels[:, 1:].flatten() != -100])
+    assert total == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
+
+
+def test_shifted_logits_are_refused() -> None:
+    batch = next(iter(PackedLoader(dataset())))
+    with pytest.raises(ConfigError, match="not shifted"):
+        batch.loss(torch.zeros(batch.rows, batch.seq_len - 1, 50))
+
+
 def test_hugging_face_divides_by_the_global_count() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -163,7 +163,7 @@ def test_training_from_a_checkpoint_repeats_batches_and_losses(tmp_path: Path) -
 def start_demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     (tmp_path / "tmp").mkdir()
     return subprocess.Popen(
-        [sys.executable, "-m", "streampack.cli", "demo", "--fast", *arguments],
+        [sys.executable, "-m", "streampack", "demo", "--fast", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -119,6 +119,20 @@ def reference() -> list[Any]:
 SLOW = pytest.mark.slow
 
 
+def test_ranks_of_a_launcher_that_are_not_connected_are_warned_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = PackedLoader(uneven(Topology.detect()))
+    next(iter(loader))
+    (said,) = [r for r in caplog.messages if "not initialised" in r and "rank 0 of 2" in r]
+    assert "init_process_group()" in said
+    caplog.clear()
+    next(iter(PackedLoader(uneven(Topology(1, 3)))))  # simulated on purpose
+    assert "init_process_group" not in caplog.text
+
+
 def test_ranks_that_do_not_divide_the_lanes_give_the_same_sequence(tmp_path: Path) -> None:
     results = run_job(tmp_path, "default", 5)
     found = in_order([result["batches"] for result in results])

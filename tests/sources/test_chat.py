@@ -18,7 +18,14 @@ from streampack import Concat, PackedDataset, PackedLoader, SimilarityOrder, Top
 from streampack.errors import ConfigError, ContentError
 from streampack.packing import BestFitDecreasing
 from streampack.tokenization import load_tokenizer
-from tests.support.chats import CHATML, bpe_tokenizer, messages, with_template, write_lines
+from tests.support.chats import (
+    CHATML,
+    CHATML_MARKED,
+    bpe_tokenizer,
+    messages,
+    with_template,
+    write_lines,
+)
 from tests.support.servers import s3_server
 from tests.support.source_contract import check_source_contract
 
@@ -69,7 +76,19 @@ def test_fields_that_other_messages_have_do_not_appear_in_tables(tmp_path: Path)
     )
 
 
+def marked(**marks: Any) -> list[dict[str, Any]]:
+    """Two questions and answers, the first answer marked."""
+    chat = messages("a", "not this", "b", "but this")
+    chat[1].update(marks)
+    return chat
+
+
 BROKEN: list[tuple[Any, str]] = [
+    ({"messages": marked(weight=0.5)}, "weight 0.5 in message 1"),
+    ({"messages": marked(weight="0")}, "weight '0' in message 1"),
+    ({"messages": marked(train=2)}, "train 2 in message 1"),
+    ({"messages": [{**messages("a")[0], "train": True}, *messages("a", "b")]}, "role user; only"),
+    ({"messages": [messages("a")[0], {**marked(weight=0)[1]}]}, "no assistant turn"),
     ([], "holds a list where an object"),
     ({"messages": []}, "no list of messages"),
     ({"messages": "hi"}, "no list of messages"),
@@ -102,6 +121,36 @@ def test_records_that_make_no_sense_are_named(record: Any, message: str, tmp_pat
     loader = PackedLoader(dataset(source, on_error="skip"))
     assert sum(batch.num_documents for batch in loader) == 2
     assert loader.metrics().skipped == 1
+
+
+@pytest.mark.parametrize("marks", [{"weight": 0}, {"train": False}, {"weight": 0.0}])
+@pytest.mark.parametrize("template", [CHATML, CHATML_MARKED])
+@pytest.mark.parametrize("form", ["lines", "table", "completion"])
+def test_a_message_with_weight_0_or_train_false_carries_no_loss(
+    marks: dict[str, Any], template: str, form: str, tmp_path: Path
+) -> None:
+    chat = marked(**marks)
+    chat[0].update(marks)  # of a user it says nothing new
+    record: Any = {"messages": chat}
+    if form == "completion":
+        record = {"prompt": messages("z", "y"), "completion": chat}
+    if form == "table":
+        pq.write_table(pa.Table.from_pylist([record]), tmp_path / "a.parquet")
+    else:
+        write_lines(tmp_path / "a.jsonl", [record])
+    (batch, *_) = packed(sources.Chat(next(tmp_path.iterdir()), template=template))
+    ids = batch.input_ids[batch.labels != -100].tolist()
+    assert BPE.decode(ids, skip_special_tokens=False) == "but this<|im_end|>"
+
+
+def test_a_template_that_marks_turns_otherwise_is_refused_where_one_is_not_learnt(
+    tmp_path: Path,
+) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"messages": marked(train=False)}])
+    once = """{% for m in messages %}{{ m.content }}{% endfor %}
+{%- generation %}{{ messages[-1].content }}{% endgeneration %}"""
+    with pytest.raises(ContentError, match="marks 1 parts of 2 turns"):
+        list(packed(sources.Chat(tmp_path / "a.jsonl", template=once)))
 
 
 IDS_BROKEN: list[tuple[Any, str]] = [

@@ -15,7 +15,7 @@ from streampack.reading.options import Reading
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
 from tests.support.restarts import check_rest, restarts
-from tests.support.source_contract import read_lane
+from tests.support.source_contract import read_all, read_lane
 
 try:
     import datasets
@@ -195,3 +195,16 @@ def test_arguments_that_cannot_work_are_explained(stream: Any) -> None:
 
     with pytest.raises(ConfigError, match="split by node"):
         HFStream(split_dataset_by_node(stream, rank=0, world_size=2), text="text")
+
+
+def test_datasets_given_as_iterables_give_every_row_once_and_stay_as_they_are() -> None:
+    rows = {"text": TEXTS}
+    for data in (
+        datasets.Dataset.from_dict(rows),
+        datasets.Dataset.from_dict(rows).to_iterable_dataset(num_shards=3),
+        datasets.Dataset.from_dict(rows).to_iterable_dataset(num_shards=3).map(lambda row: row),
+    ):
+        source = Iterable(data, text="text")
+        for _ in range(2):
+            assert sorted(read_all(source)) == sorted(TEXTS)
+        assert [row["text"] for row in data] == TEXTS

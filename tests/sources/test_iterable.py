@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -250,6 +251,123 @@ def test_tensors_are_ids_too() -> None:
     ])  # fmt: skip
 
 
+class Counting:
+    """Goes on where it was left, as a dataset with a state may."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while self.at < len(TEXTS):
+            self.at += 1
+            yield TEXTS[self.at - 1]
+        self.at = 0
+
+
+class CountingWithState(Counting):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class IteratorWithState(CountingWithState):
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self.at == len(TEXTS):
+            raise StopIteration
+        self.at += 1
+        return TEXTS[self.at - 1]
+
+
+class Epochs(Counting):
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class TorchIterable(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        self.inner = Counting()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.inner)
+
+
+class TorchByIndex(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    asked = 0
+
+    def __len__(self) -> int:
+        return len(TEXTS)
+
+    def __getitem__(self, i: int) -> str:
+        return TEXTS[i]
+
+
+def generated() -> Iterator[str]:
+    yield from TEXTS
+
+
+SHARED = CountingWithState()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        TEXTS,
+        dict(enumerate(TEXTS)).values(),
+        generated,
+        lambda lane, lanes: TEXTS[lane::lanes],
+        lambda lane, lanes: SHARED,
+        Counting(),
+        CountingWithState(),
+        IteratorWithState(),
+        Epochs(),
+        TorchByIndex(),
+        np.array(TEXTS, dtype=object),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_an_iterable_gives_every_document_once_and_stays_as_it_is(data: Any) -> None:
+    before = dict(vars(data)) if hasattr(data, "__dict__") else None
+    source = Iterable(data)
+    for epoch in range(2):
+        lane = source.lanes(1, seed=0, epoch=epoch, shuffle=True)[0]
+        blocks = [d for block, _ in read_lane(lane) for _, d in block]
+        assert sorted(map(str, blocks)) == sorted(TEXTS)
+    assert documents(source) == TEXTS
+    assert before is None or dict(vars(data)) == before
+    assert SHARED.at == 0
+
+
+def test_torch_datasets_with_a_state_inside_give_every_document_of_each_epoch() -> None:
+    data = TorchIterable()
+    assert documents(Iterable(lambda lane, lanes: TorchIterable())) == TEXTS
+    source = Iterable(data)
+    assert documents(source) == documents(source) == TEXTS
+
+
+def test_a_function_that_gives_the_same_generator_twice_is_refused() -> None:
+    generator = generated()
+    with pytest.raises(ConfigError, match="same generator twice"):
+        Iterable(lambda lane, lanes: generator)
+    with pytest.raises(ConfigError, match="Make a new one"):
+        Iterable(lambda: generator, text="t")
+    assert next(generator) == TEXTS[0]
+    assert documents(Iterable(lambda: generated())) == TEXTS
+
+
+def test_a_function_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"takes \(path\).* \(lane, lanes\)"):
+        Iterable(lambda path: TEXTS)
+    with pytest.raises(ConfigError, match="returned NoneType"):
+        Iterable(lambda: None)
+
+
 def test_a_second_epoch_is_announced_to_data_that_wants_to_know() -> None:
     class Reordered:
         epoch = 0
@@ -305,7 +423,7 @@ def test_a_dataset_that_asks_for_its_worker_is_not_divided_a_second_time() -> No
     [
         (5, {}, "cannot be iterated"),
         ([], {}, "no items"),
-        ([{"a": 1, "b": 2}], {}, "a, b"),
+        ([{"a": 1, "b": 2}], {}, 'fields "a", "b"'),
         (IDS, {"tokens": "a", "text": "b"}, "Pass one"),
         (IDS, {"loss_mask": "m"}, "without tokens"),
     ],

@@ -14,7 +14,9 @@ from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
+from streampack.sources.jsonl.numbering import line_number
 from streampack.sources.jsonl.source import JSONL
+from streampack.storage.decompression import CODEC_OF_ENDING
 from streampack.storage.storage import Storage
 from tests.support.servers import S3Server
 from tests.support.source_contract import check_source_contract, read_all, read_lane
@@ -131,6 +133,25 @@ BROKEN = [
 ]
 
 
+def test_lines_are_numbered_as_editors_do_and_only_where_little_lies_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [b'{"text": "%d"}\r\n' % number for number in range(1, 3000)]
+    content = b"".join(lines)
+    for ending in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2"):
+        path = write(tmp_path / f"x{ending}", content)
+        for number in (1, 2, 1500, 2999):
+            byte = sum(map(len, lines[: number - 1]))
+            codec = CODEC_OF_ENDING.get(ending.removeprefix(".jsonl"))
+            assert line_number(path, codec, byte) == number
+    plain = write(tmp_path / "y.jsonl", content)
+    assert line_number(plain, None, len(content) + 5) is None
+    assert line_number(plain, "gz", 10) is None
+    assert line_number(tmp_path / "missing", None, 10) is None
+    monkeypatch.setattr("streampack.sources.jsonl.numbering.MOST_BYTES", 100)
+    assert line_number(plain, None, 101) is None
+
+
 @pytest.mark.parametrize(("line", "words"), BROKEN)
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst"])
 def test_a_broken_line_is_named_and_skipped(
@@ -140,7 +161,7 @@ def test_a_broken_line_is_named_and_skipped(
     path = write(tmp_path / f"x{ending}", good * 3 + line + b"\n" + good)
     source = JSONL(path, reading=Reading(max_document_bytes=250_000))
     content = "" if ending == ".jsonl" else "the content of "
-    where = f"The line at byte 51 of {content}{re.escape(str(path))} "
+    where = rf"The line at byte 51 of {content}{re.escape(str(path))} \(line 4\) "
     with pytest.raises(ContentError, match=where) as caught:
         read_all(source)
     assert words in str(caught.value)

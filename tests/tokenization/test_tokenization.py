@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from streampack import PackedDataset, TokenRules, Topology
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
@@ -267,12 +268,42 @@ def test_an_end_that_does_not_fit_the_documents_is_refused() -> None:
         ({"eos": "sometimes"}, 'eos is "sometimes"'),
         ({"eos_id": -1}, "eos_id is -1"),
         ({"pad_id": 1 << 32}, "pad_id is 4294967296"),
+        ({"pad_id": 5000}, "pad_id is 5000, and the vocabulary has"),
+        ({"eos_id": 5000}, "eos_id is 5000, and the vocabulary has"),
+        ({"bos": True, "bos_id": 5000}, "bos_id is 5000, and the vocabulary has"),
         ({"threads": 0}, "threads is 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Tokenizer(small_engine("</s>"), **arguments)
+
+
+def test_ids_that_only_the_models_embedding_has_are_taken_if_its_rows_are_given() -> None:
+    padded = Tokenizer(small_engine("</s>"), pad_id=5000, model_vocab_size=5001)
+    assert padded.pad_id == 5000
+    texts = ["a text"]
+    rules = TokenRules(pad_id=5000, vocab_size=6000)
+    dataset = PackedDataset(
+        texts, seq_len=8, tokenizer=small_engine("</s>"), token_rules=rules, topology=Topology()
+    )
+    assert 5000 in next(iter(dataset)).input_ids
+    with pytest.raises(ConfigError, match=r"pad_id is 5000.*their number as vocab_size"):
+        PackedDataset(
+            texts,
+            seq_len=8,
+            tokenizer=small_engine("</s>"),
+            token_rules=TokenRules(pad_id=5000),
+            topology=Topology(),
+        )
+    with pytest.raises(ConfigError, match=r"eos_id is \d+, and the vocabulary has 2 ids"):
+        PackedDataset(
+            texts,
+            seq_len=8,
+            tokenizer=Tokenizer(small_engine("</s>")),
+            token_rules=TokenRules(vocab_size=2),
+            topology=Topology(),
+        )
 
 
 def test_what_is_not_a_tokenizer_is_refused(tmp_path: Path) -> None:

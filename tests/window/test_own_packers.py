@@ -14,6 +14,7 @@ from streampack.errors import ConfigError, PlanError, StreampackError
 from streampack.lane.lane import Lane
 from streampack.packing import (
     BestFitDecreasing,
+    Buckets,
     Packer,
     Plan,
     Selection,
@@ -24,6 +25,7 @@ from streampack.packing import (
     fullest_rows,
     rows_in_order,
 )
+from tests.support.every_source import PACKERS
 from tests.support.lanes import SEQ_LEN, check_delivered, lane_config, run
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 from tests.support.plans import window_request
@@ -123,7 +125,7 @@ MISTAKES: dict[str, tuple[Callable[[Selection, WindowRequest], Selection], str]]
             BestFitDecreasing(seq_len=SEQ_LEN).plan(r.held + 1, final=False, seed=0),
             s.rows, r.rows_per_batch,
         ),
-        "does not hold yet",
+        "ends after its document",
     ),
     "tail-first": (
         lambda s, r: Selection.in_batches(
@@ -161,6 +163,41 @@ def test_a_wrong_plan_is_an_error_before_rows_are_chosen() -> None:
 
     with pytest.raises(PlanError, match="does not exist"):
         run(Lane(lane_config(LENGTHS, Wrong()), 0))
+
+
+class Miscounting(Plain):
+    """Says from a round on that it drops tokens which its rows hold."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.asked = 0
+
+    def plan_window(self, request: WindowRequest) -> Selection:
+        found = super().plan_window(request)
+        self.asked += 1
+        return changed(found, dropped=found.plan.dropped + (self.asked > self.after))
+
+
+def test_the_first_plans_of_a_users_packer_are_held_against_all_rules() -> None:
+    config = lane_config(LENGTHS, Miscounting(after=2), window=WindowConfig(rows=8))
+    with pytest.raises(PlanError, match=r"plan of Miscounting for round 2 .*do not add up"):
+        run(Lane(config, 0))
+
+
+def test_all_plans_are_held_against_all_rules_if_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def config() -> Any:
+        return lane_config(LENGTHS, Miscounting(after=6), window=WindowConfig(rows=8))
+
+    run(Lane(config(), 0))
+    monkeypatch.setenv("STREAMPACK_CHECK_PLANS", "1")
+    with pytest.raises(PlanError, match=r"for round 6 .*check_plan"):
+        run(Lane(config(), 0))
+    for packer in PACKERS:
+        if isinstance(packer, Buckets):
+            packer = packer.with_sample(np.array(LENGTHS))
+        run(Lane(lane_config(LENGTHS, packer, window=WindowConfig(rows=8)), 0))
 
 
 def test_tokens_that_the_last_round_leaves_are_an_error() -> None:

@@ -61,7 +61,7 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
     """The conversation in "messages", or else in "prompt" and "completion"."""
     tools = _tools(record.get("tools"))
     if record.get("messages") is not None:
-        conversation = Conversation(_messages(record["messages"], "messages"), tools=tools)
+        conversation = _conversation(_messages(record["messages"], "messages"), 0, tools)
     elif record.get("prompt") is not None and record.get("completion") is not None:
         conversation = _pair(record["prompt"], record["completion"], tools)
     else:
@@ -69,10 +69,19 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
         raise BrokenDocumentError(
             f'has neither "messages" nor "prompt" and "completion" (it has {names})'
         )
-    learnt = conversation.messages[conversation.first_learnt :]
-    if not any(_says_something(message) for message in learnt):
+    messages = conversation.messages
+    if not any(conversation.learns(i) and _says_something(m) for i, m in enumerate(messages)):
         raise BrokenDocumentError("has no assistant turn with anything to learn")
     return conversation
+
+
+def _conversation(
+    messages: list[dict[str, Any]], first_learnt: int, tools: Sequence[Any] | None
+) -> Conversation:
+    """The conversation of these messages, from which the marks of what is learnt are taken."""
+    learnt = [(message.pop("weight", 1), message.pop("train", True)) for message in messages]
+    left_out = frozenset(i for i, marks in enumerate(learnt) if not all(marks))
+    return Conversation(messages, first_learnt, tools, left_out=left_out)
 
 
 def _pair(prompt: Any, completion: Any, tools: Sequence[Any] | None) -> Conversation:
@@ -84,7 +93,7 @@ def _pair(prompt: Any, completion: Any, tools: Sequence[Any] | None) -> Conversa
         return Conversation(messages, tools=tools, plain=True)
     if isinstance(prompt, list) and isinstance(completion, list):
         first = _messages(prompt, "prompt")
-        return Conversation(first + _messages(completion, "completion"), len(first), tools)
+        return _conversation(first + _messages(completion, "completion"), len(first), tools)
     raise BrokenDocumentError(
         f'has a {type(prompt).__name__} in "prompt" and a {type(completion).__name__} in '
         '"completion" where two texts or two lists of messages were expected'
@@ -92,16 +101,16 @@ def _pair(prompt: Any, completion: Any, tools: Sequence[Any] | None) -> Conversa
 
 
 def _says_something(message: Mapping[str, Any]) -> bool:
-    return message["role"] == "assistant" and bool(message["content"] or message.get("tool_calls"))
+    return bool(message["content"] or message.get("tool_calls"))
 
 
-def _messages(values: Any, field: str) -> list[Mapping[str, Any]]:
+def _messages(values: Any, field: str) -> list[dict[str, Any]]:
     if not isinstance(values, list) or not values:
         raise BrokenDocumentError(f'has no list of messages in "{field}"')
     return [_message(value, f'message {i} of "{field}"') for i, value in enumerate(values)]
 
 
-def _message(value: Any, name: str) -> Mapping[str, Any]:
+def _message(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BrokenDocumentError(f"has a {type(value).__name__} as {name}")
     role = value.get("role")
@@ -118,6 +127,19 @@ def _message(value: Any, name: str) -> Mapping[str, Any]:
         raise BrokenDocumentError(f"has no content in {name}")
     if content is not None and not isinstance(content, str):
         raise BrokenDocumentError(f"has a {type(content).__name__} as content of {name}")
+    for mark in ("weight", "train"):
+        learnt = value.get(mark)
+        if learnt is None:
+            continue
+        if not isinstance(learnt, bool | int | float) or learnt not in (0, 1):
+            raise BrokenDocumentError(
+                f"has the {mark} {learnt!r} in {name}; a turn is learnt (1, true) or not (0, false)"
+            )
+        if learnt and role != "assistant":
+            raise BrokenDocumentError(
+                f"has the {mark} {learnt!r} in {name}, of the role {role}; only the "
+                "assistant's turns are learnt"
+            )
     # Tables give every message every field that any has; templates ask what is there.
     fields = {key: _without_nulls(field) for key, field in value.items() if field is not None}
     return {**fields, "content": content}

@@ -40,7 +40,8 @@ class Chat(ShardedSource):
     - ``{"input_ids": [...]}`` with ``"labels"`` (a token's own id, or -100) or ``"loss_mask"``.
 
     Content may be text or a list of parts of text. Every token of an assistant's turn carries
-    loss, with the token that ends it, and no other token does. Conversations longer than a row
+    loss, with the token that ends it, and no other token does; a turn whose message has
+    ``"weight": 0`` or ``"train": false`` carries none. Conversations longer than a row
     are dropped, counted and named, unless the packer that is passed does something else.
 
     Args:
@@ -65,6 +66,7 @@ class Chat(ShardedSource):
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading, storage=storage)
+        self.paths = paths
         self.template = None if template is None else _read_template(template)
         names = [paths] if isinstance(paths, (str, Path)) else list(paths)
         self._rows: ChatLines | ChatRows

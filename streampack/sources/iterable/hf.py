@@ -66,6 +66,10 @@ class HFStream(ItemSource):
         self.dataset = dataset
         self.tokenized = self.fields.tokenized
 
+    def __repr__(self) -> str:
+        kind = "tokens" if self.tokenized else "text"
+        return f"HFStream({kind}={self.fields.document!r}, shards={self.dataset.num_shards})"
+
     def max_lanes(self) -> int | None:
         return int(self.dataset.num_shards)
 

@@ -14,7 +14,7 @@ from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
 from streampack.reading.records import BrokenDocumentError
 
-__all__ = ["PushbackIterator", "item_block", "item_sizes", "joined_arrays"]
+__all__ = ["PushbackIterator", "ids_of", "item_block", "item_sizes", "joined_arrays"]
 
 _LARGEST = 2**32 - 1
 
@@ -73,7 +73,7 @@ def item_block(
         try:
             value = _document_of(item, fields.document)
             if fields.tokenized:
-                array = _ids_of(value)
+                array = ids_of(value)
                 if fields.loss_mask is not None:
                     masks.append(_mask_of(item, fields.loss_mask, len(array)))
                 arrays.append(array)
@@ -118,7 +118,7 @@ def _document_of(item: Any, field: str | None) -> Any:
     return item[field]
 
 
-def _ids_of(value: Any) -> NDArray[Any]:
+def ids_of(value: Any) -> NDArray[Any]:
     """The ids in a list or array as a flat integer array; all of them fit into uint32."""
     if isinstance(value, str | bytes | dict) or not hasattr(value, "__len__"):
         raise BrokenDocumentError(f"is {_a(value)}, not a list of ids")

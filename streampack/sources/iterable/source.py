@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import json
 import logging
-import re
-import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Iterable as AnyIterable
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +26,18 @@ from streampack.sources.iterable.items import (
     item_sizes,
     joined_arrays,
 )
+from streampack.sources.iterable.objects import (
+    check_state,
+    has_exact_state,
+    has_state,
+    is_by_index,
+    iterate,
+    kind_name,
+    own_copy,
+    takes_lanes,
+)
 from streampack.sources.iterable.outside_worker import outside_worker
+from streampack.sources.iterable.recognise import Rows, fields_of, is_table, refuse_no_corpus
 
 __all__ = ["ItemSource", "Iterable"]
 
@@ -114,13 +121,13 @@ class _ItemLane(LaneReader):
             if state is not None:
                 if not stateful:
                     raise StateError(
-                        f"{_name(items)} has no `load_state_dict`, and the saved state has one "
+                        f"{kind_name(items)} has no `load_state_dict`, and the saved state has one "
                         "of its states.",
                         "It cannot continue from there.",
                         "Pass the same kind of iterable as when the state was saved.",
                     )
                 items.load_state_dict(state)
-            iterator = _iterate(items)
+            iterator = iterate(items)
             if count and state is None:
                 self._replay(iterator, count, items)
         ahead = PushbackIterator(iterator)
@@ -131,7 +138,7 @@ class _ItemLane(LaneReader):
             if not taken:
                 return
             if state is not None:
-                _check_state(state, items)
+                check_state(state, items)
             block = self._block(taken, count, skips)
             count += len(taken)
             if len(block):
@@ -140,13 +147,13 @@ class _ItemLane(LaneReader):
     def _replay(self, iterator: Iterator[Any], count: int, items: Any) -> None:
         logger.warning(
             "%s cannot be resumed in the middle: lane %d reads %d items again to skip them.",
-            _name(items),
+            kind_name(items),
             self.lane,
             count,
         )
         if sum(1 for _ in itertools.islice(iterator, count)) < count:
             raise StateError(
-                f"{_name(items)} ended before item {count}, where the saved state continues.",
+                f"{kind_name(items)} ended before item {count}, where the saved state continues.",
                 "It does not yield what it yielded when the state was saved.",
                 "Pass the same data in the same order, or start a new run.",
             )
@@ -202,24 +209,27 @@ class _ItemLane(LaneReader):
 class Iterable(ItemSource):
     """Documents from any Python iterable.
 
-    Items may be mappings (name the field with `tokens` or `text`), strings, lists of ids or
-    integer arrays. Python makes an object per document here; for a large corpus, shards that are
+    Items may be strings, lists of ids, integer arrays, or mappings with one of these in a field.
+    Python makes an object per document here; for a large corpus, shards that are
     read in bulk (see `streampack convert`) are at least ten times faster.
 
     Resuming: if the iterable has `state_dict` and `load_state_dict` as the datasets of Hugging
     Face and torchdata do, they are used. They must mean the same: `state_dict()` while iterating
     is the place after the last item, and `load_state_dict(state)` applies to the next `iter()`.
-    Every reader works on a deep copy, so your iterable keeps its state. Anything else is read
+    Every reader works on a copy, so your iterable stays as it is. Anything else is read
     again from its beginning up to the saved place, with a warning that says so, and must yield
     the same items each time.
 
     Args:
-        data: an iterable; a map-style dataset (`__len__` and `__getitem__`); or a function
-            ``(lane, lanes) -> iterable``, which makes any number of lanes possible. A generator
-            can be read only once: one epoch and no resuming. If it has `set_epoch`, that is
-            called when documents are to be shuffled.
+        data: an iterable; a map-style dataset (`__len__` and `__getitem__`); a table of pyarrow,
+            pandas or polars, whose rows are the items; a function
+            ``(lane, lanes) -> iterable``, which makes any number of lanes possible; or one without
+            arguments, such as a generator function. A generator can be read only once: one epoch
+            and no resuming. If it has `set_epoch`, that is called on a copy when documents are to
+            be shuffled.
         tokens: field of token ids, where items are mappings.
-        text: field of text, instead.
+        text: field of text, instead. If neither is given, the first item decides: it is the only
+            field, or the only one named "text", "tokens" or "input_ids".
         loss_mask: field with one number or bool per token, 0 where it does not count in the loss.
         name: part of the fingerprint of saved states, which tells corpora apart.
         reading: how many items a block holds; `open_shards` only sets the default of that.
@@ -230,7 +240,7 @@ class Iterable(ItemSource):
 
     def __init__(
         self,
-        data: AnyIterable[Any] | Callable[[int, int], AnyIterable[Any]],
+        data: AnyIterable[Any] | Callable[..., AnyIterable[Any]],
         *,
         tokens: str | None = None,
         text: str | None = None,
@@ -240,45 +250,76 @@ class Iterable(ItemSource):
     ) -> None:
         super().__init__(reading)
         self.name = name
-        self.factory = callable(data) and not hasattr(data, "__iter__")
-        if not self.factory and not hasattr(data, "__iter__") and not _by_index(data):
+        refuse_no_corpus(data)
+        called = callable(data) and not hasattr(data, "__iter__") and not is_by_index(data)
+        if not called and not hasattr(data, "__iter__") and not is_by_index(data):
             raise ConfigError(
-                f"data is {_name(data)}.",
+                f"data is {kind_name(data)}.",
                 "It cannot be iterated.",
                 "Pass an iterable, or a function (lane, lanes) -> iterable.",
             )
-        self.data: Any = data
-        self.once = not self.factory and hasattr(data, "__next__")
+        made: Any = Rows(data) if is_table(data) else data
+        self.data = made
+        self._called = called
+        self._divided = called and takes_lanes(self.data)
+        self.first_text: str | None = None  # where texts are the items
+        self.once = not called and hasattr(data, "__next__") and not has_state(data)
         self._begun = False
-        self._kind = _name(data)
+        self._kind = kind_name(data)
+        if called:
+            self._check_function()
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
         if self.fields.document is None:
-            self.fields = Fields(tokenized=self._peek())
+            first = self._first()
+            self.fields = fields_of(
+                first, lambda field: f'sources.Iterable(data, text="{field}"), or tokens='
+            )
+            self.first_text = first if isinstance(first, str) else None
         self.tokenized = self.fields.tokenized
 
-    def _peek(self) -> bool:
-        """True if the first item is a list of ids, False if it is text."""
+    def __repr__(self) -> str:
+        fields = self.fields
+        what = "token ids" if fields.tokenized else "texts"
+        of = "" if fields.document is None else f" in {fields.document!r}"
+        return f"Iterable({self._kind} of {what}{of})"
+
+    def _check_function(self) -> None:
+        items = self._items(0, 1)
+        if hasattr(items, "__next__") and self._items(0, 1) is items:
+            raise ConfigError(
+                f"The function returned the same {kind_name(items)} twice.",
+                "What is read from it once would be missing the next time.",
+                "Make a new one in the function.",
+            )
+        if not hasattr(items, "__iter__") and not is_by_index(items):
+            raise ConfigError(
+                f"The function returned {kind_name(items)}.",
+                "It cannot be iterated.",
+                "Return an iterable of documents, or make it a generator with `yield`.",
+            )
+
+    def _first(self) -> Any:
+        """The first item, which is not lost by being looked at."""
+        none = object()
         with outside_worker():
-            iterator = _iterate(self.data(0, 1) if self.factory else self.data)
-            first = next(iterator, None)
+            iterator = iterate(self._items(0, 1))
+            first = next(iterator, none)
+        if first is none:
+            raise ConfigError(
+                f"There are no items in data ({self._kind}).",
+                "It is unknown what the documents are.",
+                "Pass data that holds documents, or name their field with text= or tokens=.",
+            )
         if self.once:
             self.data = itertools.chain([first], iterator)
-        if first is None or isinstance(first, Mapping):
-            what = "There are no items" if first is None else "The items are mappings"
-            fields = "" if first is None else f" The fields are: {', '.join(map(str, first))}."
-            raise ConfigError(
-                f"{what}, and neither tokens nor text was given.",
-                "It is unknown what the documents are." + fields,
-                'Name the field with tokens="..." or text="...".',
-            )
-        return not isinstance(first, str)
+        return first
 
     def describe(self) -> dict[str, Any]:
         length = len(self.data) if hasattr(self.data, "__len__") else None
         return {**super().describe(), "name": self.name, "length": length}
 
     def max_lanes(self) -> int | None:
-        return None if self.factory else 1
+        return None if self._divided else 1
 
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
         """A new iterable over the items of one lane."""
@@ -292,86 +333,21 @@ class Iterable(ItemSource):
                 )
             self._begun = True
             return self.data
-        items = self.data(lane, lanes) if self.factory else self.data
-        if hasattr(items, "load_state_dict") and not self.factory:
-            items = _own_copy(items)
+        items = self._items(lane, lanes)
         if shuffle and hasattr(items, "set_epoch"):
             items.set_epoch(epoch)
         return items
+
+    def _items(self, lane: int, lanes: int) -> Any:
+        """What a lane passes over: never the user's own object, unless it can be read only once."""
+        if self.once:
+            return self.data
+        arguments = (lane, lanes) if self._divided else ()
+        items = self.data(*arguments) if self._called else self.data
+        return own_copy(items, made_new=self._called)
 
     def _more_lanes(self, most: int) -> str:
         return (
             f"Use lanes={most}, or pass a function (lane, lanes) -> iterable that yields each "
             "lane's part."
         )
-
-
-def has_exact_state(items: Any) -> bool:
-    """True if the state of an iterable leads back to exactly the next item.
-
-    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. From
-    datasets 4.7 on and before 5.2, the state of a mapped or filtered dataset is ahead of what was
-    taken from it, so resuming would lose rows.
-    """
-    if not (hasattr(items, "state_dict") and hasattr(items, "load_state_dict")):
-        return False
-    inexact = ["BufferShuffled"]
-    library = sys.modules.get("datasets")
-    if library is not None and (4, 7) <= _version(library.__version__) < (5, 2):
-        inexact += ["MappedExamples", "FilteredExamples"]
-    return not _has_node(getattr(items, "_ex_iterable", None), inexact)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
-
-
-def _own_copy(items: Any) -> Any:
-    """A copy that shares no state; shallow copies of Hugging Face datasets do share theirs."""
-    try:
-        return copy.deepcopy(items)
-    except Exception as error:
-        raise ConfigError(
-            f"{_name(items)} has a state and cannot be copied: {error}.",
-            "Its state would be mixed up between readers.",
-            "Pass a function (lane, lanes) -> iterable that makes a new one.",
-        ) from error
-
-
-def _has_node(node: Any, names: Sequence[str]) -> bool:
-    """True if a step of a Hugging Face pipeline has one of these in the name of its class."""
-    if node is None:
-        return False
-    if any(name in type(node).__name__ for name in names):
-        return True
-    below = [getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())]
-    return any(_has_node(inner, names) for inner in below)
-
-
-def _by_index(data: Any) -> bool:
-    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
-
-
-def _iterate(items: Any) -> Iterator[Any]:
-    """An iterator; a map-style dataset is read by index up to its length."""
-    if not hasattr(items, "__iter__") and _by_index(items):
-        return (items[i] for i in range(len(items)))
-    return iter(items)
-
-
-def _check_state(state: Any, items: Any) -> None:
-    try:
-        same = json.loads(json.dumps(state)) == state
-    except (TypeError, ValueError):
-        same = False
-    if not same:
-        raise ConfigError(
-            f"The state_dict() of {_name(items)} holds more than JSON can.",
-            "It cannot be part of a checkpoint.",
-            "Let it return numbers, strings, lists and dicts only, or pass an iterable without "
-            "state_dict, which is then read again from its beginning.",
-        )
-
-
-def _name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.manifest import Manifest
@@ -35,6 +35,7 @@ from streampack.reading.records import (
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.lines import LineBlock, line_blocks
+from streampack.sources.jsonl.numbering import line_number
 from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_content
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
@@ -114,8 +115,16 @@ class JSONL(ShardedSource):
 
     def document_name(self, origin: np.void) -> str:
         path = self.manifest.paths[int(origin["shard"])]
-        content = "the content of " if _codec_of(path) else ""
-        return f"the line at byte {int(origin['index'])} of {content}{shown(path)}"
+        codec, byte = _codec_of(path), int(origin["index"])
+        content = "the content of " if codec else ""
+        number = None
+        try:
+            with self.storage.local(path) as file:  # read a moment ago, so it is there
+                number = line_number(file, codec, byte)
+        except StorageError:
+            pass
+        known = "" if number is None else f" (line {number})"
+        return f"the line at byte {byte} of {content}{shown(path)}{known}"
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips

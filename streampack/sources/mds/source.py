@@ -33,7 +33,6 @@ from streampack.sources.mds.index import (
     token_column,
 )
 from streampack.storage.decompression import DamagedError, decompress, map_file
-from streampack.storage.patterns import has_ending
 from streampack.storage.remote import is_missing, shown
 from streampack.storage.storage import Storage
 
@@ -96,13 +95,6 @@ class MDS(ShardedSource):
         self.loss_mask = loss_mask
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.validate_hash = validate_hash
-
-    @classmethod
-    def example(cls, paths: Sequence[str]) -> str:
-        folders = [
-            path.rpartition("/")[0] if has_ending(path, cls.endings) else path for path in paths
-        ]
-        return super().example([folder or "." for folder in dict.fromkeys(folders)])
 
     def list_shards(self) -> Manifest:
         paths: list[str] = []

@@ -39,8 +39,8 @@ class Mixture(Source):
     batches have it as `source_ids` and in their provenance.
 
     Args:
-        sources: by name: `Source` objects, or paths, URLs and iterables as `PackedDataset` takes
-            them. Texts and token ids may be mixed; texts are tokenized with the tokenizer of the
+        sources: by name: whatever `PackedDataset` takes as a source. Texts and token ids may be
+            mixed; texts are tokenized with the tokenizer of the
             dataset. Add new ones at the end, so that the others keep their numbers.
         weights: by name, relative shares of the tokens; or pairs ``(tokens of the run, weights)``
             from 0 on, linear in between and constant after the last; the target is then their
@@ -97,6 +97,9 @@ class Mixture(Source):
         overflows = {source.overflow for source in members}
         self.overflow = "split" if overflows == {"split"} else "drop"
         self.once = any(source.once for source in members)
+
+    def __repr__(self) -> str:
+        return f"Mixture({', '.join(f'{name}={s!r}' for name, s in self.sources.items())})"
 
     @property
     def shares(self) -> TokenShares:

@@ -1,4 +1,4 @@
-"""`python -m streampack.cli` is `streampack`."""
+"""`python -m streampack` is `streampack`."""
 
 from streampack.cli import main
 

@@ -1,0 +1,24 @@
+"""Sentences on a terminal: broken between words, in lines of at most 80 columns."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+
+from rich.console import Console
+
+__all__ = ["WIDTH", "say", "wrapped"]
+
+WIDTH = 80  # columns
+
+
+def say(console: Console, text: str, *, style: str | None = None) -> None:
+    """Print a paragraph: wrapped on a terminal, and as it is where other programs read it."""
+    shown = wrapped(text, console.width) if console.is_terminal else text
+    console.print(shown, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def wrapped(text: str, columns: int | None = None) -> str:
+    """A paragraph in lines for a terminal of so many columns, or for this one."""
+    width = shutil.get_terminal_size().columns if columns is None else columns
+    return textwrap.fill(text, min(width, WIDTH), break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,141 @@
+"""What can be done with a user's iterable: pass over it, copy it, trust its state."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from streampack.errors import ConfigError
+
+__all__ = [
+    "check_state",
+    "has_exact_state",
+    "has_state",
+    "is_by_index",
+    "iterate",
+    "kind_name",
+    "own_copy",
+    "takes_lanes",
+]
+
+
+def has_state(items: Any) -> bool:
+    """True if an iterable can say where it is, and go on from there."""
+    return hasattr(items, "state_dict") and hasattr(items, "load_state_dict")
+
+
+def has_exact_state(items: Any) -> bool:
+    """True if the state of an iterable leads back to exactly the next item.
+
+    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. From
+    datasets 4.7 on and before 5.2, the state of a mapped or filtered dataset is ahead of what was
+    taken from it, so resuming would lose rows.
+    """
+    if not has_state(items):
+        return False
+    inexact = ["BufferShuffled"]
+    library = sys.modules.get("datasets")
+    if library is not None and (4, 7) <= _version(library.__version__) < (5, 2):
+        inexact += ["MappedExamples", "FilteredExamples"]
+    return not _has_node(getattr(items, "_ex_iterable", None), inexact)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+
+def own_copy(items: Any, *, made_new: bool) -> Any:
+    """What a reader passes over instead of `items`, so that these stay as they are.
+
+    An iterable may count in its attributes how far it is, or in theirs, so it is copied deeply.
+    What is read by index counts nothing, and is not copied.
+
+    Args:
+        items: what the user passed, or what a function of the user's returned.
+        made_new: it may be used itself if it cannot be copied.
+
+    Raises:
+        ConfigError: it has a state and cannot be copied.
+    """
+    if is_by_index(items) and not has_state(items) and not hasattr(items, "set_epoch"):
+        return items
+    try:
+        return copy.deepcopy(items)
+    except Exception as error:
+        if made_new or not has_state(items):
+            return items
+        raise ConfigError(
+            f"{kind_name(items)} has a state and cannot be copied: {error}.",
+            "Its state would be mixed up between readers.",
+            "Pass a function (lane, lanes) -> iterable that makes a new one.",
+        ) from error
+
+
+def _has_node(node: Any, names: Sequence[str]) -> bool:
+    """True if a step of a Hugging Face pipeline has one of these in the name of its class."""
+    if node is None:
+        return False
+    if any(name in type(node).__name__ for name in names):
+        return True
+    below = [getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())]
+    return any(_has_node(inner, names) for inner in below)
+
+
+def is_by_index(data: Any) -> bool:
+    """True if data can be read by index up to its length."""
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def iterate(items: Any) -> Iterator[Any]:
+    """An iterator; a map-style dataset is read by index up to its length."""
+    if not hasattr(items, "__iter__") and is_by_index(items):
+        return (items[i] for i in range(len(items)))
+    return iter(items)
+
+
+def check_state(state: Any, items: Any) -> None:
+    """Raise `ConfigError` unless the state of `items` can be part of a checkpoint."""
+    try:
+        same = json.loads(json.dumps(state)) == state
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise ConfigError(
+            f"The state_dict() of {kind_name(items)} holds more than JSON can.",
+            "It cannot be part of a checkpoint.",
+            "Let it return numbers, strings, lists and dicts only, or pass an iterable without "
+            "state_dict, which is then read again from its beginning.",
+        )
+
+
+def takes_lanes(function: Callable[..., Any]) -> bool:
+    """True if a function is called with (lane, lanes), False if with nothing.
+
+    Raises:
+        ConfigError: it can be called with neither.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin
+        return True
+    for arguments in ((0, 1), ()):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise ConfigError(
+        f"The function {getattr(function, '__name__', kind_name(function))} takes {signature}.",
+        "It is called with (lane, lanes), or with nothing, to make an iterable.",
+        "Pass a function with one of these signatures, or the iterable itself.",
+    )
+
+
+def kind_name(value: Any) -> str:
+    """The class of a value with its module, for messages."""
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")

@@ -1,0 +1,141 @@
+"""What an object that a user passed holds: which documents, or why none."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import ConfigError
+from streampack.reading.fields import Fields, usual_field
+from streampack.reading.records import BrokenDocumentError
+from streampack.sources.iterable.items import ids_of
+from streampack.sources.iterable.objects import kind_name
+
+__all__ = ["Rows", "fields_of", "is_table", "refuse_no_corpus"]
+
+
+def refuse_no_corpus(data: Any) -> None:
+    """Raise `ConfigError` for what can be iterated and gives no documents, with what to pass."""
+    if isinstance(data, Mapping):
+        raise _refused_mapping(data)
+    kind = kind_name(data)
+    if isinstance(data, (str, bytes, bytearray, memoryview)):
+        raise ConfigError(
+            f"data is {_a(kind)}.",
+            "Its characters or bytes would be the documents.",
+            "Pass a list of texts, even if it is one; bytes have to be decoded first.",
+        )
+    if isinstance(data, (set, frozenset)):
+        raise ConfigError(
+            f"data is {_a(kind)}.",
+            "Its order differs from process to process, so a run could not be repeated.",
+            "Pass sorted(data).",
+        )
+    if isinstance(data, io.IOBase):
+        raise ConfigError(
+            f"data is an open file ({kind}).",
+            "Its lines would be the documents, whatever its format is.",
+            "Pass its path; lines of plain text can be read by a function: "
+            "lambda: (line for line in open(path)).",
+        )
+    if isinstance(data, type):
+        raise ConfigError(
+            f"data is the class {data.__qualname__}.", "It holds no documents.", "Pass an object."
+        )
+
+
+def _refused_mapping(data: Mapping[Any, Any]) -> ConfigError:
+    names = list(data)
+    kind = kind_name(data)
+    values = [data[name] for name in names]
+    shown = ", ".join(f"{name!r}" for name in names[:10]) or "none"
+    fact = f"data is {_a(kind)} with the keys {shown}."
+    if kind.startswith("datasets.") and names:
+        return ConfigError(
+            fact, "A run reads one split.", f"Pass one of them, for example dataset[{names[0]!r}]."
+        )
+    if names and all(isinstance(value, list) for value in values):
+        return ConfigError(
+            fact,
+            "It is a table by columns, and documents are its rows.",
+            "Pass the column with the documents, or pyarrow.table(data).",
+        )
+    return ConfigError(
+        fact,
+        "Its keys would be the documents.",
+        "Pass [data] if it is one record, list(data.values()) if its values are the documents, and "
+        "sources.Mixture(data, weights={...}) if they are corpora.",
+    )
+
+
+def fields_of(first: Any, example: Callable[[str], str]) -> Fields:
+    """The fields that are read of items, by the first of them.
+
+    Args:
+        first: text, token ids, or a record with either in a field that is alone or has a usual
+            name.
+        example: how a field is named, as code.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(first, Mapping):
+        usual = usual_field([str(name) for name in first], "The items have the fields", example)
+        return Fields(_holds_ids(first[usual], f'The field "{usual}" of the first item'), usual)
+    return Fields(_holds_ids(first, "The first item"))
+
+
+def _holds_ids(value: Any, where: str) -> bool:
+    """True for token ids, False for text."""
+    if isinstance(value, str):
+        return False
+    try:
+        ids_of(value)
+    except BrokenDocumentError as reason:
+        remedy = "Pass texts, lists of token ids, or records (dicts) with a field of either."
+        if isinstance(value, (int, np.integer)):
+            remedy = "If all of them are the ids of one document, pass [ids]."
+        elif isinstance(value, PurePath):
+            remedy = "Pass a list of the paths."
+        elif isinstance(value, bytes):
+            remedy = "Decode it, for example by [text.decode() for text in data]."
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
+            remedy = "Join it to one text, or pass the part of it that is the document."
+        raise ConfigError(
+            f"{where} {reason}.", "It is neither text nor token ids.", remedy
+        ) from reason
+    return True
+
+
+def is_table(data: Any) -> bool:
+    """True for tables with rows and columns: those of pyarrow, pandas, polars and the like."""
+    arrow = ("__arrow_c_stream__", "__arrow_c_array__", "iloc")
+    return hasattr(data, "columns") and any(hasattr(data, name) for name in arrow)
+
+
+class Rows:
+    """The rows of a table, as records.
+
+    Args:
+        table: anything that pyarrow makes a table of.
+    """
+
+    def __init__(self, table: Any) -> None:
+        import pyarrow as pa
+
+        self._table = table if isinstance(table, pa.Table) else pa.table(table)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self._table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"

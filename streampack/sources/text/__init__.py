@@ -1,0 +1,8 @@
+"""Plain text files: one document per file.
+
+Knows files and their order; it does not know tokenizers.
+"""
+
+from streampack.sources.text.source import TextFiles
+
+__all__ = ["TextFiles"]

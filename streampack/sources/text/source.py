@@ -1,0 +1,78 @@
+"""Plain text files as a source: one document per file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streampack.documents import Texts, make_origin
+from streampack.reading.base import Block
+from streampack.reading.manifest import Manifest
+from streampack.reading.options import Reading
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
+from streampack.storage.remote import shown
+from streampack.storage.storage import Storage
+
+__all__ = ["TextFiles"]
+
+
+class TextFiles(ShardedSource):
+    """UTF-8 text files, one document each.
+
+    A file is fetched by itself, so many small ones in an object store are better rewritten as
+    shards with `streampack convert`.
+
+    Args:
+        paths: files, directories, globs or brace expansions, local or any fsspec URL.
+        reading: how a lane reads the files.
+        storage: how files are reached and cached.
+    """
+
+    endings = (".txt",)
+    tokenized = False
+    listing_fields: tuple[str, ...] = ("paths",)
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        reading: Reading | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        super().__init__(reading=reading, storage=storage)
+        self.paths = paths
+
+    def list_shards(self) -> Manifest:
+        infos = self.storage.list(self.paths, endings=self.endings)
+        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
+        details = {"documents": np.ones(len(infos), dtype=np.int64)}
+        return Manifest([info.path for info in infos], np.maximum(sizes, 1), sizes, details)
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "dtype": "text"}
+
+    def estimate_tokens(self) -> int:
+        """A rough number of tokens: four bytes each."""
+        return self.weight // 4
+
+    def document_name(self, origin: np.void) -> str:
+        return f"file {shown(self.manifest.paths[int(origin['shard'])])}"
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        if low > 0 or position is not None:  # the document begins before
+            return
+        with self.open_shard(shard) as file:
+            data = file.read_bytes()
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            reason = f"is not UTF-8 at byte {error.start}"
+            skips.handle(self.broken_document(shard, 0, reason))
+            return
+        yield Texts([text], make_origin(shard, np.zeros(1, dtype=np.int64))), 1, high

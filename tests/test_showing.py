@@ -1,0 +1,118 @@
+"""What objects say of themselves, and a batch as text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Topology, sources
+from streampack.errors import ConfigError
+from tests.support.chats import CHATML, bpe_tokenizer, messages, write_lines
+from tests.support.corpora import byte_tokenizer, write_mds, write_tar
+from tests.support.memory_source import numbered_documents
+
+TEXTS = ["one text", "another\ntext", "ü"]
+
+
+def lines(folder: Path) -> str:
+    path = folder / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return str(path)
+
+
+def batch_of(source: Any, tokenizer: Any, **options: Any) -> Any:
+    dataset = PackedDataset(
+        source, tokenizer=tokenizer, topology=Topology(), shuffle=False,
+        **{"seq_len": 32, "batch_rows": 2, **options},
+    )  # fmt: skip
+    return next(iter(dataset))
+
+
+def test_sources_say_what_they_read(tmp_path: Path) -> None:
+    path = lines(tmp_path)
+    documents = numbered_documents([3, 4])
+    folder = write_mds(tmp_path, documents, column="tokens")
+    tar = str(tmp_path / "a.tar")
+    write_tar(tmp_path / "a.tar", documents)
+    assert repr(sources.JSONL(path)) == f"JSONL({path!r})"
+    listed = sources.JSONL([path, path])
+    listed.prepare()
+    assert repr(listed) == f"JSONL({path!r}, and 1 more, shards=1)"
+    assert repr(sources.MDS(folder, column="tokens")) == f"MDS({folder!r})"
+    assert repr(sources.WebDataset(tar, key="npy")) == f"WebDataset({tar!r})"
+    assert repr(sources.Chat(path)) == f"Chat({path!r})"
+    assert repr(sources.Iterable(TEXTS)) == "Iterable(list of texts)"
+    records = sources.Iterable([{"ids": [1]}], tokens="ids")
+    assert repr(records) == "Iterable(list of token ids in 'ids')"
+    mixture = sources.Mixture({"web": path, "books": TEXTS}, weights={"web": 1, "books": 1})
+    assert repr(mixture) == f"Mixture(web=JSONL({path!r}), books=Iterable(list of texts))"
+    assert "secret" not in repr(sources.JSONL("https://user:secret@host/a.jsonl?key=secret"))
+
+
+def test_datasets_loaders_packers_and_metrics_say_what_they_are(tmp_path: Path) -> None:
+    dataset = PackedDataset(
+        sources.JSONL(lines(tmp_path)), seq_len=32, tokenizer=byte_tokenizer(), topology=Topology()
+    )
+    packer = repr(BestFitDecreasing(seq_len=32))
+    assert packer.startswith("BestFitDecreasing(seq_len=32")
+    said = repr(dataset)
+    for words in (packer, "JSONL(", "batch_tokens=256", "lanes=None", "seed=0", "rank=0 of 1"):
+        assert words in said
+    loader = PackedLoader(dataset, num_workers=0)
+    assert repr(loader).endswith("num_workers=0, next_batch=0)")
+    assert "lanes=1," in repr(dataset)  # chosen by now
+    (batch,) = loader
+    assert repr(loader).endswith("next_batch=1)")
+    assert "num_documents=3" in repr(batch)
+    metrics = loader.metrics()
+    assert repr(metrics) == (
+        f"Metrics(batches=1, tokens={batch.num_tokens}, documents=3, "
+        f"utilisation={metrics.utilisation:.4f})"
+    )
+    for value in (dataset, loader, batch, metrics):
+        assert len(repr(value)) < 500
+
+
+@pytest.mark.parametrize("attention", ["document", "row"])
+def test_a_piece_of_a_batch_is_decoded(attention: str) -> None:
+    tokenizer = byte_tokenizer()
+    batch = batch_of(TEXTS, tokenizer, attention=attention)
+    pieces = [batch.decode(i, tokenizer) for i in range(batch.num_documents)]
+    assert sorted(piece.removesuffix("<eos>") for piece in pieces) != []
+    for text in TEXTS:
+        assert any(piece.startswith(text) for piece in pieces)
+    with pytest.raises(ConfigError, match="Piece 9 was asked for"):
+        batch.decode(9, tokenizer)
+    with pytest.raises(ConfigError, match="not a tokenizer"):
+        batch.decode(0, 3)
+
+
+def test_a_batch_shows_its_documents_apart_and_what_is_learnt(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "chats.jsonl", [{"messages": messages("who?", "a fox\nof course")}]
+    )
+    tokenizer = bpe_tokenizer()
+    batch = batch_of(sources.Chat(path, template=CHATML), tokenizer, batch_rows=1, seq_len=64)
+    shown = batch.show(tokenizer, color=False)
+    head, document, padding = shown.splitlines()
+    assert head == "row 0"
+    assert document.startswith(f"  document 0, {batch.num_tokens} tokens: <|im_start|>user\\nwho?")
+    assert "assistant\\n«a fox\\nof course<|im_end|>»" in document
+    assert padding == f"  padding, {64 - batch.num_tokens} slots"
+    assert repr(shown) == str(shown)
+    colored = batch.show(tokenizer, color=True)
+    assert "\x1b[32ma fox" in colored
+    assert "«" not in colored
+    assert batch.show(tokenizer) == shown  # standard output is no terminal in a test
+
+
+def test_documents_of_ids_are_shown_with_a_tokenizer_of_any_kind(tmp_path: Path) -> None:
+    engine = byte_tokenizer()
+    engine.save(str(tmp_path / "tokenizer.json"))
+    batch = batch_of([[104, 105], [106, 107, 108]], None)
+    by_path = batch.show(tmp_path / "tokenizer.json")
+    assert by_path == batch.show(engine)
+    assert by_path.count("document ") == 2
