@@ -27,6 +27,9 @@ from streampack.window.token_fields import derive_fields
 __all__ = ["BatchGroup", "PackedBatch"]
 
 
+_TOKEN_FIELD, _DOCUMENT_FIELD = "token_field ", "document_field "  # before names of tensors
+
+
 class PackedBatch(BatchAdapters):
     """R rows of packed documents. One method per consumer: see `BatchAdapters`.
 
@@ -61,6 +64,10 @@ class PackedBatch(BatchAdapters):
         source_ids: (num_documents,) int32, the source of each piece, to be indexed by
             `document_ids`.
         provenance: (num_documents,) records (source, shard, index, start, stop), or None.
+        fields: by name, (rows, seq_len) the dataset's ``token_fields``; 0 on padding and on EOS
+            that was added.
+        document_fields: by name, (num_documents,) the dataset's ``document_fields``, to be indexed
+            by `document_ids`.
         seq_len, rows: the batch's shape.
         lane, step: batch number ``step * lanes + lane`` of the run.
         has_next: False if this is its lane's last batch. After it come empty ones, which hold
@@ -186,6 +193,26 @@ class PackedBatch(BatchAdapters):
         """(rows, seq_len) int32, number of the document piece in the batch, -1 on padding."""
         return self._derived["document_ids"]
 
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """By name, (rows, seq_len) in the dtype that ``token_fields`` of the dataset declares."""
+        return {
+            name: values.view(self.rows, self.seq_len)
+            for name, values in self._named(_TOKEN_FIELD).items()
+        }
+
+    @property
+    def document_fields(self) -> dict[str, Tensor]:
+        """By name, (num_documents,) in the dtype that the dataset declares."""
+        return self._named(_DOCUMENT_FIELD)
+
+    def _named(self, kind: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(kind): tensor
+            for name, tensor in self._tensors.items()
+            if name.startswith(kind)
+        }
+
     def make_fields(self) -> None:
         """Make the per-token fields now instead of when one is first asked for."""
         if self._fields is not None:
@@ -230,6 +257,12 @@ class PackedBatch(BatchAdapters):
             }
             if packed.loss_mask is not None:
                 self._compact["loss_mask"] = torch.from_numpy(packed.loss_mask)
+            for kind, fields in (
+                (_TOKEN_FIELD, packed.token_fields),
+                (_DOCUMENT_FIELD, packed.document_fields),
+            ):
+                for name, values in fields.items():
+                    self._compact[kind + name] = torch.from_numpy(values)
         return self._compact
 
     @property

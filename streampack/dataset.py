@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
+from streampack.fields import FieldTypes
 from streampack.forecast.estimation import Estimate, estimate_steps
 from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.hooks import Hook
@@ -69,6 +70,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
             not to be taken from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.
         filter, map: hooks, see `Hook`; the filter sees documents first.
+        token_fields: what else has one value per token and comes as ``batch.fields[name]``: by the
+            name of the column, key or member that holds it, its dtype ("float32"). A map may make
+            it instead.
+        document_fields: the same with one value per document, as ``batch.document_fields[name]``.
         order: puts related documents one after the other, for example `SimilarityOrder`; goes
             with ``attention="row"`` and a packer that keeps the order.
         balance: "attention" gives every rank batches whose attention costs about the same in
@@ -101,6 +106,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         attention: Literal["document", "row"] = "document",
         filter: Hook | None = None,
         map: Hook | None = None,
+        token_fields: Mapping[str, Any] | None = None,
+        document_fields: Mapping[str, Any] | None = None,
         order: DocumentOrder | None = None,
         balance: Literal["attention"] | None = None,
         window: WindowConfig | None = None,
@@ -126,6 +133,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         seed, epochs, lanes, memory_limit = checked_counts(seed, epochs, lanes, memory_limit)
         check_order(order)
         source = as_source(source)
+        fields = FieldTypes.of(token_fields, document_fields)
+        if fields:
+            source = source.with_fields(fields)
         packer = choose_packer(seq_len, packer, order, source)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
@@ -145,7 +155,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         config = LaneConfig(
             source=source,
             lanes=lanes or 0,
-            preparation=replace(preparation, filter=filter, map=map),
+            preparation=replace(preparation, filter=filter, map=map, fields=fields),
             packer=packer,
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
@@ -154,6 +164,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 attention_by_row=attention == "row",
                 mask_repeated=packer.mask_repeated,
                 provenance=provenance,
+                fields=fields,
             ),
             seed=seed,
             shuffle=shuffle,

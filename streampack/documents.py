@@ -8,7 +8,7 @@ they are rendered by a chat template.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,13 @@ from streampack._jit import kernel
 from streampack.errors import ConfigError
 
 __all__ = [
+    "NO_FIELDS",
     "ORIGIN",
     "TOKEN_DTYPES",
     "Conversation",
     "Conversations",
     "Documents",
+    "Fields",
     "Texts",
     "make_origin",
 ]
@@ -31,6 +33,10 @@ __all__ = [
 #: source's manifest, and index in the shard (a document number, or a byte offset for formats
 #: that are read by byte ranges).
 ORIGIN = np.dtype([("source", "<i4"), ("shard", "<i4"), ("index", "<i8")])
+
+#: Values by the name of their field.
+Fields = Mapping[str, NDArray[Any]]
+NO_FIELDS: Fields = {}  # never written to
 
 TOKEN_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32))
 
@@ -53,6 +59,8 @@ class Documents:
         offsets: (N + 1,) int64, non-decreasing, starting anywhere inside `tokens`.
         origin: (N,) of dtype `ORIGIN`, naming each document.
         loss_mask: (T,) bool, True where a token counts in the loss; None means everywhere.
+        token_fields: by name, (T,) values of the tokens.
+        document_fields: by name, (N,) values of the documents.
 
     Slicing with ``block[a:b]`` is a view. Arrays are never written to after construction.
     """
@@ -61,6 +69,8 @@ class Documents:
     offsets: NDArray[np.int64]
     origin: NDArray[np.void]
     loss_mask: NDArray[np.bool_] | None = None
+    token_fields: Fields = field(default_factory=dict)
+    document_fields: Fields = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype not in TOKEN_DTYPES:
@@ -81,6 +91,8 @@ class Documents:
                 "Every token needs one mask value.",
                 "Pass a boolean mask as long as the tokens, or None.",
             )
+        _check_fields("token", self.token_fields, len(self.tokens))
+        _check_fields("document", self.document_fields, len(self.origin))
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -100,6 +112,8 @@ class Documents:
             ("offsets", self.offsets[start : stop + 1]),
             ("origin", self.origin[start:stop]),
             ("loss_mask", self.loss_mask),
+            ("token_fields", self.token_fields),
+            ("document_fields", _part(self.document_fields, slice(start, stop))),
         ):
             object.__setattr__(view, name, value)
         return view
@@ -124,13 +138,20 @@ class Documents:
         offsets = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(self.lengths[order], out=offsets[1:])
         starts = self.offsets[order]
-        tokens = np.empty(offsets[-1], dtype=self.tokens.dtype)
-        gather_ragged(self.tokens, starts, offsets, tokens)
-        mask = None
-        if self.loss_mask is not None:
-            mask = np.empty(offsets[-1], dtype=np.bool_)
-            gather_ragged(self.loss_mask, starts, offsets, mask)
-        return Documents(tokens, offsets, self.origin[order], mask)
+
+        def gathered(values: NDArray[Any]) -> NDArray[Any]:
+            out = np.empty(offsets[-1], dtype=values.dtype)
+            gather_ragged(words_of(values), starts, offsets, words_of(out))
+            return out
+
+        return Documents(
+            gathered(self.tokens),
+            offsets,
+            self.origin[order],
+            None if self.loss_mask is None else gathered(self.loss_mask),
+            {name: gathered(values) for name, values in self.token_fields.items()},
+            _part(self.document_fields, order),
+        )
 
     @classmethod
     def from_arrays(
@@ -157,10 +178,12 @@ class Texts:
     Attributes:
         texts: N strings.
         origin: (N,) of dtype `ORIGIN`.
+        document_fields: by name, (N,) values of the documents.
     """
 
     texts: Sequence[str]
     origin: NDArray[np.void]
+    document_fields: Fields = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -171,11 +194,12 @@ class Texts:
         return [len(text) if isinstance(text, str) else 0 for text in self.texts]
 
     def __getitem__(self, index: slice) -> Texts:
-        return Texts(self.texts[index], self.origin[index])
+        return Texts(self.texts[index], self.origin[index], _part(self.document_fields, index))
 
     def take(self, order: NDArray[np.int64]) -> Texts:
         """The documents `order` (M,), in that order."""
-        return Texts([self.texts[i] for i in order.tolist()], self.origin[order])
+        texts = [self.texts[i] for i in order.tolist()]
+        return Texts(texts, self.origin[order], _part(self.document_fields, order))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +241,12 @@ class Conversations:
     Attributes:
         conversations: N of them.
         origin: (N,) of dtype `ORIGIN`.
+        document_fields: by name, (N,) values of the conversations.
     """
 
     conversations: Sequence[Conversation]
     origin: NDArray[np.void]
+    document_fields: Fields = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.conversations)
@@ -231,11 +257,14 @@ class Conversations:
         return [conversation.num_characters for conversation in self.conversations]
 
     def __getitem__(self, index: slice) -> Conversations:
-        return Conversations(self.conversations[index], self.origin[index])
+        fields = _part(self.document_fields, index)
+        return Conversations(self.conversations[index], self.origin[index], fields)
 
     def take(self, order: NDArray[np.int64]) -> Conversations:
         """The conversations `order` (M,), in that order."""
-        return Conversations([self.conversations[i] for i in order.tolist()], self.origin[order])
+        conversations = [self.conversations[i] for i in order.tolist()]
+        fields = _part(self.document_fields, order)
+        return Conversations(conversations, self.origin[order], fields)
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -243,6 +272,26 @@ def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def words_of(values: NDArray[Any]) -> NDArray[Any]:
+    """The values as whole numbers of the same width, which kernels copy whatever they mean."""
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def _part(fields: Fields, index: Any) -> Fields:
+    return {name: values[index] for name, values in fields.items()} if fields else NO_FIELDS
+
+
+def _check_fields(kind: str, fields: Fields, count: int) -> None:
+    for name, values in fields.items():
+        if values.shape != (count,):
+            raise ConfigError(
+                f'The {kind} field "{name}" has the shape {values.shape}, and there are {count} '
+                f"{kind}s.",
+                f"Every {kind} needs one value.",
+                f"Pass a flat array with one value per {kind}.",
+            )
 
 
 @kernel

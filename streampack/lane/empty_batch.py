@@ -36,4 +36,11 @@ def padding_rows(config: LaneConfig, step: int) -> PackedRows:
         num_loss_tokens=0,
         sum_squared_lengths=0,
         composition=Composition(rows=rows, slots=rows * seq_len),
+        token_fields={
+            name: np.zeros(rows * seq_len, dtype=dtype)
+            for name, dtype in layout.fields.token.items()
+        },
+        document_fields={
+            name: np.zeros(0, dtype=dtype) for name, dtype in layout.fields.document.items()
+        },
     )

@@ -19,6 +19,7 @@ from streampack.dealing.dealer import Dealer
 from streampack.dealing.rule import Report
 from streampack.documents import Documents, make_origin
 from streampack.errors import StateError
+from streampack.fields import FieldTypes
 from streampack.lane.batch import LaneBatch, LaneEnd
 from streampack.lane.config import LaneConfig
 from streampack.lane.empty_batch import padding_rows
@@ -195,14 +196,7 @@ class Lane:
         started = self._round = self._round_now(final)
         config = self.config
         with self._times.measure("gather_s"):
-            self._batches = gather_rows(
-                planned,
-                config.batch_tokens,
-                started.entries,
-                window.tokens,
-                window.loss_mask,
-                config.row_format,
-            )
+            self._batches = gather_rows(planned, config.batch_tokens, window, config.row_format)
         if starved and not final and not self._batches:
             self._batches = [padding_rows(config, self._step)]
         self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
@@ -386,9 +380,7 @@ def warm_up(config: LaneConfig) -> None:
         )
         window.admit(documents, 0, 0)
         planned = window.plan(final=True)
-        rows = gather_rows(
-            planned, config.batch_tokens, window.entries,
-            window.tokens, None, config.row_format,
-        )  # fmt: skip
+        layout = replace(config.row_format, fields=FieldTypes())
+        rows = gather_rows(planned, config.batch_tokens, window, layout)
         derive_fields(rows[0])
         window.advance(planned)

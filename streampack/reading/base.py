@@ -6,6 +6,7 @@ of (manifest, seed, epoch, lane), and a cursor returned with a block restarts th
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from streampack.documents import Conversations, Documents, Texts, make_origin
 from streampack.errors import ContentError
+from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
 from streampack.reading.skips import Skips
 
@@ -47,6 +49,14 @@ class Source(ABC):
     overflow: Overflow = "split"
     #: True if its documents can be read only once, in this process.
     once: bool = False
+    #: What its records give besides, where they have it: values of tokens and of documents.
+    field_types: FieldTypes = FieldTypes()
+
+    def with_fields(self, types: FieldTypes) -> Source:
+        """The same source, whose blocks have these fields of its records."""
+        made = copy.copy(self)
+        made.field_types = types
+        return made
 
     @abstractmethod
     def prepare(self) -> None:

@@ -29,6 +29,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "eos": [preparation.eos, preparation.eos_id] if mixed or source.tokenized else None,
         "filter": preparation.filter.name if preparation.filter else None,
         "map": preparation.map.name if preparation.map else None,
+        "fields": preparation.fields.describe(),
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
         "balance": config.balance.describe() if config.balance else None,

@@ -236,4 +236,14 @@ def _join(parts: list[Documents]) -> Documents:
         offsets_of(np.concatenate([part.lengths for part in parts])),
         np.concatenate([part.origin for part in parts]),
         mask,
+        {
+            name: np.concatenate(
+                [part.token_fields[name][a:b] for part, (a, b) in zip(parts, bounds, strict=True)]
+            )
+            for name in parts[0].token_fields
+        },
+        {
+            name: np.concatenate([part.document_fields[name] for part in parts])
+            for name in parts[0].document_fields
+        },
     )

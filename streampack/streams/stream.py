@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from streampack.dealing.dealer import Dealer
 from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError
+from streampack.fields import FieldTypes
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
@@ -48,6 +49,7 @@ class Preparation:
         eos_id: the id it adds.
         vocab_size: ids must be below it; None checks only that none is negative.
         filter, map: the user's hooks; the filter sees documents first.
+        fields: what travels with tokens and documents.
     """
 
     tokenizers: tuple[Tokenizer | ChatTokenizer | None, ...] = (None,)
@@ -56,6 +58,7 @@ class Preparation:
     vocab_size: int | None = None
     filter: Hook | None = None
     map: Hook | None = None
+    fields: FieldTypes = field(default_factory=FieldTypes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +239,10 @@ class DocumentStream(LaneStream):
             origin["source"] = self._number
             block = replace(block, origin=origin)
         tokenized = isinstance(block, Documents)
-        documents = self._checked(block) if isinstance(block, Documents) else self._encoded(block)
+        if isinstance(block, Documents):
+            documents = self._checked(block)
+        else:
+            documents = _with_fields_of(block, self._encoded(block))
         documents = self._without_empty(documents)
         if tokenized:
             documents = apply_eos(documents, preparation.eos, preparation.eos_id)
@@ -249,6 +255,8 @@ class DocumentStream(LaneStream):
                 preparation.map, documents, seeds, preparation.vocab_size, self._name
             )
             documents = self._without_empty(documents)
+        if preparation.fields or documents.token_fields or documents.document_fields:
+            documents = self._fielded(documents)
         if documents.tokens.dtype == np.int32:  # checked: no id is negative
             documents = replace(documents, tokens=documents.tokens.view(np.uint32))
         return documents
@@ -269,6 +277,19 @@ class DocumentStream(LaneStream):
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
         )
+
+    def _fielded(self, documents: Documents) -> Documents:
+        """The documents with the fields of the run; `skips` gets those whose values do not fit."""
+        documents, problems = self._preparation.fields.cast(documents)
+        for i, problem in problems.items():
+            self.skips.handle(
+                self._source.broken_document(
+                    int(documents.origin["shard"][i]), int(documents.origin["index"][i]), problem
+                )
+            )
+        if not problems:
+            return documents
+        return documents.take(np.setdiff1d(np.arange(len(documents)), [*problems]))
 
     def _without_empty(self, documents: Documents) -> Documents:
         lengths = documents.lengths
@@ -336,3 +357,12 @@ def _chunks(block: Block) -> Iterator[Block]:
             start, characters = i + 1, 0
     if start < len(block):
         yield block[start:]
+
+
+def _with_fields_of(block: Texts | Conversations, documents: Documents) -> Documents:
+    """Documents with the fields of what they were encoded from, where some may be left out."""
+    if not block.document_fields:
+        return documents
+    kept = np.isin(block.origin["index"], documents.origin["index"])
+    fields = {name: values[kept] for name, values in block.document_fields.items()}
+    return replace(documents, document_fields=fields)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import Documents, offsets_of
+from streampack.documents import Documents, offsets_of, words_of
 from streampack.errors import ConfigError
 
 __all__ = ["EosRule", "apply_bos", "apply_eos", "check_rule", "extend", "missing_id"]
@@ -57,7 +58,7 @@ def extend(
 ) -> Documents:
     """The documents with one `token` more, at the start or end of those where `add` (N,) is True.
 
-    `counts` is True if it carries loss, in documents that have a loss mask.
+    `counts` is True if it carries loss, in documents that have a loss mask. Token fields have 0.
     """
     if not add.any():
         return documents
@@ -69,16 +70,22 @@ def extend(
             "Pass the id of the tokenizer that the documents were made with.",
         )
     offsets = offsets_of(documents.lengths + add)
-    tokens = np.empty(offsets[-1], dtype=dtype)
-    _copy_with_room(documents.tokens, documents.offsets, offsets, add, at_head, tokens)
     rooms = offsets[:-1][add] if at_head else offsets[1:][add] - 1
-    tokens[rooms] = token
-    mask = None
-    if documents.loss_mask is not None:
-        mask = np.empty(offsets[-1], dtype=np.bool_)
-        _copy_with_room(documents.loss_mask, documents.offsets, offsets, add, at_head, mask)
-        mask[rooms] = counts
-    return Documents(tokens, offsets, documents.origin, mask)
+
+    def extended(values: NDArray[Any], added: Any) -> NDArray[Any]:
+        out = np.empty(offsets[-1], dtype=values.dtype)
+        _copy_with_room(words_of(values), documents.offsets, offsets, add, at_head, words_of(out))
+        out[rooms] = added
+        return out
+
+    mask = documents.loss_mask
+    return replace(
+        documents,
+        tokens=extended(documents.tokens, token),
+        offsets=offsets,
+        loss_mask=None if mask is None else extended(mask, counts),
+        token_fields={name: extended(values, 0) for name, values in documents.token_fields.items()},
+    )
 
 
 @kernel

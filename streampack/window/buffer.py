@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents import ORIGIN, Documents, gather_ragged, offsets_of
 from streampack.window.entries import ARRIVED, HELD, LENGTH, REPEATED, SERIAL, START, Entries
+from streampack.window.field_store import FieldStore
 
 __all__ = ["TokenBuffer"]
 
@@ -37,6 +38,7 @@ class TokenBuffer:
         tokens: (capacity,) uint16 or uint32; the first `used` are held, document by document.
         loss_mask: (capacity,) bool, or None while every token counts.
         used: tokens held; count: documents held, in whole or in part.
+        fields: what else belongs to them.
     """
 
     def __init__(self, expected: int) -> None:
@@ -45,6 +47,7 @@ class TokenBuffer:
         self.loss_mask: NDArray[np.bool_] | None = None
         self.used = 0
         self.count = 0
+        self.fields = FieldStore()
         self._spare: NDArray[Any] = self.tokens
         self._spare_mask: NDArray[np.bool_] = _NO_MASK
         self._numbers, self._origin = _columns(_LEAST_ENTRIES)
@@ -74,6 +77,7 @@ class TokenBuffer:
             serial, round, self.tokens, self.used, self._numbers, _words(self._origin), self.count,
         )  # fmt: skip
         self.count += len(held)
+        self.fields.add(documents, first, range(serial, serial + len(held)))
 
     def restore(self, documents: Documents, entries: Entries) -> None:
         """Hold what `entries` (N,) say of N documents, one for one."""
@@ -84,6 +88,7 @@ class TokenBuffer:
         self._numbers[:, place] = entries.numbers
         self._origin[place] = entries.origin
         self.count += len(entries)
+        self.fields.add(documents, 0, entries.serial)
 
     def extend_last(self, documents: Documents, begin: int, more: int, *, round: int) -> None:
         """Hold more of the last document: the block's tokens from `begin` on."""
@@ -123,6 +128,7 @@ class TokenBuffer:
         self.tokens, self._spare = self._spare, self.tokens
         if mask is not None:
             self.loss_mask, self._spare_mask = self._spare_mask, mask
+        self.fields.keep(self.entries.serial)
 
     # ------------------------------------------------------------------ room
 

@@ -9,17 +9,18 @@ Cost: one pass over the slots of a round, compiled; no Python per document.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents import offsets_of
+from streampack.fields import FieldTypes
 from streampack.packing.composition import Composition
 from streampack.window.entries import Entries
 from streampack.window.packed_rows import PROVENANCE, PackedRows
-from streampack.window.window import PlannedWindow
+from streampack.window.window import PlannedWindow, Window
 
 __all__ = ["RowFormat", "gather_rows"]
 
@@ -33,6 +34,7 @@ class RowFormat:
         mask_repeated: tokens repeated from an earlier row do not count in the loss.
         attention_by_row: one attention segment per row instead of one per document piece.
         provenance: record where each piece came from.
+        fields: what else rows have for each token and document piece.
     """
 
     pad_id: int
@@ -40,15 +42,11 @@ class RowFormat:
     attention_by_row: bool = False
     mask_repeated: bool = False
     provenance: bool = False
+    fields: FieldTypes = field(default_factory=FieldTypes)
 
 
 def gather_rows(
-    planned: PlannedWindow,
-    batch_tokens: int,
-    entries: Entries,
-    tokens: NDArray[np.generic],
-    loss_mask: NDArray[np.bool_] | None,
-    layout: RowFormat,
+    planned: PlannedWindow, batch_tokens: int, window: Window, layout: RowFormat
 ) -> list[PackedRows]:
     """Gather the rows of a round from the window's arrays, all batches in one pass.
 
@@ -56,14 +54,14 @@ def gather_rows(
         planned: the plan, the rows that go, their batches (the rows of a batch have one seq_len),
             and where the documents lie.
         batch_tokens: a batch has ``batch_tokens // seq_len`` rows; what it lacks is padding.
-        entries: the window's documents as planned.
-        tokens: the window's tokens; loss_mask: its mask, or None.
+        window: with the documents as planned.
         layout: how rows are written.
 
     Returns:
         The batches, in order; their arrays are views of arrays that hold the whole round.
     """
     plan, rows = planned.plan, planned.rows
+    entries, tokens, loss_mask = window.entries, window.tokens, window.loss_mask
     if len(rows) == 0:
         return []
     batches = len(planned.batches) - 1
@@ -100,22 +98,23 @@ def gather_rows(
     )
     for b, (longest, loss_tokens, squares) in enumerate(measured):
         (run, attention, first), (run_end, attention_end, last) = bounds[b], bounds[b + 1]
-        made.append(
-            PackedRows(
-                widths[b],
-                out[slots[b] : slots[b + 1]],
-                boundaries[run + b : run_end + b + 1],
-                piece[run:run_end],
-                cu_seqlens[attention + b : attention_end + b + 1],
-                mask_out[slots[b] : slots[b + 1]] if masked else None,
-                sources[first:last],
-                origins[first:last] if origins is not None else None,
-                longest,
-                loss_tokens,
-                squares,
-                Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
-            )
+        packed = PackedRows(
+            widths[b],
+            out[slots[b] : slots[b + 1]],
+            boundaries[run + b : run_end + b + 1],
+            piece[run:run_end],
+            cu_seqlens[attention + b : attention_end + b + 1],
+            mask_out[slots[b] : slots[b + 1]] if masked else None,
+            sources[first:last],
+            origins[first:last] if origins is not None else None,
+            longest,
+            loss_tokens,
+            squares,
+            Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
         )
+        if layout.fields:
+            packed = _with_fields(packed, segment[first:last], planned, window, layout.fields)
+        made.append(packed)
     return made
 
 
@@ -132,6 +131,26 @@ def _provenance(
     rows["start"] = entries.start[document] + planned.plan.start[segment]
     rows["stop"] = entries.start[document] + planned.plan.stop[segment]
     return rows
+
+
+def _with_fields(
+    packed: PackedRows,
+    segment: NDArray[np.int64],
+    planned: PlannedWindow,
+    window: Window,
+    types: FieldTypes,
+) -> PackedRows:
+    plan, entries = planned.plan, window.entries
+    document, start = plan.document[segment], plan.start[segment]
+    token_fields, document_fields = window.fields.fields_of(
+        serials=entries.serial[document],
+        starts=entries.start[document] + start,
+        sizes=plan.stop[segment] - start,
+        places=packed.boundaries[:-1][packed.piece >= 0].astype(np.int64),
+        slots=len(packed.tokens),
+        types=types,
+    )
+    return packed._replace(token_fields=token_fields, document_fields=document_fields)
 
 
 @kernel

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.documents import NO_FIELDS, Fields
 from streampack.packing.composition import Composition
 
 __all__ = ["PROVENANCE", "PackedRows"]
@@ -33,7 +34,7 @@ class PackedRows(NamedTuple):
     (2, False)
     >>> planned = window.plan(final=True)
     >>> layout = RowFormat(pad_id=0, eos_id=-1)
-    >>> (rows,) = gather_rows(planned, 8, window.entries, window.tokens, None, layout)
+    >>> (rows,) = gather_rows(planned, 8, window, layout)
     >>> rows.tokens.reshape(2, 4).tolist()
     [[11, 12, 13, 14], [21, 22, 15, 0]]
     >>> rows.boundaries.tolist(), rows.piece.tolist()  # three pieces, then padding
@@ -56,6 +57,8 @@ class PackedRows(NamedTuple):
         num_loss_tokens: labels that are not ignored.
         sum_squared_lengths: over attention segments that are not padding.
         composition: counts of these rows.
+        token_fields: by name, (T,) values of the tokens; 0 on padding.
+        document_fields: by name, (D,) values of the documents that the pieces belong to.
     """
 
     seq_len: int
@@ -70,3 +73,5 @@ class PackedRows(NamedTuple):
     num_loss_tokens: int
     sum_squared_lengths: int
     composition: Composition
+    token_fields: Fields = NO_FIELDS
+    document_fields: Fields = NO_FIELDS

@@ -30,6 +30,7 @@ from streampack.packing.rng import derive_seed
 from streampack.window.buffer import TokenBuffer
 from streampack.window.config import WindowConfig, sure_tokens
 from streampack.window.entries import HELD, LENGTH, START, Entries
+from streampack.window.field_store import FieldStore
 from streampack.window.planned import (
     PlannedWindow,
     admitted,
@@ -98,6 +99,11 @@ class Window:
     def loss_mask(self) -> NDArray[np.bool_] | None:
         """Like `tokens`; None while every token counts."""
         return self._buffer.loss_mask
+
+    @property
+    def fields(self) -> FieldStore:
+        """What else belongs to the documents."""
+        return self._buffer.fields
 
     @property
     def num_tokens(self) -> int:

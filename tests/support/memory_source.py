@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import Documents, make_origin
+from streampack.fields import FieldTypes
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
@@ -18,7 +20,7 @@ from streampack.reading.skips import Skips
 class MemorySource(ShardedSource):
     """Shards are lists of token arrays (and of masks, if given); the rest is for `Reading`.
 
-    A document weighs one.
+    A document weighs one. It has the fields that `hashed_fields` gives it, where they are declared.
     """
 
     tokenized = True
@@ -48,7 +50,8 @@ class MemorySource(ShardedSource):
             end = min(start + self.reading.documents_per_block, high)
             masks = self.masks[shard][start:end] if self.masks is not None else None
             origin = make_origin(shard, np.arange(start, end, dtype=np.int64))
-            yield Documents.from_arrays(self.shards[shard][start:end], origin, masks), end, end
+            block = Documents.from_arrays(self.shards[shard][start:end], origin, masks)
+            yield hashed_fields(block, self.field_types), end, end
             start = end
 
 
@@ -61,3 +64,21 @@ def numbered_documents(lengths: Sequence[int], dtype: Any = np.uint32) -> list[N
 def heavy_tailed(count: int, seed: int, longest: int = 2000) -> list[int]:
     values = np.exp(np.random.default_rng(seed).normal(2.5, 1.2, count)).astype(int) + 1
     return np.minimum(values, longest).tolist()
+
+
+def hashed_fields(documents: Documents, types: FieldTypes) -> Documents:
+    """The documents with values that tell which document, and which of its tokens, they are of."""
+    place = documents.origin["shard"].astype(np.int64) * 1009 + documents.origin["index"]
+    lengths = documents.lengths
+    document = np.repeat(place, lengths)
+    token = np.arange(documents.num_tokens) - np.repeat(documents.offsets[:-1], lengths)
+    return replace(
+        documents,
+        token_fields={name: token_hash(name, document, token) for name in types.token},
+        document_fields={name: token_hash(name, place, 0) for name in types.document},
+    )
+
+
+def token_hash(name: str, document: Any, token: Any) -> Any:
+    """The value that `hashed_fields` gives one token of a document."""
+    return (np.asarray(document) * 7919 + np.asarray(token) * 104_729 + len(name)) % 65_521

@@ -6,6 +6,7 @@ decides which tokens carry loss.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import ConfigError
+from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
@@ -81,6 +83,11 @@ class Chat(ShardedSource):
         """True if the records hold ids; lists the files on first use."""
         _ = self.manifest
         return self._rows.tokenized
+
+    def with_fields(self, types: FieldTypes) -> Chat:
+        made = copy.copy(self)
+        made._rows = self._rows.with_fields(types)  # type: ignore[assignment]
+        return made
 
     def list_shards(self) -> Manifest:
         return self._rows.manifest

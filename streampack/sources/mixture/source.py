@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from streampack.errors import ConfigError, StateError
+from streampack.fields import FieldTypes
 from streampack.numeric import whole_number
 from streampack.packing.rng import derive_seed
 from streampack.reading.base import LaneReader, Source
@@ -160,6 +161,11 @@ class Mixture(Source):
                 )
 
     # ------------------------------------------------------------------ as a source
+
+    def with_fields(self, types: FieldTypes) -> Mixture:
+        made = copy.copy(self)
+        made.sources = {name: part.with_fields(types) for name, part in self.sources.items()}
+        return made
 
     def prepare(self) -> None:
         for source in self.sources.values():

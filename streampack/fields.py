@@ -1,0 +1,153 @@
+"""FieldTypes: what else travels with tokens and documents, declared by name and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Documents
+from streampack.errors import ConfigError
+
+__all__ = ["FieldTypes"]
+
+#: What torch has too.
+DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+Types = Mapping[str, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTypes:
+    """The fields of a run.
+
+    Attributes:
+        token: dtypes of the fields with one value per token, by name.
+        document: dtypes of those with one value per document.
+    """
+
+    token: Types = field(default_factory=dict)
+    document: Types = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, token_fields: Mapping[str, Any] | None, document_fields: Mapping[str, Any] | None
+    ) -> FieldTypes:
+        """The fields that a dataset's arguments declare.
+
+        Raises:
+            ConfigError: a name is no name, is used twice, or its dtype is none of `DTYPES`.
+        """
+        token, document = (
+            {_checked_name(name): _checked_dtype(name, dtype) for name, dtype in given.items()}
+            for given in (token_fields or {}, document_fields or {})
+        )
+        twice = sorted({*token} & {*document})
+        if twice:
+            raise ConfigError(
+                f'The field "{twice[0]}" has a value per token and one per document.',
+                "A batch would have two of that name.",
+                "Declare it in one of token_fields= and document_fields=.",
+            )
+        return cls(token, document)
+
+    def __bool__(self) -> bool:
+        return bool(self.token or self.document)
+
+    def describe(self) -> dict[str, Any] | None:
+        """JSON-able; None if there are none."""
+        if not self:
+            return None
+        return {
+            "token": {name: dtype.name for name, dtype in self.token.items()},
+            "document": {name: dtype.name for name, dtype in self.document.items()},
+        }
+
+    def cast(self, documents: Documents) -> tuple[Documents, dict[int, str]]:
+        """The documents with these fields and no others, in their dtypes.
+
+        Returns:
+            The documents, and by number what is wrong with some of them.
+
+        Raises:
+            ConfigError: a field is missing.
+        """
+        for wanted, given, kind in (
+            (self.token, documents.token_fields, "token"),
+            (self.document, documents.document_fields, "document"),
+        ):
+            for name in wanted:
+                if name not in given:
+                    raise ConfigError(
+                        f'The documents have no {kind} field "{name}"; they have '
+                        f"{_listed([*documents.token_fields, *documents.document_fields])}.",
+                        f"{kind}_fields= of the dataset declares it.",
+                        "Name the column as the field, add it in the map, or leave it out.",
+                    )
+        problems: dict[int, str] = {}
+        low, high = int(documents.offsets[0]), int(documents.offsets[-1])
+        starts = documents.offsets[:-1]
+        token: dict[str, NDArray[Any]] = {}
+        for name, dtype in self.token.items():
+            values = documents.token_fields[name]
+            token[name], bad = _cast(values, dtype, slice(low, high))
+            for at in bad.tolist():
+                i = int(np.searchsorted(starts, at, side="right")) - 1
+                what = f'{values[at]!s} in its field "{name}" at token {at - int(starts[i])}'
+                problems.setdefault(i, f"holds {what}, and the field is {dtype.name}")
+        document: dict[str, NDArray[Any]] = {}
+        for name, dtype in self.document.items():
+            values = documents.document_fields[name]
+            document[name], bad = _cast(values, dtype, slice(0, len(values)))
+            for i in bad.tolist():
+                what = f'{values[i]!s} in its field "{name}"'
+                problems.setdefault(i, f"holds {what}, and the field is {dtype.name}")
+        return replace(documents, token_fields=token, document_fields=document), problems
+
+
+def _cast(
+    values: NDArray[Any], dtype: np.dtype[Any], part: slice
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The values in a dtype, and where in `part` one is NaN or does not fit."""
+    if values.dtype.kind not in "biuf":
+        return np.zeros(len(values), dtype=dtype), np.arange(part.start, part.stop)[:1]
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = values.astype(dtype, copy=False)
+    given, cast = values[part], made[part]
+    wrong = np.isnan(given) if given.dtype.kind == "f" else np.zeros(len(given), dtype=np.bool_)
+    if dtype.kind == "f":
+        wrong |= np.isinf(cast) & ~np.isinf(given)
+    elif dtype != values.dtype:
+        wrong |= cast != given
+    return made, np.flatnonzero(wrong) + part.start
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"A field is named {name!r}.",
+            "Batches have their fields by name.",
+            "Use the name of a column or key.",
+        )
+    return name
+
+
+def _checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or found.name not in DTYPES:
+        raise ConfigError(
+            f'The field "{name}" is declared as {dtype!r}.',
+            "It becomes a tensor.",
+            f"Use one of {', '.join(DTYPES)}.",
+        )
+    return found.newbyteorder("=")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names) or "none"
