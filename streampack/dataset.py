@@ -135,7 +135,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         source = as_source(source)
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
-            source = source.with_fields(fields)
+            source = source.with_fields(replace(fields, optional=map is not None))
         packer = choose_packer(seq_len, packer, order, source)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)

@@ -159,8 +159,13 @@ class Documents:
         arrays: Sequence[NDArray[np.generic]],
         origin: NDArray[np.void] | None = None,
         loss_masks: Sequence[NDArray[np.bool_]] | None = None,
+        token_fields: Fields | None = None,
+        document_fields: Fields | None = None,
     ) -> Documents:
-        """A block from one array of ids per document (their dtype must be a token dtype)."""
+        """A block from one array of ids per document (their dtype must be a token dtype).
+
+        The fields are those of all tokens, and of all documents, together.
+        """
         lengths = np.fromiter((len(array) for array in arrays), dtype=np.int64, count=len(arrays))
         if origin is None:
             origin = make_origin(0, np.arange(len(arrays), dtype=np.int64))
@@ -168,7 +173,9 @@ class Documents:
         mask = None
         if loss_masks is not None:
             mask = np.concatenate(loss_masks) if len(loss_masks) else np.zeros(0, dtype=np.bool_)
-        return cls(tokens, offsets_of(lengths), origin, mask)
+        return cls(
+            tokens, offsets_of(lengths), origin, mask, token_fields or {}, document_fields or {}
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,10 +27,12 @@ class FieldTypes:
     Attributes:
         token: dtypes of the fields with one value per token, by name.
         document: dtypes of those with one value per document.
+        optional: True if records may lack them, since a map makes them.
     """
 
     token: Types = field(default_factory=dict)
     document: Types = field(default_factory=dict)
+    optional: bool = False
 
     @classmethod
     def of(

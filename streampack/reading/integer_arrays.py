@@ -16,6 +16,7 @@ __all__ = [
     "BAD_ID",
     "INTEGER_DTYPES",
     "Spans",
+    "copy_spans",
     "integer_block",
     "integer_kind",
 ]
@@ -90,7 +91,7 @@ def integer_block(
     mask = None
     if mask_starts is not None:
         values = np.empty(len(tokens), dtype=np.uint8)
-        _copy_spans(data, mask_starts[good], offsets, values)
+        copy_spans(data, mask_starts[good], offsets, values)
         mask = values.astype(np.bool_)
     block = Documents(tokens, offsets, origin, mask)
     if bad.any():
@@ -116,7 +117,7 @@ def _gather_tokens(
     if kind in _TOKEN_KINDS:
         dtype = _TOKEN_KINDS[kind]
         tokens: NDArray[Any] = np.empty(int(offsets[-1]), dtype=dtype)
-        _copy_spans(data, starts, offsets * dtype.itemsize, tokens.view(np.uint8))
+        copy_spans(data, starts, offsets * dtype.itemsize, tokens.view(np.uint8))
         if kind == 20 and len(tokens) and tokens.min() < 0:
             _find_negative(tokens, offsets, bad)
         return tokens, offsets, bad
@@ -148,7 +149,7 @@ class Spans:
         """The documents `order` (M,), copied in that order into a compact block."""
         offsets = offsets_of(self.counts[order])
         tokens = np.empty(int(offsets[-1]), dtype=self.dtype)
-        _copy_spans(
+        copy_spans(
             self.data, self.starts[order], offsets * self.dtype.itemsize, tokens.view(np.uint8)
         )
         return Documents(tokens, offsets, self.origin[order])
@@ -167,7 +168,7 @@ def _unsigned_dtype(kinds: NDArray[np.uint8]) -> np.dtype[Any] | None:
 
 
 @kernel
-def _copy_spans(
+def copy_spans(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     offsets: NDArray[np.int64],

@@ -13,6 +13,7 @@ from streampack.documents import Conversations, Documents, make_origin
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
+from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import BrokenDocumentError
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
@@ -55,9 +56,9 @@ class ChatLines(_FormFromFiles, JSONL):
         def broken(i: int, reason: BrokenDocumentError) -> None:
             skips.handle(self.broken_document(shard, int(block.index[i]), str(reason)))
 
-        make = labelled_ids_of if self.tokenized else conversation_of
+        make = _maker(self.tokenized, more := RecordFields(self.field_types))
         made = _tried(lambda line: make(self._record(line)), block.lines, broken)
-        return _block(made, make_origin(shard, block.index))
+        return _block(made, make_origin(shard, block.index), more)
 
 
 class ChatRows(_FormFromFiles, Parquet):
@@ -68,15 +69,15 @@ class ChatRows(_FormFromFiles, Parquet):
         return False
 
     def _columns(self, schema: pa.Schema) -> list[str]:
-        return [name for name in _FIELDS if name in schema.names]
+        more = (*self.field_types.token, *self.field_types.document)
+        return [name for name in dict.fromkeys((*_FIELDS, *more)) if name in schema.names]
 
     def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         return np.ones(batch.num_rows, dtype=np.int64)  # records are of many forms
 
-    def _block_maker(self, shard: int, skips: Skips) -> BlockMaker:
+    def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
         say = self._broken(shard, skips)
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
-        make = labelled_ids_of if self.tokenized else conversation_of
 
         def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
             start = 0
@@ -91,9 +92,10 @@ class ChatRows(_FormFromFiles, Parquet):
                 ) -> None:
                     say(int(numbers[i]), str(reason))
 
+                make = _maker(self.tokenized, more := RecordFields(self.field_types))
                 made = _tried(make, records[:count], broken)
                 start += count
-                yield _block(made, make_origin(shard, numbers)), start
+                yield _block(made, make_origin(shard, numbers), more), start
 
         return blocks
 
@@ -118,6 +120,17 @@ def _holds_ids(names: set[str], path: str) -> bool:
     )
 
 
+def _maker(tokenized: bool, more: RecordFields) -> Callable[[Any], Any]:
+    """What makes a conversation, or ids and a mask, of a record, and takes its fields."""
+
+    def make(record: Any) -> Any:
+        made: Any = labelled_ids_of(record) if tokenized else conversation_of(record)
+        more.add(record, len(made[0]) if tokenized else None)
+        return made
+
+    return make
+
+
 def _tried(
     make: Callable[[Any], Any],
     items: Sequence[Any],
@@ -133,13 +146,14 @@ def _tried(
     return made
 
 
-def _block(made: dict[int, Any], origin: NDArray[np.void]) -> Block:
+def _block(made: dict[int, Any], origin: NDArray[np.void], more: RecordFields) -> Block:
     """Conversations, or pairs of ids and masks, as a block; `origin` (N,) is that of all items."""
     values = list(made.values())
     origin = origin[list(made)]
     if values and isinstance(values[0], tuple):
-        return Documents.from_arrays([v[0] for v in values], origin, [v[1] for v in values])
-    return Conversations(values, origin)
+        ids, masks = [v[0] for v in values], [v[1] for v in values]
+        return Documents.from_arrays(ids, origin, masks, more.of_tokens, more.of_documents)
+    return Conversations(values, origin, more.of_documents)
 
 
 def _size(value: Any) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import TOKEN_DTYPES, Documents, Texts, offsets_of
+from streampack.fields import FieldTypes
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
+from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import BrokenDocumentError
 
 __all__ = ["PushbackIterator", "ids_of", "item_block", "item_sizes", "joined_arrays"]
@@ -57,13 +60,15 @@ def _size(item: Any, fields: Fields) -> int:
 
 
 def item_block(
-    items: Sequence[Any], fields: Fields, origin: NDArray[np.void]
+    items: Sequence[Any], fields: Fields, origin: NDArray[np.void], types: FieldTypes
 ) -> tuple[Documents | Texts, dict[int, str]]:
     """A block from items, without the broken ones, and what is wrong with those, by number."""
     if fields.tokenized and fields.document is None:
+        types = FieldTypes()  # items are ids and nothing else
         whole = joined_arrays(items, origin)
         if whole is not None:
             return whole, {}
+    more = RecordFields(types)
     problems: dict[int, str] = {}
     good: list[int] = []
     texts: list[str] = []
@@ -74,10 +79,14 @@ def item_block(
             value = _document_of(item, fields.document)
             if fields.tokenized:
                 array = ids_of(value)
+                mask = None
                 if fields.loss_mask is not None:
-                    masks.append(_mask_of(item, fields.loss_mask, len(array)))
+                    mask = _mask_of(item, fields.loss_mask, len(array))
+                more.add(item, len(array))
+                masks += [] if mask is None else [mask]
                 arrays.append(array)
             elif isinstance(value, str):
+                more.add(item, None)
                 texts.append(value)
             else:
                 raise BrokenDocumentError(f"is {_a(value)}, not text")
@@ -85,8 +94,10 @@ def item_block(
         except BrokenDocumentError as reason:
             problems[i] = str(reason)
     if not fields.tokenized:
-        return Texts(texts, origin[good]), problems
-    return _token_block(arrays, origin[good], masks if fields.loss_mask else None), problems
+        return Texts(texts, origin[good], more.of_documents), problems
+    block = _token_block(arrays, origin[good], masks if fields.loss_mask else None)
+    fielded = replace(block, token_fields=more.of_tokens, document_fields=more.of_documents)
+    return fielded, problems
 
 
 def joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:

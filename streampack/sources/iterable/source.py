@@ -198,7 +198,9 @@ class _ItemLane(LaneReader):
             )
             if joined is not None:
                 return joined
-        block, problems = item_block(items, fields, make_origin(self.lane, index))
+        block, problems = item_block(
+            items, fields, make_origin(self.lane, index), self.source.field_types
+        )
         self.source.report_broken(self.lane, first, problems, skips)
         kept, _ = skips.replay(block, self.lane)
         if self.shuffle and len(kept) > 1:

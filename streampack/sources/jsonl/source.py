@@ -24,6 +24,7 @@ from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
+from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import (
     BrokenDocumentError,
     flags_of,
@@ -156,6 +157,7 @@ class JSONL(ShardedSource):
         arrays: list[NDArray[np.uint32]] = []
         masks: list[NDArray[np.bool_]] = []
         kept: list[int] = []
+        more = RecordFields(self.field_types)
         field = self.fields.document or ""
         for i, line in enumerate(block.lines):
             try:
@@ -163,19 +165,30 @@ class JSONL(ShardedSource):
                 require_field(record, field)
                 if self.tokenized:
                     ids = ids_of(record, field, line)
+                    mask = None
                     if self.fields.loss_mask is not None:
-                        masks.append(flags_of(record, self.fields.loss_mask, len(ids)))
+                        mask = flags_of(record, self.fields.loss_mask, len(ids))
+                    more.add(record, len(ids))
+                    masks += [] if mask is None else [mask]
                     arrays.append(ids)
                 else:
-                    texts.append(text_of(record, field, line or b""))
+                    text = text_of(record, field, line or b"")
+                    more.add(record, None)
+                    texts.append(text)
             except BrokenDocumentError as reason:
                 skips.handle(self.broken_document(shard, int(block.index[i]), str(reason)))
             else:
                 kept.append(i)
         origin = make_origin(shard, block.index[kept])
         if not self.tokenized:
-            return Texts(texts, origin)
-        return Documents.from_arrays(arrays, origin, masks if self.fields.loss_mask else None)
+            return Texts(texts, origin, more.of_documents)
+        return Documents.from_arrays(
+            arrays,
+            origin,
+            masks if self.fields.loss_mask else None,
+            more.of_tokens,
+            more.of_documents,
+        )
 
     def _record(self, line: bytes | None) -> dict[str, Any]:
         if line is None:

@@ -42,7 +42,7 @@ STATUS = {
     3: "has an array that does not hold integers",
     4: "has an array of more than one dimension",
     5: "has an array whose bytes do not match its shape",
-    6: "has a loss mask that is not as long as its tokens",
+    6: "has a loss mask or a field that is not as long as its tokens",
     7: "is longer than max_document_bytes of Reading",
 }
 UNEVEN, TOO_LONG = 6, 7

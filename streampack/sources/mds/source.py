@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from streampack.documents import make_origin
+from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
 from streampack.reading.integer_arrays import INTEGER_DTYPES, Spans, integer_block, integer_kind
@@ -19,6 +19,7 @@ from streampack.reading.options import Reading
 from streampack.reading.raw_texts import decoded_texts
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
+from streampack.sources.mds.field_columns import field_columns, field_values, with_fields
 from streampack.sources.mds.files import new_hash, normal_folder, only_raw, refuse_links
 from streampack.sources.mds.index import (
     STATUS,
@@ -137,6 +138,7 @@ class MDS(ShardedSource):
     def _check_form(self, layout: Layout, codec: str, where: str) -> None:
         """Raise `ConfigError` for shards without the wanted columns or of unknown compression."""
         self._columns(layout, where)
+        field_columns(layout, self.field_types, not self._is_text(layout), where)
         if codec and codec not in _CODECS:
             raise ConfigError(
                 f"{where} lists shards compressed with {codec!r}.",
@@ -306,17 +308,19 @@ class MDS(ShardedSource):
         skips: Skips,
     ) -> tuple[Block | Spans, int]:
         layout = self._layout(shard)
-        columns = self._columns(layout, self.manifest.paths[shard])
+        path = self.manifest.paths[shard]
+        columns = self._columns(layout, path)
+        fields = field_columns(layout, self.field_types, self.tokenized, path)
+        wanted = [*columns, *(field.column for field in fields)]
         room = min(self.reading.documents_per_block, stop - start)
-        starts = np.zeros((len(columns), room), dtype=np.int64)
+        starts = np.zeros((len(wanted), room), dtype=np.int64)
         sizes = np.zeros_like(starts)
         status = np.zeros(room, dtype=np.uint8)
-        wanted = np.array([column.number for column in columns], dtype=np.int64)
         n = scan_samples(
             data,
             table,
             np.array(layout.sizes, dtype=np.int64),
-            wanted,
+            np.array([column.number for column in wanted], dtype=np.int64),
             start,
             stop,
             self.reading.block_bytes,
@@ -327,17 +331,24 @@ class MDS(ShardedSource):
         starts, sizes, status = starts[:, :n], sizes[:, :n], status[:n]
         status[(status == 0) & (sizes[0] > self.reading.max_document_bytes)] = TOO_LONG
         origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
-        block: Block | Spans
+        block: Documents | Texts | Spans
+        more = starts[len(columns) :], sizes[len(columns) :]
         if self.tokenized:
             counts, kinds = _array_headers(data, columns, starts, sizes, status)
+            field_values(data, fields, *more, counts, status)
             problems = _problems(status)
             mask_starts = starts[1] if len(columns) == 2 else None
             block = integer_block(
                 data, starts[0], counts, kinds, origin, problems, mask_starts=mask_starts
             )
         else:
+            field_values(data, fields, *more, sizes[0], status)
             problems = _problems(status)
             block = decoded_texts(data, starts[0], sizes[0], origin, problems)
+        if fields:
+            kept = np.setdiff1d(np.arange(n), list(problems))
+            whole = block.gathered() if isinstance(block, Spans) else block
+            block = with_fields(whole, data, fields, more[0][:, kept])
         self.report_broken(shard, start, problems, skips)
         return block, start + n
 

@@ -6,7 +6,7 @@ not fit, break their document and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,8 @@ __all__ = [
     "TokenBlocks",
     "cut",
     "is_mask_list",
+    "is_number",
+    "is_number_list",
     "is_text",
     "is_token_list",
     "row_sizes",
@@ -51,6 +53,18 @@ def is_text(kind: pa.DataType) -> bool:
 def is_token_list(kind: pa.DataType) -> bool:
     """True for lists of integers, of any length or of a fixed one."""
     return _is_list(kind) and bool(pa.types.is_integer(kind.value_type))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """True for integers, floating-point numbers and booleans."""
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
+
+
+def is_number_list(kind: pa.DataType) -> bool:
+    """True for lists of such numbers."""
+    return _is_list(kind) and is_number(kind.value_type)
 
 
 def is_mask_list(kind: pa.DataType) -> bool:
@@ -88,6 +102,7 @@ class TextBlocks:
         limits: rows and bytes per block.
         max_bytes: a larger row is no document.
         broken: called for every row that is no document.
+        fields: columns with a number per row.
     """
 
     shard: int
@@ -95,6 +110,7 @@ class TextBlocks:
     limits: tuple[int, int]
     max_bytes: int
     broken: Broken
+    fields: Sequence[str] = ()
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
         """Blocks of these rows; `first` is the number of the first one."""
@@ -103,17 +119,25 @@ class TextBlocks:
         large = sizes > self.max_bytes
         if large.any():
             column = pc.if_else(pa.array(large), None, column)
+        lacking: dict[int, str] = {}
+        fields = {name: _row_values(rows.column(name), name, lacking) for name in self.fields}
         for start, stop in cut(sizes, self.limits):
             texts = _strings(column.slice(start, stop - start))
             numbers = np.arange(first + start, first + stop, dtype=np.int64)
-            wrong = [i for i, text in enumerate(texts) if not isinstance(text, str)]
-            for i in wrong:
+            good = [isinstance(t, str) and start + i not in lacking for i, t in enumerate(texts)]
+            for i in np.flatnonzero(~np.array(good, dtype=np.bool_)).tolist():
                 reason = "is null" if texts[i] is None else "is not UTF-8"
                 if large[start + i]:
                     reason = too_long(sizes[start + i], self.max_bytes)
+                elif isinstance(texts[i], str):
+                    reason = lacking[start + i]
                 self.broken(int(numbers[i]), reason)
-            kept = [text for text in texts if isinstance(text, str)]
-            yield Texts(kept, make_origin(self.shard, np.delete(numbers, wrong))), stop
+            block = Texts(
+                texts,
+                make_origin(self.shard, numbers),
+                {name: values[start:stop] for name, values in fields.items()},
+            )
+            yield block if all(good) else block.take(np.flatnonzero(good)), stop
 
 
 def _plain_text(column: pa.Array) -> pa.Array:
@@ -205,6 +229,7 @@ class TokenBlocks:
         limits: rows and bytes per block.
         max_bytes: a larger row is no document.
         broken: called for every row that is no document.
+        token_fields: columns with a list of as many numbers; document_fields: with a number.
     """
 
     shard: int
@@ -214,6 +239,8 @@ class TokenBlocks:
     limits: tuple[int, int]
     max_bytes: int
     broken: Broken
+    token_fields: Sequence[str] = ()
+    document_fields: Sequence[str] = ()
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
         """Blocks of these rows; `first` is the number of the first one."""
@@ -222,12 +249,21 @@ class TokenBlocks:
         ids = self._ids(lists, reasons)
         mask = None
         if self.loss_mask is not None:
-            mask = _mask(lists, _Lists.of(rows.column(self.loss_mask)), reasons)
+            others = _Lists.of(rows.column(self.loss_mask))
+            mask = _token_values(lists, others, "mask value", reasons).astype(np.bool_)
+        token_fields = {
+            name: _token_values(lists, _Lists.of(rows.column(name)), f'value in "{name}"', reasons)
+            for name in self.token_fields
+        }
+        document_fields = {
+            name: _row_values(rows.column(name), name, reasons) for name in self.document_fields
+        }
         sizes = np.diff(lists.offsets) * self.dtype.itemsize
         for row in np.flatnonzero(sizes > self.max_bytes).tolist():
             reasons.setdefault(row, too_long(sizes[row], self.max_bytes))
         numbers = np.arange(first, first + rows.num_rows, dtype=np.int64)
-        whole = Documents(ids, lists.offsets, make_origin(self.shard, numbers), mask)
+        origin = make_origin(self.shard, numbers)
+        whole = Documents(ids, lists.offsets, origin, mask, token_fields, document_fields)
         for start, stop in cut(sizes, self.limits):
             block = whole[start:stop]
             wrong = [row for row in range(start, stop) if row in reasons] if reasons else []
@@ -256,21 +292,41 @@ class TokenBlocks:
         return ids.astype(self.dtype)
 
 
-def _mask(lists: _Lists, masks: _Lists, reasons: dict[int, str]) -> NDArray[np.bool_]:
-    """The flat mask laid out like the ids; a document whose mask does not fit gets a reason."""
-    lengths, others = np.diff(lists.offsets), np.diff(masks.offsets)
-    for row in masks.nulls.tolist():
-        reasons.setdefault(row, "has no mask")
-    for row in np.flatnonzero(lengths != others).tolist():
-        reasons.setdefault(row, f"has {lengths[row]} ids and {others[row]} mask values")
-    values = masks.values
-    for row in masks.rows_of(_nulls(values)):
-        reasons.setdefault(row, "has a mask value that is null")
-    values = _filled(values, False if pa.types.is_boolean(values.type) else 0)
-    flags: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False).astype(np.bool_)
-    if np.array_equal(lengths, others):
-        return flags
-    out = np.zeros(int(lists.offsets[-1]), dtype=np.bool_)
-    fits = lengths == others
-    out[np.repeat(fits, lengths)] = flags[np.repeat(fits, others)]
+def _token_values(
+    lists: _Lists, others: _Lists, what: str, reasons: dict[int, str]
+) -> NDArray[Any]:
+    """The flat values of another list column laid out like the ids.
+
+    A document whose values do not fit gets a reason; `what` is the name of one of them.
+    """
+    first, _, rest = what.partition(" in ")
+    plural = f"{first}s in {rest}" if rest else f"{first}s"
+    lengths, sizes = np.diff(lists.offsets), np.diff(others.offsets)
+    for row in others.nulls.tolist():
+        reasons.setdefault(row, f"has no {plural}")
+    for row in np.flatnonzero(lengths != sizes).tolist():
+        reasons.setdefault(row, f"has {lengths[row]} ids and {sizes[row]} {plural}")
+    for row in others.rows_of(_nulls(others.values)):
+        reasons.setdefault(row, f"has a {what} that is null")
+    values = _as_numbers(others.values)
+    if np.array_equal(lengths, sizes):
+        return values
+    out = np.zeros(int(lists.offsets[-1]), dtype=values.dtype)
+    fits = lengths == sizes
+    out[np.repeat(fits, lengths)] = values[np.repeat(fits, sizes)]
     return out
+
+
+def _row_values(column: pa.Array, name: str, reasons: dict[int, str]) -> NDArray[Any]:
+    """(N,) the numbers of a column; a row without one gets a reason."""
+    for row in _nulls(column).tolist():
+        reasons.setdefault(row, f'has no "{name}"')
+    return _as_numbers(column)
+
+
+def _as_numbers(array: pa.Array) -> NDArray[Any]:
+    """The numbers or booleans of an array, 0 for nulls."""
+    numbers: NDArray[Any] = _filled(
+        array, False if pa.types.is_boolean(array.type) else 0
+    ).to_numpy(zero_copy_only=False)
+    return numbers

@@ -10,13 +10,20 @@ reading itself, raised an error or worked on every flipped bit
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streampack.errors import ConfigError
-from streampack.sources.parquet.columns import is_mask_list, is_text, is_token_list
+from streampack.fields import FieldTypes
+from streampack.sources.parquet.columns import (
+    is_mask_list,
+    is_number,
+    is_number_list,
+    is_text,
+    is_token_list,
+)
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage
 
@@ -103,9 +110,14 @@ def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
 
 
 def check_schema(
-    name: str, schema: pa.Schema, column: str, loss_mask: str | None, tokenized: bool
+    name: str,
+    schema: pa.Schema,
+    column: str,
+    loss_mask: str | None,
+    tokenized: bool,
+    types: FieldTypes,
 ) -> bool:
-    """True if the ids of a file fit into uint16, by their type.
+    """True if the ids of a file fit into uint16, by their type; `types` are read besides.
 
     Raises:
         ConfigError: the file lacks a column, or has it in another type.
@@ -134,4 +146,21 @@ def check_schema(
                 "A loss mask is a list of booleans per document.",
                 f"Pass the right column. The columns are {there}.",
             )
+    _check_fields(name, schema, types if tokenized else replace(types, token={}))
     return tokenized and kind.value_type in (pa.uint8(), pa.uint16())
+
+
+def _check_fields(name: str, schema: pa.Schema, types: FieldTypes) -> None:
+    for fields, fits, expected in (
+        (types.token, is_number_list, "a list of numbers, one per token"),
+        (types.document, is_number, "a number"),
+    ):
+        for field in fields:
+            kind = schema.field(field).type if schema.get_field_index(field) >= 0 else None
+            if (kind is None and not types.optional) or (kind is not None and not fits(kind)):
+                there = ", ".join(f'"{column.name}" ({column.type})' for column in schema)
+                raise ConfigError(
+                    f'{shown(name)} has {"no column" if kind is None else f"{kind} in"} "{field}".',
+                    f"A field of that name is declared, which is {expected}.",
+                    f"Name the right column, or make it in a map. The columns are {there}.",
+                )

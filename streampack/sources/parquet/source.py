@@ -171,7 +171,7 @@ class Parquet(ShardedSource):
                     file = CheckedFile.of(opened, path, self._columns(opened.schema_arrow))
                     first_row, stop = (self._row(file, shard, places, n) for n in (low, high))
                     row = max(first_row, row)
-                    blocks = self._block_maker(shard, skips)
+                    blocks = self._block_maker(shard, skips, opened.schema_arrow)
                     for batch, first in self._batches(file, row, stop):
                         for block, consumed in blocks(batch, first):
                             row = first + consumed
@@ -187,7 +187,9 @@ class Parquet(ShardedSource):
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for a file of another schema; True if its ids fit into uint16."""
-        return check_schema(name, schema, self.column, self.loss_mask, self.tokenized)
+        return check_schema(
+            name, schema, self.column, self.loss_mask, self.tokenized, self.field_types
+        )
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
         """Where the row groups of a file lie, after the file is compared with the listing."""
@@ -276,7 +278,13 @@ class Parquet(ShardedSource):
 
     def _columns(self, schema: pa.Schema) -> list[str]:
         """The columns that are read from a file of this schema."""
-        return [name for name in (self.column, self.loss_mask) if name]
+        own = [name for name in (self.column, self.loss_mask) if name]
+        more = [*self._token_fields, *self.field_types.document]
+        return list(dict.fromkeys([*own, *(name for name in more if name in schema.names)]))
+
+    @property
+    def _token_fields(self) -> Sequence[str]:
+        return list(self.field_types.token) if self.tokenized else []
 
     def _batch_rows(self, group: pq.RowGroupMetaData) -> int:
         """Rows to decode at once: a block, or several of short rows, or a part of long ones."""
@@ -285,15 +293,20 @@ class Parquet(ShardedSource):
         block = max(1, min(reading.documents_per_block, 2 * reading.block_bytes // row_bytes))
         return block * max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes) // block)
 
-    def _block_maker(self, shard: int, skips: Skips) -> BlockMaker:
+    def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
         """What makes blocks of the rows of a file."""
         broken = self._broken(shard, skips)
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
         most = self.reading.max_document_bytes
+        there = set(schema.names)
+        document = [name for name in self.field_types.document if name in there]
         if not self.tokenized:
-            return TextBlocks(shard, self.column, limits, most, broken)
+            return TextBlocks(shard, self.column, limits, most, broken, document)
         dtype = np.dtype(self.manifest.details["dtype"])
-        return TokenBlocks(shard, self.column, self.loss_mask, dtype, limits, most, broken)
+        token = [name for name in self._token_fields if name in there]
+        return TokenBlocks(
+            shard, self.column, self.loss_mask, dtype, limits, most, broken, token, document
+        )
 
     def _broken(self, shard: int, skips: Skips) -> Broken:
         """A function that reports rows of this file that are no documents."""

@@ -19,6 +19,7 @@ from streampack.reading.integer_arrays import Spans, integer_block, integer_kind
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.raw_texts import decoded_texts, pieces
+from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import (
     BrokenDocumentError,
     ids_of,
@@ -306,6 +307,7 @@ class WebDataset(ShardedSource):
         texts: list[str] = []
         arrays: list[NDArray[np.uint32]] = []
         good: list[int] = []
+        more = RecordFields(self.field_types)
         for i, piece in enumerate(pieces(data, starts, sizes)):
             if i in problems:
                 continue
@@ -314,15 +316,19 @@ class WebDataset(ShardedSource):
                 record = record_of(content)
                 require_field(record, field)
                 if self.tokenized:
-                    arrays.append(ids_of(record, field, content))
+                    ids = ids_of(record, field, content)
+                    more.add(record, len(ids))
+                    arrays.append(ids)
                 else:
-                    texts.append(text_of(record, field, content))
+                    text = text_of(record, field, content)
+                    more.add(record, None)
+                    texts.append(text)
                 good.append(i)
             except BrokenDocumentError as reason:
                 problems[i] = str(reason)
         if not self.tokenized:
-            return Texts(texts, origin[good])
-        return Documents.from_arrays(arrays, origin[good])
+            return Texts(texts, origin[good], more.of_documents)
+        return Documents.from_arrays(arrays, origin[good], None, more.of_tokens, more.of_documents)
 
 
 def _seek(

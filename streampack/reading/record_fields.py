@@ -1,0 +1,91 @@
+"""RecordFields: what else records hold for tokens and documents, collected record by record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Fields
+from streampack.fields import FieldTypes
+from streampack.reading.records import BrokenDocumentError
+
+__all__ = ["RecordFields", "uneven_values"]
+
+
+class RecordFields:
+    """The fields of the good records of a block.
+
+    Args:
+        types: the fields of the run. Those of tokens are read from records of token ids alone.
+    """
+
+    def __init__(self, types: FieldTypes) -> None:
+        self._types = types
+        self._token: dict[str, list[NDArray[Any]]] = {}
+        self._document: dict[str, list[Any]] = {}
+        self._lacking: set[str] = set()
+
+    def add(self, record: Any, num_tokens: int | None) -> None:
+        """Take the fields of a record, of so many token ids; None if it is text.
+
+        Raises:
+            BrokenDocumentError: it lacks one, or has no numbers in it; nothing is taken.
+        """
+        types = self._types
+        if not types:
+            return
+        given = record if isinstance(record, Mapping) else {}
+        token = {} if num_tokens is None else types.token
+        lacking = [name for name in (*token, *types.document) if name not in given]
+        if lacking and not types.optional:
+            raise BrokenDocumentError(f'has no field "{lacking[0]}"')
+        self._lacking.update(lacking)
+        arrays = {name: _numbers(given[name], name, num_tokens) for name in token if name in given}
+        values = {name: _number(given[name], name) for name in types.document if name in given}
+        for name, array in arrays.items():
+            self._token.setdefault(name, []).append(array)
+        for name, value in values.items():
+            self._document.setdefault(name, []).append(value)
+
+    @property
+    def of_tokens(self) -> Fields:
+        """By name, the values of all tokens; without fields that some record lacks."""
+        kept = {name: arrays for name, arrays in self._token.items() if name not in self._lacking}
+        return {name: np.concatenate(arrays) for name, arrays in kept.items()}
+
+    @property
+    def of_documents(self) -> Fields:
+        """By name, (N,) the values of the records; without fields that some record lacks."""
+        kept = {
+            name: values for name, values in self._document.items() if name not in self._lacking
+        }
+        return {name: np.array(values) for name, values in kept.items()}
+
+
+def uneven_values(name: str, num_tokens: int, num_values: int) -> str:
+    """What is wrong with a document that has another number of values than of ids."""
+    return f'has {num_tokens} ids and {num_values} values in "{name}"'
+
+
+def _numbers(values: Any, name: str, num_tokens: int | None) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError):
+        array = np.zeros((), dtype=object)
+    if array.ndim == 1 and len(array) != num_tokens:
+        raise BrokenDocumentError(uneven_values(name, num_tokens or 0, len(array)))
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "biuf"):
+        raise BrokenDocumentError(f'has no list of numbers in "{name}"')
+    return array
+
+
+def _number(value: Any, name: str) -> Any:
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    if not isinstance(value, Real):
+        raise BrokenDocumentError(f'has a {type(value).__name__} in "{name}", not a number')
+    return value

@@ -1,0 +1,272 @@
+"""Fields are read from the columns, keys and members that every format has for them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import (
+    BestFitDecreasing,
+    ConfigError,
+    ContentError,
+    Hook,
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    WindowConfig,
+    sources,
+)
+from streampack.conversion.mosaic import streaming_module
+from tests.support.chats import write_lines
+from tests.support.corpora import byte_tokenizer
+
+SEQ_LEN = 32
+LENGTHS = (np.exp(np.random.default_rng(3).normal(2.4, 0.8, 150)).astype(int) + 1).tolist()
+TOKEN_FIELDS = {"place": "float32", "kept": "bool"}
+DOCUMENT_FIELDS = {"score": "float64", "size": "int32"}
+
+
+def records(text: bool = False) -> list[dict[str, Any]]:
+    """Document i holds the id i, so many times; its fields say which it is, and where in it."""
+    found = []
+    for i, length in enumerate(LENGTHS):
+        document: dict[str, Any] = {"score": i / 2, "size": length}
+        if text:
+            found.append({"text": chr(97 + i % 26) * length, **document})
+            continue
+        places = [float(n) for n in range(length)]
+        kept = [n % 3 == 0 for n in range(length)]
+        found.append({"ids": [i] * length, "place": places, "kept": kept, **document})
+    return found
+
+
+def _lines(folder: Path, rows: Sequence[Any], name: str = "a.jsonl") -> str:
+    return write_lines(folder / name, rows)
+
+
+def _gzip(folder: Path) -> str:
+    path = folder / "a.jsonl.gz"
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in records()).encode()))
+    return str(path)
+
+
+def _parquet(folder: Path, text: bool = False) -> str:
+    pq.write_table(pa.Table.from_pylist(records(text)), folder / "a.parquet", row_group_size=40)
+    return str(folder / "a.parquet")
+
+
+def _mds(folder: Path, text: bool = False) -> str:
+    columns = {"text": "str"} if text else {"ids": "ndarray:uint16"}
+    columns |= {"score": "float64", "size": "int"}
+    columns |= {} if text else {"place": "ndarray:float32", "kept": "ndarray:uint8"}
+    arrays = {} if text else {"ids": np.uint16, "place": np.float32, "kept": np.uint8}
+    with (
+        streaming_module("base.format.mds") as mds,
+        mds.MDSWriter(out=str(folder / "mds"), columns=columns, size_limit=1 << 13) as writer,
+    ):
+        for row in records(text):
+            made = {name: np.array(row[name], dtype=dtype) for name, dtype in arrays.items()}
+            writer.write({**row, "score": np.float64(row["score"]), **made})
+    return str(folder / "mds")
+
+
+def _tar(folder: Path) -> str:
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for i, row in enumerate(records()):
+            data = json.dumps(row).encode()
+            info = tarfile.TarInfo(f"{i:04}.json")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return str(folder / "a.tar")
+
+
+def _labelled(folder: Path) -> str:
+    rows = [
+        {**row, "input_ids": row["ids"], "loss_mask": [1] * len(row["ids"])} for row in records()
+    ]
+    return _lines(folder, rows)
+
+
+IDS: dict[str, Callable[[Path], Any]] = {
+    "list": lambda folder: sources.Iterable(records(), tokens="ids"),
+    "jsonl": lambda folder: sources.JSONL(_lines(folder, records()), tokens="ids"),
+    "jsonl-gz": lambda folder: sources.JSONL(_gzip(folder), tokens="ids"),
+    "parquet": lambda folder: sources.Parquet(_parquet(folder), tokens="ids"),
+    "mds": lambda folder: sources.MDS(_mds(folder), column="ids"),
+    "tar": lambda folder: sources.WebDataset(_tar(folder), key="json", tokens="ids"),
+    "chat": lambda folder: sources.Chat(_labelled(folder)),
+}
+TEXTS: dict[str, Callable[[Path], Any]] = {
+    "list": lambda folder: sources.Iterable(records(text=True), text="text"),
+    "jsonl": lambda folder: sources.JSONL(_lines(folder, records(text=True))),
+    "parquet": lambda folder: sources.Parquet(_parquet(folder, text=True)),
+    "mds": lambda folder: sources.MDS(_mds(folder, text=True), column="text"),
+}
+
+
+def dataset(source: Any, **options: Any) -> PackedDataset:
+    values: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=SEQ_LEN),
+        "batch_rows": 4,
+        "window": WindowConfig(rows=16),
+        "topology": Topology(),
+        "lanes": 1,
+        "provenance": True,
+        "token_fields": TOKEN_FIELDS,
+        "document_fields": DOCUMENT_FIELDS,
+    }
+    return PackedDataset(source, **{**values, **options})
+
+
+def pieces(batch: PackedBatch) -> list[tuple[int, int, np.ndarray]]:
+    """Of every piece of a batch: its number, where it begins in its document, and its slots."""
+    assert batch.provenance is not None
+    numbers = batch.document_ids.numpy().ravel()
+    starts = batch.provenance["start"].tolist()
+    return [(n, start, np.flatnonzero(numbers == n)) for n, start in enumerate(starts)]
+
+
+@pytest.mark.parametrize("kind", IDS)
+def test_fields_of_ids_come_with_their_tokens(kind: str, tmp_path: Path) -> None:
+    seen: dict[int, int] = {}
+    for batch in PackedLoader(dataset(IDS[kind](tmp_path))):
+        ids = batch.input_ids.numpy().ravel()
+        place, kept = (batch.fields[name].numpy().ravel() for name in TOKEN_FIELDS)
+        for n, start, slots in pieces(batch):
+            document = int(ids[slots[0]])
+            expected = start + np.arange(len(slots))
+            assert (ids[slots] == document).all()
+            assert place[slots].tolist() == expected.tolist()
+            assert kept[slots].tolist() == (expected % 3 == 0).tolist()
+            assert float(batch.document_fields["score"][n]) == document / 2
+            assert int(batch.document_fields["size"][n]) == LENGTHS[document]
+            seen[document] = seen.get(document, 0) + len(slots)
+    assert [seen[i] for i in range(len(LENGTHS))] == LENGTHS
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_fields_of_texts_come_with_their_documents(kind: str, tmp_path: Path) -> None:
+    made = dataset(TEXTS[kind](tmp_path), tokenizer=byte_tokenizer(), token_fields=None)
+    tokens: dict[float, int] = {}
+    for batch in PackedLoader(made):
+        for n, _, slots in pieces(batch):
+            score = float(batch.document_fields["score"][n])
+            tokens[score] = tokens.get(score, 0) + len(slots)
+            assert int(batch.document_fields["size"][n]) == LENGTHS[round(2 * score)]
+    # The tokenizer ends each document with an EOS.
+    assert [tokens[i / 2] for i in range(len(LENGTHS))] == [length + 1 for length in LENGTHS]
+
+
+@pytest.mark.parametrize("table", [False, True])
+def test_fields_of_conversations_come_with_them(table: bool, tmp_path: Path) -> None:
+    rows = [{"prompt": "a" * n, "completion": "b" * n, "advantage": n / 4} for n in range(1, 40)]
+    path = _lines(tmp_path, rows)
+    if table:
+        path = str(tmp_path / "chats.parquet")
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    made = dataset(
+        sources.Chat(path),
+        packer=BestFitDecreasing(seq_len=256),
+        tokenizer=byte_tokenizer(),
+        token_fields=None,
+        document_fields={"advantage": "float32"},
+    )
+    found = [
+        value
+        for batch in PackedLoader(made)
+        for value in batch.document_fields["advantage"].tolist()
+    ]
+    assert sorted(found) == [n / 4 for n in range(1, 40)]
+
+
+BROKEN = {
+    "missing": ({"place": None}, "place"),
+    "too short": ({"place": [1.0]}, r'has 5 ids and 1 values in "place"'),
+    "text": ({"place": ["x"] * 5}, "place"),
+    "no number": ({"score": "high"}, "score"),
+    "nan": ({"score": float("nan")}, "nan in its field"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_record_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_path: Path) -> None:
+    change, words = BROKEN[name]
+    good = {"ids": [1] * 5, "place": [0.5] * 5, "kept": [True] * 5, "score": 1.0, "size": 5}
+    rows = [good] * 3 + [{**good, **change}] + [good] * 3
+    path = _lines(tmp_path, rows)
+    for source in (sources.JSONL(path, tokens="ids"), sources.Iterable(rows, tokens="ids")):
+        with pytest.raises(ContentError, match=words):
+            list(PackedLoader(dataset(source)))
+        loader = PackedLoader(dataset(source, on_error="skip"))
+        assert sum(batch.num_tokens for batch in loader) == 30
+        assert loader.metrics().skipped == 1
+
+
+def test_rows_of_a_table_whose_fields_do_not_fit_are_skipped(tmp_path: Path) -> None:
+    rows = [
+        {"ids": [1] * 5, "place": [0.5] * 5, "score": 1.0},
+        {"ids": [1] * 5, "place": [0.5] * 4, "score": 1.0},
+        {"ids": [1] * 5, "place": None, "score": 1.0},
+        {"ids": [1] * 5, "place": [0.5, None, 1.0, 1.0, 1.0], "score": 1.0},
+        {"ids": [1] * 5, "place": [0.5] * 5, "score": None},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    source = sources.Parquet(str(tmp_path / "a.parquet"), tokens="ids")
+    options: dict[str, Any] = {
+        "token_fields": {"place": "float32"},
+        "document_fields": {"score": "float32"},
+    }
+    loader = PackedLoader(dataset(source, on_error="skip", **options))
+    assert sum(batch.num_tokens for batch in loader) == 5
+    assert loader.metrics().skipped == 4
+
+
+@pytest.mark.parametrize("kind", ["parquet", "mds"])
+def test_a_column_that_is_not_there_or_of_another_kind_is_refused(
+    kind: str, tmp_path: Path
+) -> None:
+    for name, fields in (
+        ("absent", "token_fields"),
+        ("score", "token_fields"),
+        ("place", "document_fields"),
+    ):
+        options: dict[str, Any] = {"token_fields": None, "document_fields": None}
+        options[fields] = {name: "float32"}
+        with pytest.raises(ConfigError, match=name):
+            dataset(IDS[kind](tmp_path), **options)
+        if kind == "mds":
+            break
+
+
+def test_a_map_may_make_what_the_records_lack(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    def add(documents: Any, seeds: Any) -> Any:
+        return replace(
+            documents,
+            token_fields={**documents.token_fields, "made": documents.tokens * 2},
+        )
+
+    for kind in IDS:
+        (tmp_path / kind).mkdir()
+        made = dataset(
+            IDS[kind](tmp_path / kind),
+            map=Hook("add", add),
+            token_fields={"made": "int32", "place": "float32"},
+            document_fields=None,
+            token_rules=TokenRules(pad_id=0),
+        )
+        for batch in PackedLoader(made):
+            assert batch.fields["made"].equal(2 * batch.input_ids.int())
