@@ -27,7 +27,7 @@ from tests.support.servers import s3_server
 README = Path(__file__).parent.parent / "README.md"
 PAGES = [
     README,
-    *(README.parent / "docs" / f"{name}.md" for name in ("sources", "packers", "loops")),
+    *(README.parent / "docs" / f"{name}.md" for name in ("sources", "packers", "loops", "fields")),
 ]
 
 

@@ -112,7 +112,9 @@ class BatchAdapters:
         )
         return ShownText("\n".join(lines))
 
-    def loss(self, logits: Tensor, *, averaged_over: int = 1) -> Tensor:
+    def loss(
+        self, logits: Tensor, *, weights: Tensor | None = None, averaged_over: int = 1
+    ) -> Tensor:
         """The mean next-token loss over loss tokens; 0, with a gradient, if there are none.
 
         ``cross_entropy(..., ignore_index=-100)`` would be NaN for a batch without a loss token, as
@@ -127,7 +129,8 @@ class BatchAdapters:
         Args:
             logits: (rows, seq_len, vocabulary), or (1, T, vocabulary) as `.hf()` gives rows, or
                 (T, vocabulary); those at slot t are for the token at t + 1. Not shifted.
-            averaged_over: as in `token_mean_loss`.
+            weights: (rows, seq_len) by which the loss of each token is multiplied, for example
+                ``batch.fields["weights"]``; see `token_mean_loss`, also for `averaged_over`.
 
         Returns:
             A scalar, float32 or wider.
@@ -145,7 +148,9 @@ class BatchAdapters:
             )
         count = self.num_items_in_batch
         count = self.num_loss_tokens if count is None else count
-        return token_mean_loss(logits, self.labels, count, averaged_over=averaged_over)
+        return token_mean_loss(
+            logits, self.labels, count, weights=weights, averaged_over=averaged_over
+        )
 
     def hf(self, *, seq_idx: bool = False, segments: int | None = None) -> dict[str, Any]:
         """Arguments for a Hugging Face transformers causal LM.

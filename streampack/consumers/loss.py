@@ -14,7 +14,12 @@ __all__ = ["token_mean_loss"]
 
 
 def token_mean_loss(
-    logits: Tensor, labels: Tensor, num_loss_tokens: int, *, averaged_over: int = 1
+    logits: Tensor,
+    labels: Tensor,
+    num_loss_tokens: int,
+    *,
+    weights: Tensor | None = None,
+    averaged_over: int = 1,
 ) -> Tensor:
     """A batch's share of the mean next-token loss of an optimiser step.
 
@@ -26,6 +31,8 @@ def token_mean_loss(
             no loss is taken.
         num_loss_tokens: of the whole step on all data-parallel ranks, as `PackedLoader.accumulate`
             counts them; with 0, or for an empty batch, the loss is 0 and so are its gradients.
+        weights: like `labels`, by which the loss of each token is multiplied. The sum is divided by
+            the number of loss tokens all the same, not by the sum of the weights.
         averaged_over: ranks over which gradients are averaged later (by DDP or FSDP): the number
             of data-parallel ranks. 1 where there is one, or where gradients are added up.
 
@@ -36,7 +43,10 @@ def token_mean_loss(
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
     # A row begins with a label of -100, so no loss reaches across rows.
+    wanted, reduction = labels.reshape(-1)[1:], "sum" if weights is None else "none"
     total = torch.nn.functional.cross_entropy(
-        flat[:-1], labels.reshape(-1)[1:], ignore_index=-100, reduction="sum"
+        flat[:-1], wanted, ignore_index=-100, reduction=reduction
     )
+    if weights is not None:
+        total = (total * weights.reshape(-1)[1:].to(total.dtype)).sum()
     return total * (averaged_over / max(num_loss_tokens, 1))

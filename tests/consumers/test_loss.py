@@ -16,6 +16,7 @@ from streampack import (
     PackedLoader,
     TokenRules,
     Topology,
+    sources,
     token_mean_loss,
 )
 from streampack.batch import BatchGroup
@@ -237,3 +238,24 @@ def test_a_group_holds_its_batches_in_the_form_and_on_the_device_that_the_loader
         assert torch.equal(given["input_ids"], expected["input_ids"])
     for group in PackedLoader(dataset(), device="meta").accumulate(3):
         assert {batch.device.type for batch in group} == {"meta"}
+
+
+def test_weights_multiply_the_loss_of_each_token_and_not_the_count() -> None:
+    rows = [{"ids": [5, 6, 7, 8], "w": [9.0, 2.0, 0.0, 0.5]}, {"ids": [4, 3], "w": [1.0, 4.0]}]
+    dataset = PackedDataset(
+        sources.Iterable(rows, tokens="ids"),
+        seq_len=8,
+        batch_rows=1,
+        shuffle=False,
+        topology=Topology(),
+        token_fields={"w": "float32"},
+    )
+    (batch,) = PackedLoader(dataset)
+    logits = torch.randn(1, 8, 10, generator=torch.Generator().manual_seed(0))
+    each = -logits[0].log_softmax(-1)
+    losses = [each[0, 6], each[1, 7], each[2, 8], each[4, 3]]
+    expected = (2.0 * losses[0] + 0.0 * losses[1] + 0.5 * losses[2] + 4.0 * losses[3]) / 4
+    assert torch.allclose(batch.loss(logits, weights=batch.fields["w"]), expected)
+    assert torch.allclose(
+        batch.loss(logits, weights=torch.ones_like(batch.fields["w"])), batch.loss(logits)
+    )
