@@ -140,6 +140,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
         schedule = check_balance(balance, attention, packer)
+        self._detected = topology is None
         topology = Topology.detect() if topology is None else topology
         source.prepare()  # a path that is wrong is said before anything else about what it holds
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
@@ -222,6 +223,17 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """Which data-parallel rank this is."""
         return self._settings.topology
 
+    def check_topology(self) -> None:
+        """Raise `ConfigError` if a rank that was detected is no longer this process's."""
+        now = Topology.detect() if self._detected else self.topology
+        if now != self.topology:
+            raise ConfigError(
+                f"The dataset was built when this process was rank {self.topology.rank} of "
+                f"{self.topology.world_size}, and now it is rank {now.rank} of {now.world_size}.",
+                "Ranks would read what others read too, or leave out what nobody reads.",
+                "Build it after torch.distributed.init_process_group(), or pass topology=.",
+            )
+
     @property
     def plan(self) -> RunPlan:
         """What is fixed for the whole run: lanes, measured shares and costs, the fingerprint.
@@ -298,6 +310,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
     def __iter__(self) -> WorkerShare:
         refuse_resharding()
         info = get_worker_info()
+        if info is None:
+            self.check_topology()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         start = self.start()
         sharing = self._sharing

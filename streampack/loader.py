@@ -290,6 +290,7 @@ class PackedLoader:
     # ------------------------------------------------------------------ one iterator at a time
 
     def _open(self) -> Batches:
+        self.dataset.check_topology()
         if self._finished:
             config = self._run.plan.config
             if config.shuffle:

@@ -107,8 +107,7 @@ class RankRun:
         """
         plan, start = self.plan, self.state.next_batch
         finite = plan.config.epochs is not None
-        if finite:
-            check_same_start(self.ranks, start, plan.fingerprint)
+        check_same_start(self.ranks, start, plan.fingerprint)
         states = self.state.states()
         connected = sharing is None and self._is_connected()
         name = f"streampack-{os.getpid()}-{uuid.uuid4().hex}" if processes else None

@@ -269,14 +269,35 @@ def test_every_batch_says_whether_its_lane_has_another() -> None:
         assert list(last.values()) == [False] * 6
 
 
-def test_an_endless_run_asks_nobody() -> None:
-    class Nobody(Alone):
-        def total(self, count: int) -> Any:
-            raise AssertionError
+def test_an_endless_run_asks_only_whether_all_ranks_start_the_same() -> None:
+    class Counted(Alone):
+        asked = 0
 
-    loader = PackedLoader(make_dataset(epochs=None), ranks=Nobody())
-    batches = [batch for _, batch in zip(range(400), loader, strict=False)]
-    assert all(batch.num_documents and batch.has_next for batch in batches)
+        def total(self, count: int) -> Any:
+            self.asked += 1
+            return super().total(count)
+
+    ranks = Counted()
+    batches = iter(PackedLoader(make_dataset(epochs=None), ranks=ranks))
+    assert next(batches).num_documents
+    asked = ranks.asked
+    assert all(
+        batch.num_documents and batch.has_next
+        for batch, _ in zip(batches, range(400), strict=False)
+    )
+    assert ranks.asked == asked
+
+
+def test_endless_ranks_that_run_different_things_all_say_so() -> None:
+    def one(rank: int, member: Any) -> str:
+        dataset = make_dataset(epochs=None, seed=rank, topology=Topology(rank, 2))
+        try:
+            next(iter(PackedLoader(dataset, ranks=member)))
+        except RankError as error:
+            return str(error)
+        return ""
+
+    assert all("do not start the same run" in words for words in on_ranks(2, one))
 
 
 def test_skipped_batches_are_consumed_recorded_and_counted() -> None:

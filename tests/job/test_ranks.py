@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streampack import PackedLoader, Topology
+from streampack import ConfigError, PackedDataset, PackedLoader, Topology
 from tests.support.runs import PAD, identity, in_order, uneven
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +117,18 @@ def reference() -> list[Any]:
 
 
 SLOW = pytest.mark.slow
+
+
+def test_a_dataset_that_was_built_before_its_rank_was_known_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    early = PackedDataset([[1, 2, 3]] * 50, seq_len=8, lanes=1)
+    chosen = PackedDataset([[1, 2, 3]] * 50, seq_len=8, lanes=1, topology=Topology())
+    monkeypatch.setattr(Topology, "detect", lambda: Topology(1, 2))
+    for loop in (PackedLoader(early), early, PackedLoader.over(early)):
+        with pytest.raises(ConfigError, match=r"rank 0 of 1, and now it is rank 1 of 2"):
+            next(iter(loop))
+    assert next(iter(PackedLoader(chosen))).num_tokens == 48
 
 
 def test_ranks_of_a_launcher_that_are_not_connected_are_warned_before_the_first_step(
