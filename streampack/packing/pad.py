@@ -193,11 +193,11 @@ def _split(
     insert_eos: NDArray[np.bool_],
     seq_len: int,
 ) -> _Pieces:
-    """Pieces longer than a row as parts of a row each, in order."""
+    """Pieces longer than a row as parts of a row each, in order; none has an EOS alone."""
     parts = -(-(stop - start + insert_eos) // seq_len)
     piece = np.repeat(np.arange(len(document), dtype=np.int64), parts)
     number = np.arange(len(piece), dtype=np.int64) - offsets_of(parts)[piece]
-    begin = start[piece] + number * seq_len
     last = number == parts[piece] - 1
-    end = np.minimum(begin + seq_len, stop[piece])
-    return document[piece], begin, end, insert_eos[piece] & last
+    begin = start[piece] + number * seq_len
+    end = np.where(last, stop[piece], np.minimum(begin + seq_len, stop[piece] - 1))
+    return document[piece], np.minimum(begin, stop[piece] - 1), end, insert_eos[piece] & last

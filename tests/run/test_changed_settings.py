@@ -121,6 +121,26 @@ def test_every_token_comes_exactly_once_over_all_legs(
     assert repeats <= sum(batch.composition.repeated for batch in found)
 
 
+def test_what_is_left_of_a_piece_may_be_whole_rows() -> None:
+    source = MemorySource([numbered_documents([1, 1, 150, 1, 1, 1, 1, 1])])
+    legs: list[tuple[Packer, int, int]] = [
+        (Pad(seq_len=16), 23, 6),
+        (BestFitDecreasing(seq_len=16), 3, 1),
+        (BestFitDecreasing(seq_len=16), 3, 1),
+        (Pad(seq_len=16, atom=32), 3, 1_000),
+    ]
+    found: list[PackedBatch] = []
+    state = None
+    for packer, rows, steps in legs:
+        stage = {"packer": packer, "batch_tokens": 16, "window": WindowConfig(rows=rows)}
+        (loader,) = loaders(source, {**stage, "shuffle": False})
+        if state is not None:
+            loader.load_state_dict(state, allow=EVERYTHING)
+        found += [batch for _, batch in zip(range(steps), loader, strict=False)]
+        state = loader.state_dict()
+    assert counted(found) == Counter(range(157))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_change_gives_the_same_global_batches_on_any_number_of_ranks(ranks: int) -> None:
     lengths = np.random.default_rng(1).integers(1, 120, 300).tolist()
