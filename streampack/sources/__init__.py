@@ -10,6 +10,7 @@ from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
+from streampack.sources.megatron.source import MegatronIndexed
 from streampack.sources.mixture.source import Mixture
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.tar.source import WebDataset
@@ -23,6 +24,7 @@ __all__ = [
     "HFStream",
     "Iterable",
     "LaneReader",
+    "MegatronIndexed",
     "Mixture",
     "Parquet",
     "Reading",

@@ -25,6 +25,7 @@ from streampack.packing import (
 )
 from tests.support.chats import messages, write_lines
 from tests.support.corpora import write_mds, write_tar
+from tests.support.flat_files import write_megatron
 
 SEQ_LEN = 32
 PACKERS: list[Packer] = [
@@ -143,6 +144,9 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "parquet-text": lambda f: sources.Parquet(parquet(f, "text", text_documents()), **SMALL),
     "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
+    "megatron": lambda f: sources.MegatronIndexed(
+        write_megatron(f / "a", [np.array_split(d, 2) for d in token_documents()], "int32"), **SMALL
+    ),
     "chat": lambda f: sources.Chat(chat_lines(f), **SMALL),
     "chat-parquet": lambda f: sources.Chat(chat_table(f), **SMALL),
     "list": lambda f: sources.Iterable(
