@@ -15,6 +15,7 @@ from streampack.sources.mixture.source import Mixture
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.tar.source import WebDataset
 from streampack.sources.text.source import TextFiles
+from streampack.sources.tokens.source import Tokens
 from streampack.storage.storage import Storage
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "Source",
     "Storage",
     "TextFiles",
+    "Tokens",
     "WebDataset",
 ]

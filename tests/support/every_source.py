@@ -25,7 +25,7 @@ from streampack.packing import (
 )
 from tests.support.chats import messages, write_lines
 from tests.support.corpora import write_mds, write_tar
-from tests.support.flat_files import write_megatron
+from tests.support.flat_files import write_datatrove, write_megatron
 
 SEQ_LEN = 32
 PACKERS: list[Packer] = [
@@ -91,6 +91,22 @@ def two_tars(folder: Path, compressed: bool) -> list[str]:
     ]
 
 
+def ended_documents() -> np.ndarray:
+    return np.concatenate([np.append(tokens, 250) for tokens in token_documents()])
+
+
+def end_token_files(folder: Path) -> list[str]:
+    paths = [str(folder / f"{number}.npy") for number in range(2)]
+    for path, part in zip(paths, np.array_split(ended_documents(), 2), strict=True):
+        np.save(path, part.astype(np.uint16))
+    return paths
+
+
+def raw_tokens(folder: Path) -> str:
+    ended_documents().astype("<i4").tofile(folder / "a.bin")
+    return str(folder / "a.bin")
+
+
 def mixture(folder: Path, kinds: list[str], **options: Any) -> Any:
     members = {}
     for number, kind in enumerate(kinds):
@@ -146,6 +162,11 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
     "megatron": lambda f: sources.MegatronIndexed(
         write_megatron(f / "a", [np.array_split(d, 2) for d in token_documents()], "int32"), **SMALL
+    ),
+    "npy": lambda f: sources.Tokens(end_token_files(f), eos_id=250, **SMALL),
+    "raw": lambda f: sources.Tokens(raw_tokens(f), dtype="int32", eos_id=250, **SMALL),
+    "datatrove": lambda f: sources.Tokens(
+        write_datatrove(f / "a.ds", token_documents()), dtype="uint16", **SMALL
     ),
     "chat": lambda f: sources.Chat(chat_lines(f), **SMALL),
     "chat-parquet": lambda f: sources.Chat(chat_table(f), **SMALL),

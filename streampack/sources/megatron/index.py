@@ -131,8 +131,8 @@ class Index:
         positions = np.arange(start, min(start + most, stop) + 1, dtype=np.int64)
         sequences = self._documents[start : int(positions[-1]) + 1].astype(np.int64)
         low, high = int(sequences[0]), int(sequences[-1])
-        inside = low >= 0 and high <= len(self._lengths) and bool((np.diff(sequences) >= 0).all())
-        if not inside or not self._adjoin(low, high):
+        rising = bool((sequences[1:] >= sequences[:-1]).all())
+        if not rising or low < 0 or high > len(self._lengths) or not self._adjoin(low, high):
             raise DamagedFileError(
                 f"by its index documents {start} to {int(positions[-1]) - 1} do not follow one "
                 "another"
@@ -148,7 +148,7 @@ class Index:
             before, behind = self._begin(at), self._begin(at + len(lengths))
             ends = before + np.cumsum(lengths) * self._item_bytes
             whole = before % self._item_bytes == 0 and bool((lengths >= 0).all())
-            inside = whole and before >= 0 and behind <= self._bin_bytes
+            inside = whole and 0 <= before <= behind <= self._bin_bytes
             following = self._pointers[at + 1 : at + len(lengths)]
             if not inside or ends[-1] != behind or not np.array_equal(ends[:-1], following):
                 return False
