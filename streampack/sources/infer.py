@@ -10,7 +10,7 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
-from streampack.sources.files import open_files, seems_path
+from streampack.sources.files import is_there, open_files, seems_path
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.objects import iterate, kind_name, own_copy
 from streampack.sources.iterable.recognise import fields_of
@@ -54,7 +54,7 @@ def _by_path(path: str | bytes) -> Source:
             "A corpus has several documents, and a path would be the place of one.",
             "Pass a list of texts, [text], or a path.",
         )
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not os.path.exists(path) and "*" not in path:
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not is_there(path) and "*" not in path:
         known = re.search(r"\.\w+$", path)
         if known is None:
             raise ConfigError(

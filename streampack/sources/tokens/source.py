@@ -56,7 +56,6 @@ class Tokens(FlatSource):
     """
 
     endings = (".npy", ".bin", *_INDEXED)
-    needed_argument = 'dtype="uint16", eos_id=50256'
     listing_fields: tuple[str, ...] = ("paths", "dtype", "eos_id")
 
     def __init__(
@@ -76,6 +75,14 @@ class Tokens(FlatSource):
         if eos_id is not None:
             eos_id = whole_number("eos_id", eos_id, "No document could end with it.", least=0)
         self.eos_id = eos_id
+
+    @classmethod
+    def example(cls, paths: Sequence[str]) -> str:
+        shown_paths = repr(paths[0] if len(paths) == 1 else list(paths))
+        needed = "" if has_ending(paths[0], _INDEXED) else ", eos_id=50256"
+        if not has_ending(paths[0], (".npy", *_INDEXED)):
+            needed = f', dtype="uint16"{needed}'
+        return f"sources.Tokens({shown_paths}{needed})"
 
     @property
     def position_unit(self) -> str:  # type: ignore[override]
@@ -118,7 +125,7 @@ class Tokens(FlatSource):
         raise ConfigError(
             f"eos_id is not given for {shown(path)}.",
             "Documents in it are found by the token that ends them.",
-            f"Pass it, for example {self.example([path])}; dtype only if the file has no header.",
+            f"Pass it: {self.example([path])}, with yours.",
         )
 
     def _look(self, info: FileInfo, index: FileInfo | None) -> tuple[int, int] | None:
@@ -133,7 +140,7 @@ class Tokens(FlatSource):
             raise ConfigError(
                 f"dtype is not given for {shown(info.path)}, which has no header of numpy.",
                 "How many bytes an id takes is unknown.",
-                f"Pass it, for example {self.example([info.path])}.",
+                'Pass it, for example dtype="uint16" or dtype="uint32".',
             )
         try:
             end = int.from_bytes(last, "little") if last else None
