@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -73,6 +74,8 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     write_megatron(tmp_path / "megatron" / "corpus_text_document", [[d] for d in ids], "uint16")
     np.concatenate([np.append(d, 50256) for d in ids]).astype("<u2").tofile("nanogpt/train.bin")
     write_datatrove(tmp_path / "datatrove" / "0.ds", ids)
+    (tmp_path / "saved").mkdir()
+    feather.write_feather(pa.table({"input_ids": ids}), "saved/0.arrow")
     with s3_server() as server:
         for number in range(2):
             buffer = io.BytesIO()

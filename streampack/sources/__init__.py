@@ -5,6 +5,7 @@ Knows formats, and which of them a path has; it does not know tokenizers, rows o
 
 from streampack.reading.base import LaneReader, Source
 from streampack.reading.options import Reading
+from streampack.sources.arrow.source import Arrow
 from streampack.sources.chat.source import Chat
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
@@ -21,6 +22,7 @@ from streampack.storage.storage import Storage
 __all__ = [
     "JSONL",
     "MDS",
+    "Arrow",
     "Chat",
     "HFStream",
     "Iterable",

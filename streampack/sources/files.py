@@ -13,6 +13,7 @@ from streampack.errors import ConfigError
 from streampack.reading.base import Source
 from streampack.reading.fields import usual_field
 from streampack.reading.options import Reading
+from streampack.sources.arrow.source import Arrow
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.files import normal_folder
 from streampack.sources.mds.index import parse_index
@@ -29,12 +30,14 @@ from streampack.storage.storage import FileInfo, Storage
 __all__ = ["DOCUMENT_FORMATS", "is_there", "open_files", "seems_path"]
 
 #: Formats of which nothing but text or ids need be chosen.
-DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, TextFiles)
+DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)
 #: Formats of which nothing need be chosen here.
 _COMPLETE_FORMATS: tuple[Any, ...] = (TextFiles, MegatronIndexed, Tokens)
 #: Asked in this order: an MDS index ends in ".json" as well.
 _FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)
 
+#: What Hugging Face's library writes beside the Arrow files of a dataset.
+_OF_DATASETS = ("/dataset_dict.json", "/dataset_info.json", "/state.json")
 _KEYS = ("npy", "txt", "json")  # of tar members, in the order in which they are preferred
 _PEEKED = 64  # members of a tar shard that are looked at
 _LONGEST_PATH = 4096
@@ -124,6 +127,8 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> An
             continue
         listed: dict[Any, str] = {}
         names = {file.path for file in storage.list(path)}
+        if any(has_ending(name, Arrow.endings) for name in names):
+            names = {name for name in names if not has_ending(name, _OF_DATASETS)}
         for name in sorted(names):
             indexed = has_ending(name, (".bin",)) and f"{name[:-4]}.idx" in names
             listed.setdefault(MegatronIndexed if indexed else _format_of(name), name)

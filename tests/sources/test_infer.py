@@ -185,8 +185,8 @@ def test_a_dataset_of_megatron_is_known_by_either_file_its_prefix_or_its_folder(
         assert read_all(source) == [tuple(ids.tolist()) for ids in DOCUMENTS]
     with s3_server() as server:
         for ending in ("bin", "idx"):
-            server.put(f"data/a.{ending}", (tmp_path / f"data/a.{ending}").read_bytes())
-        for path in ("data", "data/a.bin", "data/a.idx"):
+            server.put(f"known/a.{ending}", (tmp_path / f"data/a.{ending}").read_bytes())
+        for path in ("known", "known/a.bin", "known/a.idx"):
             source = as_source(f"s3://{server.bucket}/{path}")
             assert read_all(source) == [tuple(ids.tolist()) for ids in DOCUMENTS]
 

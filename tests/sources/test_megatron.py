@@ -89,8 +89,8 @@ def test_buckets_and_web_servers_are_read_through_the_cache(tmp_path: Path) -> N
     storage = Storage(cache_dir=tmp_path / "cache")
     with s3_server() as server:
         for ending in ("bin", "idx"):
-            server.put(f"data/a.{ending}", idx.with_suffix(f".{ending}").read_bytes())
-        for path in ("data/a.idx", "data/a", "data", "data/*.bin"):
+            server.put(f"indexed/a.{ending}", idx.with_suffix(f".{ending}").read_bytes())
+        for path in ("indexed/a.idx", "indexed/a", "indexed", "indexed/*.bin"):
             source = MegatronIndexed(f"s3://{server.bucket}/{path}", storage=storage)
             assert read_all(source) == expected
     with http_server(tmp_path) as web:

@@ -119,9 +119,9 @@ def test_buckets_are_read_through_the_cache(tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path / "cache")
     with s3_server() as server:
         for name in ("a.ds", "a.ds.index", "a.npy"):
-            server.put(f"data/{name}", (tmp_path / name).read_bytes())
+            server.put(f"flat/{name}", (tmp_path / name).read_bytes())
         for path, eos in (("a.ds", None), ("*.ds", None), ("a.npy", EOS)):
-            source = Tokens(f"s3://{server.bucket}/data/{path}", eos_id=eos, storage=storage)
+            source = Tokens(f"s3://{server.bucket}/flat/{path}", eos_id=eos, storage=storage)
             assert read_all(source) == tuples(documents)
 
 

@@ -81,6 +81,12 @@ def parquet(folder: Path, column: str, values: Any) -> str:
     return str(path)
 
 
+def arrow(folder: Path, table: pa.Table, writer: Any) -> str:
+    with writer(folder / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=13)
+    return str(folder / "a.arrow")
+
+
 def two_tars(folder: Path, compressed: bool) -> list[str]:
     documents = token_documents()
     half = len(documents) // 2
@@ -158,6 +164,14 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
         parquet(f, "ids", pa.array([d.tolist() for d in token_documents()])), tokens="ids", **SMALL
     ),
     "parquet-text": lambda f: sources.Parquet(parquet(f, "text", text_documents()), **SMALL),
+    "arrow-stream": lambda f: sources.Arrow(
+        arrow(f, pa.table({"ids": [d.tolist() for d in token_documents()]}), pa.ipc.new_stream),
+        tokens="ids",
+        **SMALL,
+    ),
+    "arrow-file": lambda f: sources.Arrow(
+        arrow(f, pa.table({"text": text_documents()}), pa.ipc.new_file), **SMALL
+    ),
     "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
     "megatron": lambda f: sources.MegatronIndexed(
