@@ -106,7 +106,9 @@ class Arrow(Parquet):
             head = self.storage.read_range(info.path, 0, min(size, info.num_bytes))
             try:
                 begin = 8 if head.startswith(MAGIC) else 0
-                return pa.ipc.open_stream(pa.BufferReader(head[begin:])).schema
+                schema = pa.ipc.open_stream(pa.BufferReader(head[begin:])).schema
+                _ = [(field.name, str(field.type)) for field in schema]  # which may not be UTF-8
+                return schema
             except DAMAGE:
                 continue
         return None
