@@ -6,6 +6,7 @@ Knows formats, and which of them a path has; it does not know tokenizers, rows o
 from streampack.reading.base import LaneReader, Source
 from streampack.reading.options import Reading
 from streampack.sources.arrow.source import Arrow
+from streampack.sources.arrow.table import Table
 from streampack.sources.chat.source import Chat
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
@@ -33,6 +34,7 @@ __all__ = [
     "Reading",
     "Source",
     "Storage",
+    "Table",
     "TextFiles",
     "Tokens",
     "WebDataset",

@@ -172,6 +172,9 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "arrow-file": lambda f: sources.Arrow(
         arrow(f, pa.table({"text": text_documents()}), pa.ipc.new_file), **SMALL
     ),
+    "table": lambda f: sources.Table(
+        pa.table({"ids": [d.tolist() for d in token_documents()]}), tokens="ids", **SMALL
+    ),
     "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
     "megatron": lambda f: sources.MegatronIndexed(

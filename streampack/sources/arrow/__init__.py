@@ -1,8 +1,9 @@
-"""Arrow files: IPC, Feather, and the datasets that Hugging Face's library saves.
+"""Arrow files (IPC, Feather, saved datasets of Hugging Face) and tables in memory.
 
-Knows how record batches lie in a file; what their columns hold is as in Parquet.
+Knows how record batches lie in a file or a table; what their columns hold is as in Parquet.
 """
 
 from streampack.sources.arrow.source import Arrow
+from streampack.sources.arrow.table import Table
 
-__all__ = ["Arrow"]
+__all__ = ["Arrow", "Table"]
