@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -22,6 +23,7 @@ from examples.own_parts import make_table
 from streampack import PackedDataset, PackedLoader
 from tests.support.chats import CHATML, messages, write_lines
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
+from tests.support.flat_files import write_datatrove, write_megatron
 from tests.support.servers import s3_server
 
 README = Path(__file__).parent.parent / "README.md"
@@ -67,6 +69,13 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "mds").mkdir()
     ids = [rng.integers(0, 250, n).astype(np.uint16) for n in range(1, 2000, 100)]
     folder = Path(write_mds(tmp_path / "mds", ids, column="tokens"))
+    for name in ("megatron", "nanogpt", "datatrove"):
+        (tmp_path / name).mkdir()
+    write_megatron(tmp_path / "megatron" / "corpus_text_document", [[d] for d in ids], "uint16")
+    np.concatenate([np.append(d, 50256) for d in ids]).astype("<u2").tofile("nanogpt/train.bin")
+    write_datatrove(tmp_path / "datatrove" / "0.ds", ids)
+    (tmp_path / "saved").mkdir()
+    feather.write_feather(pa.table({"input_ids": ids}), "saved/0.arrow")
     with s3_server() as server:
         for number in range(2):
             buffer = io.BytesIO()

@@ -27,7 +27,7 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
 from streampack.storage.remote import shown
-from streampack.storage.storage import Storage
+from streampack.storage.storage import FileInfo, Storage
 
 __all__ = ["ShardedSource", "SpanReader"]
 
@@ -124,13 +124,21 @@ class ShardedSource(Source):
             StateError: it is not what it was when the shards were listed.
             StorageError: it could not be downloaded, after all retries.
         """
-        path, listed = self.manifest.paths[shard], int(self.manifest.num_bytes[shard])
-        versions = self.manifest.versions
-        with self.storage.local(path, versions[shard] if len(versions) else "") as file:
+        manifest = self.manifest
+        version = manifest.versions[shard] if len(manifest.versions) else ""
+        listed = FileInfo(manifest.paths[shard], int(manifest.num_bytes[shard]), version)
+        with self.open_listed(listed) as file:
+            yield file
+
+    @contextmanager
+    def open_listed(self, listed: FileInfo) -> Iterator[Path]:
+        """The same for any file that was listed: a shard, or the index that goes with one."""
+        with self.storage.local(listed.path, listed.version) as file:
             size = self.storage.size(str(file))
-            if size != listed:
+            if size != listed.num_bytes:
                 raise StateError(
-                    f"{shown(path)} has {size} bytes and had {listed} when it was listed.",
+                    f"{shown(listed.path)} has {size} bytes and had {listed.num_bytes} when it was "
+                    "listed.",
                     "Positions in it would name other documents than before.",
                     "Leave shards as they are during a run; start a new run for changed data.",
                 )

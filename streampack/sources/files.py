@@ -13,24 +13,31 @@ from streampack.errors import ConfigError
 from streampack.reading.base import Source
 from streampack.reading.fields import usual_field
 from streampack.reading.options import Reading
+from streampack.sources.arrow.source import Arrow
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.files import normal_folder
 from streampack.sources.mds.index import parse_index
 from streampack.sources.mds.source import MDS
+from streampack.sources.megatron.source import MegatronIndexed
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.tar.source import WebDataset
 from streampack.sources.text.source import TextFiles
+from streampack.sources.tokens.source import Tokens
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage
 
-__all__ = ["DOCUMENT_FORMATS", "open_files", "seems_path"]
+__all__ = ["DOCUMENT_FORMATS", "is_there", "open_files", "seems_path"]
 
 #: Formats of which nothing but text or ids need be chosen.
-DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, TextFiles)
+DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)
+#: Formats of which nothing need be chosen here.
+_COMPLETE_FORMATS: tuple[Any, ...] = (TextFiles, MegatronIndexed, Tokens)
 #: Asked in this order: an MDS index ends in ".json" as well.
-_FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS)
+_FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)
 
+#: What Hugging Face's library writes beside the Arrow files of a dataset.
+_OF_DATASETS = ("/dataset_dict.json", "/dataset_info.json", "/state.json")
 _KEYS = ("npy", "txt", "json")  # of tar members, in the order in which they are preferred
 _PEEKED = 64  # members of a tar shard that are looked at
 _LONGEST_PATH = 4096
@@ -45,8 +52,13 @@ def seems_path(text: str) -> bool:
         _format_of(text) is not None
         or re.match(r"\w[\w+.-]*://", text) is not None
         or _NAME.fullmatch(text) is not None
-        or os.path.exists(text)
+        or is_there(text)
     )
+
+
+def is_there(path: str) -> bool:
+    """True for a local file or folder, or the prefix of an indexed dataset."""
+    return os.path.exists(path) or os.path.exists(f"{path}.idx")
 
 
 def open_files(
@@ -59,7 +71,7 @@ def open_files(
     reading: Reading | None = None,
     formats: Sequence[Any] = _FORMATS,
 ) -> Source:
-    """The source of files: MDS, tar, Parquet, JSON lines or text, by their names.
+    """The source of files of any format, by their names.
 
     Args:
         paths: a file, folder, glob or URL, or several of one format.
@@ -90,10 +102,11 @@ def open_files(
             key = "json" if fields else _tar_key(several, storage)
         return WebDataset(several, key=key, text=text, tokens=tokens, **kept)
     _refuse_others(known, key=key)
-    if known is TextFiles:
-        _refuse_others(TextFiles, text=text, tokens=tokens)
-        return TextFiles(several, **kept)
-    source: Source = known(several, text=text, tokens=tokens, **kept)
+    if known in _COMPLETE_FORMATS:
+        _refuse_others(known, text=text, tokens=tokens)
+    else:
+        kept |= {"text": text, "tokens": tokens}
+    source: Source = known(several, **kept)
     return source
 
 
@@ -107,12 +120,18 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> An
     first: dict[Any, str] = {}
     for path in paths:
         found = None if os.path.isdir(path) else _format_of(path)
+        if _is_indexed(path, storage):
+            found = MegatronIndexed
         if found in wanted:
             first.setdefault(found, path)
             continue
         listed: dict[Any, str] = {}
-        for file in storage.list(path):
-            listed.setdefault(_format_of(file.path), file.path)
+        names = {file.path for file in storage.list(path)}
+        if any(has_ending(name, Arrow.endings) for name in names):
+            names = {name for name in names if not has_ending(name, _OF_DATASETS)}
+        for name in sorted(names):
+            indexed = has_ending(name, (".bin",)) and f"{name[:-4]}.idx" in names
+            listed.setdefault(MegatronIndexed if indexed else _format_of(name), name)
         if MDS in wanted and MDS in listed:  # there may be other files beside an index
             listed = {MDS: listed[MDS]}
         if not set(listed) & set(wanted):
@@ -130,6 +149,16 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> An
         )
     (known,) = first
     return known
+
+
+def _is_indexed(path: str, storage: Storage) -> bool:
+    """True for a `.bin` with a `.idx` beside it, and for the prefix of both."""
+    if has_ending(path, (".bin",)):
+        try:
+            return bool(storage.list(f"{path[:-4]}.idx"))
+        except ConfigError:
+            return False
+    return not os.path.exists(path) and is_there(path)
 
 
 def _unknown(path: str, listed: dict[Any, str], wanted: Sequence[Any]) -> ConfigError:

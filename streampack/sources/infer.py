@@ -10,10 +10,11 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
-from streampack.sources.files import open_files, seems_path
+from streampack.sources.arrow.table import Table
+from streampack.sources.files import is_there, open_files, seems_path
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.objects import iterate, kind_name, own_copy
-from streampack.sources.iterable.recognise import fields_of
+from streampack.sources.iterable.recognise import fields_of, is_table
 from streampack.sources.iterable.source import Iterable
 
 __all__ = ["as_source"]
@@ -42,6 +43,8 @@ def as_source(source: Any) -> Source:
     if kind_name(source).startswith("datasets.") and hasattr(source, "set_epoch"):
         return _hf_stream(source)
     made = Iterable(source)
+    if (table := _by_columns(source, made)) is not None:
+        return table
     if made.first_text is not None and not isinstance(source, Sequence):
         _refuse_path(made.first_text, kind_name(source))
     return made
@@ -54,7 +57,7 @@ def _by_path(path: str | bytes) -> Source:
             "A corpus has several documents, and a path would be the place of one.",
             "Pass a list of texts, [text], or a path.",
         )
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not os.path.exists(path) and "*" not in path:
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not is_there(path) and "*" not in path:
         known = re.search(r"\.\w+$", path)
         if known is None:
             raise ConfigError(
@@ -95,6 +98,21 @@ def _refuse_path(text: str, kind: str) -> None:
             "Pass a list of the paths, list(data); or, if they are documents, records: "
             '[{"text": text} for text in data].',
         )
+
+
+def _by_columns(data: Any, rows: Iterable) -> Table | None:
+    """The table that data is, if its documents can be read by columns: no transform, one type."""
+    by_index = kind_name(data) == "datasets.arrow_dataset.Dataset"
+    if not (by_index and data.format["type"] != "custom") and not is_table(data):
+        return None
+    fields = rows.fields
+    name = fields.document
+    table = Table(data, tokens=name) if fields.tokenized else Table(data, text=name)
+    try:
+        table.prepare()
+    except ConfigError:  # of another type: what is no document is named row by row
+        return None
+    return table
 
 
 def _hf_stream(dataset: Any) -> Source:

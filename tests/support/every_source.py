@@ -25,6 +25,7 @@ from streampack.packing import (
 )
 from tests.support.chats import messages, write_lines
 from tests.support.corpora import write_mds, write_tar
+from tests.support.flat_files import write_datatrove, write_megatron
 
 SEQ_LEN = 32
 PACKERS: list[Packer] = [
@@ -80,6 +81,12 @@ def parquet(folder: Path, column: str, values: Any) -> str:
     return str(path)
 
 
+def arrow(folder: Path, table: pa.Table, writer: Any) -> str:
+    with writer(folder / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=13)
+    return str(folder / "a.arrow")
+
+
 def two_tars(folder: Path, compressed: bool) -> list[str]:
     documents = token_documents()
     half = len(documents) // 2
@@ -88,6 +95,22 @@ def two_tars(folder: Path, compressed: bool) -> list[str]:
         str(write_tar(folder / f"{number}.{suffix}", part))
         for number, part in enumerate((documents[:half], documents[half:]))
     ]
+
+
+def ended_documents() -> np.ndarray:
+    return np.concatenate([np.append(tokens, 250) for tokens in token_documents()])
+
+
+def end_token_files(folder: Path) -> list[str]:
+    paths = [str(folder / f"{number}.npy") for number in range(2)]
+    for path, part in zip(paths, np.array_split(ended_documents(), 2), strict=True):
+        np.save(path, part.astype(np.uint16))
+    return paths
+
+
+def raw_tokens(folder: Path) -> str:
+    ended_documents().astype("<i4").tofile(folder / "a.bin")
+    return str(folder / "a.bin")
 
 
 def mixture(folder: Path, kinds: list[str], **options: Any) -> Any:
@@ -141,8 +164,27 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
         parquet(f, "ids", pa.array([d.tolist() for d in token_documents()])), tokens="ids", **SMALL
     ),
     "parquet-text": lambda f: sources.Parquet(parquet(f, "text", text_documents()), **SMALL),
+    "arrow-stream": lambda f: sources.Arrow(
+        arrow(f, pa.table({"ids": [d.tolist() for d in token_documents()]}), pa.ipc.new_stream),
+        tokens="ids",
+        **SMALL,
+    ),
+    "arrow-file": lambda f: sources.Arrow(
+        arrow(f, pa.table({"text": text_documents()}), pa.ipc.new_file), **SMALL
+    ),
+    "table": lambda f: sources.Table(
+        pa.table({"ids": [d.tolist() for d in token_documents()]}), tokens="ids", **SMALL
+    ),
     "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
+    "megatron": lambda f: sources.MegatronIndexed(
+        write_megatron(f / "a", [np.array_split(d, 2) for d in token_documents()], "int32"), **SMALL
+    ),
+    "npy": lambda f: sources.Tokens(end_token_files(f), eos_id=250, **SMALL),
+    "raw": lambda f: sources.Tokens(raw_tokens(f), dtype="int32", eos_id=250, **SMALL),
+    "datatrove": lambda f: sources.Tokens(
+        write_datatrove(f / "a.ds", token_documents()), dtype="uint16", **SMALL
+    ),
     "chat": lambda f: sources.Chat(chat_lines(f), **SMALL),
     "chat-parquet": lambda f: sources.Chat(chat_table(f), **SMALL),
     "list": lambda f: sources.Iterable(

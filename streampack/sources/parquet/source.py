@@ -81,7 +81,7 @@ class Parquet(ShardedSource):
         ConfigError: arguments that do not go together.
     """
 
-    endings = (".parquet", ".parq", ".pq")
+    endings: tuple[str, ...] = (".parquet", ".parq", ".pq")
     listing_fields: tuple[str, ...] = ("paths", "tokenized", "column", "loss_mask")
     position_unit = "row"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.reading.integer_arrays import INTEGER_DTYPES
+from streampack.reading.npy import npy_header
 
 __all__ = ["UNCOMMON", "npy_values", "parse_uncommon"]
 
@@ -105,31 +104,5 @@ def _after(data: NDArray[np.uint8], at: Any, end: Any, expected: NDArray[np.uint
 
 
 def parse_uncommon(content: bytes) -> tuple[int, int, int] | str:
-    """(header bytes, count, kind) of one file, by numpy's own header parser, or what is wrong.
-
-    Pickled objects are never loaded: only the header is read. What is wrong ends a sentence that
-    begins with the name of the document.
-    """
-    stream = io.BytesIO(content)
-    headers: Any = np.lib.format
-    try:
-        version = headers.read_magic(stream)
-        if version == (1, 0):
-            shape, _, dtype = headers.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, _, dtype = headers.read_array_header_2_0(stream)
-        else:
-            return f"has a .npy file of version {version[0]}.{version[1]}"
-    except Exception as error:  # numpy evaluates the header, which can raise nearly anything
-        return f"is not a .npy file ({error})"
-    if dtype.hasobject:
-        return "holds pickled objects, which are never loaded"
-    kind = next((k for k, known in INTEGER_DTYPES.items() if known == dtype), 0)
-    if not kind:
-        return f"has the dtype {dtype}, not a little-endian integer"
-    if len(shape) != 1:
-        return f"has the shape {shape}, not one dimension"
-    rest = len(content) - stream.tell()
-    if shape[0] < 0 or shape[0] * dtype.itemsize != rest:
-        return f"has the shape {shape}, and {rest} bytes follow its header"
-    return stream.tell(), int(shape[0]), kind
+    """(header bytes, count, kind) of one file, by numpy's own header parser, or what is wrong."""
+    return npy_header(content, len(content))

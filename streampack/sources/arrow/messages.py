@@ -1,0 +1,128 @@
+"""The record batches of an Arrow file: where each lies and how many rows it has, none decoded.
+
+A file of either form is a stream of messages: the schema, then record batches (and dictionaries),
+then an end mark. The random access form has a magic number before it and a footer behind it. Arrow
+checks the structure of a message; what it does not check is what compressed buffers unfold to.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from streampack.sources.parquet.footer import DamagedFileError
+
+__all__ = ["MAGIC", "Batches"]
+
+MAGIC = b"ARROW1"
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+_MOST_UNFOLDED = 256  # times what is stored
+_ROWS, _BUFFERS, _COMPRESSION = 0, 2, 3  # fields of a record batch
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The K record batches of a file.
+
+    Attributes:
+        schema: of all.
+        rows: K + 1 numbers, rows before each.
+        ends: K numbers, the byte behind each; begins: those at which they begin.
+    """
+
+    schema: pa.Schema
+    rows: list[int]
+    begins: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, file: Any, limit_bytes: int) -> Batches:
+        """Those of an open file.
+
+        Args:
+            file: mapped into memory, a file of pyarrow.
+            limit_bytes: a batch that unfolds to more, and to a multiple of what is stored that no
+                documents have, is damage.
+
+        Raises:
+            DamagedFileError: the file is cut short, or damaged; so do exceptions of Arrow say.
+        """
+        file.seek(8 if file.read_at(len(MAGIC), 0) == MAGIC else 0)
+        reader = pa.ipc.MessageReader.open_stream(file)
+        found = cls(pa.ipc.read_schema(reader.read_next_message()), [0], [], [])
+        while True:
+            begin = file.tell()
+            try:
+                message = reader.read_next_message()
+            except StopIteration:
+                break
+            if message.type == "record batch":
+                rows, unfolded = _content(message)
+                if rows < 0 or unfolded > max(limit_bytes, _MOST_UNFOLDED * len(message.body)):
+                    raise DamagedFileError(f"a batch of {rows} rows would take {unfolded} bytes")
+                found.rows.append(found.rows[-1] + rows)
+                found.begins.append(begin)
+                found.ends.append(file.tell())
+        if file.read_at(len(_END), begin) != _END:
+            raise DamagedFileError("it is cut short: its end mark is missing")
+        return found
+
+    def row_at(self, byte: int) -> int:
+        """The first row that begins at a byte or behind it, with all rows of a batch as equals."""
+        k = bisect_right(self.ends, byte)
+        if k == len(self.ends):
+            return self.rows[-1]
+        rows = self.rows[k + 1] - self.rows[k]
+        inside = max(byte - self.begins[k], 0)
+        return self.rows[k] - -inside * rows // (self.ends[k] - self.begins[k])
+
+    def byte_of(self, row: int) -> int:
+        """Where a row begins; behind the last one, where the batches end."""
+        k = bisect_right(self.rows, row) - 1
+        if k == len(self.ends):
+            return self.ends[-1]
+        rows = self.rows[k + 1] - self.rows[k]
+        return self.begins[k] + (self.ends[k] - self.begins[k]) * (row - self.rows[k]) // rows
+
+
+def _content(message: Any) -> tuple[int, int]:
+    """The rows of a record batch, and the bytes that its compressed buffers unfold to.
+
+    The metadata is a flatbuffer: a table begins with the way back to the places of its fields.
+    """
+    data, body = message.metadata.to_pybytes(), message.body
+    try:
+        batch = _follow(data, _field(data, _follow(data, 0), 2))
+        at = _field(data, batch, _ROWS)
+        (rows,) = struct.unpack_from("<q", data, at) if at else (0,)
+        if not _field(data, batch, _COMPRESSION):
+            return rows, 0
+        buffers, unfolded = _follow(data, _field(data, batch, _BUFFERS)), 0
+        (count,) = struct.unpack_from("<I", data, buffers)
+        for number in range(count):
+            start, size = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
+            if size >= 8:
+                (stated,) = struct.unpack_from("<q", body, start)
+                unfolded += size if stated == -1 else abs(stated)
+    except struct.error as error:
+        raise DamagedFileError(f"a batch cannot be followed ({error})") from error
+    return rows, unfolded
+
+
+def _follow(data: bytes, at: int) -> int:
+    """The place that an offset at this place leads to."""
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a table is; 0 if it has its default."""
+    places = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, places)
+    if 4 + 2 * number >= size:
+        return 0
+    (offset,) = struct.unpack_from("<H", data, places + 4 + 2 * number)
+    return table + offset if offset else 0

@@ -1,0 +1,104 @@
+"""Tables in memory, and datasets of Hugging Face that are read by index, by columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from streampack.reading.base import Block
+from streampack.reading.manifest import Manifest
+from streampack.reading.options import Reading
+from streampack.reading.skips import Skips
+from streampack.sources.parquet.columns import row_sizes
+from streampack.sources.parquet.source import Parquet
+
+__all__ = ["Table"]
+
+_SHARD_ROWS = 8192
+_BATCH_ROWS = 1024  # taken from the table at a time
+
+
+class Table(Parquet):
+    """Documents in a column of a table, cut at any row among any number of lanes.
+
+    Columns are read as they lie, without an object per row of token ids. For the order, every 8,192
+    rows are a shard. `Documents.origin` holds its number and that of the row in it.
+
+    Args:
+        data: a table of pyarrow, pandas or polars, or a `datasets.Dataset`, which may have been
+            shuffled or selected from; transforms set on it are not applied.
+        text, tokens, loss_mask: as for `Parquet`.
+        reading: how a lane reads the rows.
+
+    Raises:
+        ConfigError: arguments that do not go together, or with the columns.
+    """
+
+    endings = ()
+    listing_fields = ()
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        text: str | None = None,
+        tokens: str | None = None,
+        loss_mask: str | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__((), text=text, tokens=tokens, loss_mask=loss_mask, reading=reading)
+        indexed = hasattr(data, "with_format")  # a dataset gives tables when it is sliced
+        self.data = data.with_format("arrow") if indexed else pa.table(data)
+
+    def __repr__(self) -> str:
+        return f"Table({len(self.data):,} rows, {self.column!r})"
+
+    def list_shards(self) -> Manifest:
+        count = len(self.data)
+        first = self._batch(0, min(count, _BATCH_ROWS))
+        narrow = self._check_schema("The table", first.schema)
+        sizes = row_sizes(first.column(self.column))
+        begins = np.arange(0, count, _SHARD_ROWS, dtype=np.int64)
+        rows = np.minimum(count - begins, _SHARD_ROWS)
+        details = {
+            "dtype": ("uint16" if narrow else "uint32") if self.tokenized else "text",
+            "documents": rows,
+            "mean_size": float(sizes.mean()) if len(sizes) else 0.0,
+        }
+        return Manifest([f"rows from {begin:,} on" for begin in begins], rows, rows, details)
+
+    def estimate_tokens(self) -> int:
+        """A rough number of tokens, from the first rows: ids, or four bytes of text each."""
+        mean: float = self.manifest.details["mean_size"]
+        return int(mean * self.weight) // (1 if self.tokenized else 4)
+
+    def document_name(self, origin: np.void) -> str:
+        return f"row {int(origin['shard']) * _SHARD_ROWS + int(origin['index'])} of the table"
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        """Blocks of some rows, which weigh one each; see `ShardedSource.read_shard`."""
+        row, base = low if position is None else position, shard * _SHARD_ROWS
+        blocks = self._block_maker(shard, skips)
+        while row < high:
+            first = row
+            stop = min(first - first % _BATCH_ROWS + _BATCH_ROWS, high)
+            for block, consumed in blocks(self._batch(base + first, base + stop), first):
+                row = first + consumed
+                yield block, row, row
+            row = stop
+
+    def will_read(self, shards: Any) -> None:
+        """Nothing has to be fetched."""
+
+    def _batch(self, low: int, high: int) -> pa.RecordBatch:
+        data = self.data
+        rows = data.slice(low, high - low) if isinstance(data, pa.Table) else data[low:high]
+        columns = [name for name in rows.column_names if name in (self.column, self.loss_mask)]
+        chosen = rows.select(columns) if len(set(columns)) == len(columns) and columns else rows
+        found = chosen.combine_chunks().to_batches()
+        return found[0] if found else pa.RecordBatch.from_pylist([], schema=chosen.schema)

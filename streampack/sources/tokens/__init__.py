@@ -1,0 +1,9 @@
+"""Flat files of token ids: `.npy`, raw `.bin`, and the `.ds` of datatrove with its index.
+
+Knows where their documents begin: after an end token, or where the index says; it does not know
+tokenizers.
+"""
+
+from streampack.sources.tokens.source import Tokens
+
+__all__ = ["Tokens"]
