@@ -170,7 +170,9 @@ def seamless(
     return rows + _rows(sorted(left), seq_len), dropped
 
 
-def crop(lengths: list[int], seq_len: int, *, keep_cropped: bool) -> tuple[list[Row], int]:
+def crop(
+    lengths: list[int], seq_len: int, *, keep_cropped: bool, closes: bool = False
+) -> tuple[list[Row], int]:
     """Rows, and how many tokens are dropped. Whole rows of long documents come first."""
     rows: list[Row] = []
     waiting: list[tuple[int, int, int]] = []
@@ -181,11 +183,15 @@ def crop(lengths: list[int], seq_len: int, *, keep_cropped: bool) -> tuple[list[
             waiting.append((document, n * seq_len, length))
     row: Row = []
     dropped = 0
+    chosen_lengths: list[int] = []
     while waiting:
         room = seq_len - _tokens(row)
         sizes = [stop - start for _, start, stop in waiting]
         fitting = [size for size in sizes if size <= room]
-        chosen = sizes.index(max(fitting) if fitting else min(sizes))
+        if not chosen_lengths and closes and row and fitting:
+            chosen_lengths = _least_waste(sizes, room)
+        size = max(fitting) if fitting else min(sizes)
+        chosen = sizes.index(chosen_lengths.pop(0) if chosen_lengths else size)
         document, start, stop = waiting.pop(chosen)
         end = min(stop, start + room)
         row.append((document, start, end))
@@ -197,6 +203,18 @@ def crop(lengths: list[int], seq_len: int, *, keep_cropped: bool) -> tuple[list[
             rows.append(row)
             row = []
     return rows + ([row] if row else []), dropped
+
+
+def _least_waste(sizes: list[int], room: int) -> list[int]:
+    """The one or two lengths that close a row best, or the largest that fits."""
+    choices = [(size - room, 0, -size, [size]) for size in sizes if size >= room]
+    for i, a in enumerate(sizes):
+        for j, b in enumerate(sizes):
+            if i != j and b <= a <= room <= a + b:
+                choices.append((a + b - room, 1, -a, [a, b]))
+    largest = max(size for size in sizes if size <= room)
+    waste, _, _, chosen = min(choices, default=(1, 0, 0, [largest]))
+    return [largest] if waste and largest + 2 * min(sizes) <= room else chosen
 
 
 def _tokens(row: Row) -> int:
