@@ -79,7 +79,7 @@ def main() -> None:
     files = sorted(file for folder in folders for file in folder.rglob("*.py"))
     ids = [np.frombuffer(file.read_bytes(), dtype=np.uint8).astype(np.uint16) for file in files]
     for name, order in orders().items():
-        path, dropped = order.order(Documents.from_arrays(ids))
+        path, dropped, _ = order.order(Documents.from_arrays(ids))
         print(f"{name}: {len(path)} files ordered, {len(dropped)} near-duplicates left out")
         for i in path[:SHOWN].tolist():
             print(f"    {files[i].parent.name}/{files[i].name}")

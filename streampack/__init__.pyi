@@ -18,6 +18,7 @@ from .hooks import Hook as Hook
 from .job.simulated import SimulatedRanks as SimulatedRanks
 from .job.topology import Topology as Topology
 from .loader import PackedLoader as PackedLoader
+from .ordering import GroupBy as GroupBy
 from .ordering import SimilarityOrder as SimilarityOrder
 from .packing import BestFitCrop as BestFitCrop
 from .packing import BestFitDecreasing as BestFitDecreasing

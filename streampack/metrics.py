@@ -68,7 +68,8 @@ class Metrics:
             what the empty ones have room for.
         left: what ``end="stop"`` left in the lanes; stepped_over: what `PackedLoader.skip` did.
         empty_documents: documents without a token, left out; skipped: broken documents or shards
-            that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped.
+            that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped,
+            and duplicate_tokens: their tokens.
         wait_s: seconds the loop waited in `next()` for a batch, all stages together.
         times: seconds the lanes spent by stage, in this process or in workers; the longest of
             them names what to speed up when `wait_s` is large.
@@ -83,6 +84,7 @@ class Metrics:
     empty_documents: int = 0
     skipped: int = 0
     duplicates: int = 0
+    duplicate_tokens: int = 0
     wait_s: float = 0.0
     times: LaneTimes = field(default_factory=LaneTimes)
 
@@ -124,6 +126,7 @@ class Metrics:
             "empty_documents": self.empty_documents,
             "skipped": self.skipped,
             "duplicates": self.duplicates,
+            "duplicate_tokens": self.duplicate_tokens,
             "wait_s": self.wait_s,
             **{f.name: getattr(self.times, f.name) for f in fields(LaneTimes)},
         }

@@ -7,13 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
+from streampack import (
+    PackedDataset,
+    PackedLoader,
+    SimilarityOrder,
+    TokenRules,
+    Topology,
+    WindowConfig,
+)
 from streampack.errors import ConfigError, ContentError
 from streampack.forecast.dry_run import stream_plan
 from streampack.lane.batch import LaneEnd
 from streampack.lane.lane import Lane
 from streampack.metrics import Metrics
-from streampack.packing import BestFitDecreasing, Composition, Seamless, check_plan
+from streampack.packing import BestFitDecreasing, Composition, Concat, Seamless, check_plan
 from tests.support.lanes import SEQ_LEN, composition_of, lane_config, run
 from tests.support.memory_source import MemorySource
 
@@ -175,3 +182,32 @@ def test_a_row_of_seamless_drops_no_more_than_its_extra_capacity_however_often_i
     assert composition.placed + composition.dropped == sum(lengths)
     short = composition.rows - sum(length // 4 for length in lengths)
     assert composition.dropped <= short * 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_read_is_placed_dropped_or_a_duplicate(workers: int) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 60_000, n).astype(np.uint16) for n in rng.integers(1, 90, 120)]
+    arrays = [arrays[i] for i in np.sort(np.append(np.arange(120), np.arange(0, 120, 3)))]
+    dataset = PackedDataset(
+        MemorySource([arrays[:80], arrays[80:]], block_documents=9),
+        packer=Concat(seq_len=SEQ_LEN),
+        order=SimilarityOrder(order_window_documents=50),
+        attention="row",
+        batch_rows=2,
+        window=WindowConfig(rows=16),
+        lanes=3,
+        epochs=2,
+        topology=Topology(),
+        shuffle=False,
+        token_rules=TokenRules(eos_id=60_000, pad_id=60_001),
+    )
+    loader = PackedLoader(dataset, num_workers=workers)
+    list(loader)
+    metrics = loader.metrics()
+    composition = metrics.composition
+    accounted = composition.placed + composition.dropped + metrics.duplicate_tokens
+    assert accounted == 2 * sum(map(len, arrays))
+    assert composition.documents + metrics.duplicates == 2 * len(arrays) == 320
+    assert 0 < metrics.duplicate_tokens < composition.placed
+    assert "duplicate_tokens=" in repr(metrics)

@@ -1,4 +1,4 @@
-"""How related neighbours in a row are, against the size of the ordering window; duplicates found.
+"""How related the documents of a row are, against the size of the ordering window; duplicates.
 
     python -m benchmarks.papers.in_context [--documents 16384] [--seed 0]
 
@@ -6,7 +6,8 @@ The paper's corpus and models are out of reach; what is measured is what orderin
 corpus: Python files of the standard library and of the packages installed beside streampack, in
 random order, each cut to its first 1,024 tokens so that a row of 8,192 holds several. Batches come
 from the whole pipeline (`PackedDataset` with `Concat`), and the mean cosine of documents that
-follow one another in a row is taken from their provenance, in two embeddings: the hashed n-grams
+follow one another in a row, and of all pairs of documents in a row, is taken from their provenance,
+in two embeddings: the hashed n-grams
 that the order itself uses, and, where `wordllama` is installed, a static-embedding model that it
 knows nothing of. The numbers depend on which packages are installed. Takes about five minutes.
 
@@ -95,7 +96,7 @@ def judges(documents: Documents, texts: list[str]) -> dict[str, NDArray[np.float
 
 
 def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int) -> dict[str, Any]:
-    """Run the pipeline: pairs (P, 2) of neighbours in a row, and figures of the run."""
+    """Run the pipeline: pairs (P, 2) of neighbours, documents by row, and figures of the run."""
     dataset = PackedDataset(
         sources.Iterable(ids),
         packer=Concat(seq_len=SEQ_LEN),
@@ -110,7 +111,7 @@ def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int
         topology=Topology(),
     )
     loader = PackedLoader(dataset)
-    pairs, beside, rows = [], 0, 0
+    pairs, members, beside, rows = [], [], 0, 0
     for batch in loader:
         pieces = batch.provenance
         row = np.cumsum(pieces["stop"] - pieces["start"]) - 1
@@ -118,6 +119,7 @@ def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int
         same = (row[1:] == row[:-1]) & (pieces["index"][1:] != pieces["index"][:-1])
         index = pieces["index"]
         pairs.append(np.stack([index[:-1][same], index[1:][same]], axis=1))
+        members += np.split(index, np.flatnonzero(np.diff(row)) + 1)
         # Rows that follow one another in the order mostly share the document cut between them.
         cut = (pieces["start"] > 0) & (np.r_[True, row[1:] != row[:-1]])
         beside += int(np.isin(index[cut], index[pieces["start"] == 0]).sum())
@@ -125,8 +127,10 @@ def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int
     metrics = loader.metrics()
     return {
         "pairs": np.concatenate(pairs),
+        "rows": members,
         "beside": beside / rows,
         "duplicates": metrics.duplicates,
+        "duplicate_tokens": metrics.duplicate_tokens,
         "per_s": len(ids) / metrics.times.order_s if metrics.times.order_s else float("inf"),
     }
 
@@ -140,13 +144,27 @@ def mean_similarity(vectors: NDArray[np.float32], pairs: NDArray[np.int64]) -> f
     return total / len(pairs)
 
 
+def similarity_within(vectors: NDArray[np.float32], rows: list[NDArray[np.int64]]) -> float:
+    """Mean cosine over all pairs of different documents in a row."""
+    total, pairs = 0.0, 0
+    for members in rows:
+        own = vectors[np.unique(members)]
+        total += float((own @ own.T).sum(dtype=np.float64)) - float((own * own).sum())
+        pairs += len(own) * (len(own) - 1)
+    return total / pairs
+
+
 def similarity_table(
     ids: list[NDArray[np.uint32]], vectors: dict[str, NDArray[np.float32]], seed: int
 ) -> None:
     """Print the figures by window and order."""
     names = list(vectors)
-    print(f"| order | window | {' | '.join(names)} | duplicates | same batch | ordered per s |")
-    print("|---" * (len(names) + 5) + "|")
+    print("Mean cosine of neighbours in a row / of all pairs in a row\n")
+    print(
+        f"| order | window | {' | '.join(names)} | duplicates | their tokens | same batch | "
+        "ordered per s |"
+    )
+    print("|---" * (len(names) + 6) + "|")
     largest = min(WINDOWS[-1], len(ids))
     sizes = [size for size in WINDOWS if size < largest] + [largest]
     orders: list[Any] = [RandomOrder(order_window_documents=largest)]
@@ -160,10 +178,15 @@ def similarity_table(
     orders += [NeighbourOrder(order_window_documents=largest, **full)]
     for order in orders:
         run = packed(ids, order, seed)
-        figures = [f"{mean_similarity(vectors[name], run['pairs']):.3f}" for name in names]
+        figures = [
+            f"{mean_similarity(vectors[name], run['pairs']):.3f} / "
+            f"{similarity_within(vectors[name], run['rows']):.3f}"
+            for name in names
+        ]
         print(
             f"| {type(order).__name__} | {order.order_window_documents} | {' | '.join(figures)} | "
-            f"{run['duplicates']} | {100 * run['beside']:.1f} % | {run['per_s']:,.0f} |",
+            f"{run['duplicates']} | {run['duplicate_tokens']:,} | {100 * run['beside']:.1f} % | "
+            f"{run['per_s']:,.0f} |",
             flush=True,
         )
 
@@ -172,7 +195,7 @@ def planted_table(ids: list[NDArray[np.uint32]], seed: int) -> None:
     """Plant edited copies in a corpus without near-duplicates and print how many are found."""
     window = Documents.from_arrays(ids[: 8192 - PLANTED])
     order = SimilarityOrder(order_window_documents=8192)
-    kept, _ = order.order(window)
+    kept = order.order(window).order
     originals = window.take(np.sort(kept))
     long = np.flatnonzero(originals.lengths >= 100)
     rng = np.random.default_rng(seed)
@@ -187,7 +210,7 @@ def planted_table(ids: list[NDArray[np.uint32]], seed: int) -> None:
             copy[where] = rng.choice(originals.tokens, len(where))
             copies.append(copy)
         arrays = [originals.document(i) for i in range(len(originals))] + copies
-        _, dropped = order.order(Documents.from_arrays(arrays))
+        dropped = order.order(Documents.from_arrays(arrays)).dropped
         found = int((dropped >= len(originals)).sum())
         print(f"| {share:.0%} | {found} of {PLANTED} | {len(dropped) - found} |", flush=True)
 

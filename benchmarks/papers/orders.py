@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import Documents
-from streampack.ordering.order import SimilarityOrder, require_counts
+from streampack.ordering.order import Ordered, SimilarityOrder, ordered, require_counts
 from streampack.packing.rng import derive_seed, permutation
 
 __all__ = ["ClusterOrder", "NeighbourOrder", "RandomOrder"]
@@ -62,14 +62,12 @@ class NeighbourOrder(SimilarityOrder):
     ones more often than others, which is what the paper holds against it.
     """
 
-    def order(
-        self, documents: Documents, *, seed: int = 0
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def order(self, documents: Documents, *, seed: int = 0) -> Ordered:
         """Groups of a document and its neighbours (at most M * (k + 1),), and the dropped ones."""
-        found = self.neighbours(self.embed(documents))
+        found = self.neighbours(documents, self.embed(documents))
         first = permutation(len(found.kept), seed)
         groups = np.concatenate([first[:, None], found.ids[first]], axis=1).ravel()
-        return found.kept[groups[groups >= 0]], np.flatnonzero(found.duplicate_of >= 0)
+        return ordered(found, groups[groups >= 0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +89,16 @@ class ClusterOrder(SimilarityOrder):
         super().__post_init__()
         require_counts(self, "documents_per_cluster")
 
-    def order(
-        self, documents: Documents, *, seed: int = 0
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def order(self, documents: Documents, *, seed: int = 0) -> Ordered:
         """The kept documents (M,) by cluster, clusters in no particular order, and the dropped."""
         vectors = self.embed(documents)
-        found = self.neighbours(vectors)
+        found = self.neighbours(documents, vectors)
         count = len(found.kept)
         shuffled = permutation(count, derive_seed(seed, 1))
         clusters = max(round(count / self.documents_per_cluster), 1)
         belongs = _cluster(vectors[found.kept], clusters, seed)
         by_cluster = shuffled[np.argsort(belongs[shuffled], kind="stable")]
-        return found.kept[by_cluster], np.flatnonzero(found.duplicate_of >= 0)
+        return ordered(found, by_cluster)
 
     def describe(self) -> dict[str, Any]:
         """Kind, parameters and algorithm revision."""

@@ -25,6 +25,7 @@ from streampack.lane.config import LaneConfig
 from streampack.lane.empty_batch import padding_rows
 from streampack.lane.state import Round, SavedEntries, check_lane_state, decode_reports
 from streampack.metrics import LaneTimes, Metrics
+from streampack.ordering import SimilarityOrder
 from streampack.packing.composition import Composition
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
@@ -143,6 +144,7 @@ class Lane:
             empty_documents=stream.empty_documents,
             skipped=stream.skips.count,
             duplicates=stream.duplicates,
+            duplicate_tokens=stream.duplicate_tokens,
             times=replace(self._times),
         )
         lost, self._lost = self._lost, Composition()
@@ -151,6 +153,7 @@ class Lane:
             empty_documents=self._reported.empty_documents - before.empty_documents,
             skipped=self._reported.skipped - before.skipped,
             duplicates=self._reported.duplicates - before.duplicates,
+            duplicate_tokens=self._reported.duplicate_tokens - before.duplicate_tokens,
             times=self._reported.times - before.times,
         )
 
@@ -369,7 +372,7 @@ def warm_up(config: LaneConfig) -> None:
         origin = make_origin(0, np.arange(2, dtype=np.int64))
         documents = Documents(tokens, np.array([0, 3, 5], dtype=np.int64), origin)
         documents.take(np.array([1, 0], dtype=np.int64))
-        if config.order is not None and config.order.exact:  # others may load a model
+        if isinstance(config.order, SimilarityOrder) and config.order.exact:  # loads no model
             config.order.order(documents)
         window = Window(
             config.window,

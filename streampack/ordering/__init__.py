@@ -5,16 +5,19 @@ if it is installed.
 """
 
 from streampack.ordering.embedding import Embedder, TextEmbedder, TokenEmbedder
+from streampack.ordering.grouping import GroupBy
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
-from streampack.ordering.order import DocumentOrder, SimilarityOrder
+from streampack.ordering.order import DocumentOrder, Ordered, SimilarityOrder
 from streampack.ordering.traversal import walk
 
 __all__ = [
     "DocumentOrder",
     "Embedder",
+    "GroupBy",
     "HashedNgrams",
     "Neighbours",
+    "Ordered",
     "SimilarityOrder",
     "TextEmbedder",
     "TokenEmbedder",

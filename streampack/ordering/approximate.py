@@ -4,8 +4,8 @@ Steps:
   1. An inverted file over the normalised vectors gives each document more candidates than the k
      it needs.
   2. The candidates' cosines are computed again, exactly as `neighbours` does.
-  3. Near-duplicates among the candidates are removed in order of arrival, and the k nearest kept
-     candidates remain, ties by arrival.
+  3. Near-duplicates among the candidates, also as whole documents (`duplicates`), are removed in
+     order of arrival, and the k nearest kept candidates remain, ties by arrival.
 
 Cost: about N * sqrt(N) * D. Lost: neighbours and near-duplicates in lists that are not searched.
 What faiss finds may differ between machines, so a state stores the order.
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.errors import ConfigError
+from streampack.ordering.duplicates import Wholes, alike
 from streampack.ordering.neighbours import (
     NONE,
     Neighbours,
@@ -58,7 +59,10 @@ def require_faiss() -> Any:
 
 
 def find_neighbours_approximately(
-    vectors: NDArray[np.float32], k: int = 10, duplicate_threshold: float = 1.0
+    vectors: NDArray[np.float32],
+    k: int = 10,
+    duplicate_threshold: float = 1.0,
+    wholes: Wholes | None = None,
 ) -> Neighbours:
     """As `find_neighbours`, among candidates found by faiss."""
     faiss = require_faiss()
@@ -81,22 +85,26 @@ def find_neighbours_approximately(
     similarity = np.full((count, k), NONE, dtype=np.float64)
     cosines = np.full(candidates.shape, NONE, dtype=np.float64)
     threshold = on_grid(duplicate_threshold)
-    _choose(vectors, norms, candidates, threshold, cosines, duplicate_of, ids, similarity)
+    _compute_cosines(vectors, norms, candidates, cosines)
+    wholes = Wholes(None) if wholes is None else wholes
+    if threshold < 1 and len(wholes.row):
+        over = cosines > threshold
+        wanted = over.any(axis=1)
+        wanted[candidates[over]] = True
+        wholes.embed(wanted)
+    whole = (wholes.row, wholes.vectors, wholes.norms)
+    _choose(candidates, threshold, whole, cosines, duplicate_of, ids, similarity)
     return compact(duplicate_of, ids, similarity)
 
 
 @kernel
-def _choose(
+def _compute_cosines(
     vectors: NDArray[np.float32],
     norms: NDArray[np.float64],
     candidates: NDArray[np.int64],
-    threshold: float,
     cosines: NDArray[np.float64],
-    duplicate_of: NDArray[np.int64],
-    ids: NDArray[np.int64],
-    similarity: NDArray[np.float64],
 ) -> None:
-    """Cosines of all candidates, then duplicates, then the k nearest kept."""
+    """Cosines (N, C) of all documents and their candidates."""
     count, width = candidates.shape
     for i in range(count):
         mine = vectors[i]
@@ -109,9 +117,29 @@ def _choose(
             for d in range(len(mine)):
                 product += np.float64(mine[d]) * np.float64(other[d])
             cosines[i, c] = cosine(product, norms[i], norms[j])
+
+
+@kernel
+def _choose(
+    candidates: NDArray[np.int64],
+    threshold: float,
+    whole: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]],
+    cosines: NDArray[np.float64],
+    duplicate_of: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    similarity: NDArray[np.float64],
+) -> None:
+    """Duplicates, then the k nearest kept."""
+    count, width = candidates.shape
+    for i in range(count):
         for c in range(width):
             j = candidates[i, c]
-            if 0 <= j < i and cosines[i, c] > threshold and duplicate_of[j] < 0:
+            if (
+                0 <= j < i
+                and cosines[i, c] > threshold
+                and duplicate_of[j] < 0
+                and alike(i, j, *whole, threshold)
+            ):
                 duplicate_of[i] = j
                 break
     for i in range(count):

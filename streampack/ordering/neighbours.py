@@ -2,8 +2,8 @@
 
 Steps, for documents in order of arrival, a block at a time:
   1. One matrix product compares the block with itself and all documents before it.
-  2. A document whose cosine to an earlier kept one exceeds the threshold is a near-duplicate of it
-     and is left out of what follows.
+  2. A document whose cosine to an earlier kept one exceeds the threshold, as vectors and as whole
+     documents (`duplicates`), is a near-duplicate of it and is left out of what follows.
   3. A kept document and each kept one before it are offered to each other's k nearest. An offer
      must exceed the least of the k, and offers come in order of arrival, so the earlier document
      wins a tie.
@@ -30,12 +30,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.ordering.duplicates import Wholes, alike
 
 __all__ = ["Neighbours", "find_neighbours", "squared_norms"]
 
 BLOCK = 256  # documents per matrix product: BLOCK x N products are held at a time
 EXACT_FLOAT32 = 1 << 24
 ONE = 1099511627776.0  # 2**40: cosines are multiples of its inverse
+SLACK = 1e-9  # more than what rounding does to a cosine
 NONE = -2.0  # below every cosine: no neighbour here
 
 
@@ -67,7 +69,10 @@ def squared_norms(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def find_neighbours(
-    vectors: NDArray[np.float32], k: int = 10, duplicate_threshold: float = 1.0
+    vectors: NDArray[np.float32],
+    k: int = 10,
+    duplicate_threshold: float = 1.0,
+    wholes: Wholes | None = None,
 ) -> Neighbours:
     """The k nearest neighbours among documents that are not near-duplicates.
 
@@ -75,12 +80,14 @@ def find_neighbours(
         vectors: (N, D), in order of arrival; a zero vector has cosine 0 to all.
         k: neighbours of each, at least 1.
         duplicate_threshold: cosine above which the later document is dropped; 1 drops none.
+        wholes: the whole documents, which must agree as well; None compares the vectors only.
     """
     count = len(vectors)
     norms = squared_norms(vectors)
     exact = norms.max(initial=0) <= EXACT_FLOAT32 and _all_whole(vectors)
     factors: NDArray[Any] = vectors.astype(np.float32 if exact else np.float64, copy=False)
     threshold = on_grid(duplicate_threshold)
+    wholes = Wholes(None) if wholes is None else wholes
     duplicate_of = np.full(count, -1, dtype=np.int64)
     ids = np.full((count, k), -1, dtype=np.int64)
     similarity = np.full((count, k), NONE, dtype=np.float64)
@@ -88,7 +95,10 @@ def find_neighbours(
     for first in range(0, count, BLOCK):
         stop = min(first + BLOCK, count)
         products = factors[first:stop] @ factors[:stop].T
-        _compare(products, first, norms, threshold, duplicate_of, ids, similarity, least)
+        if threshold < 1 and len(wholes.row):
+            wholes.embed(_candidates(products, first, norms, threshold))
+        whole = (wholes.row, wholes.vectors, wholes.norms)
+        _compare(products, first, norms, threshold, whole, duplicate_of, ids, similarity, least)
     return compact(duplicate_of, ids, similarity)
 
 
@@ -115,11 +125,34 @@ def _all_whole(vectors: NDArray[np.float32]) -> bool:
 
 
 @kernel
+def _candidates(
+    products: NDArray[np.generic], first: int, norms: NDArray[np.float64], threshold: float
+) -> NDArray[np.bool_]:
+    """(N,) which documents `_compare` may have to compare whole: at least those, and few more."""
+    wanted = np.zeros(len(norms), dtype=np.bool_)
+    bound = max(threshold - SLACK, 0.0) ** 2
+    for r in range(len(products)):
+        i = first + r
+        row = products[r, :i]
+        before = norms[:i]
+        mine = norms[i] * bound
+        found = False
+        for j in range(i):
+            product = np.float64(row[j])
+            if product > 0 and product * product >= mine * before[j]:
+                wanted[j] = True
+                found = True
+        wanted[i] |= found
+    return wanted
+
+
+@kernel
 def _compare(
     products: NDArray[np.generic],
     first: int,
     norms: NDArray[np.float64],
     threshold: float,
+    whole: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]],
     duplicate_of: NDArray[np.int64],
     ids: NDArray[np.int64],
     similarity: NDArray[np.float64],
@@ -127,6 +160,7 @@ def _compare(
 ) -> None:
     """Compare documents `first` on, a row of `products` each, with all before them.
 
+    `whole` is what `alike` takes; it has every candidate.
     `least` (N,) is what an offer must exceed: a document's last similarity, infinity if dropped.
     """
     cosines = np.empty(first + len(products), dtype=np.float64)
@@ -140,7 +174,7 @@ def _compare(
         for j in range(i):
             found[j] = cosine(row[j], mine, before[j])
         for j in range(i):
-            if found[j] > threshold and duplicate_of[j] < 0:
+            if found[j] > threshold and duplicate_of[j] < 0 and alike(i, j, *whole, threshold):
                 duplicate_of[i] = j
                 least[i] = np.inf
                 break

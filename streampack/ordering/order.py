@@ -6,7 +6,8 @@ An order sees one ordering window at a time and keeps nothing between them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from os import PathLike, fspath
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +16,32 @@ from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.numeric import is_number, whole_number
 from streampack.ordering.approximate import find_neighbours_approximately, require_faiss
+from streampack.ordering.duplicates import Wholes
 from streampack.ordering.embedding import Embedder, embed, embedder_name
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
 from streampack.ordering.traversal import walk
 
-__all__ = ["DocumentOrder", "SimilarityOrder"]
+__all__ = ["DocumentOrder", "Ordered", "SimilarityOrder", "ordered", "require_counts"]
 
 Search = Literal["auto", "exact", "faiss"]
 
 #: Above so many documents "auto" searches with faiss: an exact search compares every pair.
 EXACT_DOCUMENTS = 65_536
+
+
+class Ordered(NamedTuple):
+    """What becomes of the N documents of a window.
+
+    Attributes:
+        order: (M,) int64, the documents that go on, in their new order.
+        dropped: (D,) int64, the dropped ones, ascending.
+        like: (D,) int64, a document that stays and that the dropped one is like.
+    """
+
+    order: NDArray[np.int64]
+    dropped: NDArray[np.int64]
+    like: NDArray[np.int64]
 
 
 @runtime_checkable
@@ -37,7 +53,8 @@ class DocumentOrder(Protocol):
         exact: True if it gives the same order on any machine; otherwise a state stores the order.
 
     An order may also have `first_window_documents`. Then a lane's first window has so many
-    documents, and each later one twice as many as the one before, until they are full.
+    documents, and each later one twice as many as the one before, until they are full. Where it
+    has `duplicates_folder`, files there name what it drops.
     """
 
     @property
@@ -48,10 +65,10 @@ class DocumentOrder(Protocol):
     def exact(self) -> bool:
         """True if it gives the same order on any machine."""
 
-    def order(
-        self, documents: Documents, *, seed: int = 0
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The new order (M,) int64 of the documents, and the dropped ones, ascending.
+    def order(self, documents: Documents, *, seed: int = 0) -> tuple[NDArray[np.int64], ...]:
+        """The new order (M,) int64 of the documents, and the dropped ones (D,), ascending.
+
+        An order that knows which other document each dropped one is like returns `Ordered`.
 
         Args:
             documents: N documents, in order of arrival.
@@ -65,6 +82,9 @@ class DocumentOrder(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class SimilarityOrder:
     """Related documents one after the other, near-duplicates dropped (In-Context Pretraining).
+
+    What is dropped is counted (`Metrics.duplicates`, `duplicate_tokens`). A document is dropped
+    only if all of it is like an earlier one, not for a preamble that both have.
 
     Use it with a packer that keeps the order (`Concat`) and ``attention="row"``: the point is to
     attend across documents. Rows are shuffled over the packing window, so a batch that is a small
@@ -81,10 +101,15 @@ class SimilarityOrder:
         embedder: `Documents` -> (N, D) float32, see `embedding`; None hashes token n-grams.
         k: neighbours of each document in the graph.
         duplicate_threshold: a document is dropped if its cosine to an earlier kept one of its
-            window exceeds this; 1 drops none.
+            window exceeds this, by the embedder and as whole documents by token n-grams; 1 drops
+            none.
         first_tokens: tokens of a document that the embedder sees.
         search: "exact" compares every pair, "faiss" searches approximately (extra `[ordering]`),
             "auto" is exact up to 65,536 documents.
+        duplicates_folder: where files name what was dropped, JSON lines, one file for each
+            ordering window that dropped any; None names nothing. A window that is read again after
+            a resume writes the same file again, so that nothing is named twice. Give each run
+            a folder of its own.
 
     Raises:
         ConfigError: a value out of its range, or faiss is needed and not installed.
@@ -97,8 +122,9 @@ class SimilarityOrder:
     duplicate_threshold: float = 0.95
     first_tokens: int = 512
     search: Search = "auto"
+    duplicates_folder: str | PathLike[str] | None = None
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     _embed: Embedder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -123,6 +149,8 @@ class SimilarityOrder:
                 "It must be called with documents.",
                 "Pass a function of Documents, a TextEmbedder or a TokenEmbedder.",
             )
+        if self.duplicates_folder is not None:
+            object.__setattr__(self, "duplicates_folder", fspath(self.duplicates_folder))
         object.__setattr__(self, "_embed", self.embedder or HashedNgrams())
         if self._approximate:
             require_faiss()
@@ -141,21 +169,20 @@ class SimilarityOrder:
         """(N, D) float32 vectors of N documents."""
         return embed(self._embed, documents, self.first_tokens)
 
-    def neighbours(self, vectors: NDArray[np.float32]) -> Neighbours:
-        """The neighbours among (N, D) vectors in order of arrival, without near-duplicates."""
+    def neighbours(self, documents: Documents, vectors: NDArray[np.float32]) -> Neighbours:
+        """The neighbours of N documents by their vectors (N, D), without near-duplicates."""
         find = find_neighbours_approximately if self._approximate else find_neighbours
-        return find(vectors, self.k, self.duplicate_threshold)
+        hashed = self._embed if isinstance(self._embed, HashedNgrams) else None
+        return find(vectors, self.k, self.duplicate_threshold, Wholes(documents, hashed))
 
-    def order(
-        self, documents: Documents, *, seed: int = 0
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The walk through the kept documents (M,), and the near-duplicates (N - M,) int64.
+    def order(self, documents: Documents, *, seed: int = 0) -> Ordered:
+        """The walk through the kept documents, and the near-duplicates.
 
         Nothing is random, so the seed changes nothing.
         """
-        found = self.neighbours(self.embed(documents))
+        found = self.neighbours(documents, self.embed(documents))
         path = walk(found.ids, found.similarity)
-        return found.kept[path], np.flatnonzero(found.duplicate_of >= 0)
+        return ordered(found, path)
 
     def describe(self) -> dict[str, Any]:
         """Kind, parameters and algorithm revision."""
@@ -170,6 +197,12 @@ class SimilarityOrder:
             "first_tokens": self.first_tokens,
             "search": "faiss" if self._approximate else "exact",
         }
+
+
+def ordered(found: Neighbours, path: NDArray[np.int64]) -> Ordered:
+    """The kept documents along a path (M,) of their positions, and the near-duplicates."""
+    dropped = np.flatnonzero(found.duplicate_of >= 0)
+    return Ordered(found.kept[path], dropped, found.duplicate_of[dropped])
 
 
 def require_counts(order: Any, *names: str) -> None:

@@ -5,9 +5,10 @@ Steps:
   2. Start at the unvisited document with the fewest edges, ties by arrival. Edges are counted in
      the whole graph, so the numbers do not change as documents are visited.
   3. Go to the unvisited neighbour of highest similarity, ties by arrival, until there is none;
-     then start again (2).
+     then start again (2). What lies between two starts is a run.
+  4. Short runs are merged into others (`runs`).
 
-Cost: O(N * k): each edge is looked at twice. Keeps every document.
+Cost: O(N * k): each edge is looked at a few times. Keeps every document.
 
 Source: Algorithm 1 of "In-Context Pretraining: Language Modeling Beyond Document Boundaries", a
 greedy path for the maximum travelling-salesman problem. Its pseudo-code takes the least similar
@@ -21,20 +22,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.ordering.runs import SHORTEST, merge_runs
 
 __all__ = ["walk"]
 
 
-def walk(ids: NDArray[np.int64], similarity: NDArray[np.float64]) -> NDArray[np.int64]:
+def walk(
+    ids: NDArray[np.int64], similarity: NDArray[np.float64], *, shortest_run: int = SHORTEST
+) -> NDArray[np.int64]:
     """The order (M,) int64 in which M documents are visited: a permutation of range(M).
 
     Args:
         ids: (M, k) neighbours of each, -1 where there are fewer than k.
         similarity: (M, k) of each edge; must be the same from both of its ends.
+        shortest_run: runs of fewer documents are merged into others; 1 leaves all as they are.
     """
     offsets, neighbour, weight = _build_graph(ids, similarity)
     starts = np.argsort(np.diff(offsets), kind="stable")
-    return _follow(offsets, neighbour, weight, starts)
+    path, run = _follow(offsets, neighbour, weight, starts)
+    return merge_runs(path, run, offsets, neighbour, weight, shortest_run)
 
 
 @kernel
@@ -83,15 +89,22 @@ def _follow(
     neighbour: NDArray[np.int64],
     weight: NDArray[np.float64],
     starts: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Visit every document; `starts` holds them all by number of edges, ties by arrival."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Visit every document; `starts` holds them all by number of edges, ties by arrival.
+
+    Returns the path and the number of each document's run.
+    """
     visited = np.zeros(len(starts), dtype=np.bool_)
     path = np.empty(len(starts), dtype=np.int64)
+    run = np.empty(len(starts), dtype=np.int64)
     length = 0
+    runs = 0
     for start in starts:
         i = start
+        runs += not visited[start]
         while i >= 0 and not visited[i]:
             visited[i] = True
+            run[i] = runs - 1
             path[length] = i
             length += 1
             best = -1
@@ -102,4 +115,4 @@ def _follow(
                     best = j
                     highest = weight[e]
             i = best
-    return path
+    return path, run

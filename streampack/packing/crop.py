@@ -8,13 +8,18 @@ Steps:
   3. What a crop cuts off is dropped and counted; with ``keep_cropped=True`` it counts as a document
      from then on, which comes after all others of its length.
 
-Cost: O(documents), one compiled pass. Pads only the very last row. Every row begins with the first
-token of a document, except for pieces of documents longer than a row, and with `keep_cropped`.
-Throws away what it crops, which is a large share where documents are long, or cuts documents in two
-with `keep_cropped`.
+In a window there are few documents to choose from, so step 2 looks ahead: once a row has
+a document, the one or two that fill its room with the least crop close it, if they crop nothing or
+if the largest that fits leaves no room for two more. Of equal pairs that with the largest document
+goes. Rows that crop least go first; what crops much waits for better company, as long as the window
+lets it.
 
-Rows get worse as fewer documents are left to choose from, so a window gives out the first ones and
-plans the rest again.
+Cost: O(documents), one compiled pass; in a window, for each document, the lengths that occur. Pads
+only the very last row. Every row begins with the first token of a document, except for pieces
+of documents longer than a row, and with `keep_cropped`. Throws away what it crops, which is a large
+share where documents are long, or cuts documents in two with `keep_cropped`.
+
+Source: steps 1 to 3 are the best-fit cropping of nanochat's data loader; the look-ahead is ours.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ class BestFitCrop(Packer):
     overflow: Overflow = "split"
     keep_cropped: bool = False
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
@@ -64,14 +69,22 @@ class BestFitCrop(Packer):
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
-        kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        row_offsets, document, start, stop = _crop(kept, self.seq_len, self.keep_cropped, dropped)
-        return Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
+        return self._planned(lengths, closes=False)
 
     def plan_window(self, request: WindowRequest) -> Selection:
-        """Plan everything and take the first rows, which are the best."""
-        plan = self.plan(request.lengths, final=request.final, seed=request.seed)
-        return first_rows(plan, request)
+        """Plan everything, rows closed with a look-ahead, and take those that crop least."""
+        plan = self._planned(request.lengths, closes=True)
+        last = plan.row_offsets[1:] - 1
+        document = plan.document[last]
+        cropped = plan.dropped[document]
+        ends = plan.stop[last] + cropped == request.lengths[document]
+        return first_rows(plan, request, worse=np.where(ends, cropped, 0))
+
+    def _planned(self, lengths: NDArray[np.int64], *, closes: bool) -> Plan:
+        kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
+        columns = _crop(kept, self.seq_len, self.keep_cropped, closes, dropped)
+        row_offsets, document, start, stop = columns
+        return Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
@@ -86,25 +99,21 @@ class BestFitCrop(Packer):
 
 @kernel
 def _crop(
-    lengths: NDArray[np.int64], seq_len: int, keep_cropped: bool, dropped: NDArray[np.int64]
+    lengths: NDArray[np.int64],
+    seq_len: int,
+    keep_cropped: bool,
+    closes: bool,
+    dropped: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Row offsets, and document, start and stop per segment; adds what it crops to `dropped`."""
-    tokens = lengths.sum()
     # Every row but the last is full, and every segment ends a document or fills a row.
-    bound = tokens // seq_len + 1
+    bound = lengths.sum() // seq_len + 1
     row_offsets = np.zeros(bound + 1, dtype=np.int64)
     document = np.empty(len(lengths) + bound, dtype=np.int64)
     start = np.empty(len(document), dtype=np.int64)
     stop = np.empty(len(document), dtype=np.int64)
-    rows, k = 0, 0
-    for i in range(len(lengths)):
-        for piece in range(lengths[i] // seq_len):
-            document[k] = i
-            start[k] = piece * seq_len
-            stop[k] = start[k] + seq_len
-            k += 1
-            rows += 1
-            row_offsets[rows] = k
+    rows = _whole_rows(lengths, seq_len, row_offsets, document, start, stop)
+    k = rows
     # Queues of the remainders by length, in order of arrival, and a bitmap of those not empty.
     first = np.full(seq_len, -1, dtype=np.int64)
     last = np.full(seq_len, -1, dtype=np.int64)
@@ -115,12 +124,18 @@ def _crop(
         if rest[i]:
             _enqueue(first, last, following, words, groups, rest[i], i)
     room = seq_len
+    closing = 0  # the length of a document that was chosen together with the one before
     while True:
-        size = previous_set(words, groups, min(room, seq_len - 1))
-        if size < 0:
-            size = next_set(words, groups, 1)
+        if closing > 0:
+            size, closing = closing, 0
+        elif closes and room < seq_len:
+            size, closing = _least_waste(first, following, words, groups, room)
+        else:
+            size = previous_set(words, groups, min(room, seq_len - 1))
             if size < 0:
-                break
+                size = next_set(words, groups, 1)
+        if size < 0:
+            break
         i = first[size]
         first[size] = following[i]
         if first[size] < 0:
@@ -144,6 +159,58 @@ def _crop(
         rows += 1
         row_offsets[rows] = k
     return row_offsets[: rows + 1], document[:k], start[:k], stop[:k]
+
+
+@kernel
+def _whole_rows(
+    lengths: NDArray[np.int64],
+    seq_len: int,
+    row_offsets: NDArray[np.int64],
+    document: NDArray[np.int64],
+    start: NDArray[np.int64],
+    stop: NDArray[np.int64],
+) -> int:
+    """Write the rows that one document fills; how many they are."""
+    rows = 0
+    for i in range(len(lengths)):
+        for piece in range(lengths[i] // seq_len):
+            document[rows] = i
+            start[rows] = piece * seq_len
+            stop[rows] = start[rows] + seq_len
+            rows += 1
+            row_offsets[rows] = rows
+    return rows
+
+
+@kernel
+def _least_waste(
+    first: NDArray[np.int64],
+    following: NDArray[np.int64],
+    words: NDArray[np.uint64],
+    groups: NDArray[np.uint64],
+    room: int,
+) -> tuple[int, int]:
+    """Which length goes into a row that has this room left, -1 for none; and which one after it.
+
+    The second is 0 if it is to be asked for again.
+    """
+    shortest = next_set(words, groups, 1)
+    largest = previous_set(words, groups, room)
+    size, closing = next_set(words, groups, room), 0
+    if largest < 0 or size == room:
+        return size, 0
+    waste = size - room if size >= 0 else room
+    a = largest
+    while 2 * a >= room and waste > 0:  # pairs, the longer one first; a shorter one closes the row
+        b = next_set(words, groups, room - a)
+        if b == a and following[first[a]] < 0:
+            b = -1
+        if 0 <= b <= a and a + b - room < waste:
+            size, closing, waste = a, b, a + b - room
+        a = previous_set(words, groups, a - 1)
+    if size < 0 or (waste > 0 and largest + 2 * shortest <= room):
+        return largest, 0
+    return size, closing
 
 
 @kernel

@@ -63,15 +63,24 @@ def fullest_rows(plan: Plan, request: WindowRequest, *, min_fill: float | None =
     return _in_turn(plan, _shuffled(rows, seed), request)
 
 
-def first_rows(plan: Plan, request: WindowRequest) -> Selection:
+def first_rows(
+    plan: Plan, request: WindowRequest, *, worse: NDArray[np.int64] | None = None
+) -> Selection:
     """The rows that must go, and of the others the first ones; none counts as full.
 
     For plans whose rows get worse from first to last. Otherwise as `fullest_rows`.
+
+    Args:
+        plan, request: see `fullest_rows`.
+        worse: (R,) int64, how bad each row is: the least go first, ties in the plan's order. None
+            is the plan's order.
     """
     seed = derive_seed(request.seed, 1)
     if request.final:
         return _in_turn(plan, permutation(plan.num_rows, derive_seed(seed, 0)), request)
     in_order = np.arange(plan.num_rows, dtype=np.int64)
+    if worse is not None:
+        in_order = np.argsort(worse, kind="stable")
     rows, _, _ = _ranked(plan, request, in_order, min_fill=1.0, by_fill=False)
     return _in_turn(plan, _shuffled(rows, seed), request)
 

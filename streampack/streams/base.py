@@ -50,13 +50,14 @@ class LaneStream(ABC):
     Attributes:
         serial: number of the document that comes next.
         skips: what to do with broken content, and where it is recorded.
-        duplicates: near-duplicates that were dropped.
+        duplicates: near-duplicates that were dropped; duplicate_tokens: their tokens.
     """
 
     def __init__(self, skips: Skips, mark: Mark | None) -> None:
         self.skips = skips
         self.serial = mark.serial if mark else 0
         self.duplicates = 0
+        self.duplicate_tokens = 0
         self._pending: Documents | None = None
 
     def peek(self) -> Documents | None:

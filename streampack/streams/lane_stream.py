@@ -50,6 +50,7 @@ def open_stream(
         stream,
         config.order,
         source=config.source,
+        lane=lane,
         seed=derive_seed(config.seed, 3, lane),
         times=times,
         mark=mark,

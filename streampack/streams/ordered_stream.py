@@ -17,6 +17,7 @@ import logging
 import zlib
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from streampack.packing.rng import derive_seed
 from streampack.reading.base import Source
 from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.streams.base import LaneStream, Mark
+from streampack.streams.duplicates_file import write_duplicates
 from streampack.streams.mixed_stream import MixedStream
 from streampack.streams.stream import DocumentStream
 
@@ -38,8 +40,6 @@ __all__ = ["OrderedStream"]
 _BEGINNING: dict[str, Any] = {"offset": 0, "number": 0, "windows": 0, "orders": []}
 
 logger = logging.getLogger(__name__)
-
-NAMED_DOCUMENTS = 20  # near-duplicates of a window that a log line names
 
 
 @dataclass(slots=True)
@@ -69,7 +69,8 @@ class OrderedStream(LaneStream):
     Args:
         stream: the documents, from ``inner_mark(mark)`` on if there is a mark.
         order: what orders them.
-        source: names the documents in the log.
+        source: names the documents that are dropped.
+        lane: its number.
         seed: of the lane.
         times: where ordering adds up its seconds.
         mark: where to start; None is the beginning.
@@ -85,6 +86,7 @@ class OrderedStream(LaneStream):
         order: DocumentOrder,
         *,
         source: Source,
+        lane: int,
         seed: int,
         times: LaneTimes,
         mark: Mark | None = None,
@@ -93,6 +95,7 @@ class OrderedStream(LaneStream):
         self._stream = stream
         self._order = order
         self._source = source
+        self._lane = lane
         self._seed = seed
         self._times = times
         saved: dict[str, Any] = mark.cursor if mark else _BEGINNING
@@ -174,21 +177,24 @@ class OrderedStream(LaneStream):
             order, dropped = self._saved_order(documents), np.zeros(0, dtype=np.int64)
         else:
             seed = derive_seed(self._seed, place.serial)
-            order, dropped = self._order.order(documents, seed=seed)
+            order, dropped, *like = self._order.order(documents, seed=seed)
+            folder = getattr(self._order, "duplicates_folder", None)
+            if len(dropped) and folder is not None:
+                write_duplicates(
+                    Path(folder), self._lane, place.number, documents, dropped,
+                    like[0] if like else None, self._source,
+                )  # fmt: skip
         place.count, place.order = len(documents), order
         if self._known:
             self._known -= 1
         elif len(dropped):
+            tokens = int(documents.lengths[dropped].sum())
             self.duplicates += len(dropped)
-            if logger.isEnabledFor(logging.INFO):
-                first = documents.origin[dropped[:NAMED_DOCUMENTS]]
-                logger.info(
-                    "dropped %d near-duplicates among %d documents: %s%s",
-                    len(dropped),
-                    len(documents),
-                    ", ".join(map(self._source.document_name, first)),
-                    ", ..." if len(first) < len(dropped) else "",
-                )
+            self.duplicate_tokens += tokens
+            logger.info(
+                "dropped %d near-duplicates of %d tokens among %d documents of %d",
+                len(dropped), tokens, len(documents), documents.num_tokens,
+            )  # fmt: skip
         return documents.take(order)
 
     def _saved_order(self, documents: Documents) -> NDArray[np.int64]:

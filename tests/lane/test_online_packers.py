@@ -191,14 +191,15 @@ def test_what_packers_drop_is_counted_to_the_token(packer: Packer) -> None:
     assert total.documents + total.documents_lost == len(lengths)
 
 
-def test_a_window_of_crops_loses_little_more_than_the_whole_stream() -> None:
-    lengths = heavy_tailed(6000, seed=7, longest=SEQ_LEN)
+@pytest.mark.parametrize("longest", [SEQ_LEN, 20 * SEQ_LEN])
+def test_a_window_of_crops_loses_no_more_than_the_whole_stream(longest: int) -> None:
+    lengths = heavy_tailed(6000, seed=7, longest=longest)
     array = np.array(lengths, dtype=np.int64)
     packer = BestFitCrop(seq_len=SEQ_LEN)
     whole = packer.plan(array, final=True, seed=0).metrics(array)
-    config = lane_config(lengths, packer, window=WindowConfig(rows=128))
+    config = lane_config(lengths, packer, window=WindowConfig(rows=320))
     total = composition_of(run(Lane(config, 0)))
-    assert total.dropped_ratio < whole.dropped_ratio + 0.02
+    assert total.dropped_ratio < whole.dropped_ratio + 0.005
     assert total.padding_ratio < 0.001
 
 

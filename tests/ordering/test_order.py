@@ -24,7 +24,7 @@ def test_the_order_is_that_of_the_reference() -> None:
     kept, _, nearest = reference.neighbours(similarity, 4, limit)
     assert 10 < len(kept) < 80
     among = [[similarity[a][b] for b in kept] for a in kept]
-    order, dropped = SimilarityOrder(k=4, duplicate_threshold=0.1).order(documents)
+    order, dropped, _ = SimilarityOrder(k=4, duplicate_threshold=0.1).order(documents)
     assert order.tolist() == [kept[i] for i in reference.path(nearest, among)]
     assert dropped.tolist() == sorted(set(range(80)) - set(kept))
 
@@ -38,7 +38,7 @@ def test_related_documents_follow_one_another() -> None:
 def test_every_document_comes_once_or_is_dropped() -> None:
     documents, _ = topical(100)
     again = documents.take(np.concatenate([np.arange(100), np.arange(0, 100, 9)]))
-    found, dropped = SimilarityOrder().order(again, seed=3)
+    found, dropped, _ = SimilarityOrder().order(again, seed=3)
     assert sorted([*found.tolist(), *dropped.tolist()]) == list(range(len(again)))
     assert len(dropped) == 12
 
@@ -55,9 +55,9 @@ def test_planted_near_duplicates_are_found_and_nothing_else(share: float) -> Non
         copy[change] = rng.integers(0, 3000, len(change))
         copies.append(copy)
     both = Documents.from_arrays([documents.document(i) for i in range(300)] + copies)
-    _, dropped = SimilarityOrder().order(both)
+    _, dropped, _ = SimilarityOrder().order(both)
     assert dropped.tolist() == list(range(300, 340))
-    _, none = SimilarityOrder(duplicate_threshold=1.0).order(both)
+    _, none, _ = SimilarityOrder(duplicate_threshold=1.0).order(both)
     assert len(none) == 0
 
 

@@ -10,9 +10,17 @@ from streampack.ordering import find_neighbours, walk
 from tests.support import ordering_reference as reference
 
 
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 6), st.integers(0, 1 << 32))
-@settings(deadline=None, max_examples=150)
-def test_the_walk_is_that_of_the_reference(count: int, k: int, levels: int, seed: int) -> None:
+@given(
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.integers(0, 1 << 32),
+)
+@settings(deadline=None, max_examples=200)
+def test_the_walk_is_that_of_the_reference(
+    count: int, k: int, levels: int, shortest: int, seed: int
+) -> None:
     # Few levels of similarity, so that ties decide often.
     similarity = np.random.default_rng(seed).integers(0, levels, (count, count)) / levels
     similarity = np.maximum(similarity, similarity.T)
@@ -21,7 +29,8 @@ def test_the_walk_is_that_of_the_reference(count: int, k: int, levels: int, seed
     for i, row in enumerate(nearest):
         ids[i, : len(row)] = row
     weights = np.take_along_axis(similarity, np.maximum(ids, 0), axis=1)
-    assert walk(ids, weights).tolist() == reference.path(nearest, similarity)
+    found = walk(ids, weights, shortest_run=shortest)
+    assert found.tolist() == reference.path(nearest, similarity, shortest)
 
 
 @given(st.integers(0, 1 << 32), st.integers(2, 120), st.integers(1, 10))
@@ -41,7 +50,28 @@ def test_a_walk_by_hand() -> None:
     ids = np.array([[1], [2], [3], [2], [1]])
     similarity = np.array([[0.5], [0.7], [0.9], [0.9], [0.6]])
     # Edges: 0-1, 1-2, 2-3, 1-4; degrees 1, 3, 2, 1, 1. From 0 to 1, then 2 (0.7 before 0.6), 3.
-    assert walk(ids, similarity).tolist() == [0, 1, 2, 3, 4]
+    assert walk(ids, similarity, shortest_run=1).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_short_run_by_hand() -> None:
+    # As above: 4 is a run by itself, and goes behind 1, since it has no edge to 0 or 2.
+    ids = np.array([[1], [2], [3], [2], [1]])
+    similarity = np.array([[0.5], [0.7], [0.9], [0.9], [0.6]])
+    assert walk(ids, similarity, shortest_run=3).tolist() == [0, 1, 4, 2, 3]
+    # With an edge from 4 to 0 as well, it goes between the two.
+    ids = np.array([[1, -1], [2, -1], [3, -1], [2, -1], [1, 0]])
+    similarity = np.array([[0.5, 0], [0.7, 0], [0.9, 0], [0.9, 0], [0.6, 0.4]])
+    assert walk(ids, similarity, shortest_run=3).tolist() == [3, 2, 1, 4, 0]
+
+
+@given(st.integers(2, 60), st.integers(1, 8), st.integers(0, 1 << 32))
+@settings(deadline=None, max_examples=60)
+def test_merging_keeps_every_document(count: int, k: int, seed: int) -> None:
+    vectors = np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
+    found = find_neighbours(vectors, k)
+    for shortest in (1, 5, 21, count + 1):
+        path = walk(found.ids, found.similarity, shortest_run=shortest)
+        assert sorted(path.tolist()) == list(range(count))
 
 
 def test_no_documents_and_one() -> None:

@@ -13,7 +13,7 @@ from streampack.errors import ConfigError
 from streampack.packing import BestFitCrop, Concat, Pad, Seamless, check_plan
 from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
-from tests.support.plans import LENGTHS, planned, rows_of
+from tests.support.plans import LENGTHS, planned, rows_of, window_request
 
 FACTORS = st.sampled_from([0.25, 0.5, 1, 2, 4])
 SEQ_LENS = st.sampled_from([8, 16, 24, 32])
@@ -97,6 +97,20 @@ def test_crop_equals_the_quadratic_one(lengths: list[int], seq_len: int, keep: b
     assert rows_of(plan) == rows
     assert plan.dropped.sum() == dropped
     assert (plan.row_fill()[:-1] == seq_len).all()
+
+
+@given(LENGTHS, st.integers(2, 64), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_crop_in_a_window_looks_ahead(lengths: list[int], seq_len: int, keep: bool) -> None:
+    packer = BestFitCrop(seq_len=seq_len, keep_cropped=keep)
+    array = np.array(lengths, dtype=np.int64)
+    one_row = {"seq_len": seq_len, "batch_tokens": seq_len}
+    chosen = packer.plan_window(window_request(lengths, final=True, **one_row))
+    check_plan(chosen.plan, array)
+    rows, dropped = reference.crop(lengths, seq_len, keep_cropped=keep, closes=True)
+    assert rows_of(chosen.plan) == rows
+    assert chosen.plan.dropped.sum() == dropped
+    assert len(chosen.rows) == len(rows)
 
 
 @given(st.lists(st.integers(1, 30_000), max_size=60), st.integers(9000, 20_000), st.booleans())

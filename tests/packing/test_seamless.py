@@ -11,24 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError, PlanError
-from streampack.packing import Seamless, check_plan
+from streampack.packing import Seamless, check_plan, seamless
 from tests.support import packing_reference as reference
-from tests.support.plans import LENGTHS, planned, rows_of
+from tests.support.plans import LENGTHS, planned, rows_of, window_request
 
 SHARES = st.sampled_from([0, 0.1, 0.3, 0.5, 0.99, Fraction(1, 3)])
 
 
-@given(LENGTHS, st.integers(2, 64), SHARES, st.data())
-@settings(max_examples=300, deadline=None)
+@given(LENGTHS, st.integers(2, 64), SHARES, st.booleans(), st.data())
+@settings(max_examples=400, deadline=None)
 def test_both_stages_equal_the_quadratic_ones(
-    lengths: list[int], seq_len: int, share: Any, data: st.DataObject
+    lengths: list[int], seq_len: int, share: Any, keep: bool, data: st.DataObject
 ) -> None:
     extra = data.draw(st.integers(0, min(seq_len - 1, 8)))
-    packer = Seamless(seq_len=seq_len, max_repetition=share, extra_capacity=extra)
+    packer = Seamless(seq_len=seq_len, max_repetition=share, extra_capacity=extra, keep_tails=keep)
     plan = planned(packer, lengths)
-    rows, dropped = reference.seamless(lengths, seq_len, Fraction(str(share)), extra)
+    rows, dropped = reference.seamless(
+        lengths, seq_len, Fraction(str(share)), extra, keep_tails=keep
+    )
     assert rows_of(plan) == rows
     assert plan.dropped.sum() == dropped
+    assert (plan.row_fill()[:-1] == seq_len).all()
+    assert not (keep and dropped)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +126,23 @@ def test_senseless_settings_are_refused(settings: dict[str, Any]) -> None:
 def test_negative_lengths_are_refused() -> None:
     with pytest.raises(PlanError):
         Seamless(seq_len=16).plan(np.array([3, -1]), final=True, seed=0)
+
+
+def test_many_lost_tails_are_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seamless, "_warned", set())
+    lengths = [51] * 50  # two to a row of 100, with two tokens too many
+    for _ in range(2):
+        Seamless(seq_len=100).plan_window(window_request(lengths, seq_len=100))
+    (record,) = caplog.records
+    assert "the tails of 50 % of the documents" in record.message
+    assert "keep_tails=True" in record.message
+    Seamless(seq_len=50, keep_tails=True).plan_window(window_request(lengths, seq_len=50))
+    Seamless(seq_len=50).plan_window(window_request([10] * 90, seq_len=50))
+    assert len(caplog.records) == 1
+
+
+def test_a_packer_that_drops_tails_is_described_as_before() -> None:
+    assert "keep_tails" not in Seamless(seq_len=64).describe()
+    assert Seamless(seq_len=64, keep_tails=True).describe()["keep_tails"] is True

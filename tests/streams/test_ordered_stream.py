@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from streampack import (
     Topology,
     WindowConfig,
 )
-from streampack.errors import ConfigError, StateError
+from streampack.errors import ConfigError, StateError, StorageError
 from streampack.lane.state import checksum
-from streampack.ordering import TokenEmbedder
+from streampack.metrics import Metrics
+from streampack.ordering import HashedNgrams, TokenEmbedder
 from streampack.packing import BestFitDecreasing, Concat
 from streampack.packing.rng import permutation
 from tests.support.memory_source import MemorySource
@@ -102,39 +104,81 @@ def placed(loader: PackedLoader) -> list[tuple[int, int]]:
     return sorted(zip(first["shard"].tolist(), first["index"].tolist(), strict=True))
 
 
-def test_every_document_comes_once_but_for_the_near_duplicates(
-    caplog: pytest.LogCaptureFixture,
+def tokens_of(dataset: PackedDataset) -> int:
+    return sum(batch.num_tokens for batch in PackedLoader(dataset))
+
+
+def test_every_document_comes_once_but_for_the_near_duplicates_which_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     everything = placed(PackedLoader(make_dataset(None, provenance=True)))
     assert len(everything) == 66
-    loader = PackedLoader(
-        make_dataset(SimilarityOrder(order_window_documents=1000), provenance=True, lanes=1)
-    )
+    order = SimilarityOrder(order_window_documents=1000, duplicates_folder=tmp_path / "dropped")
+    loader = PackedLoader(make_dataset(order, provenance=True, lanes=1))
     with caplog.at_level(logging.INFO, "streampack"):
         found = placed(loader)
     missing = sorted(set(everything) - set(found))
     assert len(found) == len(set(found)) == 60
-    assert loader.metrics().duplicates == loader.metrics().as_dict()["duplicates"] == 6
+    metrics = loader.metrics()
+    assert metrics.duplicates == metrics.as_dict()["duplicates"] == 6
     (record,) = [r for r in caplog.records if "near-duplicates" in r.message]
-    for shard, index in missing:
-        assert f"document {index} of memory-{shard}" in record.message
+    assert f"6 near-duplicates of {metrics.duplicate_tokens} tokens" in record.message
+    named = named_in(tmp_path / "dropped")
+    assert [r["document"] for r in named] == [f"document {i} of memory-{s}" for s, i in missing]
+    assert sum(r["tokens"] for r in named) == metrics.duplicate_tokens
+    assert {r["like"] for r in named} <= {f"document {i} of memory-{s}" for s, i in found}
 
 
-def test_duplicates_are_counted_once_however_often_a_run_is_resumed() -> None:
-    order = SimilarityOrder(order_window_documents=40)
-    whole = PackedLoader(make_dataset(order, lanes=1, copies=20))
+def named_in(folder: Path) -> list[dict[str, Any]]:
+    lines = [line for file in folder.iterdir() for line in file.read_text().splitlines()]
+    return sorted(map(json.loads, lines), key=lambda record: int(record["document"].split()[1]))
+
+
+@pytest.mark.parametrize("inexact", [False, True])
+def test_duplicates_are_counted_and_named_once_however_often_a_run_is_resumed(
+    inexact: bool, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"order_window_documents": 40}
+    if inexact:
+        options["embedder"] = TokenEmbedder("hashed", HashedNgrams())
+    once = SimilarityOrder(**options, duplicates_folder=tmp_path / "once")
+    often = SimilarityOrder(**options, duplicates_folder=str(tmp_path / "often"))
+    whole = PackedLoader(make_dataset(once, lanes=1, copies=20))
     for _ in whole:
         pass
-    total, state = 0, None
+    total, state = Metrics(), None
     while True:
-        loader = PackedLoader(make_dataset(order, lanes=1, copies=20))
+        loader = PackedLoader(make_dataset(often, lanes=1, copies=20))
         if state is not None:
             loader.load_state_dict(json.loads(state))
         if next(iter(loader), None) is None:
             break
-        total += loader.metrics().duplicates
+        total += loader.metrics()
         state = json.dumps(loader.state_dict())
-    assert total == whole.metrics().duplicates > 0
+    metrics = whole.metrics()
+    assert total.duplicates == metrics.duplicates > 0
+    assert total.duplicate_tokens == metrics.duplicate_tokens
+    assert total.composition == metrics.composition
+    assert named_in(tmp_path / "often") == named_in(tmp_path / "once")
+    assert len(named_in(tmp_path / "once")) == metrics.duplicates
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    order = SimilarityOrder(duplicates_folder=tmp_path / "file")
+    with pytest.raises(StorageError, match="cannot be written"):
+        list(PackedLoader(make_dataset(order, lanes=1)))
+
+
+def test_a_state_of_the_order_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = SimilarityOrder(order_window_documents=16)
+    with monkeypatch.context() as patch:
+        patch.setattr(SimilarityOrder, "revision", 2)
+        loader = PackedLoader(make_dataset(order))
+        next(iter(loader))
+        state = loader.state_dict()
+    with pytest.raises(StateError, match="order"):
+        PackedLoader(make_dataset(order)).load_state_dict(state)
 
 
 def test_the_next_epoch_is_no_duplicate_of_this_one() -> None:

@@ -38,6 +38,7 @@ PACKERS: list[Packer] = [
     Pad(seq_len=SEQ_LEN, atom=4 * SEQ_LEN),
     BestFitCrop(seq_len=SEQ_LEN, keep_cropped=True),
     Seamless(seq_len=SEQ_LEN, extra_capacity=0),
+    Seamless(seq_len=SEQ_LEN, extra_capacity=5, keep_tails=True),
 ]
 
 

@@ -56,7 +56,7 @@ def neighbours(
     return kept, duplicate_of, nearest
 
 
-def path(nearest: list[list[int]], similarity: Any) -> list[int]:
+def path(nearest: list[list[int]], similarity: Any, shortest: int = 21) -> list[int]:
     edges: list[set[int]] = [set() for _ in nearest]
     for i, near in enumerate(nearest):
         for j in near:
@@ -64,14 +64,35 @@ def path(nearest: list[list[int]], similarity: Any) -> list[int]:
             edges[j].add(i)
     degree = [len(some) for some in edges]
     unvisited = set(range(len(nearest)))
-    order: list[int] = []
+    runs: list[list[int]] = []
     while unvisited:
         i = min(unvisited, key=lambda a: (degree[a], a))
+        runs.append([])
         while True:
-            order.append(i)
+            runs[-1].append(i)
             unvisited.remove(i)
             open_edges = edges[i] & unvisited
             if not open_edges:
                 break
-            i = min(open_edges, key=lambda j: (-similarity[order[-1]][j], j))
-    return order
+            i = min(open_edges, key=lambda j: (-similarity[runs[-1][-1]][j], j))
+    merge(runs, edges, similarity, shortest)
+    return [i for run in runs for i in run]
+
+
+def merge(runs: list[list[int]], edges: list[set[int]], similarity: Any, shortest: int) -> None:
+    """Dissolve runs shorter than `shortest`, in place."""
+    for run in runs:
+        for i in list(run) if len(run) < shortest else []:
+            others = [j for j in edges[i] if j not in run]
+            if not others:
+                continue
+            target = min(others, key=lambda j: (-similarity[i][j], j))
+            joined = next(some for some in runs if target in some)
+            run.remove(i)
+            at = joined.index(target)
+            front, behind = joined[at - 1 : at] if at else [], joined[at + 1 : at + 2]
+            sides = [
+                max((similarity[i][j] for j in side if j in edges[i]), default=-3.0)
+                for side in (front, behind)
+            ]
+            joined.insert(at if sides[0] > sides[1] else at + 1, i)

@@ -128,7 +128,12 @@ def pad_pieces(lengths: list[int], atom: int) -> list[tuple[int, int, int]]:
 
 
 def seamless(
-    lengths: list[int], seq_len: int, share: Fraction, extra_capacity: int
+    lengths: list[int],
+    seq_len: int,
+    share: Fraction,
+    extra_capacity: int,
+    *,
+    keep_tails: bool = False,
 ) -> tuple[list[Row], int]:
     """Rows of both stages, and how many tokens are dropped."""
     rows: list[Row] = []
@@ -148,29 +153,42 @@ def seamless(
             rows += [[(document, k * seq_len, (k + 1) * seq_len)] for k in range(n)]
             if length % seq_len:
                 short.append((document, n * seq_len, length))
-    short.sort(key=lambda piece: piece[1] - piece[2])
+    dropped = 0
+    while True:
+        left: list[tuple[int, int]] = []
+        full = 0
+        for row in _first_fit(short, seq_len + extra_capacity):
+            stream = [(d, t) for d, start, stop in row for t in range(start, stop)]
+            if len(stream) < seq_len:
+                left += stream
+                continue
+            full += 1
+            rows += _rows(stream[:seq_len], seq_len)
+            if keep_tails:
+                left += stream[seq_len:]
+            else:
+                dropped += len(stream) - seq_len
+        if not (keep_tails and full):
+            return rows + _rows(sorted(left), seq_len), dropped
+        short = [piece for row in _rows(sorted(left), len(left) + 1) for piece in row]
+
+
+def _first_fit(pieces: list[tuple[int, int, int]], capacity: int) -> list[Row]:
     bins: list[Row] = []
-    for piece in short:
+    for piece in sorted(pieces, key=lambda piece: piece[1] - piece[2]):
         size = piece[2] - piece[1]
         for row in bins:
-            if _tokens(row) + size <= seq_len + extra_capacity:
+            if _tokens(row) + size <= capacity:
                 row.append(piece)
                 break
         else:
             bins.append([piece])
-    dropped = 0
-    left: list[tuple[int, int]] = []
-    for row in bins:
-        stream = [(d, t) for d, start, stop in row for t in range(start, stop)]
-        if len(stream) >= seq_len:
-            rows += _rows(stream[:seq_len], seq_len)
-            dropped += len(stream) - seq_len
-        else:
-            left += stream
-    return rows + _rows(sorted(left), seq_len), dropped
+    return bins
 
 
-def crop(lengths: list[int], seq_len: int, *, keep_cropped: bool) -> tuple[list[Row], int]:
+def crop(
+    lengths: list[int], seq_len: int, *, keep_cropped: bool, closes: bool = False
+) -> tuple[list[Row], int]:
     """Rows, and how many tokens are dropped. Whole rows of long documents come first."""
     rows: list[Row] = []
     waiting: list[tuple[int, int, int]] = []
@@ -181,11 +199,15 @@ def crop(lengths: list[int], seq_len: int, *, keep_cropped: bool) -> tuple[list[
             waiting.append((document, n * seq_len, length))
     row: Row = []
     dropped = 0
+    chosen_lengths: list[int] = []
     while waiting:
         room = seq_len - _tokens(row)
         sizes = [stop - start for _, start, stop in waiting]
         fitting = [size for size in sizes if size <= room]
-        chosen = sizes.index(max(fitting) if fitting else min(sizes))
+        if not chosen_lengths and closes and row and fitting:
+            chosen_lengths = _least_waste(sizes, room)
+        size = max(fitting) if fitting else min(sizes)
+        chosen = sizes.index(chosen_lengths.pop(0) if chosen_lengths else size)
         document, start, stop = waiting.pop(chosen)
         end = min(stop, start + room)
         row.append((document, start, end))
@@ -197,6 +219,18 @@ def crop(lengths: list[int], seq_len: int, *, keep_cropped: bool) -> tuple[list[
             rows.append(row)
             row = []
     return rows + ([row] if row else []), dropped
+
+
+def _least_waste(sizes: list[int], room: int) -> list[int]:
+    """The one or two lengths that close a row best, or the largest that fits."""
+    choices = [(size - room, 0, -size, [size]) for size in sizes if size >= room]
+    for i, a in enumerate(sizes):
+        for j, b in enumerate(sizes):
+            if i != j and b <= a <= room <= a + b:
+                choices.append((a + b - room, 1, -a, [a, b]))
+    largest = max(size for size in sizes if size <= room)
+    waste, _, _, chosen = min(choices, default=(1, 0, 0, [largest]))
+    return [largest] if waste and largest + 2 * min(sizes) <= room else chosen
 
 
 def _tokens(row: Row) -> int:
