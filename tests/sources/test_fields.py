@@ -99,11 +99,20 @@ def _labelled(folder: Path) -> str:
     return _lines(folder, rows)
 
 
+def _arrow(folder: Path) -> str:
+    table = pa.Table.from_pylist(records())
+    with pa.ipc.new_file(folder / "a.arrow", table.schema) as file:
+        file.write_table(table, max_chunksize=40)
+    return str(folder / "a.arrow")
+
+
 IDS: dict[str, Callable[[Path], Any]] = {
     "list": lambda folder: sources.Iterable(records(), tokens="ids"),
     "jsonl": lambda folder: sources.JSONL(_lines(folder, records()), tokens="ids"),
     "jsonl-gz": lambda folder: sources.JSONL(_gzip(folder), tokens="ids"),
     "parquet": lambda folder: sources.Parquet(_parquet(folder), tokens="ids"),
+    "arrow": lambda folder: sources.Arrow(_arrow(folder), tokens="ids"),
+    "table": lambda folder: sources.Table(pa.Table.from_pylist(records()), tokens="ids"),
     "mds": lambda folder: sources.MDS(_mds(folder), column="ids"),
     "tar": lambda folder: sources.WebDataset(_tar(folder), key="json", tokens="ids"),
     "chat": lambda folder: sources.Chat(_labelled(folder)),

@@ -89,7 +89,7 @@ class Arrow(Parquet):
                     if high < self.manifest.weights[shard]:
                         stop = batches.row_at(high)
                     row = max(batches.row_at(low), row)
-                    blocks = self._block_maker(shard, skips)
+                    blocks = self._block_maker(shard, skips, batches.schema)
                     for batch, first in self._decoded(file, batches, row, stop):
                         for block, consumed in blocks(batch, first):
                             row = first + consumed

@@ -83,7 +83,7 @@ class Table(Parquet):
     ) -> Iterator[tuple[Block, int, int]]:
         """Blocks of some rows, which weigh one each; see `ShardedSource.read_shard`."""
         row, base = low if position is None else position, shard * _SHARD_ROWS
-        blocks = self._block_maker(shard, skips)
+        blocks = self._block_maker(shard, skips, self._batch(0, 1).schema)
         while row < high:
             first = row
             stop = min(first - first % _BATCH_ROWS + _BATCH_ROWS, high)
@@ -98,7 +98,8 @@ class Table(Parquet):
     def _batch(self, low: int, high: int) -> pa.RecordBatch:
         data = self.data
         rows = data.slice(low, high - low) if isinstance(data, pa.Table) else data[low:high]
-        columns = [name for name in rows.column_names if name in (self.column, self.loss_mask)]
+        wanted = self._columns(rows.schema)
+        columns = [name for name in rows.column_names if name in wanted]
         chosen = rows.select(columns) if len(set(columns)) == len(columns) and columns else rows
         found = chosen.combine_chunks().to_batches()
         return found[0] if found else pa.RecordBatch.from_pylist([], schema=chosen.schema)
