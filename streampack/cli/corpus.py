@@ -7,12 +7,15 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.reading.sharded import ShardedSource
+from streampack.sources.arrow.source import Arrow
 from streampack.sources.chat.source import Chat
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
+from streampack.sources.megatron.source import MegatronIndexed
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.tar.source import WebDataset
 from streampack.sources.text.source import TextFiles
+from streampack.sources.tokens.source import Tokens
 from streampack.storage.storage import Storage
 
 __all__ = ["reopen_corpus"]
@@ -33,11 +36,16 @@ def reopen_corpus(path: str, described: Mapping[str, Any]) -> ShardedSource:
         source = WebDataset(path, key=str(described.get("key")), dtype=dtype, storage=storage)
     elif kind == "JSONL":
         source = JSONL(path, text=described.get("field"), storage=storage)
-    elif kind == "Parquet":
+    elif kind in ("Parquet", "Arrow"):
         text = described.get("dtype") == "text"
-        source = Parquet(
+        source = (Arrow if kind == "Arrow" else Parquet)(
             path, text=column if text else None, tokens=None if text else column, storage=storage
         )
+    elif kind == "MegatronIndexed":
+        source = MegatronIndexed(path, storage=storage)
+    elif kind == "Tokens":
+        dtype, eos_id = described.get("dtype"), described.get("eos_id")
+        source = Tokens(path, dtype=dtype, eos_id=eos_id, storage=storage)
     elif kind == "Chat":
         source = Chat(path, storage=storage)
     elif kind == "TextFiles":

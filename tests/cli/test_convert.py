@@ -449,9 +449,9 @@ def test_files_of_several_kinds_are_not_converted_together(tmp_path: Path) -> No
         open_files(str(tmp_path), formats=DOCUMENT_FORMATS)
     with pytest.raises(ConfigError, match="read by TextFiles"):
         open_files(str(tmp_path / "*.txt"), text="text")
-    (tmp_path / "c.bin").write_text("c")
+    (tmp_path / "c.dat").write_text("c")
     with pytest.raises(ConfigError, match="files of no kinds"):
-        open_files(str(tmp_path / "c.bin"))
+        open_files(str(tmp_path / "c.dat"))
 
 
 def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:

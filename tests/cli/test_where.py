@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
 import pytest
 from typer.testing import CliRunner
 
@@ -17,6 +19,7 @@ from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing
 from streampack.run.state import RunState
 from tests.support.corpora import byte_tokenizer, write_mds
+from tests.support.flat_files import write_datatrove, write_megatron
 from tests.support.memory_source import MemorySource, numbered_documents
 
 SEQ_LEN = 32
@@ -219,3 +222,27 @@ def test_shards_of_another_corpus_are_not_named(corpus: str, tmp_path: Path) -> 
     memory = saved(tmp_path, "m", make(MemorySource([ids(3)])), 5)
     with pytest.raises(ConfigError, match=r"of the kind MemorySource"):
         run(memory, "--source", corpus)
+
+
+@pytest.mark.parametrize("name", ["a.idx", "a.npy", "a.bin", "a.ds", "a.arrow"])
+def test_it_names_the_files_of_token_formats(name: str, tmp_path: Path) -> None:
+    documents = ids(2)
+    path = tmp_path / name
+    flat = np.concatenate([np.append(document, 250) for document in documents])
+    if name == "a.idx":
+        write_megatron(tmp_path / "a", [[document] for document in documents], "uint16")
+        source: Any = sources.MegatronIndexed(path)
+    elif name == "a.arrow":
+        feather.write_feather(pa.table({"ids": documents}), path)
+        source = sources.Arrow(path, tokens="ids")
+    elif name == "a.ds":
+        source = sources.Tokens(write_datatrove(path, documents))
+    elif name == "a.npy":
+        np.save(path, flat.astype(np.uint16))
+        source = sources.Tokens(path, eos_id=250)
+    else:
+        flat.astype("<i4").tofile(path)
+        source = sources.Tokens(path, dtype="int32", eos_id=250)
+    state = saved(tmp_path, "state", make(source, lanes=2), 9)
+    shown = "a.bin" if name == "a.idx" else name
+    assert shown in run(state, "--source", path)
