@@ -5,6 +5,7 @@ Steps:
   2. Cut the joined stream every `atom` tokens.
   3. Shuffle the atoms with the seed; a short last atom stays last.
   4. Merge atoms, or split them, into rows of seq_len.
+With ``restart=True`` steps 2 to 4 are those of `restarting`, and its rows are shuffled.
 
 Cost: O(documents + atoms + rows). Keeps every token and pads only the very last row; cuts documents
 wherever an atom or a row happens to end.
@@ -15,18 +16,21 @@ Models", whose finding is that shuffling atoms of exactly one row, the default, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents import offsets_of
+from streampack.errors import ConfigError
 from streampack.packing.arguments import require_atom, require_seq_len
 from streampack.packing.overflow import Overflow, limit_lengths
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest
+from streampack.packing.restarting import cut_and_restart
 from streampack.packing.rng import permutation
 from streampack.packing.selection import all_rows
 
@@ -42,11 +46,14 @@ class Concat(Packer):
         overflow: what happens to documents longer than a row.
         atom: tokens that stay together when the stream is shuffled; it divides seq_len or is a
             multiple of it. None is seq_len.
+        restart: a document that is cut and would fit a row starts again in the next row. What is
+            repeated counts in the loss again. Not together with `atom`.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     atom: int | None = None
+    restart: bool = False
 
     revision: ClassVar[int] = 2
 
@@ -54,7 +61,14 @@ class Concat(Packer):
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
         if self.atom is not None:
             object.__setattr__(self, "atom", require_atom(self.atom, self.seq_len))
+        if self.restart and self.atom is not None:
+            raise ConfigError(
+                f"Concat has atom={self.atom} and restart=True.",
+                "Rows of shuffled atoms have no next row in which a document could start again.",
+                "Leave out one of them.",
+            )
         object.__setattr__(self, "seq_lens", (self.seq_len,))
+        object.__setattr__(self, "follows_balance", not self.restart)
         object.__setattr__(self, "keeps_order", self._atom >= self.seq_len)
 
     @property
@@ -63,6 +77,9 @@ class Concat(Packer):
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Join, cut and shuffle; the seed orders the atoms."""
+        if self.restart:
+            plan = self._restarting(lengths, np.zeros_like(lengths))
+            return _in_order(plan, _shuffled(plan.num_rows, plan, seed))
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         order = permutation(int(kept.sum()) // self._atom, seed)
         row_offsets, document, start, stop = cut_joined(kept, self.seq_len, self._atom, order)
@@ -74,6 +91,8 @@ class Concat(Packer):
         Atoms that follow each other share a document, so rows of shuffled atoms would wait for
         one another in circles if some of them stayed.
         """
+        if self.restart:
+            return self._oldest_rows(request)
         lengths = request.lengths
         if not request.final:
             held = np.minimum(lengths, request.held)
@@ -83,6 +102,26 @@ class Concat(Packer):
         plan = self.plan(lengths, final=request.final, seed=request.seed)
         return all_rows(plan, request)
 
+    def _restarting(self, lengths: NDArray[np.int64], delivered: NDArray[np.int64]) -> Plan:
+        """Rows in order of arrival; documents of which rows hold a part do not start again."""
+        kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
+        columns = cut_and_restart(kept, delivered == 0, self.seq_len)
+        row_offsets, document, start, stop, overlap = columns
+        plan = Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
+        return replace(plan, overlap=overlap)
+
+    def _oldest_rows(self, request: WindowRequest) -> Selection:
+        """The first rows that make whole batches and that the window holds, shuffled."""
+        plan = self._restarting(request.lengths, request.delivered)
+        count, each = plan.num_rows, request.rows_per_batch
+        if not request.final:
+            missing = plan.stop > request.held[plan.document]
+            full = plan.row_fill() == self.seq_len
+            waits = np.maximum.reduceat(missing, plan.row_offsets[:-1]) | ~full
+            count = int(np.argmax(waits)) if waits.any() else count
+            count = count // each * each
+        return Selection.in_batches(plan, _shuffled(count, plan, request.seed), each)
+
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
         return {
@@ -91,7 +130,31 @@ class Concat(Packer):
             "seq_len": self.seq_len,
             "overflow": self.overflow,
             "atom": self._atom,
+            **({"restart": True} if self.restart else {}),
         }
+
+
+def _in_order(plan: Plan, rows: NDArray[np.int64]) -> Plan:
+    """The plan with its rows (R,) in this order."""
+    sizes = np.diff(plan.row_offsets)[rows]
+    offsets = offsets_of(sizes)
+    index = np.repeat(plan.row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
+    return replace(
+        plan,
+        row_offsets=offsets,
+        document=plan.document[index],
+        start=plan.start[index],
+        stop=plan.stop[index],
+        overlap=plan.overlap[index],
+    )
+
+
+def _shuffled(count: int, plan: Plan, seed: int) -> NDArray[np.int64]:
+    """The first `count` rows in seeded random order; one that is not full is the last."""
+    rows = np.arange(count, dtype=np.int64)
+    full = count - int(count > 0 and plan.row_fill()[count - 1] < plan.seq_len[count - 1])
+    rows[:full] = permutation(full, seed)
+    return rows
 
 
 @kernel

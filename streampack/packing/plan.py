@@ -224,7 +224,7 @@ def _check_shapes(plan: Plan, num_documents: int) -> None:
 
 
 def _check_coverage(plan: Plan, lengths: NDArray[np.int64]) -> None:
-    order = np.lexsort((plan.start, plan.document))
+    order = np.lexsort((plan.stop, plan.start, plan.document))
     document, start, stop = plan.document[order], plan.start[order], plan.stop[order]
     overlap = plan.overlap[order]
     first = np.ones(len(order), dtype=bool)

@@ -373,10 +373,11 @@ def _count(
             counts[2] += overlap[s]
             counts[3] += insert_eos[s]
             begin = entry_start[d] + start[s]
-            counts[5] += begin == 0
+            again = (begin > 0) | (overlap[s] > 0)  # an earlier segment has some of it
+            counts[5] += not again
             if stop[s] + dropped[d] >= lengths[d]:
                 missing = entry_length[d] - entry_start[d] - stop[s]
                 counts[4] += missing
-                counts[6] += begin > 0
+                counts[6] += again
                 counts[7] += missing > 0
             counts[9] += body * (body - 1) // 2

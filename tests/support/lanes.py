@@ -31,6 +31,7 @@ PACKERS: list[Packer] = [
     BestFitDecreasing(seq_len=SEQ_LEN),
     FirstFitDecreasing(seq_len=SEQ_LEN),
     Concat(seq_len=SEQ_LEN),
+    Concat(seq_len=SEQ_LEN, restart=True),
     Pad(seq_len=SEQ_LEN),
     Concat(seq_len=SEQ_LEN, atom=SEQ_LEN // 4),
     Concat(seq_len=SEQ_LEN, atom=2 * SEQ_LEN),

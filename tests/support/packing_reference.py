@@ -186,6 +186,20 @@ def _first_fit(pieces: list[tuple[int, int, int]], capacity: int) -> list[Row]:
     return bins
 
 
+def restarting(lengths: list[int], seq_len: int) -> list[Row]:
+    """Rows in order of arrival; a document that fits a row and was cut is in the next one whole."""
+    rows: list[Row] = [[]]
+    for document, length in enumerate(lengths):
+        at = 0
+        while at < length:
+            end = min(length, at + seq_len - _tokens(rows[-1]))
+            rows[-1].append((document, at, end))
+            if _tokens(rows[-1]) == seq_len:
+                rows.append([])
+            at = 0 if end < length <= seq_len else end
+    return rows if rows[-1] else rows[:-1]
+
+
 def crop(
     lengths: list[int], seq_len: int, *, keep_cropped: bool, closes: bool = False
 ) -> tuple[list[Row], int]:

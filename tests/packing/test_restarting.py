@@ -1,0 +1,64 @@
+"""Concat with restart: a cut document is whole in the next row, online as offline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import Concat, PackedDataset, WindowConfig
+from streampack.errors import ConfigError
+from streampack.forecast.dry_run import stream_plan
+from streampack.packing import Plan, check_plan
+from tests.support import packing_reference as reference
+from tests.support.plans import LENGTHS, planned, rows_of
+
+
+@given(LENGTHS, st.integers(2, 64), st.integers(0, 3))
+@settings(max_examples=300, deadline=None)
+def test_rows_are_those_of_the_obvious_implementation(
+    lengths: list[int], seq_len: int, seed: int
+) -> None:
+    packer = Concat(seq_len=seq_len, restart=True)
+    plan = planned(packer, lengths, seed)
+    rows = reference.restarting(lengths, seq_len)
+    assert sorted(rows_of(plan)) == sorted(rows)
+    assert rows_of(plan)[-1:] == rows[-1:] or sum(len_of(rows[-1])) == seq_len
+    assert plan.dropped.sum() == 0
+
+
+def len_of(row: Any) -> list[int]:
+    return [stop - start for _, start, stop in row]
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=300),
+    st.integers(1, 3),
+    st.sampled_from([16, 60]),
+    st.integers(0, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_window_gives_the_same_rows(
+    lengths: list[int], batch_rows: int, window: int, long: int
+) -> None:
+    """Also of documents longer than the window."""
+    lengths = lengths + [700] * long + lengths[::-1]
+    array = np.array(lengths, dtype=np.int64)
+    packer = Concat(seq_len=32, restart=True)
+    config = WindowConfig(rows=window)
+    plan: Plan = stream_plan(array, packer, config, batch_tokens=32 * batch_rows, seed=1)
+    check_plan(plan, array)
+    assert sorted(rows_of(plan)) == sorted(reference.restarting(lengths, 32))
+
+
+def test_it_goes_with_an_order_but_not_with_atoms_or_a_balance() -> None:
+    assert Concat(seq_len=32, restart=True).keeps_order
+    with pytest.raises(ConfigError, match="restart=True"):
+        Concat(seq_len=32, restart=True, atom=16)
+    with pytest.raises(ConfigError, match="balance"):
+        PackedDataset([[1, 2]], packer=Concat(seq_len=32, restart=True), balance="attention")
+    assert "restart" not in Concat(seq_len=32).describe()
+    assert Concat(seq_len=32, restart=True).describe()["restart"] is True
