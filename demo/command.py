@@ -25,9 +25,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 240,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 48,
     fast: Annotated[
-        bool, typer.Option("--fast", help="A smaller corpus, 60 steps at most.")
+        bool, typer.Option("--fast", help="A smaller corpus, 40 steps at most.")
     ] = False,
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep all files in this empty folder.")
@@ -38,7 +38,7 @@ def demo(
     Needs no network. Everything is stopped and removed in the end, also after Ctrl-C.
     """
     if fast:
-        steps = min(steps, 60)
+        steps = min(steps, 40)
     if steps < 40:
         raise ConfigError(
             f"{steps} steps were asked for.",
@@ -53,15 +53,17 @@ def demo(
     with ExitStack() as stack:
         stack.enter_context(_ending_on_signals())
         folder = _folder(stack, keep)
-        tour = Tour(console, folder, steps=steps, corpus_bytes=(3 if fast else 20) << 20)
+        tour = Tour(console, folder, steps=steps, corpus_bytes=(2 if fast else 4) << 20)
         with tour.phase("Object store") as say:
             store = stack.enter_context(object_store(folder / "store", find_weed()))
             say(f"{store.name} speaks S3 on {store.environment['S3_ENDPOINT_URL']}")
-        tour.run(store)
+        remember = tour.run(store)
         kept = f"; its files are in {folder}" if keep is not None else ""
         with tour.phase("Cleaning up"):
             stack.close()
-    console.print(f"\nAll of it took {time.monotonic() - began:.0f} s{kept}.")
+    console.print(f"\nAll of it took {time.monotonic() - began:.0f} s{kept}. To remember:")
+    for line in remember:
+        console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
 def _folder(stack: ExitStack, keep: Path | None) -> Path:

@@ -1,5 +1,5 @@
-# Sourced by the other scripts with the name of an environment: `development` or `frameworks`. Makes
-# it, once per change of the files that name its packages, and puts its programs on the path. PYTHON
+# Sourced by the other scripts with the name of an environment: `development`, `frameworks` or `docs`.
+# Makes it, once per change of the files that name its packages, and puts its programs on the path. PYTHON
 # chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,9 +23,12 @@ install_frameworks() {
     pip_install --no-deps 'torchtitan==0.3.0' 'megatron-core>=0.16,<0.17'
 }
 
+install_docs() { pip_install --requirement scripts/docs.txt; }
+
 case $1 in
 development) environment=.venv named_by="pyproject.toml constraints.txt" ;;
 frameworks) environment=.venv-frameworks named_by="pyproject.toml scripts/frameworks.txt" ;;
+docs) environment=.venv-docs named_by="scripts/docs.txt" ;;
 esac
 wanted=$(cat $named_by | cksum)
 if [ "$(cat "$environment/.installed" 2>/dev/null || true)" != "$wanted" ]; then

@@ -69,7 +69,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         token_rules: end-of-document and padding ids and the size of the vocabulary, where they are
             not to be taken from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.
-        filter, map: hooks, see `Hook`; the filter sees documents first.
+        filter: a `Hook` that says which documents stay; it sees them before `map`.
+        map: a `Hook` that changes documents.
         token_fields: what else has one value per token and comes as ``batch.fields[name]``: by the
             name of the column, key or member that holds it, its dtype ("float32"). A map may make
             it instead.

@@ -135,7 +135,10 @@ class PackedLoader:
             loader: gives the batches of this rank in their order: a torch DataLoader, or the
                 dataset itself.
             dataset: what it loads; None takes ``loader.dataset``.
-            end, output, device, ranks: see `PackedLoader`.
+            end: see `PackedLoader`, as for the following.
+            output: a `PackedBatch`, or "hf".
+            device: copy batches there.
+            ranks: who agrees on the end.
 
         Raises:
             ConfigError: `loader` joins batches, keeps its workers from pass to pass, or its
@@ -163,7 +166,8 @@ class PackedLoader:
         """Go on after a saved state at the next iteration.
 
         Args:
-            state, allow: see `PackedDataset.load_state_dict`.
+            state: see `PackedDataset.load_state_dict`.
+            allow: see there.
 
         Raises:
             StateError: the state is of another run; the message names the field.

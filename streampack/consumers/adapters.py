@@ -247,8 +247,8 @@ class BatchAdapters:
         slot's is the next token) and 0 where `loss_mask` is 0.
 
         Args:
-            cp_size, cp_rank: context parallelism: the head and the tail of every document that
-                this rank holds. All ranks of the group pass the same batch.
+            cp_size: ranks of the context-parallel group, which all pass the same batch.
+            cp_rank: which of them this is: it holds the head and the tail of every document.
 
         Raises:
             ConfigError: documents were not packed with ``align=2 * cp_size``; there is no such

@@ -11,9 +11,10 @@ from streampack.errors import PlanError
 
 __all__ = ["OVERFLOWS", "Overflow", "checked_lengths", "limit_lengths"]
 
-#: Documents longer than a row: "split" into pieces of seq_len, every piece kept; "truncate" to
-#: the first seq_len tokens, the rest dropped and counted; "drop" whole and count; "error".
 Overflow = Literal["split", "truncate", "drop", "error"]
+"""Documents longer than a row: "split" into pieces of seq_len, every piece kept; "truncate" to
+the first seq_len tokens, the rest dropped and counted; "drop" whole and count; "error"."""
+
 OVERFLOWS: tuple[Overflow, ...] = ("split", "truncate", "drop", "error")
 
 

@@ -108,9 +108,11 @@ class Source(ABC):
         """The error for a document that cannot be used.
 
         Args:
-            shard, index: of its origin.
+            shard: of its origin.
+            index: of its origin.
             reason: ends the sentence that begins with the document's name: "is not UTF-8".
-            consequence, remedy: of the error.
+            consequence: of the error.
+            remedy: of the error.
         """
         name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
         fact = f"{name[0].upper()}{name[1:]} {reason}."

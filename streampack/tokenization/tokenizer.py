@@ -69,7 +69,8 @@ class Tokenizer:
         eos_id: the end-of-document id; default is what the tokenizer declares.
         bos: True puts `bos_id` before texts that do not begin with it; None does so if the
             tokenizer itself does.
-        bos_id, pad_id: default is what the tokenizer declares; None if it declares none.
+        bos_id: the id of the beginning; default is what the tokenizer declares, if it does.
+        pad_id: the id of padding; default is what the tokenizer declares, if it does.
         model_vocab_size: rows of the model's embedding, where it has more than the tokenizer has
             ids; ids of ends and padding may be among them.
         threads: threads of the tokenizers library; None means one in worker processes and the

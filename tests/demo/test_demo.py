@@ -202,6 +202,11 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing(tmp_path: Path) -> None:
     assert re.search(r"every one of [\d,]+ tokens came exactly once from all three", words)
     for packer in ("BestFit", "Concat", "Pad"):
         assert packer in words
+    packed, once, same = (line.strip() for line in output.splitlines()[-3:])
+    used, padded = map(float, re.findall(r"([\d.]+) ?%", packed))
+    assert used > 99 > 90 > padded
+    assert re.fullmatch(r"Each of [\d,]+ tokens came exactly once, from .* alike\.", once)
+    assert same.startswith("A worker and the whole job were killed; all 40 batches are those of")
     assert gone(tmp_path) == []
 
 

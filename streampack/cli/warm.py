@@ -1,0 +1,139 @@
+"""`streampack warm`: compile the kernels ahead, as for an image or a shared file system."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from tokenizers import Tokenizer as Engine
+from tokenizers import models
+
+from streampack._jit import cache_folders
+from streampack.cli.say import say
+from streampack.dataset import PackedDataset
+from streampack.documents import gather_ragged
+from streampack.errors import ConfigError
+from streampack.loader import PackedLoader
+from streampack.packing import (
+    BestFitCrop,
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    FirstFitDecreasing,
+    Packer,
+    Pad,
+    Seamless,
+)
+from streampack.sources import JSONL, Iterable, Parquet, WebDataset
+from streampack.tokenization import Tokenizer, TokenRules
+
+__all__ = ["warm"]
+
+SEQ_LEN = 32
+EOS = 199
+
+
+def warm() -> None:
+    """Compile the kernels that runs need, so that no first batch waits for them.
+
+    Run it where the image is built, with the same NUMBA_CACHE_DIR as the job's, or none. The few
+    kernels of MDS and SimilarityOrder are compiled when they are first used, in a second or two.
+    """
+    console = Console(stderr=True)
+    began, used = time.perf_counter(), time.process_time()
+    with TemporaryDirectory(prefix="streampack-warm-") as folder:
+        for dtype in (np.uint16, np.uint32):  # of blocks that lists are made into
+            ids, places = np.zeros(1, dtype), np.arange(2)
+            gather_ragged(ids, places[:1], places, ids.copy())
+        for dataset in _datasets(Path(folder)):
+            loader = PackedLoader(dataset)
+            for batch in loader:
+                batch.labels  # noqa: B018
+                loader.state_dict()
+    folders = cache_folders()
+    if not folders:
+        raise ConfigError(
+            "The compiled kernels could not be kept.",
+            "Every process would compile them again.",
+            "Set NUMBA_CACHE_DIR to a folder that can be written.",
+        )
+    took, cpu = time.perf_counter() - began, time.process_time() - used
+    say(console, f"The kernels are compiled ({took:.0f} s, {cpu:.0f} s of processor) and kept in")
+    for name in folders:
+        print(name)
+
+
+def _datasets(folder: Path) -> Iterator[PackedDataset]:
+    """One small run of every packer, and of the formats that have kernels of their own."""
+    documents = [[n % 200] * (n % 40 + 1) for n in range(300)]
+    for packer in _packers():
+        for dtype in (np.uint16, np.uint32):
+            arrays = [np.array(ids, dtype=dtype) for ids in documents]
+            yield _dataset(Iterable(arrays), packer)
+    texts = ["ab" * len(ids) for ids in documents]
+    yield _dataset(Iterable(texts), BestFitDecreasing(seq_len=SEQ_LEN))
+    pq.write_table(pa.table({"text": texts}), folder / "text.parquet")
+    yield _dataset(Parquet(folder / "text.parquet"), BestFitDecreasing(seq_len=SEQ_LEN))
+    with tarfile.open(folder / "ids.tar", "w") as archive:
+        for number, ids in enumerate(documents):
+            np.save(buffer := io.BytesIO(), np.array(ids, dtype=np.uint16))
+            member = tarfile.TarInfo(f"{number:06d}.npy")
+            member.size = buffer.tell()
+            buffer.seek(0)
+            archive.addfile(member, buffer)
+    yield _dataset(WebDataset(folder / "ids.tar", key="npy"), BestFitDecreasing(seq_len=SEQ_LEN))
+    lines = folder / "texts.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    yield _dataset(JSONL(lines), BestFitDecreasing(seq_len=SEQ_LEN))
+    lines = folder / "ids.jsonl"
+    lines.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in documents))
+    yield _dataset(JSONL(lines, tokens="ids"), BestFitDecreasing(seq_len=SEQ_LEN))
+    for kind in (pa.uint16(), pa.int32(), pa.int64()):
+        table = pa.table({"ids": pa.array(documents, pa.list_(kind))})
+        pq.write_table(table, folder / f"{kind}.parquet")
+        source = Parquet(folder / f"{kind}.parquet", tokens="ids")
+        yield _dataset(source, BestFitDecreasing(seq_len=SEQ_LEN))
+    yield _dataset(source, BestFitDecreasing(seq_len=SEQ_LEN), balance="attention")
+
+
+def _dataset(source: Any, packer: Packer, **settings: Any) -> PackedDataset:
+    settings["batch_tokens"] = 2 * SEQ_LEN
+    tokenizer = None if source.tokenized else _tokenizer()
+    rules = TokenRules(eos_id=EOS) if source.tokenized else None
+    return PackedDataset(
+        source,
+        packer=packer,
+        tokenizer=tokenizer,
+        token_rules=rules,
+        **settings,
+    )
+
+
+def _tokenizer() -> Tokenizer:
+    """One id per letter."""
+    vocabulary = {letter: number for number, letter in enumerate("ab</s>")}
+    engine = Engine(models.BPE(vocab=vocabulary, merges=[]))
+    engine.add_special_tokens(["</s>"])
+    return Tokenizer(engine, eos_id=engine.token_to_id("</s>"))
+
+
+def _packers() -> list[Packer]:
+    return [
+        BestFitDecreasing(seq_len=SEQ_LEN),
+        FirstFitDecreasing(seq_len=SEQ_LEN),
+        Concat(seq_len=SEQ_LEN),
+        Pad(seq_len=SEQ_LEN),
+        Seamless(seq_len=SEQ_LEN),
+        BestFitCrop(seq_len=SEQ_LEN),
+        Buckets(seq_lens=(SEQ_LEN // 2, SEQ_LEN)),
+    ]

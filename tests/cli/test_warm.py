@@ -1,0 +1,64 @@
+"""What a first use says, and `streampack warm`, in processes with caches of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMPILES = """
+import numpy as np
+from streampack.packing.rng import shuffle
+for dtype in (np.int32, np.int64):
+    shuffle(np.arange(5, dtype=dtype), 1)
+"""
+PACKS = """
+from streampack import PackedDataset, PackedLoader
+loader = PackedLoader(PackedDataset({source}, seq_len=64, lanes=1), num_workers={workers})
+next(iter(loader)).labels
+print(loader.metrics().batches)
+"""
+
+
+def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A program with empty folders for what it compiles and for its temporary files."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    own = {"NUMBA_CACHE_DIR": str(folder / "numba"), "TMPDIR": str(folder / "tmp"), **variables}
+    return subprocess.run(
+        [sys.executable, *command], text=True, capture_output=True, env={**os.environ, **own}
+    )
+
+
+def test_a_process_that_compiles_says_so_once_and_the_next_one_has_nothing_to_say(
+    tmp_path: Path,
+) -> None:
+    first = run(tmp_path, "-c", COMPILES)
+    assert first.returncode == 0, first.stderr
+    assert first.stderr.count("Compiling") == 1
+    assert f"kept in {tmp_path / 'numba'}" in first.stderr
+    assert "streampack warm" in first.stderr
+    for kept in (tmp_path / "tmp").iterdir():
+        kept.unlink()  # what processes that compile together know of each other
+    assert run(tmp_path, "-c", COMPILES).stderr == ""
+
+
+def test_of_processes_that_compile_together_one_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    others = [run(tmp_path, "-c", COMPILES, NUMBA_CACHE_DIR=str(tmp_path / n)) for n in "ab"]
+    assert ["Compiling" in other.stderr for other in others] == [True, False]
+
+
+@pytest.mark.slow
+def test_after_warm_no_first_batch_compiles(tmp_path: Path) -> None:
+    warmed = run(tmp_path, "-m", "streampack", "warm")
+    assert warmed.returncode == 0, warmed.stderr
+    assert all(line.startswith(str(tmp_path / "numba")) for line in warmed.stdout.splitlines())
+    assert len(warmed.stdout.splitlines()) > 3
+    for kept in (tmp_path / "tmp").iterdir():
+        kept.unlink()
+    for workers in (0, 1):
+        packed = run(tmp_path, "-c", PACKS.format(source="[[7] * 50] * 900", workers=workers))
+        assert (packed.stdout, packed.stderr) == ("1\n", "")

@@ -1,0 +1,66 @@
+"""What is named in several places is the same in all of them: version, Pythons, extras, scripts."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = (ROOT / "pyproject.toml").read_text()
+CI = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+EXTRAS = dict(
+    re.findall(
+        r"^(\w+) = \[(.*?)\]$",
+        PROJECT.split("[project.optional-dependencies]")[1].split("\n\n")[0],
+        re.M | re.S,
+    )
+)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_version_is_written_once() -> None:
+    assert re.search(r"^version = ", PROJECT, re.M) is None
+    assert 'path = "streampack/__init__.py"' in PROJECT
+
+
+def test_ci_runs_every_python_that_is_promised() -> None:
+    promised = re.findall(r"Programming Language :: Python :: (3\.\d+)", PROJECT)
+    assert len(promised) == 4
+    (matrix,) = re.findall(r"test:.*?python: (\[.*?\])", CI, re.S)[:1]
+    assert re.findall(r'"(.*?)"', matrix) == promised
+    assert f'requires-python = ">={promised[0]}"' in PROJECT
+    assert f"Python {promised[0]} to {promised[-1]}" in (ROOT / "README.md").read_text()
+
+
+def test_scripts_that_are_named_exist() -> None:
+    named = {*re.findall(r"bash (scripts/\w+\.sh)", CI + (ROOT / "CONTRIBUTING.md").read_text())}
+    named |= {*re.findall(r"bash (scripts/\w+\.sh)", (ROOT / ".ci" / "run").read_text())}
+    assert len(named) >= 6
+    for script in named:
+        assert (ROOT / script).is_file(), script
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_extras_that_a_page_names_exist(page: Path) -> None:
+    for several in re.findall(r"""["'](?:streampack|\.)\[([\w,]+)\]""", page.read_text()):
+        assert {*several.split(",")} <= {*EXTRAS}
+
+
+def test_all_has_every_extra_of_a_user_but_that_of_mosaicml_streaming() -> None:
+    (inside,) = re.findall(r"streampack\[(.*?)\]", PROJECT.split("all = ")[1])[:1]
+    assert {*inside.split(",")} == {*EXTRAS} - {"mds", "demo", "all", "dev"}
+
+
+def test_errors_name_extras_that_exist() -> None:
+    named = [
+        extra
+        for file in (ROOT / "streampack").rglob("*.py")
+        for several in re.findall(r"pip install \"streampack\[([\w,]+)\]", file.read_text())
+        for extra in several.split(",")
+    ]
+    assert len(named) > 4
+    assert {*named} <= {*EXTRAS}
+    assert metadata("streampack")["License-Expression"] == "Apache-2.0"

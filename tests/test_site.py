@@ -1,0 +1,70 @@
+"""The documentation site: every public name, every page and every link has its place.
+
+`scripts/docs.sh` builds it; what it says is held by `test_readme.py` (snippets) and
+`test_faq.py` (answers).
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import streampack
+from streampack import ordering, packing, sources
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+OBJECTS = [
+    name for page in REFERENCE for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)
+]
+MODULES = (ordering, packing, sources)
+
+
+def place_of(name: str) -> object:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchor(heading: str) -> str:
+    """As mkdocs makes it."""
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+@pytest.mark.parametrize("module", [streampack, *MODULES], ids=lambda module: module.__name__)
+def test_every_public_name_is_in_the_reference_once(module: object) -> None:
+    described = [id(place_of(name)) for name in OBJECTS]
+    public = [getattr(module, name) for name in module.__all__]  # type: ignore[attr-defined]
+    assert len(public) > 5
+    for name, value in zip(module.__all__, public, strict=True):  # type: ignore[attr-defined]
+        if value not in MODULES:
+            assert described.count(id(value)) == 1, name
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(named) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES)
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_every_link_leads_somewhere_inside_the_site(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        path, _, place = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} names {link}"
+        if page in PAGES:  # others are not on the site
+            assert target.is_relative_to(ROOT / "docs"), f"{page.name} names {link}"
+        if place:
+            headings = re.findall(r"^#+ (.+)$", prose(target), re.M)
+            assert place in map(anchor, headings), f"{page.name} names {link}"
