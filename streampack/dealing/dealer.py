@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +44,7 @@ class Dealer:
         self.rule = rule
         self.board = board
         self._made = 0
+        self._gave: set[tuple[int, int]] = set()  # numbers of a deal and of a line
         self._dealt = {name: _Dealt(line, rule.lanes) for name, line in rule.lines.items()}
 
     def spans(self, name: str, lane: int, deals: int) -> list[Span]:
@@ -64,8 +67,12 @@ class Dealer:
 
     def gave(self, number: int, line: int) -> bool:
         """Whether a deal that was made gave something of a line, named by its number."""
-        dealt = list(self._dealt.values())[line]
-        return any(cut.deal == number for cut in dealt.cuts)
+        return (number, line) in self._gave
+
+    def count(self, name: str, deals: int) -> int:
+        """How many parts of a line the first `deals` deals cut; it only grows with `deals`."""
+        self.make(deals)
+        return bisect_left(self._dealt[name].cuts, deals, key=lambda cut: cut.deal)
 
     @property
     def is_over(self) -> bool:
@@ -101,6 +108,8 @@ class Dealer:
             for cut in cuts:
                 dealt.weight += np.diff(cut.bounds)
             dealt.cuts += cuts
+            if cuts:
+                self._gave.add((number, i))
 
 
 def _outlook(

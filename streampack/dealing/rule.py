@@ -143,7 +143,7 @@ class DealRule:
             every=every,
             # Until the deal after the next one is known; and a round reads ahead of its batches, as
             # far as its window goes. Where that is much of a lane, it is better less full.
-            reserve=(2 * every + LAG) * batch_tokens + min(window_tokens // 8, lane_tokens // 64),
+            reserve=(2 * every + LAG) * batch_tokens + min(window_tokens, lane_tokens // 64),
             lines=lines,
         )
 

@@ -91,14 +91,18 @@ class DealtParts(Supply):
         self._shuffle = shuffle
         self._dealer = dealer
         self._name = name
-        self._deals = 0
+        self._deals = self._count = 0
         self._spans: list[Span] = []
+        self._last: tuple[Span, SpanReader] | None = None  # asked for again and again
 
     def allow(self, step: int) -> None:
         deals = self._dealer.rule.known(step)
         if deals > self._deals:
             self._deals = deals
-            self._spans = self._dealer.spans(self._name, self._lane, deals)
+            count = self._dealer.count(self._name, deals)
+            if count > self._count:
+                self._count = count
+                self._spans = self._dealer.spans(self._name, self._lane, deals)
 
     def part(self, number: int) -> Part | None:
         if number >= len(self._spans):
@@ -119,6 +123,10 @@ class DealtParts(Supply):
         return before, span.high - span.low, self._reader(span).left(cursor)
 
     def _reader(self, span: Span) -> SpanReader:
-        return self._source.span(
-            span.low, span.high, seed=self._seed, epoch=span.epoch, shuffle=self._shuffle
-        )
+        if self._last is None or self._last[0] != span:
+            epoch, low, high = span
+            reader = self._source.span(
+                low, high, seed=self._seed, epoch=epoch, shuffle=self._shuffle
+            )
+            self._last = (span, reader)
+        return self._last[1]
