@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.dealing.rule import Report
-from streampack.errors import StateError, WorkerError
+from streampack.errors import WorkerError
 
 __all__ = ["Board", "MemoryBoard", "SharedBoard"]
 
@@ -70,19 +70,9 @@ class Board(ABC):
             lane: its number.
             reports: numbers of a deal and of a line, each pair followed by a `Report`.
             told: number of a deal.
-
-        Raises:
-            StateError: it has reported of other lines, or of later deals.
         """
         known = set()
         for number, line, *report in reports:
-            if line >= self.lines or not 0 < number <= told:
-                raise StateError(
-                    f"Lane {lane} has reported of line {line} for deal {number}, and this run has "
-                    f"{self.lines} lines and {told} deals up to there.",
-                    "It is not what streampack saved.",
-                    "Pass what `state_dict()` returned, unchanged.",
-                )
             self.put(number, lane, line, Report(*report))
             known.add((number, line))
         for number in range(1, told + 1):
@@ -100,12 +90,11 @@ class Board(ABC):
 
         Waits until all lanes have reported.
         """
-        while not self.is_whole(deal):
+        while not _is_whole(entries := self.filled(deal)):
             if self.find is not None:
                 self.find(deal)
-            if not self.is_whole(deal):
+            if not _is_whole(self.filled(deal)):
                 self.wait(deal)
-        entries = self.filled(deal)
         return [
             None if gave_nothing else entries[:, line].T - 1
             for line, gave_nothing in enumerate(_gave_nothing(entries))
@@ -121,11 +110,6 @@ class Board(ABC):
         """Lanes whose entries of a deal are not known."""
         found: list[int] = np.flatnonzero((self.filled(deal) == 0).any(axis=(1, 2))).tolist()
         return found
-
-    def is_whole(self, deal: int) -> bool:
-        """Whether everything that is to be known of a deal is known."""
-        entries = self.filled(deal)
-        return bool(((entries > 0).all(axis=(0, 2)) | _gave_nothing(entries)).all())
 
     def wait(self, deal: int) -> None:
         """Wait a while for entries of a deal; raises where nobody can give them."""
@@ -220,3 +204,8 @@ def _gave_nothing(entries: NDArray[np.int64]) -> NDArray[np.bool_]:
     """(lines,) whether some lane knows that the deal gave nothing of a line."""
     nothing: NDArray[np.bool_] = (entries[:, :, 0] == NOTHING).any(axis=0)
     return nothing
+
+
+def _is_whole(entries: NDArray[np.int64]) -> bool:
+    """Whether everything that is to be known of a deal is in its entries (lanes, lines, 3)."""
+    return bool(((entries > 0).all(axis=(0, 2)) | _gave_nothing(entries)).all())

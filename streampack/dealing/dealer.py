@@ -26,11 +26,6 @@ class _Dealt:
     def is_over(self) -> bool:
         return self.place.epoch >= self.line.epochs
 
-    @property
-    def last(self) -> int:
-        """Number of the last deal that gave something."""
-        return self.cuts[-1].deal if self.cuts else -1
-
 
 class Dealer:
     """The deals of one run in one process.
@@ -52,18 +47,19 @@ class Dealer:
 
         Waits for reports of other lanes that are not known yet.
         """
-        self.make(deals)
         return [
             Span(cut.epoch, int(cut.bounds[lane]), int(cut.bounds[lane + 1]))
-            for cut in self._dealt[name].cuts
-            if cut.deal < deals and cut.bounds[lane] < cut.bounds[lane + 1]
+            for cut in self._dealt[name].cuts[: self.count(name, deals)]
+            if cut.bounds[lane] < cut.bounds[lane + 1]
         ]
 
     def used_up(self, deals: int, name: str | None = None) -> bool:
         """Whether the first `deals` deals gave everything, of one line or of all."""
-        self.make(deals)
-        lines = self._dealt.values() if name is None else [self._dealt[name]]
-        return all(dealt.is_over and dealt.last < deals for dealt in lines)
+        return all(
+            self.count(line, deals) == len(dealt.cuts) and dealt.is_over
+            for line, dealt in self._dealt.items()
+            if name in (None, line)
+        )
 
     def gave(self, number: int, line: int) -> bool:
         """Whether a deal that was made gave something of a line, named by its number."""

@@ -13,7 +13,7 @@ from streampack.errors import StateError
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
-from streampack.lane.state import decode_reports
+from streampack.lane.state import damaged, decode_reports
 
 __all__ = ["Sharing"]
 
@@ -55,9 +55,17 @@ class Sharing:
         unknown = self.unknown or {}
         for lane, state in [*states.items(), *unknown.items()]:
             if state is not None:
-                board.load(lane, decode_reports(state["reports"]), state["told"])
+                reports, told = decode_reports(state["reports"]), state["told"]
+                for number, line, *_ in reports:
+                    if line >= len(config.dealing.lines) or not 0 < number <= told:
+                        raise damaged(
+                            f"Lane {lane} has reported of line {line} for deal {number}, and this "
+                            f"run has {len(config.dealing.lines)} lines and {told} deals up to "
+                            "there."
+                        )
+                board.load(lane, reports, told)
                 if state["final"]:
-                    board.end(lane, state["told"] + 1)
+                    board.end(lane, told + 1)
         if unknown or self.missing:
             board.find = _Others(config, dealer, unknown, self.missing).find
         return dealer

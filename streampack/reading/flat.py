@@ -14,16 +14,12 @@ from numpy.typing import NDArray
 from streampack.documents import make_origin
 from streampack.reading.base import Block
 from streampack.reading.integer_arrays import INTEGER_DTYPES, Spans, integer_block
-from streampack.reading.records import too_long
+from streampack.reading.records import DamagedFileError, too_long
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.storage.storage import FileInfo
 
-__all__ = ["Boundaries", "DamagedFileError", "FlatFile", "FlatSource"]
-
-
-class DamagedFileError(Exception):
-    """A file contradicts itself; the message is a clause that says how."""
+__all__ = ["Boundaries", "FlatFile", "FlatSource"]
 
 
 class Boundaries(Protocol):

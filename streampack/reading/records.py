@@ -16,6 +16,7 @@ from streampack.reading.nesting import parse_json
 
 __all__ = [
     "BrokenDocumentError",
+    "DamagedFileError",
     "flags_of",
     "ids_of",
     "record_of",
@@ -32,6 +33,10 @@ class BrokenDocumentError(ValueError):
 
     The message ends a sentence that begins with its name: "Row 7 of a.parquet is null".
     """
+
+
+class DamagedFileError(Exception):
+    """A file contradicts itself; the message is a clause that says how."""
 
 
 def too_long(num_bytes: int, limit_bytes: int) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
 from streampack.sources import Mixture
 from tests.support.memory_source import MemorySource
-from tests.support.runs import identity, in_order
-from tests.support.simulated_ranks import on_ranks
+from tests.support.runs import identity
+from tests.support.simulated_ranks import over_legs
 
 LANES = 4
 PADDING = 4_000_000
@@ -89,21 +89,8 @@ def test_lanes_of_a_mixture_end_together(name: str) -> None:
 def test_any_ranks_workers_and_stops_of_a_mixture_give_the_sequence_of_one(name: str) -> None:
     options = {"mixture": MIXTURES[name]}
     expected = [identity(batch) for batch in PackedLoader(dataset(**options))]
-    state: str | None = None
-    found: list[Any] = []
-    for ranks, workers, steps in ((1, 2, 30), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 0, 10_000)):
-
-        def one(rank: int, member: Any, world: int = ranks, procs: int = workers) -> Any:
-            loader = PackedLoader(
-                dataset(Topology(rank, world), **options), num_workers=procs, ranks=member
-            )
-            if state is not None:  # noqa: B023
-                loader.load_state_dict(json.loads(state))  # noqa: B023
-            return [identity(b) for b in islice(loader, steps)], loader.state_dict()  # noqa: B023
-
-        results = on_ranks(ranks, one)
-        found += in_order([batches for batches, _ in results])
-        state = json.dumps(merge_states([saved for _, saved in results]))
+    legs = ((1, 2, 30), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 0, 10_000))
+    found = over_legs(lambda topology: dataset(topology, **options), legs)
     while len(found) > len(expected):  # a last step that reached beyond the rotation
         assert set(found.pop()[2]) == {PADDING}
     assert found == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -18,7 +17,7 @@ from streampack.lane.state import decode_reports
 from streampack.run.plan import RunPlan
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import identities, identity, in_order
-from tests.support.simulated_ranks import on_ranks
+from tests.support.simulated_ranks import over_legs
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -85,21 +84,8 @@ def test_the_last_epoch_alone_has_an_end() -> None:
 def test_any_ranks_workers_and_stops_give_the_sequence_of_one(filtered: bool) -> None:
     options: dict[str, Any] = {"filter": Hook("some shards", _some_shards)} if filtered else {}
     expected = [identity(batch) for batch in PackedLoader(dataset(**options))]
-    state: str | None = None
-    found: list[Any] = []
-    for ranks, workers, steps in ((1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 0, 10_000)):
-
-        def one(rank: int, member: Any, world: int = ranks, procs: int = workers) -> Any:
-            loader = PackedLoader(
-                dataset(Topology(rank, world), **options), num_workers=procs, ranks=member
-            )
-            if state is not None:  # noqa: B023
-                loader.load_state_dict(json.loads(state))  # noqa: B023
-            return [identity(b) for b in islice(loader, steps)], loader.state_dict()  # noqa: B023
-
-        results = on_ranks(ranks, one)
-        found += in_order([batches for batches, _ in results])
-        state = json.dumps(merge_states([saved for _, saved in results]))
+    legs = ((1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 0, 10_000))
+    found = over_legs(lambda topology: dataset(topology, **options), legs)
     while len(found) > len(expected):  # a last step that reached beyond the rotation
         assert set(found.pop()[2]) == {4_000_000}
     assert found == expected

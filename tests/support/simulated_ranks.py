@@ -1,12 +1,15 @@
-"""A function on every one of several simulated ranks."""
+"""A function on every one of several simulated ranks, and runs that change their number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, TypeVar
 
-from streampack import SimulatedRanks
+from streampack import PackedDataset, PackedLoader, SimulatedRanks, Topology, merge_states
+from tests.support.runs import identity, in_order
 
 Value = TypeVar("Value")
 
@@ -21,3 +24,23 @@ def on_ranks(number: int, function: Callable[[int, Any], Value]) -> list[Value]:
         "a rank asked what others did not"
     )
     return results
+
+
+def over_legs(
+    make: Callable[[Topology], PackedDataset], legs: Sequence[tuple[int, int, int]]
+) -> list[Any]:
+    """The batches of a run that is stopped and goes on: so many ranks, workers and steps a leg."""
+    state: str | None = None
+    found: list[Any] = []
+    for ranks, workers, steps in legs:
+
+        def one(rank: int, member: Any, world: int = ranks, procs: int = workers) -> Any:
+            loader = PackedLoader(make(Topology(rank, world)), num_workers=procs, ranks=member)
+            if state is not None:  # noqa: B023
+                loader.load_state_dict(json.loads(state))  # noqa: B023
+            return [identity(b) for b in islice(loader, steps)], loader.state_dict()  # noqa: B023
+
+        results = on_ranks(ranks, one)
+        found += in_order([batches for batches, _ in results])
+        state = json.dumps(merge_states([saved for _, saved in results]))
+    return found

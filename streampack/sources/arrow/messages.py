@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from streampack.sources.parquet.footer import DamagedFileError
+from streampack.reading.records import DamagedFileError
 
 __all__ = ["MAGIC", "Batches"]
 

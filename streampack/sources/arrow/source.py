@@ -11,9 +11,11 @@ import pyarrow as pa
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
+from streampack.reading.records import DamagedFileError
 from streampack.reading.skips import Skips
 from streampack.sources.arrow.messages import MAGIC, Batches
-from streampack.sources.parquet.footer import DAMAGE, DamagedFileError
+from streampack.sources.parquet.columns import placed_blocks
+from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
@@ -90,11 +92,11 @@ class Arrow(Parquet):
                         stop = batches.row_at(high)
                     row = max(batches.row_at(low), row)
                     blocks = self._block_maker(shard, skips, batches.schema)
-                    for batch, first in self._decoded(file, batches, row, stop):
-                        for block, consumed in blocks(batch, first):
-                            row = first + consumed
-                            reached = high if row == stop else batches.byte_of(row)
-                            yield block, row, max(low, min(reached, high))
+                    decoded = self._decoded(file, batches, row, stop)
+                    for block, row, place in placed_blocks(
+                        decoded, blocks, (low, high), stop, batches.byte_of
+                    ):
+                        yield block, row, place
             except DAMAGE as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk failed, not the file

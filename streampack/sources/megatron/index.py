@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
-from streampack.reading.flat import DamagedFileError
 from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
+from streampack.reading.records import DamagedFileError
 
 __all__ = ["HEADER_BYTES", "Header", "Index", "parse_header"]
 

@@ -6,7 +6,7 @@ not fit, break their document and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ __all__ = [
     "is_number_list",
     "is_text",
     "is_token_list",
+    "placed_blocks",
     "row_sizes",
 ]
 
@@ -90,6 +91,30 @@ def cut(sizes: NDArray[np.integer[Any]], limits: tuple[int, int]) -> Iterator[tu
         stop = min(len(sizes), start + limits[0], full)
         yield start, stop
         start, before = stop, int(ends[stop - 1])
+
+
+def placed_blocks(
+    batches: Iterable[tuple[pa.RecordBatch, int]],
+    make: BlockMaker,
+    part: tuple[int, int],
+    stop: int,
+    place_of: Callable[[int], int],
+) -> Iterator[tuple[Block, int, int]]:
+    """Blocks of the rows up to `stop`, each with the row after it and how far a part is read.
+
+    Args:
+        batches: rows, with the number of the first of each batch.
+        make: makes blocks of them.
+        part: [low, high) of the file's weight.
+        stop: the row at which the part ends.
+        place_of: where a row lies on the file's weight.
+    """
+    low, high = part
+    for batch, first in batches:
+        for block, consumed in make(batch, first):
+            row = first + consumed
+            reached = high if row == stop else place_of(row)
+            yield block, row, max(low, min(reached, high))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
+from streampack.reading.records import DamagedFileError
 from streampack.sources.parquet.columns import (
     is_mask_list,
     is_number,
@@ -27,16 +28,12 @@ from streampack.sources.parquet.columns import (
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage
 
-__all__ = ["DAMAGE", "DamagedFileError", "Footer", "check_schema", "read_footer", "row_groups"]
+__all__ = ["DAMAGE", "Footer", "check_schema", "read_footer", "row_groups"]
 
 _FIRST_READ = 64 << 10
 _LARGEST_FOOTER = 1 << 30
 _MOST_ROWS = 1 << 40  # of a file
 _MOST_BYTES = 1 << 48  # of a file; those of all files are added up in 64 bits
-
-
-class DamagedFileError(Exception):
-    """A file contradicts itself; the message says how."""
 
 
 #: What reading a damaged file raises; UnicodeDecodeError comes from names of columns.

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.sources.parquet.footer import DamagedFileError
+from streampack.reading.records import DamagedFileError
 from streampack.sources.parquet.thrift import (
     I32,
     I64,

@@ -28,6 +28,7 @@ from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
+from streampack.reading.records import DamagedFileError
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.parquet.columns import (
@@ -35,11 +36,11 @@ from streampack.sources.parquet.columns import (
     Broken,
     TextBlocks,
     TokenBlocks,
+    placed_blocks,
     row_sizes,
 )
 from streampack.sources.parquet.footer import (
     DAMAGE,
-    DamagedFileError,
     Footer,
     check_schema,
     read_footer,
@@ -172,11 +173,11 @@ class Parquet(ShardedSource):
                     first_row, stop = (self._row(file, shard, places, n) for n in (low, high))
                     row = max(first_row, row)
                     blocks = self._block_maker(shard, skips, opened.schema_arrow)
-                    for batch, first in self._batches(file, row, stop):
-                        for block, consumed in blocks(batch, first):
-                            row = first + consumed
-                            reached = high if row == stop else places.about(row)
-                            yield block, row, max(low, min(reached, high))
+                    batches = self._batches(file, row, stop)
+                    for block, row, place in placed_blocks(
+                        batches, blocks, (low, high), stop, places.about
+                    ):
+                        yield block, row, place
             except DAMAGE as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk failed, not the file

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.reading.flat import DamagedFileError
+from streampack.reading.records import DamagedFileError
 
 __all__ = ["ByEndToken", "ByIndex"]
 

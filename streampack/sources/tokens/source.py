@@ -13,11 +13,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
-from streampack.reading.flat import DamagedFileError, FlatFile, FlatSource
+from streampack.reading.flat import FlatFile, FlatSource
 from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
 from streampack.reading.manifest import Manifest
 from streampack.reading.npy import NPY_MAGIC, npy_header
 from streampack.reading.options import Reading
+from streampack.reading.records import DamagedFileError
 from streampack.sources.tokens.boundaries import ByEndToken, ByIndex
 from streampack.storage.decompression import map_file
 from streampack.storage.patterns import has_ending
