@@ -2,6 +2,8 @@ from . import ordering as ordering
 from . import packing as packing
 from . import sources as sources
 from .batch import PackedBatch as PackedBatch
+from .consumers.isolation import Isolation as Isolation
+from .consumers.isolation import check_isolation as check_isolation
 from .consumers.loss import token_mean_loss as token_mean_loss
 from .dataset import PackedDataset as PackedDataset
 from .documents import Documents as Documents

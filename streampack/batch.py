@@ -274,6 +274,14 @@ class PackedBatch(BatchAdapters):
         assert self._fields is not None
         return self._fields
 
+    def _with_input_ids(self, input_ids: Tensor) -> PackedBatch:
+        """The batch with other ids in the same places, (rows, seq_len) int64."""
+        other = object.__new__(PackedBatch)
+        other.__dict__.update(self.__dict__)
+        labels = torch.where(self.labels == -100, self.labels, input_ids)
+        other._fields = {**self._derived, "input_ids": input_ids, "labels": labels}
+        return other
+
     def _moved(self, copy: Callable[[Tensor], Tensor], pin: bool = False) -> PackedBatch:
         """The batch in a copy of its staging buffer; per-token fields are made again there."""
         staged = self._staged

@@ -72,6 +72,9 @@ class BatchAdapters:
         """Where the tensors are."""
         raise NotImplementedError
 
+    def _with_input_ids(self, input_ids: Tensor) -> Any:
+        raise NotImplementedError
+
     def decode(self, number: int, tokenizer: Any) -> str:
         """The text of a document piece, special tokens included.
 

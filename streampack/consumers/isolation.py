@@ -1,0 +1,341 @@
+"""check_isolation: does a model keep the documents of a packed batch apart?
+
+Nothing is assumed about how it does: one document is changed, and the outputs at all others must
+stay. Where they do not, a second look at every module says which one is the first to move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from streampack.errors import ConfigError
+
+__all__ = ["Isolation", "Leak", "check_isolation"]
+
+#: What is taken for rounding, as a share of what a token does to those after it in its document:
+#: of outputs in single or double precision, and in half precision.
+_TOLERANCE, _TOLERANCE_HALF = 1e-3, 1e-1
+
+
+class Batch(Protocol):
+    """What is asked of a batch here; a `PackedBatch` has it."""
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(rows, seq_len) int64."""
+
+    @property
+    def document_ids(self) -> Tensor:
+        """(rows, seq_len) int32."""
+
+    def hf(self) -> dict[str, Any]:
+        """Arguments for a model of transformers."""
+
+    def _segment_ids(self) -> Tensor:
+        """(T,) int32."""
+
+    def _with_input_ids(self, input_ids: Tensor) -> Any:
+        """The same batch with other tokens."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One document that moves another one.
+
+    Attributes:
+        changed: the document that was changed, as in `document_ids`.
+        moved: the one whose outputs moved.
+        movement: by how much, where 1 is as much as a token moves those after it in its document.
+    """
+
+    changed: int
+    moved: int
+    movement: float
+
+
+@dataclass(frozen=True, repr=False)
+class Isolation:
+    """What `check_isolation` found. It is true if documents are kept apart.
+
+    Attributes:
+        documents: how many were changed, one after the other.
+        leaks: which document moved which, in the order of the batch; empty if none did.
+        layer: name of the first module whose output moves for another document, as in
+            ``model.named_modules()``; "" is the model itself. None if nothing leaks, or what was
+            checked is no module.
+    """
+
+    documents: int
+    leaks: tuple[Leak, ...] = ()
+    layer: str | None = None
+
+    @property
+    def isolated(self) -> bool:
+        """No document moves another one."""
+        return not self.leaks
+
+    def __bool__(self) -> bool:
+        return self.isolated
+
+    def __repr__(self) -> str:
+        if self.isolated:
+            return f"Isolation(isolated=True, documents={self.documents})"
+        shown = ", ".join(f"{leak.changed} moves {leak.moved}" for leak in self.leaks[:3])
+        more = f" and {len(self.leaks) - 3} more" if len(self.leaks) > 3 else ""
+        layer = "" if self.layer is None else f", layer={self.layer!r}"
+        return (
+            f"Isolation(isolated=False, documents={self.documents}, "
+            f"leaks=({shown}{more}){layer})"
+        )
+
+
+def check_isolation(
+    model: Any,
+    batch: Batch,
+    *,
+    call: Callable[[Any], Any] | None = None,
+    tolerance: float | None = None,
+) -> Isolation:
+    """Change one document of a packed batch after the other, and see whether others' outputs move.
+
+    It takes a forward pass per document and two more, without gradients, so use a small batch. The
+    model stays in its mode (what it does in training is what counts), and its buffers and the
+    state of torch's random numbers are put back. Every pass begins with the same random numbers,
+    so dropout is the same in all.
+
+    Documents are apart where the batch says so, in attention segments: those that share one, as
+    with ``attention="row"``, count as one, under the number of the first.
+
+    Args:
+        model: a module, or a function of a batch. A model of transformers, or whatever else takes
+            `input_ids`, is called as ``model(**batch.hf())`` without labels; others as
+            ``model(batch)``.
+        batch: a `PackedBatch` of at least two documents, one of which has at least two tokens, on
+            the model's device.
+        call: what gives outputs of a batch instead, for example
+            ``lambda batch: model(batch.input_ids, batch.cu_seqlens)``. Outputs are a tensor of
+            (rows, seq_len, ...), (1, T, ...) or (T, ...), or have it as their `logits` or as what
+            they hold first.
+        tolerance: largest movement that is taken for rounding, as a share of what the first token
+            of a document does to those after it. None is 0.001, and 0.1 if the outputs are in half
+            precision. Where documents are apart most models move by exactly 0; mixtures of
+            experts compute other tokens together, so theirs are rounded differently.
+
+    Raises:
+        ConfigError: nothing can be told: too few documents, outputs that are not numbers or not
+            those of every slot, or no output depends on an earlier token of its document.
+    """
+    call = _caller(model) if call is None else call
+    segment = _segments(batch)
+    ids = batch.input_ids.view(-1)
+    changed_ids = _exchanged(ids)
+    numbers = sorted(set(segment.tolist()) - {-1})
+    longest = max(numbers, key=lambda number: int((segment == number).sum()))
+    first = int((segment == longest).nonzero()[0])
+    module = model if isinstance(model, nn.Module) else None
+
+    def outputs(where: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        other = torch.where(where, changed_ids, ids).view(batch.input_ids.shape)
+        return _of_slots(call(batch._with_input_ids(other)), len(ids))
+
+    with torch.no_grad(), _put_back(module, ids.device):
+        nothing = torch.zeros_like(segment, dtype=torch.bool)
+        base = outputs(nothing)
+        if tolerance is None:
+            tolerance = _TOLERANCE_HALF if base.element_size() == 2 else _TOLERANCE
+        context = _movement(base, outputs(nothing.index_fill(0, _at(first, ids), True)))
+        after = (segment == longest).index_fill(0, _at(first, ids), False)
+        scale = float(context[after].max()) if after.any() else 0.0
+        _check_context(scale)
+        leaks = []
+        for number in numbers:
+            moved = _movement(base, outputs(segment == number)) / scale
+            leaks += [
+                Leak(number, other, movement)
+                for other in numbers
+                if other != number
+                and not (movement := float(moved[segment == other].max())) <= tolerance
+            ]
+        layer = None
+        if leaks and module is not None:
+            layer = _first_to_move(module, outputs, segment, leaks[0].changed, tolerance)
+    return Isolation(len(numbers), tuple(leaks), layer)
+
+
+def _caller(model: Any) -> Callable[[Any], Any]:
+    if not hasattr(model, "get_input_embeddings"):  # of transformers, or around one of its models
+        return model  # type: ignore[no-any-return]
+
+    def call(batch: Any) -> Any:
+        arguments = batch.hf()
+        for name in ("labels", "num_items_in_batch"):
+            arguments.pop(name, None)
+        return model(**arguments)
+
+    return call
+
+
+def _segments(batch: Batch) -> Tensor:
+    """(T,) number of the first document of each slot's attention segment; -1 on padding."""
+    document, segment = batch.document_ids.view(-1).long(), batch._segment_ids().long()
+    first = torch.full((int(segment[-1]) + 1,), len(document), device=document.device)
+    numbers = first.scatter_reduce(0, segment, document, "amin")[segment]
+    numbers = torch.where(document < 0, -1, numbers)
+    if len(set(numbers.tolist()) - {-1}) < 2:
+        raise ConfigError(
+            "The batch has fewer than two attention segments with tokens.",
+            "No document can move another one, whatever the model does.",
+            'Pass a batch with several documents, packed with attention="document".',
+        )
+    return numbers
+
+
+def _exchanged(ids: Tensor) -> Tensor:
+    """(T,) the ids of the batch, each exchanged for the next one that occurs in it."""
+    used, place = torch.unique(ids, return_inverse=True)
+    if len(used) < 2:
+        raise ConfigError(
+            "All tokens of the batch are the same.",
+            "A document cannot be changed with tokens that the model is known to take.",
+            "Pass a batch of real documents.",
+        )
+    return used[(place + 1) % len(used)]
+
+
+def _of_slots(outputs: Any, slots: int) -> Tensor:
+    """(T, n) what a model gives for each slot."""
+    found = getattr(outputs, "logits", None)
+    if found is None and isinstance(outputs, dict):
+        found = outputs.get("logits", next(iter(outputs.values()), None))
+    if found is None:
+        found = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+    flat = _flat(found, slots)
+    if flat is None:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"The model gives {shape}, and the batch has {slots} slots.",
+            "Outputs cannot be told by document.",
+            "Pass call=, a function of the batch that returns floating-point outputs of every "
+            "slot: (rows, seq_len, ...), (1, T, ...) or (T, ...).",
+        )
+    return flat
+
+
+def _flat(found: Any, slots: int) -> Tensor | None:
+    """(T, n) view of a floating-point tensor whose first dimensions are those of the slots."""
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        return None
+    for leading in (1, 2):
+        if found.dim() >= leading and found.shape[:leading].numel() == slots and found.numel():
+            return found.reshape(slots, -1)
+    return None
+
+
+def _movement(base: Tensor, changed: Tensor) -> Tensor:
+    """(T,) the largest difference in each slot."""
+    if not (base.isfinite().all() and changed.isfinite().all()):
+        raise ConfigError(
+            "The model gives outputs that are not finite numbers.",
+            "Whether they move cannot be told.",
+            "Look for slots whose attention mask hides everything, or pass call= with finite "
+            "outputs.",
+        )
+    return (base.float() - changed.float()).abs().amax(dim=1)
+
+
+def _check_context(scale: float) -> None:
+    if scale == 0:
+        raise ConfigError(
+            "Changing the first token of the longest document moves no output after it.",
+            "If no output depends on other tokens, a leak would not show either (weights that "
+            "begin at zero have this effect).",
+            "Check a model with random or trained weights, on a batch with a document of several "
+            "tokens.",
+        )
+
+
+def _at(slot: int, like: Tensor) -> Tensor:
+    return torch.tensor([slot], device=like.device)
+
+
+@contextmanager
+def _put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
+    """Torch's random numbers, and the module's buffers, as they were before."""
+    buffers = {} if module is None else {buffer: buffer.clone() for buffer in module.buffers()}
+    on_host = device.type == "cpu"
+    with torch.random.fork_rng(
+        devices=[] if on_host else [device], device_type="cuda" if on_host else device.type
+    ):
+        try:
+            yield
+        finally:
+            for buffer, value in buffers.items():
+                buffer.copy_(value)
+
+
+def _first_to_move(
+    module: nn.Module,
+    outputs: Callable[[Tensor], Tensor],
+    segment: Tensor,
+    changed: int,
+    tolerance: float,
+) -> str | None:
+    """Name of the module in which outputs of other documents move first.
+
+    Modules may call functions between one another, so inputs count too: where the input of a
+    module moves and nothing before it did, its parent has moved it.
+    """
+    nothing = torch.zeros_like(segment, dtype=torch.bool)
+    mine = segment == changed
+    others = (segment >= 0) & ~mine
+    base = list(_traced(module, outputs, nothing))
+    for before, after in zip(base, _traced(module, outputs, mine), strict=False):
+        if before[0] != after[0]:  # it takes another way for other tokens
+            break
+        moved = (before[1] - after[1]).abs()
+        if moved[others].max() > tolerance * moved[mine].max():
+            return before[0]
+    return None
+
+
+def _traced(
+    module: nn.Module, outputs: Callable[[Tensor], Tensor], where: Tensor
+) -> list[tuple[str, Tensor]]:
+    """Who gave what, in order: a module's name, and a number for each slot."""
+    seen: list[tuple[str, Tensor]] = []
+
+    def note(name: str, found: Any) -> None:
+        for value in found if isinstance(found, (tuple, list)) else (found,):
+            flat = _flat(value, len(where))
+            if flat is not None:
+                mixed = torch.arange(flat.shape[1], device=flat.device, dtype=torch.float64).cos()
+                seen.append((name, flat.double() @ mixed))
+
+    def watch(name: str, watched: nn.Module) -> list[Any]:
+        parent = name.rpartition(".")[0]
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            note(parent, (*args, *kwargs.values()))
+
+        def after(_: nn.Module, args: Any, output: Any) -> None:
+            note(name, list(output.values()) if isinstance(output, dict) else output)
+
+        return [
+            watched.register_forward_pre_hook(before, with_kwargs=True),
+            watched.register_forward_hook(after),
+        ]
+
+    hooks = [hook for name, each in module.named_modules() for hook in watch(name, each)]
+    try:
+        outputs(where)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
