@@ -306,14 +306,15 @@ class BatchGroup:
     """
 
     def __init__(
-        self, batches: Sequence[PackedBatch], num_loss_tokens: int, *, output: str = "batch"
+        self,
+        batches: Sequence[PackedBatch],
+        num_loss_tokens: int,
+        form: Callable[[PackedBatch], Any] = lambda batch: batch,
     ) -> None:
         self.num_loss_tokens = num_loss_tokens
         for batch in batches:
             batch.num_items_in_batch = num_loss_tokens
-        self.batches: tuple[Any, ...] = tuple(
-            batch.hf() if output == "hf" else batch for batch in batches
-        )
+        self.batches: tuple[Any, ...] = tuple(form(batch) for batch in batches)
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -69,6 +69,8 @@ class PackedLoader:
             which some lane has no batch, and counts what it leaves in `Metrics.left`.
         output: what iterating gives: a `PackedBatch`, or with "hf" the dictionary of its `.hf()`,
             for trainers that call ``model(**batch)``.
+        model: what is called with them, so that ``output="hf"`` gives arguments with which it keeps
+            documents apart, or refuses: see `PackedBatch.hf`.
         device: copy batches there, the next one while the loop computes on the one at hand; None
             leaves them on the CPU.
         ranks: who agrees: None finds the job's processes (see `streampack.job.exchange`);
@@ -92,18 +94,19 @@ class PackedLoader:
         timeout_s: float | None = None,
         end: End = "drain",
         output: Literal["batch", "hf"] = "batch",
+        model: Any = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         workers = WorkerSettings.checked(
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
-        _check_forms(end, output, device, pin_memory)
+        _check_forms(end, output, model, device, pin_memory)
         self.dataset = dataset
         self.num_workers = workers.num_workers
         self._workers = workers
         self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
-        self._output = output
+        self._output, self._model = output, model
         self._copies: DeviceCopies[PackedBatch] | None = (
             None if device is None else DeviceCopies(device)
         )
@@ -122,6 +125,7 @@ class PackedLoader:
         *,
         end: End = "drain",
         output: Literal["batch", "hf"] = "batch",
+        model: Any = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
     ) -> PackedLoader:
@@ -137,6 +141,7 @@ class PackedLoader:
             dataset: what it loads; None takes ``loader.dataset``.
             end: see `PackedLoader`, as for the following.
             output: a `PackedBatch`, or "hf".
+            model: what "hf" is for.
             device: copy batches there.
             ranks: who agrees on the end.
 
@@ -146,7 +151,7 @@ class PackedLoader:
             StateError: (while iterating) its batches are not this rank's, or not in order.
         """
         dataset = _loaded(loader, dataset)
-        made = cls(dataset, end=end, output=output, device=device, ranks=ranks)
+        made = cls(dataset, end=end, output=output, model=model, device=device, ranks=ranks)
         made._loader = loader
         return made
 
@@ -223,7 +228,7 @@ class PackedLoader:
                 batch = self._take()
                 self._copy_ahead(following)
                 self._run.metrics.wait_s += time.perf_counter() - began
-                yield batch.hf() if self._output == "hf" else batch
+                yield self._formed(batch)
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
         """Iterate in groups of `batches`, for gradient accumulation.
@@ -262,7 +267,7 @@ class PackedLoader:
                 taken = [self._take() for _ in group]
                 self._copy_ahead(following)
                 self._run.metrics.wait_s += time.perf_counter() - began
-                yield BatchGroup(taken, num_loss_tokens, output=self._output)
+                yield BatchGroup(taken, num_loss_tokens, self._formed)
 
     def skip(self, batches: int) -> int:
         """Step over the next `batches` batches of this rank, as after a spike in the loss.
@@ -368,6 +373,10 @@ class PackedLoader:
             return self._copies.take(batch)
         return batch.pin_memory() if self._pin_memory else batch
 
+    def _formed(self, batch: PackedBatch) -> Any:
+        """A batch as the loop gets it."""
+        return batch.hf(model=self._model) if self._output == "hf" else batch
+
     def _copy_ahead(self, following: Sequence[PackedBatch]) -> None:
         """Begin to copy the next batch to the device, if there is one."""
         if self._copies and following:
@@ -401,7 +410,7 @@ def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:
     return found
 
 
-def _check_forms(end: str, output: str, device: Any, pin_memory: bool) -> None:
+def _check_forms(end: str, output: str, model: Any, device: Any, pin_memory: bool) -> None:
     """Raise `ConfigError` unless they say how the run ends and what the loop gets."""
     if end not in ("drain", "stop"):
         raise ConfigError(
@@ -410,6 +419,12 @@ def _check_forms(end: str, output: str, device: Any, pin_memory: bool) -> None:
     if output not in ("batch", "hf"):
         raise ConfigError(
             f"output is {output!r}.", "It says what the loop gets.", 'Use "batch" or "hf".'
+        )
+    if model is not None and output != "hf":
+        raise ConfigError(
+            'model was passed, and output is not "hf".',
+            "No arguments are made for it.",
+            'Pass output="hf", or call batch.hf(model=model) in the loop.',
         )
     if device is not None and pin_memory:
         raise ConfigError(

@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
 from streampack.consumers.padded_segments import (
     PaddedSegments,
@@ -155,8 +156,14 @@ class BatchAdapters:
             logits, self.labels, count, weights=weights, averaged_over=averaged_over
         )
 
-    def hf(self, *, seq_idx: bool = False, segments: int | None = None) -> dict[str, Any]:
+    def hf(
+        self, *, model: Any = None, seq_idx: bool = False, segments: int | None = None
+    ) -> dict[str, Any]:
         """Arguments for a Hugging Face transformers causal LM.
+
+        Not every family keeps documents apart by them, and none says so. Pass the `model`, and
+        they are such that it does: the first time a tiny batch is run through it, by which it is
+        known for the model, its mode, device and attention implementation. Without it they are:
 
         Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
         `max_length_q` and `_k`. FlashAttention takes the boundaries from `cu_seq_lens_q`; eager,
@@ -169,11 +176,24 @@ class BatchAdapters:
         by their number). A batch without any loss token has it always, as 1: its loss is 0 and
         not 0 / 0.
 
+        With a model that needs them, also `seq_idx`, or an `attention_mask` for every row,
+        (rows, 1, seq_len, seq_len) in the model's dtype, and then all is (rows, seq_len); so it is
+        where every row is one segment, as with ``attention="row"`` or one document per row.
+        Arguments that its `forward` does not name are left out, and so are `labels` where it does
+        not take a `num_items_in_batch` that is needed: use `loss` then.
+
         Args:
+            model: what is called with them. On several ranks all pass theirs in the same step.
             seq_idx: also give `seq_idx`, (1, T) int32, each slot's attention segment: the
                 boundaries for layers of state-space and convolution models.
             segments: as in `varlen`.
+
+        Raises:
+            ConfigError: the model keeps documents apart in no way that is known; the message says
+                what was tried.
         """
+        if model is not None:
+            return arguments_for(model, self, segments)
         counts: dict[str, Any] = {}
         if self.num_items_in_batch is not None or not self.num_loss_tokens:
             counts["num_items_in_batch"] = max(self.num_items_in_batch or 0, 1)
@@ -310,6 +330,13 @@ class BatchAdapters:
         slots = self.rows * self.seq_len
         number = torch.arange(self.num_segments, dtype=torch.int32, device=self.device)
         return number.repeat_interleave(self.cu_seqlens.diff(), output_size=slots)
+
+    def _one_segment_per_row(self) -> bool:
+        """Whether no row has two segments that are not padding."""
+        cu_seqlens, boundaries, piece = self._runs
+        starts = cu_seqlens[:-1]
+        filled = starts[piece[np.searchsorted(boundaries, starts)] >= 0]
+        return bool((np.diff(filled // self.seq_len) > 0).all())
 
     def _next_labels(self) -> Tensor:
         """(T,) int64: labels one slot earlier. The first of a segment is -100, so none crosses."""

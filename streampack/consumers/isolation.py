@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from streampack.errors import ConfigError
 
-__all__ = ["Isolation", "Leak", "check_isolation"]
+__all__ = ["Isolation", "Leak", "check_isolation", "of_slots"]
 
 #: What is taken for rounding, as a share of what a token does to those after it in its document:
 #: of outputs in single or double precision, and in half precision.
@@ -66,13 +66,15 @@ class Isolation:
     Attributes:
         documents: how many were changed, one after the other.
         leaks: which document moved which, in the order of the batch; empty if none did.
+        context: what the first token of a document moves the outputs after it by, at most.
         layer: name of the first module whose output moves for another document, as in
             ``model.named_modules()``; "" is the model itself. None if nothing leaks, or what was
             checked is no module.
     """
 
     documents: int
-    leaks: tuple[Leak, ...] = ()
+    leaks: tuple[Leak, ...]
+    context: float
     layer: str | None = None
 
     @property
@@ -90,8 +92,7 @@ class Isolation:
         more = f" and {len(self.leaks) - 3} more" if len(self.leaks) > 3 else ""
         layer = "" if self.layer is None else f", layer={self.layer!r}"
         return (
-            f"Isolation(isolated=False, documents={self.documents}, "
-            f"leaks=({shown}{more}){layer})"
+            f"Isolation(isolated=False, documents={self.documents}, leaks=({shown}{more}){layer})"
         )
 
 
@@ -143,7 +144,7 @@ def check_isolation(
     def outputs(where: Tensor) -> Tensor:
         torch.manual_seed(0)
         other = torch.where(where, changed_ids, ids).view(batch.input_ids.shape)
-        return _of_slots(call(batch._with_input_ids(other)), len(ids))
+        return of_slots(call(batch._with_input_ids(other)), len(ids))
 
     with torch.no_grad(), _put_back(module, ids.device):
         nothing = torch.zeros_like(segment, dtype=torch.bool)
@@ -166,7 +167,7 @@ def check_isolation(
         layer = None
         if leaks and module is not None:
             layer = _first_to_move(module, outputs, segment, leaks[0].changed, tolerance)
-    return Isolation(len(numbers), tuple(leaks), layer)
+    return Isolation(len(numbers), tuple(leaks), scale, layer)
 
 
 def _caller(model: Any) -> Callable[[Any], Any]:
@@ -186,7 +187,8 @@ def _segments(batch: Batch) -> Tensor:
     """(T,) number of the first document of each slot's attention segment; -1 on padding."""
     document, segment = batch.document_ids.view(-1).long(), batch._segment_ids().long()
     first = torch.full((int(segment[-1]) + 1,), len(document), device=document.device)
-    numbers = first.scatter_reduce(0, segment, document, "amin")[segment]
+    known = torch.where(document < 0, len(document), document)
+    numbers = first.scatter_reduce(0, segment, known, "amin")[segment]
     numbers = torch.where(document < 0, -1, numbers)
     if len(set(numbers.tolist()) - {-1}) < 2:
         raise ConfigError(
@@ -206,10 +208,11 @@ def _exchanged(ids: Tensor) -> Tensor:
             "A document cannot be changed with tokens that the model is known to take.",
             "Pass a batch of real documents.",
         )
-    return used[(place + 1) % len(used)]
+    changed: Tensor = used[(place + 1) % len(used)]
+    return changed
 
 
-def _of_slots(outputs: Any, slots: int) -> Tensor:
+def of_slots(outputs: Any, slots: int) -> Tensor:
     """(T, n) what a model gives for each slot."""
     found = getattr(outputs, "logits", None)
     if found is None and isinstance(outputs, dict):
@@ -320,6 +323,8 @@ def _traced(
 
     def watch(name: str, watched: nn.Module) -> list[Any]:
         parent = name.rpartition(".")[0]
+        while isinstance(module.get_submodule(parent), (nn.ModuleList, nn.ModuleDict)):
+            parent = parent.rpartition(".")[0]
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             note(parent, (*args, *kwargs.values()))
