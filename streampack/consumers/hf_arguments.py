@@ -3,7 +3,8 @@
 Families differ in how they find the boundaries: most build their masks from `position_ids`, some
 only honour a mask that they are given, some kernels take `seq_idx`, and some layers know no
 boundaries at all. Class names do not say which (it changes with versions, attention
-implementations and installed kernels), so a tiny batch is run through the model itself.
+implementations, installed kernels and lengths), so a batch of the same shape is run through the
+model itself.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ __all__ = ["arguments_for"]
 Way = Literal["positions", "seq_idx", "rows", "mask"]
 WAYS: tuple[Way, ...] = ("positions", "seq_idx", "rows", "mask")
 
-#: Documents in the rows of a tiny batch; the first two are the same.
-_DOCUMENTS, _WHOLE_ROWS = ((8, 8), (7, 11)), ((15,), (20,))
-_TINY_SEQ_LEN = 20
-#: What the same document may differ by at another place, as a share of what tokens do to others.
-_TWIN_TOLERANCE = 0.1
+#: Documents in the first and in the last row of the batch that is tried, as shares of the row.
+_DOCUMENTS, _WHOLE_ROWS = ((0.35, 0.45), (0.4, 0.55)), ((0.75,), (1.0,))
+#: What a document may differ from itself alone, as a share of what a token does to those after it:
+#: in single precision and in half precision. Other shapes are rounded differently.
+_TOLERANCE, _TOLERANCE_HALF = 0.05, 0.5
 
 #: What is wrong with a way, or None, by model and by what may change about it.
 _found: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], str | None]] = WeakKeyDictionary()
@@ -93,10 +94,14 @@ def _arguments(model: Any, batch: Any, way: Way, segments: int | None = None) ->
         arguments = batch.hf()
         for name in ("input_ids", "position_ids", "labels"):
             arguments[name] = arguments[name].view(batch.rows, batch.seq_len)
-        if way == "mask":
+        if way == "rows":
+            del arguments["position_ids"]  # they count from the row's beginning anyway
+        else:
             arguments["attention_mask"] = _mask(model, batch)
         wanted = {name for name in arguments if name in taken}
         wanted |= {"num_items_in_batch"} if takes_any else set()
+    if "position_ids" in arguments and (first := _first_position(model)):
+        arguments["position_ids"] = arguments["position_ids"] + first
     if "num_items_in_batch" in arguments and "num_items_in_batch" not in wanted:
         wanted.discard("labels")  # its own loss would be a mean of means, or 0 / 0
     return {name: value for name, value in arguments.items() if name in wanted}
@@ -108,7 +113,7 @@ def _mask(model: Any, batch: Any) -> Tensor | dict[str, Tensor]:
     By kind of layer where the model's are not all of one kind.
     """
     config = _config(model)
-    dtype = next(each.dtype for each in model.parameters() if each.is_floating_point())
+    dtype = _dtype(model)
     segment = batch._segment_ids().view(batch.rows, batch.seq_len)
     slot = torch.arange(batch.seq_len, device=segment.device)
     behind = slot[:, None] - slot[None, :]
@@ -129,6 +134,19 @@ def _mask(model: Any, batch: Any) -> Tensor | dict[str, Tensor]:
     if kinds == {"full_attention"}:
         return mask(None)
     return {"full_attention": mask(None), "sliding_attention": mask(window)}
+
+
+def _first_position(model: Any) -> int:
+    """0, or what the family of RoBERTa begins to count positions with."""
+    for name, module in _unwrapped(model).named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+def _dtype(model: Any) -> torch.dtype:
+    dtype: torch.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return dtype
 
 
 def _unwrapped(model: Any) -> Any:
@@ -154,7 +172,7 @@ def _config(model: Any) -> Any:
 def _whats_wrong(model: Any, batch: Any, way: Way) -> str | None:
     """Why documents are not kept apart, or are not as they are by themselves; None if they are.
 
-    Looked up once per model, mode, device and attention implementation.
+    Tried once per model, mode, device, attention implementation and shape of the batch.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -164,24 +182,23 @@ def _whats_wrong(model: Any, batch: Any, way: Way) -> str | None:
         )
     device = next(model.parameters()).device
     implementation = getattr(_config(model), "_attn_implementation", None)
-    key = (way, model.training, device, implementation)
+    key = (way, model.training, device, implementation, batch.rows, batch.seq_len)
     known = _found.setdefault(model, {})
     if key not in known:
         try:
-            known[key] = _tried(model, type(batch), way, device)
-        except torch.cuda.OutOfMemoryError:
-            raise
+            known[key] = _tried(model, batch, way, device)
+        except torch.cuda.OutOfMemoryError as error:  # may be otherwise the next time
+            return f"out of memory: {error}"[:120]
         except Exception as error:  # whatever a model raises at arguments that it does not take
             said = f"{error}".strip().split("\n")[0]
             known[key] = f"{type(error).__name__}: {said[:120]}"
     return known[key]
 
 
-def _tried(
-    model: nn.Module, kind: Callable[[PackedRows], Any], way: Way, device: Any
-) -> str | None:
-    lengths = _WHOLE_ROWS if way == "rows" else _DOCUMENTS
-    tiny = kind(_tiny_rows(lengths, _ids(model))).to(device)
+def _tried(model: nn.Module, batch: Any, way: Way, device: torch.device) -> str | None:
+    shares, rows = (_WHOLE_ROWS, 2) if way == "rows" else (_DOCUMENTS, batch.rows)
+    packed = _documents(shares[:rows], rows, batch.seq_len, _ids(model))
+    other = type(batch)(packed).to(device)
 
     def call(batch: Any) -> Any:
         arguments = _arguments(model, batch, way)
@@ -189,28 +206,34 @@ def _tried(
         arguments.pop("num_items_in_batch", None)
         return model(**arguments)
 
-    found = check_isolation(model, tiny, call=call)
+    found = check_isolation(model, other, call=call)
     if not found:
         where = f" in {found.layer}" if found.layer else ""
         return f"documents move one another{where}"
-    if way != "rows" and not _same_anywhere(model, lambda: call(tiny), found.context):
-        return "a document is not the same at another place in the row"
+    if not _as_alone(model, other, call, found.context):
+        return "documents are not as they are by themselves (as if at other positions)"
     return None
 
 
-def _same_anywhere(model: nn.Module, call: Callable[[], Any], context: float) -> bool:
-    """The first two documents of a tiny batch, which are the same, have the same outputs."""
+def _as_alone(model: nn.Module, batch: Any, call: Callable[[Any], Any], context: float) -> bool:
+    """The last document of every row has the outputs that it has by itself."""
+    document = batch.document_ids
+    tolerance = _TOLERANCE_HALF if _dtype(model).itemsize == 2 else _TOLERANCE
     modes = {module: module.training for module in model.modules()}
-    length = _DOCUMENTS[0][0]
     try:
         model.eval()  # dropout would make them differ
         with torch.no_grad():
-            outputs = of_slots(call(), _TINY_SEQ_LEN * len(_DOCUMENTS)).float()
+            outputs = of_slots(call(batch), document.numel())
+            for number in set(document.amax(dim=1).tolist()) - {-1}:
+                at = document.view(-1) == number
+                ids = batch.input_ids.view(-1)[at]
+                alone = of_slots(model(input_ids=ids[None]), len(ids)).float()
+                if not (outputs[at].float() - alone).abs().max() <= tolerance * context:
+                    return False
     finally:
         for module, training in modes.items():
             module.training = training
-    apart = (outputs[:length] - outputs[length : 2 * length]).abs().max()
-    return bool(apart <= _TWIN_TOLERANCE * context)
+    return True
 
 
 def _ids(model: nn.Module) -> NDArray[np.int64]:
@@ -226,34 +249,33 @@ def _ids(model: nn.Module) -> NDArray[np.int64]:
     return np.random.default_rng(0).permutation(usual)
 
 
-def _tiny_rows(lengths: tuple[tuple[int, ...], ...], ids: NDArray[np.int64]) -> PackedRows:
-    """A row for each tuple of documents' lengths; the rest is padding."""
-    tokens = np.resize(ids, (len(lengths), _TINY_SEQ_LEN))
-    ends: list[int] = [0]
-    piece: list[int] = []
-    for row, documents in enumerate(lengths):
-        for length in documents:
-            ends.append(ends[-1] + length)
-            piece.append(max(piece, default=-1) + 1)
-        if ends[-1] < (row + 1) * _TINY_SEQ_LEN:
-            ends.append((row + 1) * _TINY_SEQ_LEN)
-            piece.append(-1)
-    if len(lengths[0]) > 1:
-        tokens[0, lengths[0][0] :][: lengths[0][1]] = tokens[0, : lengths[0][1]]
-    cu_seqlens = np.array(ends, np.int32)
+def _documents(
+    shares: tuple[tuple[float, ...], ...], rows: int, seq_len: int, ids: NDArray[np.int64]
+) -> PackedRows:
+    """Documents in the first and the last row; the rest is padding."""
+    ends, piece = [0], [-1]
+    for row, documents in zip((0, rows - 1), shares, strict=False):
+        ends.append(row * seq_len)
+        piece.append(-1)
+        for number, share in enumerate(documents, start=max(piece) + 1):
+            ends.append(ends[-1] + max(int(share * seq_len), 1))
+            piece.append(number)
+    ends.append(rows * seq_len)
+    piece.append(-1)
+    filled = np.flatnonzero(np.diff(ends)) + 1
+    cu_seqlens = np.append(0, np.array(ends)[filled]).astype(np.int32)
     longest = np.diff(cu_seqlens)
-    documents_found = max(piece) + 1
     return PackedRows(
-        seq_len=_TINY_SEQ_LEN,
-        tokens=tokens.reshape(-1).astype(np.uint32),
+        seq_len=seq_len,
+        tokens=np.resize(ids, rows * seq_len).astype(np.uint32),
         boundaries=cu_seqlens,
-        piece=np.array(piece, np.int32),
+        piece=np.array(piece, np.int32)[filled],
         cu_seqlens=cu_seqlens,
         loss_mask=None,
-        source_ids=np.zeros(documents_found, np.int32),
+        source_ids=np.zeros(max(piece) + 1, np.int32),
         provenance=None,
         max_seqlen=int(longest.max()),
         num_loss_tokens=1,
-        sum_squared_lengths=int((longest**2).sum()),
+        sum_squared_lengths=int((longest.astype(np.int64) ** 2).sum()),
         composition=Composition(),
     )

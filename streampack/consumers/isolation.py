@@ -241,16 +241,23 @@ def _flat(found: Any, slots: int) -> Tensor | None:
     return None
 
 
+def _parts(values: Tensor) -> list[Tensor]:
+    """A few slots at a time, since logits of a large vocabulary had better not be copied whole."""
+    return [values[first : first + 1024] for first in range(0, len(values), 1024)]
+
+
 def _movement(base: Tensor, changed: Tensor) -> Tensor:
     """(T,) the largest difference in each slot."""
-    if not (base.isfinite().all() and changed.isfinite().all()):
+    pairs = zip(_parts(base), _parts(changed), strict=True)
+    moved = torch.cat([(one.float() - other.float()).abs().amax(dim=1) for one, other in pairs])
+    if not moved.isfinite().all():
         raise ConfigError(
             "The model gives outputs that are not finite numbers.",
             "Whether they move cannot be told.",
             "Look for slots whose attention mask hides everything, or pass call= with finite "
             "outputs.",
         )
-    return (base.float() - changed.float()).abs().amax(dim=1)
+    return moved
 
 
 def _check_context(scale: float) -> None:
@@ -319,7 +326,8 @@ def _traced(
             flat = _flat(value, len(where))
             if flat is not None:
                 mixed = torch.arange(flat.shape[1], device=flat.device, dtype=torch.float64).cos()
-                seen.append((name, flat.double() @ mixed))
+                parts = [part.double() @ mixed for part in _parts(flat)]
+                seen.append((name, torch.cat(parts)))
 
     def watch(name: str, watched: nn.Module) -> list[Any]:
         parent = name.rpartition(".")[0]

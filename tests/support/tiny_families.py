@@ -46,6 +46,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
     **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
     **dict.fromkeys(("mamba_chunk_size", "chunk_size", "mamba_dt_rank"), 8),
+    **dict.fromkeys(("attention_chunk_size", "index_topk"), 4),
     "first_k_dense_replace": 1,
     "is_decoder": True,
 }
@@ -65,7 +66,7 @@ def tiny_model(family: str, attention: str, seconds: int = 10) -> Any:
 
     Args:
         family: model type.
-        attention: implementation, "eager" or "sdpa".
+        attention: implementation, "eager" or "sdpa"; eager where there is no other.
         seconds: for which it may take.
 
     Raises:
@@ -82,6 +83,8 @@ def tiny_model(family: str, attention: str, seconds: int = 10) -> Any:
                 size = sum(p.numel() for p in kind(config).parameters())
             if size > 3_000_000:
                 raise NotBuiltError(f"{size / 1e6:.0f} million parameters")
+            if not getattr(kind, f"_supports_{attention}", True):
+                attention = "eager"
             config._attn_implementation = attention
             torch.manual_seed(0)
             model = kind._from_config(config, attn_implementation=attention)
@@ -97,9 +100,16 @@ def tiny_model(family: str, attention: str, seconds: int = 10) -> Any:
 
 #: What single families need besides.
 OTHERS: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
+        "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+    },
+    "minimax_m3_vl_text": {"index_block_size": 4, "index_topk_blocks": 1},
     "falcon_h1": {"mamba_d_ssm": 64},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm3": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "qwen3_next": {"full_attention_interval": 2},

@@ -1,0 +1,156 @@
+"""Every family of transformers that predicts the next token: documents apart, or refused.
+
+Which are which, for the versions that the tests run with, is in docs/families.md, which
+`python -m scripts.families` writes.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from streampack import BestFitDecreasing, ConfigError, Pad, check_isolation
+from tests.support.packed_batches import packed_batches, random_documents
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("streampack.consumers.hf_arguments")
+
+from tests.support.family_table import ATTENTIONS, Outcome, outcome, section  # noqa: E402
+from tests.support.tiny_families import NotBuiltError, families, tiny_model  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+#: One of each kind; all of them are tried by the slow tests.
+SOME = {
+    "llama": "positions",
+    "mistral": "positions",
+    "gemma2": "positions",
+    "mixtral": "positions",
+    "gpt_oss": "mask",
+    "opt": "mask",
+    "falcon": "mask",
+    "bloom": "refused",
+    "mamba": "refused",
+    "mamba2": "refused",
+    "qwen3_next": "refused",
+    "bart": "refused",
+}
+outcome = functools.cache(outcome)
+
+
+@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_documents_are_as_by_themselves_or_refused(family: str, attention: str) -> None:
+    assert outcome(family, attention).way == SOME[family]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_so_are_those_of_every_family(family: str, attention: str) -> None:
+    found: Outcome = outcome(family, attention)
+    if found.way == "not tried":
+        pytest.skip(found.reason)
+
+
+@pytest.mark.slow
+def test_the_page_of_families_says_what_is_the_case() -> None:
+    page = (ROOT / "docs/families.md").read_text()
+    written = section(outcome)
+    if written.splitlines()[0] not in page:
+        pytest.skip(f"the page has nothing of transformers {transformers.__version__}")
+    assert written in page
+
+
+@pytest.mark.parametrize("family", ["bloom", "mamba", "gptj", "llama"])
+def test_rows_of_one_segment_work_for_every_model_as_the_refusal_says(family: str) -> None:
+    model = tiny_model(family, "eager")
+    documents = random_documents([9, 14, 12, 10])
+    batches = {
+        "row": packed_batches(documents, Pad(seq_len=23), batch_rows=4, attention="row"),
+        "one document": packed_batches(documents, Pad(seq_len=23), batch_rows=4),
+    }
+    for (batch,) in batches.values():
+        arguments = batch.hf(model=model)
+        logits = model(**arguments).logits.reshape(4 * 23, -1)
+        for number in range(batch.num_documents):
+            at = batch.document_ids.view(-1) == number
+            alone = model(input_ids=batch.input_ids.view(-1)[at][None], use_cache=False).logits[0]
+            torch.testing.assert_close(logits[at], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_a_refusal_says_what_was_tried_and_what_to_do() -> None:
+    (batch, *_) = packed_batches(random_documents([9, 14, 12, 8]), Pad(seq_len=23), batch_rows=4)
+    model = tiny_model("mamba", "eager")
+    batch.hf(model=model)
+    (batch, *_) = short_documents()
+    with pytest.raises(ConfigError) as caught:
+        batch.hf(model=model)
+    said = str(caught.value)
+    assert "MambaForCausalLM does not keep the documents of a row apart" in said
+    assert "with position_ids: documents move one another in backbone.layers.0.mixer" in said
+    assert 'attention="row"' in said
+    assert "Pad(seq_len=...)" in said
+
+
+def test_a_model_is_tried_once_per_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("gptj", "eager")
+    passes = 0
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    model.register_forward_pre_hook(count)
+    (batch, *_) = short_documents()
+    batch.hf(model=model)
+    tried = passes
+    assert tried > 0
+    batch.hf(model=model)
+    assert passes == tried
+    model.train()
+    batch.hf(model=model)
+    assert passes > tried
+
+
+def test_without_the_model_its_leak_is_found_and_named() -> None:
+    model = tiny_model("opt", "eager")
+    (batch, *_) = short_documents()
+    found = check_isolation(model, batch)
+    assert not found
+    assert found.layer == "model.decoder.layers.0.self_attn"
+    assert check_isolation(model, batch, call=lambda batch: model(**batch.hf(model=model)))
+
+
+def test_where_a_model_does_not_take_the_count_it_gets_no_labels() -> None:
+    model = tiny_model("biogpt", "eager")
+
+    class Narrow(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside, self.config = model, model.config
+
+        def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None) -> Any:
+            return self.inside(
+                input_ids=input_ids, attention_mask=attention_mask, labels=labels, use_cache=False
+            )
+
+    narrow = Narrow()
+    (batch, *_) = short_documents()
+    assert set(batch.hf(model=narrow)) == {"input_ids", "attention_mask", "labels"}
+    batch.num_items_in_batch = 100  # as `PackedLoader.accumulate` sets it
+    assert set(batch.hf(model=narrow)) == {"input_ids", "attention_mask"}
+
+
+def short_documents() -> list[Any]:
+    return packed_batches(
+        random_documents([9, 14, 12, 10]), BestFitDecreasing(seq_len=23), batch_rows=2
+    )
+
+
+def test_a_family_that_is_too_large_is_named() -> None:
+    with pytest.raises(NotBuiltError, match="million parameters"):
+        tiny_model("fuyu", "eager")

@@ -1,0 +1,91 @@
+"""What becomes of a packed batch in each family of transformers, and the page that says so."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+from streampack import BestFitDecreasing, ConfigError, PackedBatch
+from tests.support.packed_batches import packed_batches, random_documents
+from tests.support.tiny_families import NotBuiltError, families, tiny_model
+
+__all__ = ["ATTENTIONS", "Outcome", "outcome", "section"]
+
+ATTENTIONS = ("eager", "sdpa")
+
+#: Ways as the page has them, in its order.
+TITLES = {
+    "positions": "by `position_ids` alone",
+    "mask": "by a mask, which `.hf(model=model)` passes",
+    "refused": "not at all on a CPU: refused",
+    "not tried": "not tried",
+}
+
+
+class Outcome(NamedTuple):
+    """How documents are kept apart, and why not in a better way."""
+
+    way: str
+    reason: str = ""
+
+
+def outcome(family: str, attention: str) -> Outcome:
+    """What `.hf(model=)` makes of a family; raises unless documents are as by themselves."""
+    transformers.logging.set_verbosity_error()
+    try:
+        model = tiny_model(family, attention)
+    except NotBuiltError as error:
+        return Outcome("not tried", f"{error}".split("\n")[0])
+    documents = [2 + ids % 80 for ids in random_documents([9, 14, 12, 10])]  # nothing special
+    (batch,) = packed_batches(documents, BestFitDecreasing(seq_len=23), batch_rows=2)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            arguments = batch.hf(model=model)
+        except ConfigError as error:
+            return _refused(str(error))
+        _check_documents(model, batch, arguments)
+    return Outcome("mask" if "attention_mask" in arguments else "positions")
+
+
+def _refused(said: str) -> Outcome:
+    layer = re.search(r"move one another in ([\w.]+)", said)
+    if layer is not None:
+        return Outcome("refused", f"`{layer[1]}`")
+    if "as if at other positions" in said:
+        return Outcome("refused", "positions")
+    return Outcome("refused", "does not run on such a batch")
+
+
+def _check_documents(model: Any, batch: PackedBatch, arguments: dict[str, Any]) -> None:
+    """Every document has the outputs that it has by itself."""
+    del arguments["labels"]
+    logits = model(**arguments)[0].reshape(batch.rows * batch.seq_len, -1)
+    for number in range(batch.num_documents):
+        at = batch.document_ids.view(-1) == number
+        ids = batch.input_ids.view(-1)[at][None]
+        alone = model(input_ids=ids, use_cache=False)[0].reshape(len(ids[0]), -1)
+        torch.testing.assert_close(logits[at], alone, rtol=1e-3, atol=1e-3)
+
+
+def section(outcomes: Callable[[str, str], Outcome] = outcome) -> str:
+    """The page's section about the installed version."""
+    found: dict[str, list[str]] = {way: [] for way in TITLES}
+    for family in families():
+        each = {attention: outcomes(family, attention) for attention in ATTENTIONS}
+        for way in TITLES:
+            of_way = [attention for attention in ATTENTIONS if each[attention].way == way]
+            if of_way:
+                alone = "" if len(of_way) == len(ATTENTIONS) else f"{of_way[0]}: "
+                reason = each[of_way[0]].reason
+                notes = f" ({alone}{reason})" if reason else f" ({of_way[0]})" if alone else ""
+                found[way].append(f"{family}{notes}")
+    lines = [f"## transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}"]
+    lines += ["", "| documents are kept apart | families |", "|---|---|"]
+    lines += [f"| {TITLES[way]} ({len(found[way])}) | {', '.join(found[way])} |" for way in TITLES]
+    return "\n".join(lines) + "\n"
