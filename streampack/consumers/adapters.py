@@ -6,6 +6,8 @@ waits for the device.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from typing import Any, Literal
 
@@ -27,6 +29,7 @@ from streampack.consumers.padded_segments import (
 )
 from streampack.consumers.text import ShownText, decoder, shown_rows
 from streampack.errors import ConfigError
+from streampack.numeric import whole_number
 
 __all__ = ["BatchAdapters"]
 
@@ -198,7 +201,7 @@ class BatchAdapters:
         if self.num_items_in_batch is not None or not self.num_loss_tokens:
             counts["num_items_in_batch"] = max(self.num_items_in_batch or 0, 1)
         if seq_idx:
-            counts["seq_idx"] = self._segment_ids().view(1, -1)
+            counts["seq_idx"] = self.seq_idx
         cu_seqlens, longest = self._segments(segments)
         return {
             **counts,
@@ -213,14 +216,18 @@ class BatchAdapters:
         }
 
     def varlen(
-        self, api: Literal["flash_attn", "torch"] = "flash_attn", *, segments: int | None = None
+        self,
+        api: Literal["flash_attn", "torch", "torchtitan"] = "flash_attn",
+        *,
+        segments: int | None = None,
     ) -> dict[str, Any]:
         """Sequence arguments for variable-length attention, to be passed by keyword.
 
         Args:
             api: "flash_attn" for `flash_attn_varlen_func` (add ``causal=True``), "torch" for
                 `torch.nn.attention.varlen.varlen_attn` (add ``window_size=(-1, 0)``, which is
-                how it spells causal).
+                how it spells causal), "torchtitan" for the fields of its `VarlenMetadata`, which
+                besides has the boundaries as a tuple of ints.
             segments: give the arguments static shapes, for `torch.compile` and CUDA graphs:
                 `cu_seqlens` has `segments` + 1 entries, padded with its last value, and the
                 maximum is `seq_len`. The true number is `num_segments`.
@@ -231,15 +238,68 @@ class BatchAdapters:
         cu_seqlens, longest = self._segments(segments)
         if api == "flash_attn":
             names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-        elif api == "torch":
+        elif api in ("torch", "torchtitan"):
             names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
         else:
             raise ConfigError(
                 f"api is {api!r}.",
                 "Its argument names are unknown.",
-                'Use "flash_attn" or "torch".',
+                'Use "flash_attn", "torch" or "torchtitan".',
             )
-        return dict(zip(names, (cu_seqlens, cu_seqlens, longest, longest), strict=True))
+        arguments = dict(zip(names, (cu_seqlens, cu_seqlens, longest, longest), strict=True))
+        if api == "torchtitan":
+            ends = self._runs[0].tolist()
+            arguments["cu_seq_q_host"] = tuple(ends + ends[-1:] * (len(cu_seqlens) - len(ends)))
+        return arguments
+
+    def fla(self, *, chunk_size: int | None = None) -> dict[str, Tensor]:
+        """Boundaries for linear attention, delta rules and short convolutions of fla.
+
+        Kernels of flash-linear-attention take them with (1, T, ...) tensors: `cu_seqlens`,
+        (segments + 1,) int64 on the batch's device, and `cu_seqlens_cpu`, the same on the host, so
+        that they need not wait for the device. Pass the same dictionary to all layers: fla keeps
+        what it derives by the identity of these tensors.
+
+        Args:
+            chunk_size: tokens per chunk of a kernel: also give `chunk_indices`, (chunks, 2) int64
+                on the device, the segment of each chunk and the chunk's number in it.
+
+        Raises:
+            ConfigError: `chunk_size` is no whole number of at least one.
+        """
+        ends = self._runs[0].astype(np.int64)
+        arguments = {"cu_seqlens": self.cu_seqlens.long(), "cu_seqlens_cpu": torch.from_numpy(ends)}
+        if chunk_size is not None:
+            chunk_size = whole_number("chunk_size", chunk_size, "A chunk holds at least one token.")
+            chunks = -(-np.diff(ends) // chunk_size)
+            segment = np.repeat(np.arange(len(chunks)), chunks)
+            inside = np.arange(len(segment)) - (np.cumsum(chunks) - chunks)[segment]
+            indices = torch.from_numpy(np.stack((segment, inside), axis=1))
+            arguments["chunk_indices"] = indices.to(self.device, non_blocking=True)
+        return arguments
+
+    @property
+    def seq_idx(self) -> Tensor:
+        """(1, T) int32, each slot's attention segment, as mamba_ssm and causal_conv1d take it."""
+        return self._segment_ids().view(1, -1)
+
+    def next_tokens(self, depth: int = 1) -> Tensor:
+        """Targets of multi-token prediction: what comes `depth` tokens later.
+
+        (rows, seq_len) int64, shifted: compare them with what slot t predicts, without shifting.
+        -100 where that lies beyond the attention segment, or carries no loss.
+
+        Args:
+            depth: 1 is the next token.
+
+        Raises:
+            ConfigError: `depth` is no whole number of at least one.
+        """
+        depth = whole_number("depth", depth, "The next token is 1 later.")
+        inside = self.position_ids.view(-1) >= depth
+        labels = self.labels.view(-1).masked_fill(~inside, -100)
+        slots = self.rows * self.seq_len
+        return pad(labels[depth:], (0, min(depth, slots)), value=-100).view(self.rows, self.seq_len)
 
     def flex(self, block_size: int = 128) -> BlockMask:
         """The block mask for `flex_attention` over the flattened rows, (1, 1, T, T).
@@ -260,7 +320,7 @@ class BatchAdapters:
         """
         shape = (-1,) if flat else (self.rows, self.seq_len)
         inputs = {"input": self.input_ids.view(shape), "positions": self.position_ids.view(shape)}
-        return inputs, self._next_labels().view(shape)
+        return inputs, self.next_tokens().view(shape)
 
     def megatron(self, *, cp_size: int = 1, cp_rank: int = 0) -> dict[str, Tensor | None]:
         """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
@@ -278,7 +338,7 @@ class BatchAdapters:
                 rank.
         """
         _check_rank(cp_size, cp_rank)
-        labels = self._next_labels()
+        labels = self.next_tokens().view(-1)
         counts = labels != -100
         tensors = {
             "tokens": self.input_ids.view(-1),
@@ -299,7 +359,9 @@ class BatchAdapters:
         `cu_seqlens_q` and `_kv`, (segments + 1,) int32, sum up real lengths;
         `cu_seqlens_q_padded` and `_kv_padded` are where the segments lie in the whole batch, each a
         multiple of ``2 * cp_size`` long if `cp_size` is more than 1; `max_seqlen_q` and `_kv` are
-        ints and count that padding.
+        ints and count that padding. `total_tokens`, an int, is what Mamba layers derive their
+        `seq_idx` from; without it they take a row for one sequence. It is left out where the
+        installed Megatron-LM (0.16) has no such field: its Mamba layers know no boundaries.
 
         Raises:
             ConfigError: as in `megatron`.
@@ -309,7 +371,9 @@ class BatchAdapters:
         real = torch.from_numpy(segments.cu_seqlens).to(self.device, non_blocking=True)
         placed = torch.from_numpy(segments.cu_seqlens_padded).to(self.device, non_blocking=True)
         longest = int(np.diff(segments.cu_seqlens_padded).max())
+        total = {"total_tokens": self.rows * self.seq_len} if _megatron_counts_tokens() else {}
         return {
+            **total,
             "qkv_format": "thd",
             "cu_seqlens_q": real,
             "cu_seqlens_kv": real,
@@ -338,15 +402,21 @@ class BatchAdapters:
         filled = starts[piece[np.searchsorted(boundaries, starts)] >= 0]
         return bool((np.diff(filled // self.seq_len) > 0).all())
 
-    def _next_labels(self) -> Tensor:
-        """(T,) int64: labels one slot earlier. The first of a segment is -100, so none crosses."""
-        return pad(self.labels.view(-1)[1:], (0, 1), value=-100)
-
     def _padded(self, cp_size: int) -> PaddedSegments:
         align = 2 * cp_size if cp_size > 1 else 1
         cu_seqlens, boundaries, piece = self._runs
         run = np.searchsorted(boundaries, cu_seqlens[:-1])
         return padded_segments(cu_seqlens, piece[run] < 0, align)
+
+
+@functools.cache
+def _megatron_counts_tokens() -> bool:
+    """Whether `PackedSeqParams` has `total_tokens`; also where Megatron-LM is not installed."""
+    try:
+        module = importlib.import_module("megatron.core.packed_seq_params")
+    except ImportError:
+        return True
+    return "total_tokens" in module.PackedSeqParams.__dataclass_fields__
 
 
 def _check_rank(cp_size: int, cp_rank: int = 0) -> None:

@@ -196,6 +196,10 @@ def _whats_wrong(model: Any, batch: Any, way: Way) -> str | None:
 
 
 def _tried(model: nn.Module, batch: Any, way: Way, device: torch.device) -> str | None:
+    chunk = getattr(_config(model), "attention_chunk_size", None)
+    slots = batch.rows * batch.seq_len
+    if way in ("positions", "seq_idx") and chunk and slots > chunk and chunk % batch.seq_len:
+        return f"chunks of {chunk} tokens are counted through the batch, not in each document"
     shares, rows = (_WHOLE_ROWS, 2) if way == "rows" else (_DOCUMENTS, batch.rows)
     packed = _documents(shares[:rows], rows, batch.seq_len, _ids(model))
     other = type(batch)(packed).to(device)
@@ -258,7 +262,8 @@ def _documents(
         ends.append(row * seq_len)
         piece.append(-1)
         for number, share in enumerate(documents, start=max(piece) + 1):
-            ends.append(ends[-1] + max(int(share * seq_len), 1))
+            # Odd, so that it is no multiple of what a model might count in.
+            ends.append(min(ends[-1] + (int(share * seq_len) | 1), (row + 1) * seq_len))
             piece.append(number)
     ends.append(rows * seq_len)
     piece.append(-1)

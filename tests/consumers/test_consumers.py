@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, sources
+from streampack.consumers import adapters
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.padded_segments import head_and_tail
 from streampack.errors import ConfigError
@@ -178,6 +179,68 @@ def test_torchtitan_gets_shifted_labels_that_cross_no_boundary() -> None:
         in_rows, labels_in_rows = batch.torchtitan(flat=False)
         assert in_rows["input"].shape == labels_in_rows.shape == (batch.rows, batch.seq_len)
         assert torch.equal(labels_in_rows.view(-1), labels)
+
+
+# ---------------------------------------------------------------------- boundaries for every layer
+
+
+def test_multi_token_prediction_reaches_over_no_boundary() -> None:
+    for batch in batches():
+        labels, segment = batch.labels.view(-1).tolist(), batch.seq_idx[0].tolist()
+        slots = len(labels)
+        for depth in (1, 2, 5, slots, slots + 3):
+            expected = [
+                labels[t + depth]
+                if t + depth < slots and segment[t + depth] == segment[t]
+                else -100
+                for t in range(slots)
+            ]
+            found = batch.next_tokens(depth)
+            assert found.shape == (batch.rows, batch.seq_len)
+            assert found.dtype == torch.int64
+            assert found.view(-1).tolist() == expected
+        assert torch.equal(batch.next_tokens().view(-1), batch.torchtitan()[1])
+    for depth in (0, -1, 1.5):
+        with pytest.raises(ConfigError, match="depth"):
+            batch.next_tokens(depth)  # type: ignore[arg-type]
+
+
+def test_linear_attention_gets_boundaries_on_host_and_device_and_by_chunk() -> None:
+    for batch in batches():
+        boundaries = batch.fla(chunk_size=4)
+        assert {tensor.dtype for tensor in boundaries.values()} == {torch.int64}
+        for name in ("cu_seqlens", "cu_seqlens_cpu"):
+            assert boundaries[name].tolist() == batch.cu_seqlens.tolist()
+        expected = [
+            [segment, chunk]
+            for segment, length in enumerate(batch.cu_seqlens.diff().tolist())
+            for chunk in range(-(-length // 4))
+        ]
+        assert boundaries["chunk_indices"].tolist() == expected
+        assert set(batch.fla()) == {"cu_seqlens", "cu_seqlens_cpu"}
+    with pytest.raises(ConfigError, match="chunk_size"):
+        batch.fla(chunk_size=0)
+
+
+def test_torchtitan_gets_boundaries_on_the_host_too() -> None:
+    attention = pytest.importorskip("torchtitan.models.common.attention")
+    for batch in batches():
+        made = attention.VarlenMetadata(**batch.varlen("torchtitan"))
+        assert made.cu_seq_q_host == tuple(batch.cu_seqlens.tolist())
+        padded = attention.VarlenMetadata(**batch.varlen("torchtitan", segments=30))
+        assert padded.cu_seq_q_host == tuple(padded.cu_seq_q.tolist())
+
+
+def test_mamba_layers_of_megatron_can_tell_segments_apart() -> None:
+    """`total_tokens` ends the last segment; without it Megatron derives no `seq_idx`."""
+    installed = adapters._megatron_counts_tokens()
+    for batch in batches():
+        params = batch.packed_seq_params()
+        assert params.get("total_tokens") == (2 * SEQ_LEN if installed else None)
+        ends = torch.tensor([*params["cu_seqlens_q_padded"].tolist(), 2 * SEQ_LEN])
+        lengths = ends.diff()
+        seq_idx = torch.arange(len(lengths)).repeat_interleave(lengths)
+        assert seq_idx.tolist() == batch.seq_idx[0].tolist()
 
 
 # ---------------------------------------------------------------------- Megatron

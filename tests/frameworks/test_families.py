@@ -126,23 +126,34 @@ def test_without_the_model_its_leak_is_found_and_named() -> None:
 
 
 def test_where_a_model_does_not_take_the_count_it_gets_no_labels() -> None:
-    model = tiny_model("biogpt", "eager")
+    model = tiny_model("gpt_oss", "eager")
 
     class Narrow(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inside, self.config = model, model.config
 
-        def forward(self, input_ids: Any, attention_mask: Any = None, labels: Any = None) -> Any:
+        def forward(
+            self,
+            input_ids: Any,
+            attention_mask: Any = None,
+            position_ids: Any = None,
+            labels: Any = None,
+        ) -> Any:
             return self.inside(
-                input_ids=input_ids, attention_mask=attention_mask, labels=labels, use_cache=False
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                labels=labels,
+                use_cache=False,
             )
 
     narrow = Narrow()
     (batch, *_) = short_documents()
-    assert set(batch.hf(model=narrow)) == {"input_ids", "attention_mask", "labels"}
+    named = {"input_ids", "attention_mask", "position_ids"}
+    assert set(batch.hf(model=narrow)) == {*named, "labels"}
     batch.num_items_in_batch = 100  # as `PackedLoader.accumulate` sets it
-    assert set(batch.hf(model=narrow)) == {"input_ids", "attention_mask"}
+    assert set(batch.hf(model=narrow)) == named
 
 
 def short_documents() -> list[Any]:
