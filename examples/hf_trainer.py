@@ -116,8 +116,9 @@ def make_trainer(
         num_hidden_layers=1,
         num_attention_heads=2,
     )
-    loader = PackedLoader(dataset, output="hf")
-    return kind(model=LlamaForCausalLM(config), args=args, loader=loader)
+    model = LlamaForCausalLM(config)
+    loader = PackedLoader(dataset, output="hf", model=model)
+    return kind(model=model, args=args, loader=loader)
 
 
 def write_corpus(folder: Path, documents: int) -> Any:
