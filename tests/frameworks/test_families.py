@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import BestFitDecreasing, ConfigError, Pad, check_isolation
+from streampack import (
+    BestFitDecreasing,
+    ConfigError,
+    PackedDataset,
+    PackedLoader,
+    Pad,
+    TokenRules,
+    Topology,
+    check_isolation,
+)
 from tests.support.packed_batches import packed_batches, random_documents
 
 transformers = pytest.importorskip("transformers")
@@ -165,3 +174,22 @@ def short_documents() -> list[Any]:
 def test_a_family_that_is_too_large_is_named() -> None:
     with pytest.raises(NotBuiltError, match="million parameters"):
         tiny_model("fuyu", "eager")
+
+
+def test_a_loader_gives_each_model_what_it_takes() -> None:
+    documents = [ids.tolist() for ids in random_documents([9, 14, 12, 10])]
+    dataset = PackedDataset(
+        documents, seq_len=23, batch_rows=2, token_rules=TokenRules(pad_id=90), topology=Topology()
+    )
+    llama, opt, mamba = (tiny_model(name, "eager") for name in ("llama", "opt", "mamba"))
+    (batch,) = PackedLoader(dataset, output="hf", model=llama)
+    assert "attention_mask" not in batch
+    (batch,) = PackedLoader(dataset, output="hf", model=opt)
+    assert batch["attention_mask"].shape == (2, 1, 23, 23)
+    ((batch,),) = PackedLoader(dataset, output="hf", model=opt).accumulate(4)
+    assert batch["attention_mask"].shape == (2, 1, 23, 23)
+    assert batch["num_items_in_batch"] > 0
+    with pytest.raises(ConfigError, match="does not keep the documents"):
+        list(PackedLoader(dataset, output="hf", model=mamba))
+    with pytest.raises(ConfigError, match='output is not "hf"'):
+        PackedLoader(dataset, model=opt)
