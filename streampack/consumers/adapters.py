@@ -6,8 +6,6 @@ waits for the device.
 
 from __future__ import annotations
 
-import functools
-import importlib
 import sys
 from typing import Any, Literal
 
@@ -21,12 +19,8 @@ from torch.nn.functional import pad
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
-from streampack.consumers.padded_segments import (
-    PaddedSegments,
-    head_and_tail,
-    pad_cu_seqlens,
-    padded_segments,
-)
+from streampack.consumers.megatron import megatron_batch, packed_seq_params
+from streampack.consumers.padded_segments import pad_cu_seqlens
 from streampack.consumers.text import ShownText, decoder, shown_rows
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
@@ -337,21 +331,7 @@ class BatchAdapters:
             ConfigError: documents were not packed with ``align=2 * cp_size``; there is no such
                 rank.
         """
-        _check_rank(cp_size, cp_rank)
-        labels = self.next_tokens().view(-1)
-        counts = labels != -100
-        tensors = {
-            "tokens": self.input_ids.view(-1),
-            "labels": labels.masked_fill(~counts, 0),
-            "loss_mask": counts.to(torch.float32),
-            "position_ids": self.position_ids.view(-1),
-        }
-        if cp_size > 1:
-            held = head_and_tail(self._padded(cp_size).cu_seqlens_padded, cp_size, cp_rank)
-            index = torch.from_numpy(held).to(self.device, non_blocking=True)
-            tensors = {name: tensor[index] for name, tensor in tensors.items()}
-        batch: dict[str, Tensor | None] = {name: t.view(1, -1) for name, t in tensors.items()}
-        return {**batch, "attention_mask": None}
+        return megatron_batch(self, cp_size, cp_rank)
 
     def packed_seq_params(self, *, cp_size: int = 1) -> dict[str, Any]:
         """Fields of Megatron-LM's `PackedSeqParams`, for TransformerEngine's THD attention.
@@ -366,22 +346,7 @@ class BatchAdapters:
         Raises:
             ConfigError: as in `megatron`.
         """
-        _check_rank(cp_size)
-        segments = self._padded(cp_size)
-        real = torch.from_numpy(segments.cu_seqlens).to(self.device, non_blocking=True)
-        placed = torch.from_numpy(segments.cu_seqlens_padded).to(self.device, non_blocking=True)
-        longest = int(np.diff(segments.cu_seqlens_padded).max())
-        total = {"total_tokens": self.rows * self.seq_len} if _megatron_counts_tokens() else {}
-        return {
-            **total,
-            "qkv_format": "thd",
-            "cu_seqlens_q": real,
-            "cu_seqlens_kv": real,
-            "cu_seqlens_q_padded": placed,
-            "cu_seqlens_kv_padded": placed,
-            "max_seqlen_q": longest,
-            "max_seqlen_kv": longest,
-        }
+        return packed_seq_params(self, cp_size)
 
     def _segments(self, segments: int | None) -> tuple[Tensor, int]:
         """`cu_seqlens` and its maximum, of static shape if a number of segments is given."""
@@ -401,28 +366,3 @@ class BatchAdapters:
         starts = cu_seqlens[:-1]
         filled = starts[piece[np.searchsorted(boundaries, starts)] >= 0]
         return bool((np.diff(filled // self.seq_len) > 0).all())
-
-    def _padded(self, cp_size: int) -> PaddedSegments:
-        align = 2 * cp_size if cp_size > 1 else 1
-        cu_seqlens, boundaries, piece = self._runs
-        run = np.searchsorted(boundaries, cu_seqlens[:-1])
-        return padded_segments(cu_seqlens, piece[run] < 0, align)
-
-
-@functools.cache
-def _megatron_counts_tokens() -> bool:
-    """Whether `PackedSeqParams` has `total_tokens`; also where Megatron-LM is not installed."""
-    try:
-        module = importlib.import_module("megatron.core.packed_seq_params")
-    except ImportError:
-        return True
-    return "total_tokens" in module.PackedSeqParams.__dataclass_fields__
-
-
-def _check_rank(cp_size: int, cp_rank: int = 0) -> None:
-    if not 0 <= cp_rank < cp_size:
-        raise ConfigError(
-            f"cp_size is {cp_size}, and cp_rank is {cp_rank}.",
-            "There is no such rank, and it would get other documents' tokens.",
-            "Use a cp_size of 1 or more, and a cp_rank from 0 to cp_size - 1.",
-        )

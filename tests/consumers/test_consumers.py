@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, sources
-from streampack.consumers import adapters
 from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.megatron import _megatron_counts_tokens
 from streampack.consumers.padded_segments import head_and_tail
 from streampack.errors import ConfigError
 from streampack.packing import (
@@ -233,7 +233,7 @@ def test_torchtitan_gets_boundaries_on_the_host_too() -> None:
 
 def test_mamba_layers_of_megatron_can_tell_segments_apart() -> None:
     """`total_tokens` ends the last segment; without it Megatron derives no `seq_idx`."""
-    installed = adapters._megatron_counts_tokens()
+    installed = _megatron_counts_tokens()
     for batch in batches():
         params = batch.packed_seq_params()
         assert params.get("total_tokens") == (2 * SEQ_LEN if installed else None)

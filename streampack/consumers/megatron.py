@@ -1,0 +1,85 @@
+"""What Megatron-LM's `get_batch` returns and its `PackedSeqParams`, of a packed batch."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streampack.consumers.padded_segments import (
+    PaddedSegments,
+    head_and_tail,
+    padded_segments,
+)
+from streampack.errors import ConfigError
+
+__all__ = ["megatron_batch", "packed_seq_params"]
+
+
+def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor | None]:
+    """See `BatchAdapters.megatron`."""
+    _check_rank(cp_size, cp_rank)
+    labels = batch.next_tokens().view(-1)
+    counts = labels != -100
+    tensors = {
+        "tokens": batch.input_ids.view(-1),
+        "labels": labels.masked_fill(~counts, 0),
+        "loss_mask": counts.to(torch.float32),
+        "position_ids": batch.position_ids.view(-1),
+    }
+    if cp_size > 1:
+        held = head_and_tail(_padded(batch, cp_size).cu_seqlens_padded, cp_size, cp_rank)
+        index = torch.from_numpy(held).to(batch.device, non_blocking=True)
+        tensors = {name: tensor[index] for name, tensor in tensors.items()}
+    shaped: dict[str, Tensor | None] = {name: t.view(1, -1) for name, t in tensors.items()}
+    return {**shaped, "attention_mask": None}
+
+
+def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
+    """See `BatchAdapters.packed_seq_params`."""
+    _check_rank(cp_size)
+    segments = _padded(batch, cp_size)
+    real = torch.from_numpy(segments.cu_seqlens).to(batch.device, non_blocking=True)
+    placed = torch.from_numpy(segments.cu_seqlens_padded).to(batch.device, non_blocking=True)
+    longest = int(np.diff(segments.cu_seqlens_padded).max())
+    total = {"total_tokens": batch.rows * batch.seq_len} if _megatron_counts_tokens() else {}
+    return {
+        **total,
+        "qkv_format": "thd",
+        "cu_seqlens_q": real,
+        "cu_seqlens_kv": real,
+        "cu_seqlens_q_padded": placed,
+        "cu_seqlens_kv_padded": placed,
+        "max_seqlen_q": longest,
+        "max_seqlen_kv": longest,
+    }
+
+
+def _padded(batch: Any, cp_size: int) -> PaddedSegments:
+    align = 2 * cp_size if cp_size > 1 else 1
+    cu_seqlens, boundaries, piece = batch._runs
+    run = np.searchsorted(boundaries, cu_seqlens[:-1])
+    return padded_segments(cu_seqlens, piece[run] < 0, align)
+
+
+@functools.cache
+def _megatron_counts_tokens() -> bool:
+    """Whether `PackedSeqParams` has `total_tokens`; also where Megatron-LM is not installed."""
+    try:
+        module = importlib.import_module("megatron.core.packed_seq_params")
+    except ImportError:
+        return True
+    return "total_tokens" in module.PackedSeqParams.__dataclass_fields__
+
+
+def _check_rank(cp_size: int, cp_rank: int = 0) -> None:
+    if not 0 <= cp_rank < cp_size:
+        raise ConfigError(
+            f"cp_size is {cp_size}, and cp_rank is {cp_rank}.",
+            "There is no such rank, and it would get other documents' tokens.",
+            "Use a cp_size of 1 or more, and a cp_rank from 0 to cp_size - 1.",
+        )
