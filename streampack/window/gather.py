@@ -18,6 +18,7 @@ from streampack._jit import kernel
 from streampack.documents import offsets_of
 from streampack.fields import FieldTypes
 from streampack.packing.composition import Composition
+from streampack.window.buffer import TokenBuffer
 from streampack.window.entries import Entries
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 from streampack.window.window import PlannedWindow, Window
@@ -46,7 +47,7 @@ class RowFormat:
 
 
 def gather_rows(
-    planned: PlannedWindow, batch_tokens: int, window: Window, layout: RowFormat
+    planned: PlannedWindow, batch_tokens: int, window: Window | TokenBuffer, layout: RowFormat
 ) -> list[PackedRows]:
     """Gather the rows of a round from the window's arrays, all batches in one pass.
 
@@ -54,7 +55,7 @@ def gather_rows(
         planned: the plan, the rows that go, their batches (the rows of a batch have one seq_len),
             and where the documents lie.
         batch_tokens: a batch has ``batch_tokens // seq_len`` rows; what it lacks is padding.
-        window: with the documents as planned.
+        window: or buffer, with the documents as planned.
         layout: how rows are written.
 
     Returns:
@@ -137,7 +138,7 @@ def _with_fields(
     packed: PackedRows,
     segment: NDArray[np.int64],
     planned: PlannedWindow,
-    window: Window,
+    window: Window | TokenBuffer,
     types: FieldTypes,
 ) -> PackedRows:
     plan, entries = planned.plan, window.entries
