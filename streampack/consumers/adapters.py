@@ -24,7 +24,9 @@ from streampack.consumers.padded_segments import (
     pad_cu_seqlens,
     padded_segments,
 )
+from streampack.consumers.pairs import pairs_of
 from streampack.consumers.text import ShownText, decoder, shown_rows
+from streampack.documents import Fields
 from streampack.errors import ConfigError
 
 __all__ = ["BatchAdapters"]
@@ -41,6 +43,7 @@ class BatchAdapters:
     num_loss_tokens: int
     num_items_in_batch: int | None
     _runs: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+    _host_fields: Fields
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -111,6 +114,23 @@ class BatchAdapters:
             color,
         )
         return ShownText("\n".join(lines))
+
+    def pairs(self, *, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
+        """The documents of preference pairs: groups of a chosen and a rejected one.
+
+        Args:
+            chosen: the document field that is true for the chosen one.
+
+        Returns:
+            (P,) and (P,) int64, pair by pair: the numbers of the chosen and of the rejected
+            pieces, as in `document_ids`, on the batch's device.
+
+        Raises:
+            ConfigError: the dataset has no ``group``, or a group is no such pair.
+        """
+        found = pairs_of(self._host_fields, chosen)
+        better, worse = (torch.from_numpy(pieces).to(self.device) for pieces in found)
+        return better, worse
 
     def loss(
         self, logits: Tensor, *, weights: Tensor | None = None, averaged_over: int = 1
