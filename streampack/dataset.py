@@ -146,7 +146,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         if group is not None:
             source = source.with_groups(group)
         packer = choose_packer(seq_len, packer, order, source, group)
-        check_group(group, packer, fields, on_error, balance)
+        given = {"on_error": on_error, "balance": balance, "order": order}
+        check_group(group, packer, fields, given)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
         schedule = check_balance(balance, attention, packer)

@@ -18,6 +18,7 @@ from streampack import (
     Concat,
     ConfigError,
     FirstFitDecreasing,
+    GroupBy,
     Hook,
     PackedDataset,
     PackedLoader,
@@ -31,6 +32,7 @@ from streampack import (
     sources,
 )
 from streampack.sources import Mixture
+from tests.support.chats import CHATML, messages, write_lines
 from tests.support.corpora import byte_tokenizer
 from tests.support.grouped_source import GroupedSource
 from tests.support.runs import identities
@@ -242,6 +244,30 @@ def test_texts_that_are_tokenized_in_slices_are_grouped_too(tmp_path: Path) -> N
     assert sorted(found) == list(range(260))
 
 
+def test_conversations_of_several_records_are_grouped_by_a_field(tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    chats = [
+        {"messages": messages("question", "answer " * (1 + i % 3)), "group": int(VALUES[i])}
+        for i in range(300)
+    ]
+    write_lines(tmp_path / "chats.jsonl", chats)
+    made = dataset(
+        sources.Chat(str(tmp_path / "chats.jsonl"), template=CHATML),
+        seq_len=1024,
+        tokenizer=str(tmp_path / "tokenizer.json"),
+        document_fields={"group": "int64"},
+        lanes=4,
+    )
+    found: list[int] = []
+    for batch in made:
+        ids, values = (batch.document_fields[name].numpy() for name in ("group_ids", "group"))
+        for group in range(ids.max(initial=-1) + 1):
+            (value,) = {*values[ids == group].tolist()}
+            assert (ids == group).sum() == (VALUES[:300] == value).sum()
+            found.append(value)
+    assert sorted(found) == sorted({*VALUES[:300].tolist()})
+
+
 @pytest.mark.parametrize("attention", ["document", "row"])
 def test_what_else_belongs_to_tokens_and_documents_stays_with_them(attention: Any) -> None:
     rng = np.random.default_rng(2)
@@ -327,10 +353,10 @@ def test_settings_that_would_part_groups_are_refused() -> None:
             dataset(packer=packer)
     with pytest.raises(ConfigError, match="no document field is declared by that name"):
         dataset(group="pair")
-    with pytest.raises(ConfigError, match="on_error"):
-        dataset(on_error="skip")
-    with pytest.raises(ConfigError, match="Leave out balance"):
-        dataset(balance="attention")
+    for settings in ({"on_error": "skip"}, {"balance": "attention"}, {"order": GroupBy("group")}):
+        (name,) = settings
+        with pytest.raises(ConfigError, match=f'group is "group", .*Leave out {name}='):
+            dataset(**settings)
     with pytest.raises(ConfigError, match='A field is named "group_ids"'):
         dataset(document_fields={**FIELDS, "group_ids": "int32"})
 

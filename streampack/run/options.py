@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, cast
 
 from streampack.errors import ConfigError
@@ -127,9 +128,14 @@ def check_balance(balance: str | None, attention: str, packer: Packer) -> Balanc
 
 
 def check_group(
-    group: str | None, packer: Packer, fields: FieldTypes, on_error: str, balance: str | None
+    group: str | None, packer: Packer, fields: FieldTypes, settings: Mapping[str, Any]
 ) -> None:
-    """Raise `ConfigError` unless groups of this document field stay whole."""
+    """Raise `ConfigError` unless groups of this document field stay whole.
+
+    Args:
+        group, packer, fields: of the run.
+        settings: what else was given, by name.
+    """
     if group is None:
         return
     if group not in fields.document:
@@ -147,18 +153,18 @@ def check_group(
             f'Pass packer=BestFitDecreasing(seq_len={packer.seq_lens[-1]}, overflow="drop") or '
             '"error".',
         )
-    if on_error != "raise":
-        raise ConfigError(
-            f'group is "{group}", and on_error is "{on_error}".',
-            "A group that lacks a document would pass for a whole one.",
-            'Use on_error="raise", and leave broken records out before.',
-        )
-    if balance is not None:
-        raise ConfigError(
-            f'group is "{group}", and balance is "{balance}".',
-            "What a group costs is not known from its length.",
-            "Leave out balance=.",
-        )
+    refused = {
+        "on_error": ("raise", "A group that lacks a document would pass for a whole one."),
+        "balance": (None, "What a group costs does not follow from its length."),
+        "order": (None, "Documents that are put in order leave their groups."),
+    }
+    for name, (usual, consequence) in refused.items():
+        if settings[name] != usual:
+            raise ConfigError(
+                f'group is "{group}", and {name} is {settings[name]!r:.80}.',
+                consequence,
+                f"Leave out {name}=.",
+            )
 
 
 def batch_size(batch_rows: int | None, batch_tokens: int | None, packer: Packer) -> int:
