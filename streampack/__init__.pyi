@@ -17,6 +17,7 @@ from .errors import StorageError as StorageError
 from .errors import StreampackError as StreampackError
 from .errors import WorkerError as WorkerError
 from .hooks import Hook as Hook
+from .in_memory import pack as pack
 from .job.simulated import SimulatedRanks as SimulatedRanks
 from .job.topology import Topology as Topology
 from .loader import PackedLoader as PackedLoader
@@ -26,6 +27,7 @@ from .packing import BestFitCrop as BestFitCrop
 from .packing import BestFitDecreasing as BestFitDecreasing
 from .packing import Buckets as Buckets
 from .packing import Concat as Concat
+from .packing import Cost as Cost
 from .packing import Curriculum as Curriculum
 from .packing import FirstFitDecreasing as FirstFitDecreasing
 from .packing import Pad as Pad

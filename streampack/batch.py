@@ -67,7 +67,8 @@ class PackedBatch(BatchAdapters):
         fields: by name, (rows, seq_len) the dataset's ``token_fields``; 0 on padding and on EOS
             that was added.
         document_fields: by name, (num_documents,) the dataset's ``document_fields``, to be indexed
-            by `document_ids`.
+            by `document_ids`. With ``group=``, ``document_fields["group_ids"]`` numbers the
+            groups of the batch, int32 from 0.
         seq_len, rows: the batch's shape.
         lane, step: batch number ``step * lanes + lane`` of the run.
         has_next: False if this is its lane's last batch. After it come empty ones, which hold
@@ -101,6 +102,7 @@ class PackedBatch(BatchAdapters):
         self.lane_state = state  # may be a function that makes it, since few are asked for
         self.spent = spent
         self._on_fields = on_fields
+        self._host_fields = packed.document_fields
         self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None

@@ -30,6 +30,7 @@ from streampack.run.options import (
     batch_size,
     check_attention,
     check_balance,
+    check_group,
     check_order,
     checked_counts,
     choose_packer,
@@ -75,6 +76,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
             name of the column, key or member that holds it, its dtype ("float32"). A map may make
             it instead.
         document_fields: the same with one value per document, as ``batch.document_fields[name]``.
+        group: the name of a document field of whole numbers; documents that follow one another
+            with the same value are a group, which lies in one row, whole. A group that does not
+            fit into a row is dropped whole, or an error, by the packer's overflow. See
+            docs/fields.md.
         order: puts related documents one after the other, for example `SimilarityOrder`; goes
             with ``attention="row"`` and a packer that keeps the order.
         balance: "attention" gives every rank batches whose attention costs about the same in
@@ -109,6 +114,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         map: Hook | None = None,
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
+        group: str | None = None,
         order: DocumentOrder | None = None,
         balance: Literal["attention"] | None = None,
         window: WindowConfig | None = None,
@@ -137,7 +143,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
             source = source.with_fields(replace(fields, optional=map is not None))
-        packer = choose_packer(seq_len, packer, order, source)
+        if group is not None:
+            source = source.with_groups(group)
+        packer = choose_packer(seq_len, packer, order, source, group)
+        given = {"on_error": on_error, "balance": balance, "order": order}
+        check_group(group, packer, fields, given)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
         schedule = check_balance(balance, attention, packer)
@@ -157,7 +167,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         config = LaneConfig(
             source=source,
             lanes=lanes or 0,
-            preparation=replace(preparation, filter=filter, map=map, fields=fields),
+            preparation=replace(preparation, filter=filter, map=map, fields=fields, group=group),
             packer=packer,
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
@@ -166,7 +176,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 attention_by_row=attention == "row",
                 mask_repeated=packer.mask_repeated,
                 provenance=provenance,
-                fields=fields,
+                fields=fields if group is None else fields.with_groups(),
+                grouped=group is not None,
             ),
             seed=seed,
             shuffle=shuffle,

@@ -18,6 +18,7 @@ from streampack._jit import kernel
 from streampack.errors import ConfigError
 
 __all__ = [
+    "GROUP",
     "NO_FIELDS",
     "ORIGIN",
     "TOKEN_DTYPES",
@@ -37,6 +38,9 @@ ORIGIN = np.dtype([("source", "<i4"), ("shard", "<i4"), ("index", "<i8")])
 #: Values by the name of their field.
 Fields = Mapping[str, NDArray[Any]]
 NO_FIELDS: Fields = {}  # never written to
+
+#: The document field with the number of a document's group, in its block or batch.
+GROUP = "group_ids"
 
 TOKEN_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32))
 
@@ -61,6 +65,7 @@ class Documents:
         loss_mask: (T,) bool, True where a token counts in the loss; None means everywhere.
         token_fields: by name, (T,) values of the tokens.
         document_fields: by name, (N,) values of the documents.
+        members: where documents are groups, what they consist of; see `joined_groups`.
 
     Slicing with ``block[a:b]`` is a view. Arrays are never written to after construction.
     """
@@ -71,6 +76,7 @@ class Documents:
     loss_mask: NDArray[np.bool_] | None = None
     token_fields: Fields = field(default_factory=dict)
     document_fields: Fields = field(default_factory=dict)
+    members: Members | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype not in TOKEN_DTYPES:
@@ -114,6 +120,7 @@ class Documents:
             ("loss_mask", self.loss_mask),
             ("token_fields", self.token_fields),
             ("document_fields", _part(self.document_fields, slice(start, stop))),
+            ("members", self.members and self.members.part(start, stop)),
         ):
             object.__setattr__(view, name, value)
         return view
@@ -135,6 +142,8 @@ class Documents:
     def take(self, order: NDArray[np.int64]) -> Documents:
         """The documents `order` (M,), copied in that order into a compact block."""
         order = np.asarray(order, dtype=np.int64)
+        if self.members is not None:
+            return self.members.take(order)
         offsets = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(self.lengths[order], out=offsets[1:])
         starts = self.offsets[order]
@@ -176,6 +185,47 @@ class Documents:
         return cls(
             tokens, offsets_of(lengths), origin, mask, token_fields or {}, document_fields or {}
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Members:
+    """What the documents of a block of N groups consist of.
+
+    Attributes:
+        documents: those of all groups, which lie side by side.
+        offsets: (N + 1,) int64 into `documents`, where each group begins.
+    """
+
+    documents: Documents
+    offsets: NDArray[np.int64]
+
+    def part(self, start: int, stop: int) -> Members:
+        """Those of the groups [start, stop)."""
+        return Members(self.documents, self.offsets[start : stop + 1])
+
+    def take(self, order: NDArray[np.int64]) -> Documents:
+        """The groups `order` (M,), copied, as a block."""
+        sizes = np.diff(self.offsets)[order]
+        offsets = offsets_of(sizes)
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)
+        documents = self.documents.take(np.repeat(self.offsets[order], sizes) + within)
+        return joined_groups(documents, offsets)
+
+
+def joined_groups(documents: Documents, offsets: NDArray[np.int64]) -> Documents:
+    """A block of which each document is a group: documents [offsets[i], offsets[i + 1]) as one.
+
+    Nothing is copied. A group has the origin of its first document, and no document fields of its
+    own; no group is empty.
+    """
+    return Documents(
+        documents.tokens,
+        documents.offsets[offsets],
+        documents.origin[offsets[:-1]],
+        documents.loss_mask,
+        documents.token_fields,
+        members=Members(documents, offsets),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
+from streampack.documents import GROUP, Documents
 from streampack.errors import ConfigError
 
 __all__ = ["FieldTypes"]
@@ -55,6 +55,10 @@ class FieldTypes:
                 "Declare it in one of token_fields= and document_fields=.",
             )
         return cls(token, document)
+
+    def with_groups(self) -> FieldTypes:
+        """These, and the numbers of groups."""
+        return replace(self, document={**self.document, GROUP: np.dtype(np.int32)})
 
     def __bool__(self) -> bool:
         return bool(self.token or self.document)
@@ -128,6 +132,12 @@ def _cast(
 
 
 def _checked_name(name: Any) -> str:
+    if name == GROUP:
+        raise ConfigError(
+            f'A field is named "{GROUP}".',
+            "Batches have the numbers of groups under that name.",
+            "Give it another name.",
+        )
     if not isinstance(name, str) or not name:
         raise ConfigError(
             f"A field is named {name!r}.",

@@ -31,7 +31,7 @@ PAGES = [
     README,
     *(
         README.parent / "docs" / f"{name}.md"
-        for name in ("quickstart", "sources", "storage", "packers", "loops", "fields")
+        for name in ("quickstart", "sources", "storage", "packers", "loops", "fields", "rollouts")
     ),
 ]
 

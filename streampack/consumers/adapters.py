@@ -21,7 +21,9 @@ from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
 from streampack.consumers.megatron import megatron_batch, packed_seq_params
 from streampack.consumers.padded_segments import pad_cu_seqlens
+from streampack.consumers.pairs import pairs_of
 from streampack.consumers.text import ShownText, decoder, shown_rows
+from streampack.documents import Fields
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
 
@@ -39,6 +41,7 @@ class BatchAdapters:
     num_loss_tokens: int
     num_items_in_batch: int | None
     _runs: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
+    _host_fields: Fields
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -112,6 +115,23 @@ class BatchAdapters:
             color,
         )
         return ShownText("\n".join(lines))
+
+    def pairs(self, *, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
+        """The documents of preference pairs: groups of a chosen and a rejected one.
+
+        Args:
+            chosen: the document field that is true for the chosen one.
+
+        Returns:
+            (P,) and (P,) int64, pair by pair: the numbers of the chosen and of the rejected
+            pieces, as in `document_ids`, on the batch's device.
+
+        Raises:
+            ConfigError: the dataset has no ``group``, or a group is no such pair.
+        """
+        found = pairs_of(self._host_fields, chosen)
+        better, worse = (torch.from_numpy(pieces).to(self.device) for pieces in found)
+        return better, worse
 
     def loss(
         self, logits: Tensor, *, weights: Tensor | None = None, averaged_over: int = 1

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from streampack.lane.config import LaneConfig
-from streampack.packing.composition import Composition
-from streampack.window.packed_rows import PROVENANCE, PackedRows
+from streampack.window.empty_rows import empty_rows
+from streampack.window.packed_rows import PackedRows
 
 __all__ = ["padding_rows"]
 
@@ -18,29 +16,5 @@ def padding_rows(config: LaneConfig, step: int) -> PackedRows:
         config: of the run.
         step: of the lane; with a packer of several row lengths it fixes the row length.
     """
-    layout = config.row_format
     seq_len = config.packer.seq_len_at(step, schedule_seed=config.seed)
-    rows = config.batch_tokens // seq_len
-    dtype = np.uint16 if layout.pad_id < 1 << 16 else np.uint32
-    ends = np.arange(0, (rows + 1) * seq_len, seq_len, dtype=np.int32)
-    return PackedRows(
-        seq_len=seq_len,
-        tokens=np.full(rows * seq_len, layout.pad_id, dtype=dtype),
-        boundaries=ends,
-        piece=np.full(rows, -1, dtype=np.int32),
-        cu_seqlens=ends,
-        loss_mask=None,
-        source_ids=np.zeros(0, dtype=np.int32),
-        provenance=np.zeros(0, dtype=PROVENANCE) if layout.provenance else None,
-        max_seqlen=seq_len,
-        num_loss_tokens=0,
-        sum_squared_lengths=0,
-        composition=Composition(rows=rows, slots=rows * seq_len),
-        token_fields={
-            name: np.zeros(rows * seq_len, dtype=dtype)
-            for name, dtype in layout.fields.token.items()
-        },
-        document_fields={
-            name: np.zeros(0, dtype=dtype) for name, dtype in layout.fields.document.items()
-        },
-    )
+    return empty_rows(config.row_format, config.batch_tokens // seq_len, seq_len)

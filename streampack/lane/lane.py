@@ -203,6 +203,10 @@ class Lane:
         if starved and not final and not self._batches:
             self._batches = [padding_rows(config, self._step)]
         self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
+        if config.row_format.grouped:  # what is lost are groups
+            lost = started.entries.serial[planned.dropped >= planned.lengths]
+            more = sum(map(len, window.fields.groups(lost))) - len(lost)
+            self._lost += Composition(documents_cropped=more, documents_lost=more)
         self._unreported = True
 
     def _round_now(self, final: bool | None) -> Round:
@@ -267,7 +271,8 @@ class Lane:
             self._dropped += 1
             if self._dropped <= NAMED_DOCUMENTS:
                 logger.warning(
-                    "dropped: %s has %d tokens and a row has %d%s",
+                    "dropped: %s%s has %d tokens and a row has %d%s",
+                    "the group that begins with " if self.config.row_format.grouped else "",
                     self.config.source.document_name(entries.origin[i]),
                     entries.length[i],
                     longest,
@@ -383,7 +388,7 @@ def warm_up(config: LaneConfig) -> None:
         )
         window.admit(documents, 0, 0)
         planned = window.plan(final=True)
-        layout = replace(config.row_format, fields=FieldTypes())
+        layout = replace(config.row_format, fields=FieldTypes(), grouped=False)
         rows = gather_rows(planned, config.batch_tokens, window, layout)
         derive_fields(rows[0])
         window.advance(planned)

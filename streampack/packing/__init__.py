@@ -8,6 +8,7 @@ from streampack.packing.buckets.packer import Buckets
 from streampack.packing.buckets.schedule import Curriculum
 from streampack.packing.composition import Composition
 from streampack.packing.concat import Concat
+from streampack.packing.cost import Cost
 from streampack.packing.crop import BestFitCrop
 from streampack.packing.decreasing import BestFitDecreasing, FirstFitDecreasing
 from streampack.packing.overflow import Overflow
@@ -25,6 +26,7 @@ __all__ = [
     "Buckets",
     "Composition",
     "Concat",
+    "Cost",
     "Curriculum",
     "FirstFitDecreasing",
     "Overflow",

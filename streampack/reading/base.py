@@ -19,7 +19,7 @@ from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
 from streampack.reading.skips import Skips
 
-__all__ = ["Block", "Cursor", "LaneReader", "Source"]
+__all__ = ["Block", "Cursor", "LaneReader", "LinePart", "Source"]
 
 Block = Documents | Texts | Conversations
 #: A place in a lane's stream: small, JSON-able, understood by its source only.
@@ -40,6 +40,18 @@ class LaneReader(ABC):
         """
 
 
+class LinePart(LaneReader):
+    """A part of the line of one epoch, which says how much of it is read."""
+
+    @abstractmethod
+    def left(self, cursor: Cursor | None) -> int:
+        """The weight that is not read yet after a cursor."""
+
+    @abstractmethod
+    def place_names(self, cursor: Cursor | None) -> list[str]:
+        """A place in words, one text for each open shard."""
+
+
 class Source(ABC):
     """A stream of documents, split into lanes."""
 
@@ -51,11 +63,27 @@ class Source(ABC):
     once: bool = False
     #: What its records give besides, where they have it: values of tokens and of documents.
     field_types: FieldTypes = FieldTypes()
+    #: The document field that says which consecutive documents are one group, or None.
+    group_field: str | None = None
+    #: The document field in which it numbers the documents of a record itself, so that a record is
+    #: a whole group; None if it does not.
+    own_groups: str | None = None
 
     def with_fields(self, types: FieldTypes) -> Source:
         """The same source, whose blocks have these fields of its records."""
         made = copy.copy(self)
         made.field_types = types
+        return made
+
+    def with_groups(self, field: str) -> Source:
+        """The same source, which never parts consecutive documents with one value of a field.
+
+        Blocks have the field `GROUP`, with the number of the group in the block; if it is
+        `own_groups`, they are as they were.
+        """
+        made = copy.copy(self)
+        if field != self.own_groups:
+            made.group_field = field
         return made
 
     @abstractmethod

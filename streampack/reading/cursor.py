@@ -36,6 +36,8 @@ def cursor_words(cursor: Mapping[str, Any] | None) -> list[str]:
     """A place in words, without its source: one text for each open shard."""
     if cursor is None:
         return ["the beginning"]
+    if "given" in cursor and isinstance(cursor.get("at"), Mapping):  # of a `GroupedReader`
+        return cursor_words(cursor["at"])
     if isinstance(opened := cursor.get("open"), list):
         return [f"{at or 0:,} in the lane's shard {piece}" for piece, at, _ in opened] or [
             "the end"

@@ -19,8 +19,9 @@ import numpy as np
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.job.listed_once import listed_once
 from streampack.packing.rng import derive_seed, permutation
-from streampack.reading.base import Block, Cursor, LaneReader, Source
+from streampack.reading.base import Block, Cursor, LinePart, Source
 from streampack.reading.cursor import cursor_field, damaged_cursor, is_count
+from streampack.reading.grouped import GroupedReader
 from streampack.reading.integer_arrays import Spans
 from streampack.reading.line import Line, Pieces
 from streampack.reading.manifest import Manifest
@@ -29,12 +30,11 @@ from streampack.reading.skips import Skips
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage
 
-__all__ = ["ShardedSource", "SpanReader"]
+__all__ = ["ShardedSource"]
 
 logger = logging.getLogger(__name__)
 
 Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
-
 USUAL_BYTES = 4096  # of a document
 
 
@@ -225,14 +225,23 @@ class ShardedSource(Source):
         """The part [low, high) of every epoch's line that one of equally many lanes has."""
         return lane * self.weight // lanes, (lane + 1) * self.weight // lanes
 
-    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[SpanReader]:
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LinePart]:
         return _EqualLanes(self, n, seed, epoch, shuffle)
 
-    def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> SpanReader:
+    def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> LinePart:
         """The part [low, high) of an epoch's line."""
         line = self._line(derive_seed(seed, epoch) if shuffle else None)
         block_seed = derive_seed(seed, epoch, 1) if shuffle else None
-        return SpanReader(self, line.pieces(low, high), block_seed)
+        pieces = line.pieces(low, high)
+        if self.group_field is None:
+            return SpanReader(self, pieces, block_seed, self.reading.open_shards)
+        return GroupedReader(
+            SpanReader(self, pieces, None, 1),
+            self.group_field,
+            cut=pieces.begins_inside,
+            beyond=SpanReader(self, pieces.beyond(), None, 1),
+            seed=block_seed,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lines": {}}
@@ -248,7 +257,7 @@ class ShardedSource(Source):
 
 
 @dataclass(frozen=True, slots=True)
-class _EqualLanes(Sequence["SpanReader"]):
+class _EqualLanes(Sequence[LinePart]):
     """The lanes of one epoch, of equal weight; a lane is worked out when it is asked for."""
 
     source: ShardedSource
@@ -268,7 +277,7 @@ class _EqualLanes(Sequence["SpanReader"]):
 
 
 @dataclass(frozen=True, slots=True)
-class SpanReader(LaneReader):
+class SpanReader(LinePart):
     """Interleaves the pieces of shards of a part of the line: a block from each open one in turn.
 
     The cursor holds the open pieces, each with its position (None at its beginning) and how far
@@ -279,6 +288,7 @@ class SpanReader(LaneReader):
     source: ShardedSource
     pieces: Pieces
     block_seed: int | None
+    open_shards: int
 
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
         opened = self.opened(cursor)
@@ -311,7 +321,7 @@ class SpanReader(LaneReader):
     def opened(self, cursor: Cursor | None) -> list[Place]:
         """Each open piece with its position and how far that is."""
         if cursor is None:
-            width = min(self.source.reading.open_shards, len(self.pieces))
+            width = min(self.open_shards, len(self.pieces))
             return [(piece, None, self.pieces[piece][1]) for piece in range(width)]
         opened: list[Place] = []
         for saved in cursor_field(cursor, "open", list):
@@ -330,7 +340,6 @@ class SpanReader(LaneReader):
         return opened
 
     def place_names(self, cursor: Cursor | None) -> list[str]:
-        """A place in words, one text for each open shard."""
         source, words = self.source, []
         for piece, position, reached in self.opened(cursor):
             shard = self.pieces[piece][0]
@@ -344,7 +353,6 @@ class SpanReader(LaneReader):
         return words or ["the end"]
 
     def left(self, cursor: Cursor | None) -> int:
-        """The weight that is not read yet after a cursor."""
         opened = self.opened(cursor)
         following: int = len(opened) if cursor is None else cursor_field(cursor, "next", int)
         unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)

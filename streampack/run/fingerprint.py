@@ -30,6 +30,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "filter": preparation.filter.name if preparation.filter else None,
         "map": preparation.map.name if preparation.map else None,
         "fields": preparation.fields.describe(),
+        "group": preparation.group,
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
         "balance": config.balance.describe() if config.balance else None,

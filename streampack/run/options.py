@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, cast
 
 from streampack.errors import ConfigError
+from streampack.fields import FieldTypes
 from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
@@ -22,6 +24,7 @@ __all__ = [
     "batch_size",
     "check_attention",
     "check_balance",
+    "check_group",
     "check_order",
     "checked_counts",
     "choose_packer",
@@ -34,15 +37,21 @@ BATCH_ROWS = 8  # a row by itself takes twice the time per token to assemble
 
 
 def choose_packer(
-    seq_len: int | None, packer: Packer | None, order: DocumentOrder | None, source: Source
+    seq_len: int | None,
+    packer: Packer | None,
+    order: DocumentOrder | None,
+    source: Source,
+    group: str | None = None,
 ) -> Packer:
-    """The packer of a run, from what is given of row length, packer and order."""
+    """The packer of a run, from what is given of row length, packer, order and group."""
     if (seq_len is None) == (packer is None):
         raise ConfigError(
             f"seq_len is {seq_len!r} and packer is {packer!r}.",
             "The row length must come from one of them.",
             "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
         )
+    if packer is None and group is not None:
+        return BestFitDecreasing(seq_len=seq_len or 0, overflow="drop")
     if packer is None and len({part.overflow for part in sources_of(source)}) > 1:
         raise ConfigError(
             "The mixture has conversations, which are dropped if they are longer than a row, and "
@@ -116,6 +125,46 @@ def check_balance(balance: str | None, attention: str, packer: Packer) -> Balanc
             "Leave out balance=, or use BestFitDecreasing.",
         )
     return Balance()
+
+
+def check_group(
+    group: str | None, packer: Packer, fields: FieldTypes, settings: Mapping[str, Any]
+) -> None:
+    """Raise `ConfigError` unless groups of this document field stay whole.
+
+    Args:
+        group, packer, fields: of the run.
+        settings: what else was given, by name.
+    """
+    if group is None:
+        return
+    if group not in fields.document:
+        raise ConfigError(
+            f"group is {group!r}, and no document field is declared by that name.",
+            "Nothing says which documents belong together.",
+            f'Pass document_fields={{{group!r}: "int64"}}, or the name of another one.',
+        )
+    whole = packer.keeps_whole and packer.overflow in ("drop", "error")
+    whole = whole and packer.max_tokens_per_row == packer.seq_lens[-1]
+    if not whole or getattr(packer, "align", 1) != 1:
+        raise ConfigError(
+            f'group is "{group}", and {packer!r:.200} may cut what lies in a row, or moves it.',
+            "A group is whole and in one row.",
+            f'Pass packer=BestFitDecreasing(seq_len={packer.seq_lens[-1]}, overflow="drop") or '
+            '"error".',
+        )
+    refused = {
+        "on_error": ("raise", "A group that lacks a document would pass for a whole one."),
+        "balance": (None, "What a group costs does not follow from its length."),
+        "order": (None, "Documents that are put in order leave their groups."),
+    }
+    for name, (usual, consequence) in refused.items():
+        if settings[name] != usual:
+            raise ConfigError(
+                f'group is "{group}", and {name} is {settings[name]!r:.80}.',
+                consequence,
+                f"Leave out {name}=.",
+            )
 
 
 def batch_size(batch_rows: int | None, batch_tokens: int | None, packer: Packer) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.dealing.dealer import Dealer
-from streampack.documents import Conversations, Documents, Texts
+from streampack.documents import GROUP, Conversations, Documents, Texts
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
@@ -27,6 +27,13 @@ from streampack.reading.cursor import cursor_field
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.streams.base import BEGINNING, LaneStream, Mark, Outlook
+from streampack.streams.groups import (
+    group_sizes,
+    joined,
+    numbered,
+    whole_groups,
+    with_numbers,
+)
 from streampack.streams.supply import DealtParts, EqualParts, Part, Supply
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
@@ -50,6 +57,7 @@ class Preparation:
         vocab_size: ids must be below it; None checks only that none is negative.
         filter, map: the user's hooks; the filter sees documents first.
         fields: what travels with tokens and documents.
+        group: the document field that documents of a group have in common; None: no groups.
     """
 
     tokenizers: tuple[Tokenizer | ChatTokenizer | None, ...] = (None,)
@@ -59,6 +67,7 @@ class Preparation:
     filter: Hook | None = None
     map: Hook | None = None
     fields: FieldTypes = field(default_factory=FieldTypes)
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,23 +252,33 @@ class DocumentStream(LaneStream):
             documents = self._checked(block)
         else:
             documents = _with_fields_of(block, self._encoded(block))
-        documents = self._without_empty(documents)
+        sizes = None
+        if preparation.group is not None:
+            documents = numbered(documents, preparation.group)
+            sizes = group_sizes(documents)
+        documents = self._without_empty(documents, sizes)
         if tokenized:
             documents = apply_eos(documents, preparation.eos, preparation.eos_id)
         if len(documents) and preparation.filter is not None:
             seeds = document_seeds(self._config.seed, epoch, documents.origin)
             documents = apply_filter(preparation.filter, documents, seeds, self._name)
+            if sizes is not None:
+                documents = whole_groups(documents, sizes)
         if len(documents) and preparation.map is not None:
             seeds = document_seeds(self._config.seed, epoch, documents.origin)
+            given = documents
             documents = apply_map(
                 preparation.map, documents, seeds, preparation.vocab_size, self._name
             )
-            documents = self._without_empty(documents)
+            if sizes is not None:  # a map keeps the documents, and need not know of groups
+                documents = with_numbers(documents, given.document_fields[GROUP])
+            documents = self._without_empty(documents, sizes)
+        number = documents.document_fields.get(GROUP)
         if preparation.fields or documents.token_fields or documents.document_fields:
             documents = self._fielded(documents)
         if documents.tokens.dtype == np.int32:  # checked: no id is negative
             documents = replace(documents, tokens=documents.tokens.view(np.uint32))
-        return documents
+        return documents if sizes is None else joined(documents, number)
 
     def _name(self, origin: np.void) -> str:
         of = f' of source "{self.skips.name}"' if self.skips.name else ""
@@ -291,12 +310,16 @@ class DocumentStream(LaneStream):
             return documents
         return documents.take(np.setdiff1d(np.arange(len(documents)), [*problems]))
 
-    def _without_empty(self, documents: Documents) -> Documents:
+    def _without_empty(self, documents: Documents, sizes: NDArray[np.int64] | None) -> Documents:
+        """The documents that are not empty, and whose groups of `sizes` (G,) have no empty one."""
         lengths = documents.lengths
         if len(lengths) == 0 or lengths.min() > 0:
             return documents
-        self.empty_documents += int((lengths == 0).sum())
-        return documents.take(np.flatnonzero(lengths > 0))
+        kept = documents.take(np.flatnonzero(lengths > 0))
+        if sizes is not None:
+            kept = whole_groups(kept, sizes)
+        self.empty_documents += len(documents) - len(kept)
+        return kept
 
     def _checked(self, documents: Documents) -> Documents:
         """The documents whose ids are all in the vocabulary; `skips` gets the others."""
@@ -350,9 +373,12 @@ def _chunks(block: Block) -> Iterator[Block]:
         return
     start = 0
     characters = 0
+    group = block.document_fields.get(GROUP)
     for i, size in enumerate(block.num_characters):
         characters += size
-        if i + 1 - start >= CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
+        full = i + 1 - start >= CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS
+        goes_on = group is not None and i + 1 < len(block) and group[i + 1] == group[i]
+        if full and not goes_on:
             yield block[start : i + 1]
             start, characters = i + 1, 0
     if start < len(block):

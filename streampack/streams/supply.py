@@ -13,8 +13,8 @@ from typing import Any
 
 from streampack.dealing.dealer import Dealer
 from streampack.dealing.rule import Span
-from streampack.reading.base import LaneReader, Source
-from streampack.reading.sharded import ShardedSource, SpanReader
+from streampack.reading.base import LaneReader, LinePart, Source
+from streampack.reading.sharded import ShardedSource
 
 __all__ = ["DealtParts", "EqualParts", "Part", "Supply"]
 
@@ -93,7 +93,7 @@ class DealtParts(Supply):
         self._name = name
         self._deals = self._count = 0
         self._spans: list[Span] = []
-        self._last: tuple[Span, SpanReader] | None = None  # asked for again and again
+        self._last: tuple[Span, LinePart] | None = None  # asked for again and again
 
     def allow(self, step: int) -> None:
         deals = self._dealer.rule.known(step)
@@ -122,7 +122,7 @@ class DealtParts(Supply):
         span = self._spans[number]
         return before, span.high - span.low, self._reader(span).left(cursor)
 
-    def _reader(self, span: Span) -> SpanReader:
+    def _reader(self, span: Span) -> LinePart:
         if self._last is None or self._last[0] != span:
             epoch, low, high = span
             reader = self._source.span(

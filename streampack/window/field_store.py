@@ -29,7 +29,8 @@ class FieldStore:
 
     def add(self, documents: Documents, first: int, serials: Iterable[int]) -> None:
         """Hold the fields of documents from `first` on, with these running numbers."""
-        if not documents.token_fields and not documents.document_fields:
+        fields = documents.token_fields or documents.document_fields
+        if not fields and documents.members is None:
             return
         for i, serial in enumerate(serials, start=first):
             self._places[int(serial)] = (documents, i)
@@ -39,6 +40,16 @@ class FieldStore:
         if self._places:
             held = self._places
             self._places = {serial: held[serial] for serial in serials.tolist() if serial in held}
+
+    def groups(self, serials: NDArray[np.int64]) -> list[Documents]:
+        """The documents of each of these groups (D,)."""
+        found = []
+        for serial in serials.tolist():
+            block, i = self._places[serial]
+            assert block.members is not None
+            low, high = block.members.offsets[i : i + 2].tolist()
+            found.append(block.members.documents[low:high])
+        return found
 
     def fields_of(
         self,

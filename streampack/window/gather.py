@@ -9,7 +9,7 @@ Cost: one pass over the slots of a round, compiled; no Python per document.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from streampack._jit import kernel
 from streampack.documents import offsets_of
 from streampack.fields import FieldTypes
 from streampack.packing.composition import Composition
+from streampack.window.buffer import TokenBuffer
 from streampack.window.entries import Entries
+from streampack.window.grouped_rows import split_groups
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 from streampack.window.window import PlannedWindow, Window
 
@@ -35,6 +37,7 @@ class RowFormat:
         attention_by_row: one attention segment per row instead of one per document piece.
         provenance: record where each piece came from.
         fields: what else rows have for each token and document piece.
+        grouped: documents are groups, and pieces the documents that these consist of.
     """
 
     pad_id: int
@@ -43,10 +46,11 @@ class RowFormat:
     mask_repeated: bool = False
     provenance: bool = False
     fields: FieldTypes = field(default_factory=FieldTypes)
+    grouped: bool = False
 
 
 def gather_rows(
-    planned: PlannedWindow, batch_tokens: int, window: Window, layout: RowFormat
+    planned: PlannedWindow, batch_tokens: int, window: Window | TokenBuffer, layout: RowFormat
 ) -> list[PackedRows]:
     """Gather the rows of a round from the window's arrays, all batches in one pass.
 
@@ -54,7 +58,7 @@ def gather_rows(
         planned: the plan, the rows that go, their batches (the rows of a batch have one seq_len),
             and where the documents lie.
         batch_tokens: a batch has ``batch_tokens // seq_len`` rows; what it lacks is padding.
-        window: with the documents as planned.
+        window: or buffer, with the documents as planned.
         layout: how rows are written.
 
     Returns:
@@ -113,7 +117,7 @@ def gather_rows(
             Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
         )
         if layout.fields:
-            packed = _with_fields(packed, segment[first:last], planned, window, layout.fields)
+            packed = _with_fields(packed, segment[first:last], planned, window, layout)
         made.append(packed)
     return made
 
@@ -137,8 +141,8 @@ def _with_fields(
     packed: PackedRows,
     segment: NDArray[np.int64],
     planned: PlannedWindow,
-    window: Window,
-    types: FieldTypes,
+    window: Window | TokenBuffer,
+    layout: RowFormat,
 ) -> PackedRows:
     plan, entries = planned.plan, window.entries
     document, start = plan.document[segment], plan.start[segment]
@@ -148,9 +152,13 @@ def _with_fields(
         sizes=plan.stop[segment] - start,
         places=packed.boundaries[:-1][packed.piece >= 0].astype(np.int64),
         slots=len(packed.tokens),
-        types=types,
+        types=replace(layout.fields, document={}) if layout.grouped else layout.fields,
     )
-    return packed._replace(token_fields=token_fields, document_fields=document_fields)
+    packed = packed._replace(token_fields=token_fields, document_fields=document_fields)
+    if not layout.grouped:
+        return packed
+    groups = window.fields.groups(entries.serial[document])
+    return split_groups(packed, groups, layout.fields, by_row=layout.attention_by_row)
 
 
 @kernel

@@ -272,13 +272,16 @@ class Window:
         i = int(np.argmax(lengths))
         if lengths[i] > self._longest:
             origin = documents.origin[i]
+            group = "The group that begins with document" if documents.members else "Document"
             raise PlanError(
-                f"Document {int(origin['index'])} of shard {int(origin['shard'])}"
+                f"{group} {int(origin['index'])} of shard {int(origin['shard'])}"
                 + (f" of source {int(origin['source'])}" if origin["source"] else "")
                 + " has "
                 f"{int(lengths[i])} tokens, a row has {self._longest}.",
                 'overflow="error" forbids that.',
-                'Filter such documents out, or use overflow="split", "truncate" or "drop".',
+                'Filter them out, or use overflow="drop".'
+                if documents.members
+                else 'Filter such documents out, or use overflow="split", "truncate" or "drop".',
             )
 
     def advance(self, planned: PlannedWindow, *, starved: bool = False) -> None:

@@ -18,6 +18,7 @@ from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, Source
 from streampack.reading.cursor import cursor_field
 from streampack.reading.fields import Fields
+from streampack.reading.grouped import GroupedReader
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.items import (
@@ -92,7 +93,16 @@ class ItemSource(Source):
                 "A lane would have nothing to read.",
                 self._more_lanes(most),
             )
-        return [_ItemLane(self, lane, n, seed, epoch, shuffle) for lane in range(n)]
+        if self.group_field is None:
+            return [_ItemLane(self, lane, n, seed, epoch, shuffle, shuffle) for lane in range(n)]
+        return [
+            GroupedReader(
+                _ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks=False),
+                self.group_field,
+                seed=derive_seed(seed, epoch, lane) if shuffle else None,
+            )
+            for lane in range(n)
+        ]
 
     def _more_lanes(self, most: int) -> str:
         return f"Use lanes={most} or fewer (and as few ranks x workers)."
@@ -100,7 +110,10 @@ class ItemSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class _ItemLane(LaneReader):
-    """One lane; its cursor is ``{"count": items consumed, "state": the iterable's or null}``."""
+    """One lane; its cursor is ``{"count": items consumed, "state": the iterable's or null}``.
+
+    `shuffle` is for the iterable; `in_blocks` says whether documents are permuted in their blocks.
+    """
 
     source: ItemSource
     lane: int
@@ -108,6 +121,7 @@ class _ItemLane(LaneReader):
     seed: int
     epoch: int
     shuffle: bool
+    in_blocks: bool
 
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
         source = self.source
@@ -190,7 +204,7 @@ class _ItemLane(LaneReader):
         index = np.arange(first, first + len(items), dtype=np.int64)
         seed = derive_seed(self.seed, self.epoch, self.lane, first)
         fields = self.source.fields
-        if self.shuffle and skips.is_empty and fields.tokenized and fields.document is None:
+        if self.in_blocks and skips.is_empty and fields.tokenized and fields.document is None:
             # Shuffled before they are joined, which saves a copy, if none is left out.
             order = permutation(len(items), seed)
             joined = joined_arrays(
@@ -203,7 +217,7 @@ class _ItemLane(LaneReader):
         )
         self.source.report_broken(self.lane, first, problems, skips)
         kept, _ = skips.replay(block, self.lane)
-        if self.shuffle and len(kept) > 1:
+        if self.in_blocks and len(kept) > 1:
             kept = kept.take(permutation(len(kept), seed))
         return kept
 

@@ -167,6 +167,11 @@ class Mixture(Source):
         made.sources = {name: part.with_fields(types) for name, part in self.sources.items()}
         return made
 
+    def with_groups(self, field: str) -> Mixture:
+        made = copy.copy(self)
+        made.sources = {name: part.with_groups(field) for name, part in self.sources.items()}
+        return made
+
     def prepare(self) -> None:
         for source in self.sources.values():
             source.prepare()

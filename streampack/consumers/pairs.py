@@ -1,0 +1,44 @@
+"""pairs_of: the pieces of a batch that are the two documents of a preference pair."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import GROUP, Fields
+from streampack.errors import ConfigError
+
+__all__ = ["pairs_of"]
+
+
+def pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(P,) and (P,) int64 numbers of pieces: of each pair the chosen one, and the rejected one.
+
+    Args:
+        document_fields: (D,) by piece, on the host.
+        chosen: the field that is true, or not 0, for the chosen document of a pair.
+
+    Raises:
+        ConfigError: the batch has no groups or no such field, or a group is no pair.
+    """
+    group, flag = document_fields.get(GROUP), document_fields.get(chosen)
+    if group is None or flag is None:
+        missing = "groups" if group is None else f'document field "{chosen}"'
+        raise ConfigError(
+            f"The batch has no {missing}.",
+            "Pairs are groups of a chosen and a rejected document.",
+            f'Pass group="pair" and document_fields={{"pair": "int64", "{chosen}": "bool"}} to '
+            "the dataset, with the names that the records have.",
+        )
+    better = flag != 0
+    wins = np.bincount(group[better], minlength=0)
+    losses = np.bincount(group[~better], minlength=0)
+    count = len(group) // 2
+    if len(group) % 2 or len(wins) != count or len(losses) != count or (wins != 1).any():
+        raise ConfigError(
+            f'The batch has {len(group)} documents, and "{chosen}" is true for '
+            f"{int(better.sum())} of them; some group is not one chosen and one rejected document.",
+            "It is no preference pair.",
+            "Filter such records out, or use the document field `group_ids` for larger groups.",
+        )
+    return np.flatnonzero(better), np.flatnonzero(~better)

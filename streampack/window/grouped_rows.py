@@ -1,0 +1,102 @@
+"""split_groups: rows of groups as rows of the documents that the groups consist of.
+
+Cost: some numpy calls per batch; no token is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import GROUP, ORIGIN, Documents, offsets_of
+from streampack.errors import PlanError
+from streampack.fields import FieldTypes
+from streampack.window.packed_rows import PROVENANCE, PackedRows
+
+__all__ = ["split_groups"]
+
+
+def split_groups(
+    packed: PackedRows, groups: Sequence[Documents], types: FieldTypes, *, by_row: bool
+) -> PackedRows:
+    """The same rows, with the documents of groups as pieces.
+
+    Args:
+        packed: D pieces, each of which is a group.
+        groups: the documents of each (D,).
+        types: of the fields.
+        by_row: attention segments are rows.
+
+    Raises:
+        PlanError: a piece is only a part of its group.
+    """
+    count = np.array([len(group) for group in groups], dtype=np.int64)
+    lengths = _concatenated([group.lengths for group in groups], np.int64)
+    runs, is_group = np.diff(packed.boundaries).astype(np.int64), packed.piece >= 0
+    ends = offsets_of(lengths)[offsets_of(count)]
+    if not np.array_equal(np.diff(ends), runs[is_group]):
+        raise PlanError(
+            "A row holds a part of a group.",
+            "Its documents belong together.",
+            "Use a packer that never cuts a document, as BestFitDecreasing does.",
+        )
+    many = np.ones(len(runs), dtype=np.int64)  # runs that each run becomes
+    many[is_group] = count
+    real = np.repeat(is_group, many)
+    sizes = np.repeat(runs, many)
+    sizes[real] = lengths
+    piece = np.full(len(sizes), -1, dtype=np.int32)
+    piece[real] = np.arange(len(lengths), dtype=np.int32)
+    boundaries = offsets_of(sizes).astype(np.int32)
+    origin = _concatenated([group.origin for group in groups], ORIGIN)
+    provenance = packed.provenance
+    if provenance is not None:
+        provenance = np.zeros(len(lengths), dtype=PROVENANCE)
+        for name in ("source", "shard", "index"):
+            provenance[name] = origin[name]
+        provenance["stop"] = lengths
+    fields = {
+        name: _concatenated([group.document_fields[name] for group in groups], dtype)
+        for name, dtype in types.document.items()
+        if name != GROUP
+    }
+    fields[GROUP] = np.repeat(np.arange(len(groups), dtype=np.int32), count)
+    composition = replace(
+        packed.composition,
+        segments=len(lengths),
+        documents=len(lengths),
+        context_sum=int((lengths * (lengths - 1) // 2).sum()),
+    )
+    split = packed._replace(
+        boundaries=boundaries,
+        piece=piece,
+        source_ids=origin["source"].astype(np.int32),
+        provenance=provenance,
+        document_fields=fields,
+        composition=composition,
+    )
+    return split if by_row else _apart(split, sizes, real)
+
+
+def _apart(packed: PackedRows, sizes: NDArray[np.int64], real: NDArray[np.bool_]) -> PackedRows:
+    """The rows with an attention segment for every run (P,)."""
+    lengths = sizes[real]
+    if packed.loss_mask is None:
+        loss_tokens = int((lengths - 1).sum())
+    else:  # padding is masked, and nothing is before the first token of a segment
+        firsts = packed.boundaries[:-1][real]
+        loss_tokens = int(packed.loss_mask.sum()) - int(packed.loss_mask[firsts].sum())
+    return packed._replace(
+        cu_seqlens=packed.boundaries,
+        max_seqlen=int(sizes.max(initial=0)),
+        num_loss_tokens=loss_tokens,
+        sum_squared_lengths=int((lengths * lengths).sum()),
+    )
+
+
+def _concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype=dtype), *arrays], dtype=dtype, casting="unsafe")
