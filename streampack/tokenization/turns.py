@@ -97,9 +97,11 @@ class Turns:
         Raises:
             RenderError: it cannot be found, or the template leaves out a part.
         """
+        wanted = parts_of(self._messages[i]) & set(learn)
+        if wanted - {"content"}:
+            self._check_written(i, wanted)
         start = self._start(i)
         stop = self._stop(i, start)
-        wanted = parts_of(self._messages[i]) & set(learn)
         if "content" in wanted:
             answer = answer_of(self._messages[i]).strip()
             if answer not in self._text[start:stop]:
@@ -109,8 +111,6 @@ class Turns:
                     "Use a template that writes the assistant's content as it is, or one that "
                     "marks what is to be learnt with {% generation %} blocks.",
                 )
-        if wanted - {"content"}:
-            self._check_written(i, wanted)
         return start, stop
 
     def parts(self, i: int, start: int, stop: int, learn: Collection[str]) -> list[Span]:
