@@ -219,10 +219,14 @@ class ChatTemplate:
             self._special.closed(text, start, stop)
             for start, stop in zip(marks[::2], marks[1::2], strict=True)
         ]
+        for i in self._learnt(conversation):
+            turns.check_extras(i, learn)
         all_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if len(all_turns) == len(spans):
             learnt = set(self._learnt(conversation))
             kept = [(i, span) for i, span in zip(all_turns, spans, strict=True) if i in learnt]
+            for i, span in kept:
+                turns.check_content(i, *span, learn)
             return [part for i, span in kept for part in turns.parts(i, *span, learn)]
         if conversation.left_out or learn != PARTS:
             raise RenderError(

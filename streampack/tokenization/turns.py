@@ -97,21 +97,29 @@ class Turns:
         Raises:
             RenderError: it cannot be found, or the template leaves out a part.
         """
-        wanted = parts_of(self._messages[i]) & set(learn)
-        if wanted - {"content"}:
-            self._check_written(i, wanted)
+        self.check_extras(i, learn)
         start = self._start(i)
         stop = self._stop(i, start)
-        if "content" in wanted:
-            answer = answer_of(self._messages[i]).strip()
-            if answer not in self._text[start:stop]:
-                raise RenderError(
-                    f"has a message {i} of the assistant that the template leaves out in part or "
-                    "rewrites",
-                    "Use a template that writes the assistant's content as it is, or one that "
-                    "marks what is to be learnt with {% generation %} blocks.",
-                )
+        self.check_content(i, start, stop, learn)
         return start, stop
+
+    def check_content(self, i: int, start: int, stop: int, learn: Collection[str]) -> None:
+        """Raise `RenderError` if text[start:stop] lacks the content of message i, to be learnt."""
+        if (
+            "content" in learn
+            and answer_of(self._messages[i]).strip() not in self._text[start:stop]
+        ):
+            raise RenderError(
+                f"has a message {i} of the assistant that the template leaves out in part or "
+                "rewrites",
+                "Use a template that writes the assistant's content as it is.",
+            )
+
+    def check_extras(self, i: int, learn: Collection[str]) -> None:
+        """Raise `RenderError` if thoughts or calls of message i are to be learnt and not there."""
+        wanted = parts_of(self._messages[i]) & set(learn) - {"content"}
+        if wanted:
+            self._check_written(i, wanted)
 
     def parts(self, i: int, start: int, stop: int, learn: Collection[str]) -> list[Span]:
         """The parts of message i, in text[start:stop], that are to be learnt, joined where they
