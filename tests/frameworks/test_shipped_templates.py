@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from importlib.util import find_spec
@@ -54,9 +55,8 @@ def asked(content: str) -> dict[str, Any]:
 def said(content: str | None, thought: str | None = None, call: bool = False) -> dict[str, Any]:
     names = ("reasoning_content", "reasoning", "thinking")
     thoughts = {} if thought is None else dict.fromkeys(names, thought)
-    return {
-        "role": "assistant", "content": content, **thoughts, **({"tool_calls": [CALL]} if call else {}),
-    }  # fmt: skip
+    calls = {"tool_calls": [CALL]} if call else {}
+    return {"role": "assistant", "content": content, **thoughts, **calls}
 
 
 #: What others say ends in U, what the assistant says in A.
@@ -79,17 +79,18 @@ KINDS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def render(name: str, kind: str, **rules: Any) -> list[Rendered]:
+@functools.cache
+def template(name: str, turns: str) -> ChatTemplate:
     source = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     special = {text for text in SPECIAL.findall(source) if text not in NOT_SPECIAL}
     variables = {"bos_token": "<BOS>", "eos_token": "<EOS>", "strftime_now": "2025-07-26"}
-    chosen = {"turns": "whole", "thoughts": "keep", "learn": ("thinking", "content", "tool_calls")}
-    template = ChatTemplate(
-        source, variables, {*special, "<EOS>"}, TurnRules.of(**{**chosen, **rules})
-    )
+    return ChatTemplate(source, variables, {*special, "<EOS>"}, TurnRules(turns))
+
+
+def render(name: str, kind: str, turns: str = "whole") -> list[Rendered]:
     tools = [TOOL] if "call" in kind else None
     record = {"messages": json.loads(json.dumps(KINDS[kind])), "tools": tools}
-    return template.render(conversation_of(record))
+    return template(name, turns).render(conversation_of(record))
 
 
 def words(kind: str) -> set[str]:
@@ -107,10 +108,11 @@ def test_all_that_the_assistant_said_is_learnt_and_nothing_else_or_it_is_refused
     try:
         texts = render(name, kind, turns=turns)
     except RenderError as refused:
-        remedy = refused.remedy
+        texts, remedy = [], refused.remedy
+    if texts:
+        check(texts, kind, turns)
     else:
-        return check(texts, kind, turns)
-    assert remedy
+        assert remedy
 
 
 def check(texts: list[Rendered], kind: str, turns: str) -> None:
