@@ -103,25 +103,33 @@ class Skips:
         for record in records:
             self._known.setdefault(record[0], []).append(list(record))
 
-    def replay(self, block: AnyBlock, shard: int) -> tuple[AnyBlock, bool]:
-        """A block without what a saved state skipped; True if the rest of the shard is skipped too.
+    def replay_end(self, block: AnyBlock, shard: int) -> tuple[AnyBlock, bool]:
+        """A block up to where a saved state skipped the rest of its shard; True if it ends there.
 
-        Content that was broken when the state was saved and is readable now stays skipped, because
-        the batches after that state were made without it.
+        What was broken when the state was saved and is readable now stays skipped, because the
+        batches after that state were made without it.
         """
-        known = self._known.get(shard)
+        return self._without(block, shard, rest=True)
+
+    def replay(self, block: AnyBlock, shard: int) -> AnyBlock:
+        """A block, shuffled as it is, without the documents that a saved state skipped.
+
+        Most of them were found broken after the block was shuffled, by their tokens.
+        """
+        return self._without(block, shard, rest=False)[0]
+
+    def _without(self, block: AnyBlock, shard: int, rest: bool) -> tuple[AnyBlock, bool]:
+        known = [record for record in self._known.get(shard, ()) if record[2] == rest]
         if not known:
             return block, False
         index = block.origin["index"]
         dropped = np.zeros(len(block), dtype=np.bool_)
-        ended = False
-        for record in list(known):
-            here = ~dropped & (index >= record[1] if record[2] else index == record[1])
+        for record in known:
+            here = ~dropped & (index >= record[1] if rest else index == record[1])
             if here.any():
                 dropped |= here
-                ended = ended or bool(record[2])
-                known.remove(record)
+                self._known[shard].remove(record)
                 self.records.append(record)
         if not dropped.any():
             return block, False
-        return block.take(np.flatnonzero(~dropped)), ended
+        return block.take(np.flatnonzero(~dropped)), rest
