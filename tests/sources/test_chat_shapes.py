@@ -149,12 +149,12 @@ def test_a_pair_is_two_conversations_with_one_prompt(name: str) -> None:
     assert (learnt(chosen), learnt(chosen.rejected)) == (["b"], ["c"])
 
 
-def test_texts_without_a_prompt_share_whole_words() -> None:
-    start = "Human: why? Assistant:"
+def test_texts_without_a_prompt_share_a_dialogue_up_to_the_last_answer() -> None:
+    start = "\n\nHuman: why? \n\nAssistant: who? \n\nHuman: I. \n\nAssistant:"
     chosen = conversation_of({"chosen": f"{start} because", "rejected": f"{start} before"})
     assert chosen.rejected is not None
-    assert [m["content"] for m in chosen.messages] == [start + " ", "because"]
-    assert [m["content"] for m in chosen.rejected.messages] == [start + " ", "before"]
+    assert [m["content"] for m in chosen.messages] == [start, " because"]
+    assert [m["content"] for m in chosen.rejected.messages] == [start, " before"]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -169,7 +169,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"system": "s", "messages": messages("a", "b", system="t")}, "another message of the system"),
     ({"chosen": messages("a", "b"), "rejected": messages("x", "c")}, "same prompt"),
     ({"chosen": messages("a", "b"), "rejected": messages("a", "b")}, "same prompt"),
-    ({"chosen": "one", "rejected": "two"}, "no words that both"),
+    ({"chosen": "It is one", "rejected": "It is two", "question": "?"}, 'no "prompt"'),
+    ({"prompt": "a", "completion": "b", "system": "s"}, "write messages"),
     ({"prompt": "a", "chosen": "b", "rejected": messages("a", "c")}, "where two texts or two"),
     ({"prompt": "z", "chosen": messages("a", "b"), "rejected": messages("a", "c")}, "same prompt"),
     ({"prompt": "a", "chosen": "b", "rejected": ""}, "no assistant turn"),

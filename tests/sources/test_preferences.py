@@ -91,7 +91,8 @@ def test_the_sides_of_a_pair_come_one_after_the_other_the_chosen_first(tmp_path:
     stream = DocumentStream(config, 0, skips=Skips(), times=LaneTimes())
     groups: list[int] = []
     chosen: list[bool] = []
-    while (block := stream.next_documents()) is not None:
+    while (block := stream.peek()) is not None:
+        stream.consume(len(block))
         groups += block.document_fields["group"].tolist()
         chosen += block.document_fields["chosen"].tolist()
     assert chosen == [True, False] * 40
@@ -142,7 +143,7 @@ def test_a_pair_with_one_broken_side_is_skipped_whole_and_once(
 
 
 def test_plain_pairs_need_no_template(tmp_path: Path) -> None:
-    records = [{"prompt": f"{i}: ", "chosen": "good", "rejected": "bad"} for i in range(5)]
+    records = [{"prompt": f"{i}:\n", "chosen": "good", "rejected": "bad"} for i in range(5)]
     path = write_lines(tmp_path / "a.jsonl", records)
     fields = {"group": "int64", "chosen": "bool"}
     loader = PackedLoader(dataset(sources.Chat(path), document_fields=fields))

@@ -24,6 +24,8 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "completion": ("prompt", "completion"),
     "alpaca": ("instruction", "output"),
 }
+#: Who speaks before the answer in dialogues that are one text, as in HH-RLHF.
+_ASSISTANT = "Assistant:"
 #: Every field that is read of a record.
 RECORD_FIELDS = (
     *dict.fromkeys(name for names in SHAPES.values() for name in names),
@@ -155,6 +157,10 @@ def _of_preference(record: Mapping[str, Any]) -> Conversation:
 def _answered(prompt: Any, completion: Any, field: str, record: Mapping[str, Any]) -> Conversation:
     """A prompt and what follows it in a field: two texts, or two lists of messages."""
     if isinstance(prompt, str) and isinstance(completion, str):
+        if _text(record, "system"):
+            raise BrokenDocumentError(
+                f'has a "system" beside a "prompt" and a "{field}" that are text; write messages'
+            )
         return _plain(prompt, completion)
     if isinstance(prompt, list) and isinstance(completion, list):
         first = _with_system(record, messages_of(prompt, "prompt"))
@@ -166,16 +172,18 @@ def _answered(prompt: Any, completion: Any, field: str, record: Mapping[str, Any
 
 
 def _common_text(chosen: str, rejected: str) -> str:
-    """What two texts begin with, up to the end of a word: their prompt."""
+    """The dialogue that two texts begin with, up to what the assistant says last.
+
+    Of other texts it is unknown where the prompt ends: two answers may begin with the same words.
+    """
     common = os.path.commonprefix([chosen, rejected])  # noqa: RUF071  of texts, not paths
-    whole = len(common) == min(len(chosen), len(rejected))
-    at = max(map(common.rfind, (" ", "\n"))) + 1
-    if whole or at == 0:
+    before, speaker, _ = common.rpartition(_ASSISTANT)
+    if not speaker:
         raise BrokenDocumentError(
-            'has no "prompt", and no words that both "chosen" and "rejected" begin with before '
-            "they differ"
+            f'has no "prompt", and texts in "chosen" and "rejected" that do not both begin with a '
+            f'dialogue up to "{_ASSISTANT}"'
         )
-    return common[:at]
+    return before + speaker
 
 
 def _common_messages(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
