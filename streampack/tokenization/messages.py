@@ -36,8 +36,10 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 def parts_of(message: Message) -> set[str]:
     """Which of `PARTS` the message has."""
-    found = {"content"} if answer_of(message).strip() else set()
-    if _thoughts_in_fields(message) or _thoughts_in_content(message):
+    content = message.get("content")
+    thinks = bool(content and _CLOSE in content)  # mostly not
+    found = {"content"} if (answer_of(message) if thinks else content or "").strip() else set()
+    if _thoughts_in_fields(message) or (thinks and _thoughts_in_content(message)):
         found.add("thinking")
     if message.get("tool_calls"):
         found.add("tool_calls")
@@ -99,10 +101,10 @@ def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def _in_form(message: Message, form: Any) -> Message:
-    changed = dict(message)
-    if changed.get("content") is None:
-        changed["content"] = ""
-    calls = changed.get("tool_calls")
+    calls = message.get("tool_calls")
+    if not calls and message.get("content") is not None:
+        return message
+    changed = {**message, "content": message.get("content") or ""}
     if isinstance(calls, list) and calls:
         changed["tool_calls"] = [_with_arguments(call, form) for call in calls]
     return changed
@@ -144,5 +146,5 @@ def _thoughts_in_content(message: Message) -> str:
 
 
 def _thoughts_in_fields(message: Message) -> list[str]:
-    values = {name: message.get(name) for name in THOUGHT_FIELDS}
-    return [name for name, value in values.items() if isinstance(value, str) and value.strip()]
+    there = [name for name in THOUGHT_FIELDS if name in message]
+    return [name for name in there if isinstance(message[name], str) and message[name].strip()]

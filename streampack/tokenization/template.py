@@ -126,13 +126,11 @@ class ChatTemplate:
 
     def _learnt(self, conversation: Conversation) -> list[int]:
         """Numbers of the messages with something to learn."""
-        wanted, all_parts = set(self._rules.learn), self._rules.learn == PARTS
-        return [
-            i
-            for i, message in enumerate(conversation.messages)
-            if conversation.learns(i)
-            and (parts_of(message) & wanted or (all_parts and self._rules.turns == "whole"))
-        ]
+        messages, wanted = conversation.messages, set(self._rules.learn)
+        learnt = [i for i in range(len(messages)) if conversation.learns(i)]
+        if self._rules.learn == PARTS and self._rules.turns == "whole":
+            return learnt
+        return [i for i in learnt if parts_of(messages[i]) & wanted]
 
     def _rendered(
         self, conversation: Conversation, text: str, marks: list[int], alone: bool = False

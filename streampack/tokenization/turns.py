@@ -128,7 +128,7 @@ class Turns:
         Raises:
             RenderError: not all are to be learnt, and they cannot be told apart.
         """
-        if parts_of(self._messages[i]) <= set(learn):
+        if len(learn) == len(PARTS) or parts_of(self._messages[i]) <= set(learn):
             return [(start, stop)]
         message = self._messages[i]
         place = self._content(self._messages, self._text, i)

@@ -1,4 +1,4 @@
-"""What was skipped after its block was shuffled stays skipped after a resume; nothing else moves."""
+"""What was skipped after its block was shuffled stays skipped after a resume, the rest in place."""
 
 from __future__ import annotations
 

@@ -5,15 +5,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from streampack.documents import Conversations, Documents, make_origin
 from streampack.errors import ConfigError, ContentError
+from streampack.reading.records import BrokenDocumentError
 from streampack.reading.skips import Skips
 from streampack.sources import Chat
 from streampack.sources.chat.records import conversation_of
@@ -35,7 +39,7 @@ def chat_tokenizer(template: str, rule: str = "as-is", **options: Any) -> ChatTo
     return ChatTokenizer(
         load_tokenizer(BPE, eos=rule, bos=False, **ids),
         TEMPLATES.get(template, template),
-        lambda origin: f"line {int(origin['index'])}",
+        str,
         source.rules,
         source.template_kwargs,
     )
@@ -268,3 +272,64 @@ def test_rules_that_make_no_sense_are_refused(options: dict[str, Any], message: 
 
 def test_one_word_is_one_part() -> None:
     assert TurnRules.of("whole", "keep", "content") == TurnRules.of("whole", "keep", ["content"])
+
+
+MARKED = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}{% generation %}
+{%- if m.reasoning_content and (loop.last or keep) %}
+{{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+{{- m.content + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{- m.content + '<|im_end|>' }}{% endif %}
+{{- '\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def test_marked_turns_follow_the_same_rules() -> None:
+    chat = KINDS["thoughts"]
+    with pytest.raises(ContentError, match=r'thoughts in message 1.*turns="each"'):
+        encode(chat_tokenizer(MARKED), chat)
+    assert learnt(encode(chat_tokenizer(MARKED, kwargs={"keep": True}), chat)) == [
+        "<think>T1</think>A1<|im_end|>",
+        "<think>T2</think>A2<|im_end|>",
+    ]
+    each = encode(chat_tokenizer(MARKED, turns="each"), chat)
+    assert [len(ids) for ids, _ in found(each)] == sorted(len(ids) for ids, _ in found(each))
+    assert learnt(each) == ["<think>T1</think>A1<|im_end|>", "<think>T2</think>A2<|im_end|>"]
+    masked = encode(chat_tokenizer(MARKED, turns="each", thoughts="mask"), chat)
+    assert learnt(masked) == ["A1<|im_end|>", "A2<|im_end|>"]
+    only = [asked("Q1"), {**said("A1"), "train": False}, asked("Q2"), said("A2")]
+    assert learnt(encode(chat_tokenizer(MARKED, turns="each"), only)) == ["A2<|im_end|>"]
+
+
+def test_pickled_with_a_date_and_rules_it_does_the_same() -> None:
+    tokenizer = chat_tokenizer("channels", turns="each", thoughts="mask")
+    again = pickle.loads(pickle.dumps(tokenizer))
+    chat = KINDS["thoughts"]
+    assert found(encode(again, chat)) == found(encode(tokenizer, chat))
+
+
+@pytest.mark.parametrize("form", [dict, json.dumps])
+@pytest.mark.parametrize("name", ["stripped", "dropped"])  # takes objects, takes text
+def test_arguments_may_be_text_or_objects(name: str, form: Any) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": form({"a": 1})}}
+    chat = [asked("Q1"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    text = '<call>add{"a": 1}' if name == "stripped" else '<|call|>add\n{"a": 1}'
+    assert text in learnt(encode(chat_tokenizer(name), chat))[0]
+
+
+@given(
+    contents=st.lists(st.text("ab <>/think\n{}|", min_size=1, max_size=14), min_size=2, max_size=6)
+)
+@settings(deadline=None, max_examples=25)
+@pytest.mark.parametrize("name", [n for n in TEMPLATES if n not in ("dropped", "stripped")])
+def test_whatever_is_said_is_learnt_whole_or_refused(name: str, contents: list[str]) -> None:
+    chat = [asked(text) if i % 2 == 0 else said(text) for i, text in enumerate(contents)]
+    answers = [text.strip() for text in contents[1::2]]
+    for turns in ("whole", "each"):
+        try:
+            documents = encode(chat_tokenizer(name, turns=turns), chat)
+        except (ContentError, BrokenDocumentError):
+            continue
+        runs = learnt(documents)
+        for answer in answers:
+            assert any(answer in run for run in runs)
