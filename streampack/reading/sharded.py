@@ -369,7 +369,7 @@ class SpanReader(LaneReader):
                 for block, end, reached in self.source.read_shard(
                     shard, low, high, position, skips
                 ):
-                    kept, ended = skips.replay_end(block, shard)
+                    kept, ended = skips.replay(block, shard)
                     if self.block_seed is not None and len(kept) > 1:
                         begin = low if position is None else position
                         kept = kept.take(
@@ -377,7 +377,7 @@ class SpanReader(LaneReader):
                         )
                     elif isinstance(kept, Spans):
                         kept = kept.gathered()
-                    kept = skips.replay(kept, shard)
+                    kept = skips.replay_late(kept, shard)
                     position = end
                     yield kept, end, reached
                     if ended:

@@ -203,7 +203,7 @@ class DocumentStream(LaneStream):
                 self._before, self._after = (number, start), (number, cursor)
                 prepared = 0
                 for chunk in _chunks(block):
-                    with self._times.measure("prepare_s"):
+                    with self._times.measure("prepare_s"), self.skips.after_shuffle():
                         documents = self._prepare(chunk, part.epoch)
                     prepared += len(chunk)
                     self._unprepared = 1 - prepared / len(block)

@@ -202,9 +202,10 @@ class _ItemLane(LaneReader):
             items, fields, make_origin(self.lane, index), self.source.field_types
         )
         self.source.report_broken(self.lane, first, problems, skips)
-        if self.shuffle and len(block) > 1:
-            block = block.take(permutation(len(block), seed))
-        return skips.replay(block, self.lane)
+        kept, _ = skips.replay(block, self.lane)
+        if self.shuffle and len(kept) > 1:
+            kept = kept.take(permutation(len(kept), seed))
+        return skips.replay_late(kept, self.lane)
 
 
 class Iterable(ItemSource):
