@@ -271,6 +271,7 @@ class Conversation:
         tools: descriptions of the functions the assistant may call, or None.
         plain: a prompt and a completion that are text, which need no template.
         left_out: numbers of the assistant's messages whose turns carry no loss all the same.
+        rejected: of a preference pair, whose chosen side this is, the other one; else None.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -278,6 +279,7 @@ class Conversation:
     tools: Sequence[Any] | None = None
     plain: bool = False
     left_out: frozenset[int] = frozenset()
+    rejected: Conversation | None = None
 
     def learns(self, number: int) -> bool:
         """True if the turn of this message carries loss."""
@@ -287,8 +289,9 @@ class Conversation:
 
     @property
     def num_characters(self) -> int:
-        """Characters of the messages' contents."""
-        return sum(len(message["content"] or "") for message in self.messages)
+        """Characters of the messages' contents, of both sides of a pair."""
+        own = sum(len(message["content"] or "") for message in self.messages)
+        return own + (self.rejected.num_characters if self.rejected else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

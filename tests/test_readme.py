@@ -31,7 +31,10 @@ PAGES = [
     README,
     *(
         README.parent / "docs" / f"{name}.md"
-        for name in ("quickstart", "sources", "storage", "packers", "loops", "fields", "rollouts")
+        for name in (
+            *("quickstart", "sources", "storage", "packers", "loops"),
+            *("fields", "rollouts", "chat"),
+        )
     ),
 ]
 
@@ -57,6 +60,11 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "chats").mkdir()
     chats = [{"messages": messages(*prose(4, seed))} for seed in range(20)]
     write_lines(tmp_path / "chats" / "0.jsonl", chats)
+    (tmp_path / "pairs").mkdir()
+    sides = [
+        dict(zip(("prompt", "chosen", "rejected"), prose(3, i), strict=True)) for i in range(9)
+    ]
+    write_lines(tmp_path / "pairs" / "0.jsonl", [{**pair, "margin": 0.5} for pair in sides])
     (tmp_path / "data").mkdir()
     (tmp_path / "shards").mkdir()
     lines = "".join(json.dumps({"text": text}) + "\n" for text in prose(60, 1))

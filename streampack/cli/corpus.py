@@ -47,7 +47,7 @@ def reopen_corpus(path: str, described: Mapping[str, Any]) -> ShardedSource:
         dtype, eos_id = described.get("dtype"), described.get("eos_id")
         source = Tokens(path, dtype=dtype, eos_id=eos_id, storage=storage)
     elif kind == "Chat":
-        source = Chat(path, storage=storage)
+        source = Chat(path, shape=described.get("shape"), storage=storage)
     elif kind == "TextFiles":
         source = TextFiles(path, storage=storage)
     else:

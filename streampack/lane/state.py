@@ -285,7 +285,8 @@ def check_lane_state(lane: int, state: Any) -> None:
             raise damaged(f"`{name}` of lane {lane} is {state.get(name)!r:.80}.")
     for record in state["skipped"]:
         kinds_of = [type(part) for part in record] if isinstance(record, list) else []
-        if kinds_of[:4] != [int, int, bool, str] or kinds_of[4:] not in ([], [int]):
+        known = kinds_of[2:3] in ([bool], [type(None)]) and kinds_of[:2] == [int, int]
+        if not known or kinds_of[3:] not in ([str], [str, int]):
             raise damaged(f"`skipped` of lane {lane} holds {record!r:.80}.")
     try:
         decode_reports(state["reports"])

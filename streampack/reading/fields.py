@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from streampack.errors import ConfigError
 
-__all__ = ["Fields", "usual_field"]
+__all__ = ["Fields", "chat_fields", "usual_field"]
 
 _USUAL = ("text", "tokens", "input_ids")
-_OF_CHATS = ("messages", "conversations", "completion")
+_OF_CHATS = ("messages", "conversations", "completion", "chosen")
 _OF_LOSS = ("labels", "loss_mask")
 
 
@@ -58,6 +58,11 @@ class Fields:
         return cls(False, default if text is None else text)
 
 
+def chat_fields(names: Collection[str]) -> list[str]:
+    """Those of a record's fields that hold conversations, as `sources.Chat` reads them."""
+    return [name for name in names if name in _OF_CHATS]
+
+
 def usual_field(names: Collection[str], what: str, example: Callable[[str], str]) -> str:
     """The field that holds the documents, if nobody says so: the only one, or "text", "tokens" or
     "input_ids" if one of them is there.
@@ -72,12 +77,12 @@ def usual_field(names: Collection[str], what: str, example: Callable[[str], str]
             conversation or has a loss mask.
     """
     found = [name for name in _USUAL if name in names] or list(names)[: len(names) == 1]
-    beside = [name for name in names if name in _OF_CHATS]
+    beside = chat_fields(names)
     if not found and not beside:
         consequence, remedy = "None of them is known to hold the documents.", ""
     elif beside:
         consequence = f'"{beside[0]}" holds conversations.'
-        remedy = 'Write them to files of JSON lines and pass sources.Chat("chats/*.jsonl"), or '
+        remedy = "Pass files of JSON lines or Parquet with such records to sources.Chat(paths), or "
     elif len(found) > 1:
         consequence, remedy = f"Both {found[0]!r} and {found[1]!r} may be the documents.", ""
     elif found[0] != "text" and any(name in names for name in _OF_LOSS):

@@ -385,6 +385,7 @@ class SpanReader(LinePart):
                         )
                     elif isinstance(kept, Spans):
                         kept = kept.gathered()
+                    kept = skips.replay_late(kept, shard)
                     position = end
                     yield kept, end, reached
                     if ended:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -30,7 +32,8 @@ class Skips:
         on_error: "raise" stops at the first `ContentError`; "skip" continues after it.
         limit: with "skip", the number of skips in a lane after which it raises an error as well,
             because a corpus that is broken throughout should not be read in silence.
-        records: what was skipped: ``[shard, index, rest_of_shard, message]``, JSON-able; records
+        records: what was skipped: ``[shard, index, rest_of_shard, message]``, JSON-able, with None
+            for `rest_of_shard` if a block was shuffled before it was skipped; records
             passed to `expect` may end with the number of a source in a mixture.
         name: of the source in a mixture, or None.
     """
@@ -40,6 +43,7 @@ class Skips:
     records: list[list[Any]] = field(default_factory=list)
     name: str | None = None
     _known: dict[int, list[list[Any]]] = field(default_factory=dict)
+    _late: bool = False
     _tally: list[int] = field(default_factory=lambda: [0])  # one for all sources of a mixture
 
     def __post_init__(self) -> None:
@@ -92,7 +96,9 @@ class Skips:
                 "Repair the corpus, or raise the limit if so much may be lost.",
             ) from error
         self._tally[0] += 1
-        self.records.append([error.shard, error.index, error.rest_of_shard, str(error)])
+        late = self._late and not error.rest_of_shard
+        kind = None if late else error.rest_of_shard
+        self.records.append([error.shard, error.index, kind, str(error)])
         logger.warning("skipped: %s", error)
 
     def expect(self, records: list[list[Any]], count: int) -> None:
@@ -103,24 +109,43 @@ class Skips:
         for record in records:
             self._known.setdefault(record[0], []).append(list(record))
 
+    @contextmanager
+    def after_shuffle(self) -> Iterator[None]:
+        """What is skipped in here was found broken after its block was shuffled."""
+        self._late = True
+        try:
+            yield
+        finally:
+            self._late = False
+
     def replay(self, block: AnyBlock, shard: int) -> tuple[AnyBlock, bool]:
         """A block without what a saved state skipped; True if the rest of the shard is skipped too.
 
         Content that was broken when the state was saved and is readable now stays skipped, because
-        the batches after that state were made without it.
+        the batches after that state were made without it. What was skipped after its block was
+        shuffled stays in, as the shuffle depends on it; see `replay_late`.
         """
-        known = self._known.get(shard)
+        return self._without(block, shard, (True, False))
+
+    def replay_late(self, block: AnyBlock, shard: int) -> AnyBlock:
+        """A block, shuffled by now, without what a saved state skipped after the shuffle."""
+        return self._without(block, shard, (None,))[0]
+
+    def _without(
+        self, block: AnyBlock, shard: int, kinds: tuple[bool | None, ...]
+    ) -> tuple[AnyBlock, bool]:
+        known = [record for record in self._known.get(shard, ()) if record[2] in kinds]
         if not known:
             return block, False
         index = block.origin["index"]
         dropped = np.zeros(len(block), dtype=np.bool_)
         ended = False
-        for record in list(known):
+        for record in known:
             here = ~dropped & (index >= record[1] if record[2] else index == record[1])
             if here.any():
                 dropped |= here
                 ended = ended or bool(record[2])
-                known.remove(record)
+                self._known[shard].remove(record)
                 self.records.append(record)
         if not dropped.any():
             return block, False

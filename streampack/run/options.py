@@ -267,5 +267,7 @@ def _for_source(tokenizer: Any, source: Source) -> Tokenizer | ChatTokenizer | N
     if source.tokenized:
         return None
     if isinstance(source, Chat):
-        return ChatTokenizer(tokenizer, source.template, source.document_name)
+        return ChatTokenizer(
+            tokenizer, source.template, source.document_name, source.rules, source.template_kwargs
+        )
     return cast(Tokenizer, tokenizer)

@@ -212,7 +212,7 @@ class DocumentStream(LaneStream):
                 self._before, self._after = (number, start), (number, cursor)
                 prepared = 0
                 for chunk in _chunks(block):
-                    with self._times.measure("prepare_s"):
+                    with self._times.measure("prepare_s"), self.skips.after_shuffle():
                         documents = self._prepare(chunk, part.epoch)
                     prepared += len(chunk)
                     self._unprepared = 1 - prepared / len(block)
@@ -300,15 +300,17 @@ class DocumentStream(LaneStream):
     def _fielded(self, documents: Documents) -> Documents:
         """The documents with the fields of the run; `skips` gets those whose values do not fit."""
         documents, problems = self._preparation.fields.cast(documents)
-        for i, problem in problems.items():
-            self.skips.handle(
-                self._source.broken_document(
-                    int(documents.origin["shard"][i]), int(documents.origin["index"][i]), problem
-                )
-            )
         if not problems:
             return documents
-        return documents.take(np.setdiff1d(np.arange(len(documents)), [*problems]))
+        broken: dict[tuple[int, int], str] = {}  # all documents of a record are skipped together
+        for i, problem in problems.items():
+            origin = documents.origin[i]
+            broken.setdefault((int(origin["shard"]), int(origin["index"])), problem)
+        for (shard, index), problem in broken.items():
+            self.skips.handle(self._source.broken_document(shard, index, problem))
+        return documents.take(
+            np.flatnonzero(~np.isin(documents.origin, documents.origin[[*problems]]))
+        )
 
     def _without_empty(self, documents: Documents, sizes: NDArray[np.int64] | None) -> Documents:
         """The documents that are not empty, and whose groups of `sizes` (G,) have no empty one."""
@@ -385,9 +387,9 @@ def _chunks(block: Block) -> Iterator[Block]:
         yield block[start:]
 
 
-def _with_fields_of(block: Texts | Conversations, documents: Documents) -> Documents:
-    """Documents with the fields of what they were encoded from, where some may be left out."""
-    if not block.document_fields:
+def _with_fields_of(block: Block, documents: Documents) -> Documents:
+    """Documents with the fields of the texts that they were encoded from; some may be left out."""
+    if not isinstance(block, Texts) or not block.document_fields:
         return documents
     kept = np.isin(block.origin["index"], documents.origin["index"])
     fields = {name: values[kept] for name, values in block.document_fields.items()}

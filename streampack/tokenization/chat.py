@@ -9,23 +9,29 @@ EOS: templates close turns themselves. With "ensure" an EOS is added only if the
 assistant's and no special token ends it; a completion that is plain text gets one like any text. An
 added EOS carries loss: it teaches the model to stop. Templates also write BOS themselves; it is
 added to plain text only.
+
+A conversation may make several documents: one for each turn that is learnt, or the two sides of a
+preference pair. All of them have its origin and its document fields, and all are skipped together.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Conversation, Conversations, Documents, Texts
+from streampack.documents import Conversation, Conversations, Documents, Fields, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import extend
-from streampack.tokenization.template import ChatTemplate, Rendered, RenderError
+from streampack.tokenization.template import ChatTemplate, Rendered
 from streampack.tokenization.tokenizer import Tokenizer
+from streampack.tokenization.turns import RenderError
+from streampack.turn_rules import TurnRules
 
 __all__ = ["ChatTokenizer"]
 
@@ -38,6 +44,8 @@ class ChatTokenizer:
         template: applied to every record; None applies the tokenizer's to messages, and joins a
             plain prompt and completion as they are.
         name: returns the name of a document, by its origin, for errors.
+        rules: what is learnt of a conversation.
+        template_kwargs: what the template can use besides; see `streampack.sources.Chat`.
 
     Attributes:
         fingerprint: 64 bits, in hexadecimal, over tokenizer and template.
@@ -47,7 +55,12 @@ class ChatTokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: str | None, name: Callable[[np.void], str]
+        self,
+        tokenizer: Tokenizer,
+        template: str | None,
+        name: Callable[[np.void], str],
+        rules: TurnRules | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if tokenizer.splits_special_tokens:
             raise ConfigError(
@@ -64,9 +77,12 @@ class ChatTokenizer:
             ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
             named = {f"{kind}_token": tokenizer.token(number) for kind, number in ids.items()}
             known = {key: text for key, text in named.items() if text is not None}
-            self._template = ChatTemplate(source, known, tokenizer.special_tokens)
+            variables = {**known, **(template_kwargs or {})}
+            self._template = ChatTemplate(source, variables, tokenizer.special_tokens, rules)
         digest = hashlib.blake2b(tokenizer.fingerprint.encode(), digest_size=8)
         digest.update(repr((source, self._all_rendered)).encode())
+        if chosen := {**(rules.describe() if rules else {}), **(template_kwargs or {})}:
+            digest.update(repr(sorted(chosen.items())).encode())
         self.fingerprint = digest.hexdigest()
 
     def encode(self, block: Conversations, skips: Skips) -> Documents:
@@ -78,11 +94,10 @@ class ChatTokenizer:
                 the assistant's turns cannot be found, or that cannot be tokenized.
         """
         rendered: list[Rendered] = []
-        kept: list[int] = []
+        record: list[int] = []  # the conversation that each text is of
         for i, conversation in enumerate(block.conversations):
             try:
-                rendered.append(self._render(conversation))
-                kept.append(i)
+                made = self._rendered(conversation)
             except RenderError as error:
                 origin = block.origin[i]
                 skips.handle(
@@ -94,21 +109,45 @@ class ChatTokenizer:
                         index=int(origin["index"]),
                     )
                 )
-        texts = Texts([conversation.text for conversation in rendered], block.origin[kept])
+            else:
+                rendered += made
+                record += [i] * len(made)
+        of = np.array(record, dtype=np.int64)
+        texts = Texts([conversation.text for conversation in rendered], block.origin[of])
         spans = [conversation.spans for conversation in rendered]
         documents, encoded = self.tokenizer.encode_spans(texts, spans, skips)
-        plain = np.array([self._is_plain(block.conversations[i]) for i in kept], dtype=np.bool_)
+        if len(encoded) < len(of):
+            documents, encoded = _whole_records(documents, encoded, of)
+        plain = np.array([self._is_plain(block.conversations[i]) for i in record], dtype=np.bool_)
         closed = np.array([conversation.closed for conversation in rendered], dtype=np.bool_)
-        return self._with_ends(documents, plain[encoded], closed[encoded])
+        documents = self._with_ends(documents, plain[encoded], closed[encoded])
+        fields = {name: values[of[encoded]] for name, values in block.document_fields.items()}
+        pairs = [block.conversations[i].rejected is not None for i in of[encoded].tolist()]
+        if any(pairs):
+            fields |= _of_pairs(documents.origin, np.array(pairs, dtype=np.bool_))
+        return replace(documents, document_fields=fields) if fields else documents
 
     def _is_plain(self, conversation: Conversation) -> bool:
         return conversation.plain and not self._all_rendered
 
-    def _render(self, conversation: Conversation) -> Rendered:
+    def _rendered(self, conversation: Conversation) -> list[Rendered]:
+        """The texts of a conversation; of a preference pair the chosen and the rejected one."""
+        if conversation.rejected is None:
+            return self._sides(conversation)
+        made = [*self._sides(conversation), *self._sides(conversation.rejected)]
+        if len(made) != 2:
+            raise RenderError(
+                f"is a preference pair and makes {len(made)} documents instead of two, as more "
+                "than one turn of a side is learnt",
+                'Pass turns="whole" for pairs, or pairs whose sides are one answer.',
+            )
+        return made
+
+    def _sides(self, conversation: Conversation) -> list[Rendered]:
         if self._is_plain(conversation):
             prompt, completion = (message["content"] for message in conversation.messages)
             text = prompt + completion
-            return Rendered(text, [(len(prompt), len(text))], closed=False)
+            return [Rendered(text, [(len(prompt), len(text))], closed=False)]
         if self._template is None:
             _refuse_without_template()
         return self._template.render(conversation)
@@ -130,6 +169,36 @@ class ChatTokenizer:
         if tokenizer.eos == "ensure":
             add = ~closed & (documents.tokens[documents.offsets[1:] - 1] != tokenizer.eos_id)
         return extend(documents, add, tokenizer.eos_id, at_head=False)
+
+
+def _whole_records(
+    documents: Documents, encoded: NDArray[np.int64], record: NDArray[np.int64]
+) -> tuple[Documents, NDArray[np.int64]]:
+    """The documents of conversations of which every text was encoded.
+
+    Args:
+        documents: those of the texts `encoded` (M,).
+        encoded: numbers of texts.
+        record: (N,) the conversation of each text.
+    """
+    lost = np.delete(record, encoded)
+    kept = ~np.isin(record[encoded], lost)
+    return documents.take(np.flatnonzero(kept)), encoded[kept]
+
+
+def _of_pairs(origin: NDArray[np.void], pairs: NDArray[np.bool_]) -> Fields:
+    """The fields of documents (N,) of which some are the sides of pairs, the chosen one first.
+
+    "group" is a number that the two sides have in common and no other pair has (a document of no
+    pair is a group by itself); "chosen" is true for all but the rejected ones.
+    """
+    place = origin["index"].astype(np.int64)
+    group = (
+        place ^ (origin["shard"].astype(np.int64) << 40) ^ (origin["source"].astype(np.int64) << 56)
+    )
+    chosen = ~pairs
+    chosen[np.flatnonzero(pairs)[::2]] = True
+    return {"group": group, "chosen": chosen}
 
 
 def _refuse_without_template() -> NoReturn:

@@ -1,57 +1,38 @@
-"""Chat templates: a conversation to one text, and which of its characters the assistant wrote.
+"""Chat templates: a conversation to texts, and which of their characters carry loss.
 
-If the template marks them (with ``{% generation %}`` blocks, as in transformers), the marks count.
-Otherwise each turn is found by rendering the conversation up to it:
-
-  1. before = the messages before the turn, with the generation prompt;
-     after = the messages up to the turn, and the turn;
-  2. the turn is the part of `after` that follows `before`, if `after` starts with `before` and the
-     whole conversation starts with `after`; that part must hold the content of the message;
-  3. if the conversation does not start with `after`, because the template writes the last turn
-     differently from earlier ones, the turn is the content right after `before`, if a special token
-     closes it;
-  4. anything else is refused: a guess would teach the model the user's words, or not its own.
-
-A template without generation prompt may open the turn with a header. Then `before` ends where
-renderings of the turn with different contents begin to differ.
+If the template marks the assistant's turns (with ``{% generation %}`` blocks, as in transformers),
+the marks count. Otherwise turns are found by rendering parts of the conversation, as
+`streampack.tokenization.turns` says.
 
 A turn ends with the special token that closes it. White space after that token is not part of the
 turn; a special token that directly follows the turn is.
 
-Cost: one rendering with marks, else two per turn of the assistant (four without generation
-prompt).
+With turns="each" every turn that is learnt is a text of its own: what comes before it, as the
+template renders it with the generation prompt, and the turn.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from streampack.documents import Conversation
 from streampack.errors import ConfigError
+from streampack.tokenization.messages import forms, parts_of, without_thoughts
+from streampack.tokenization.special import SpecialTokens
+from streampack.tokenization.turns import MARK_REMEDY, RenderError, Turns
+from streampack.turn_rules import PARTS, TurnRules
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["ChatTemplate", "RenderError", "Rendered"]
+__all__ = ["ChatTemplate", "Rendered"]
 
 Messages = Sequence[Mapping[str, Any]]
-
-
-class RenderError(Exception):
-    """Why a conversation cannot be rendered; ends the sentence "document X ...".
-
-    `remedy` says what to do.
-    """
-
-    def __init__(self, reason: str, remedy: str = "") -> None:
-        super().__init__(reason, remedy)
-        self.reason = reason
-        self.remedy = remedy
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +55,29 @@ class ChatTemplate:
 
     Args:
         source: the template.
-        variables: what else it can use, such as `bos_token`.
+        variables: what else it can use, such as `bos_token`; "strftime_now" is a fixed date in ISO
+            format.
         special: texts of the tokenizer's special tokens.
+        rules: what is learnt.
 
     Raises:
         ConfigError: it is no template, or jinja2 is not installed.
     """
 
-    def __init__(self, source: str, variables: Mapping[str, Any], special: Iterable[str]) -> None:
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        special: Iterable[str],
+        rules: TurnRules | None = None,
+    ) -> None:
         self.source = source
         self._variables = dict(variables)
-        texts = sorted((text for text in special if text), key=len, reverse=True)
-        alternatives = "|".join(map(re.escape, texts)) or "(?!)"
-        self._special = re.compile(alternatives)
-        self._at_end = re.compile(f"(?:{alternatives})\\Z")
-        self._longest = len(texts[0]) if texts else 0
+        if "strftime_now" in variables:
+            date = datetime.fromisoformat(variables["strftime_now"])
+            self._variables["strftime_now"] = date.strftime
+        self._special = SpecialTokens(special)
+        self._rules = rules or TurnRules()
         self._compiled  # noqa: B018  a broken template should fail here
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,25 +96,91 @@ class ChatTemplate:
             ) from error
         return compile_template(self.source)
 
-    def render(self, conversation: Conversation) -> Rendered:
-        """The text of a conversation and the assistant's parts of it.
+    def render(self, conversation: Conversation) -> list[Rendered]:
+        """The conversation as one text, or as one for every turn that is learnt.
 
         Raises:
-            RenderError: the template refuses it, or the assistant's parts cannot be found.
+            RenderError: the template refuses it, the assistant's parts cannot be found, or there is
+                none to learn.
         """
-        messages = conversation.messages
-        text, marks = self._render(conversation, messages)
-        marked = self._compiled[1]
+        conversation, text, marks = self._in_form(conversation)
+        if self._rules.turns == "whole":
+            return [self._rendered(conversation, text, marks)]
+        learnt = self._learnt(conversation)
+        if not learnt:
+            raise _nothing()
+        return [self._alone(conversation, i) for i in learnt]
+
+    def _in_form(self, conversation: Conversation) -> tuple[Conversation, str, list[int]]:
+        """The conversation in the first form that the template takes, and what it renders to."""
+        refused: RenderError | None = None
+        for messages in forms(conversation.messages):
+            try:
+                text, marks = self._render(conversation, messages)
+            except RenderError as error:
+                refused = refused or error
+            else:
+                return replace(conversation, messages=messages), text, marks
+        assert refused is not None
+        raise refused
+
+    def _learnt(self, conversation: Conversation) -> list[int]:
+        """Numbers of the messages with something to learn."""
+        messages, wanted = conversation.messages, set(self._rules.learn)
+        learnt = [i for i in range(len(messages)) if conversation.learns(i)]
+        if self._rules.learn == PARTS and self._rules.turns == "whole":
+            return learnt
+        return [i for i in learnt if parts_of(messages[i]) & wanted]
+
+    def _rendered(
+        self, conversation: Conversation, text: str, marks: list[int], alone: bool = False
+    ) -> Rendered:
+        """The text with its spans that carry loss; of the last turn alone, if so asked."""
+        messages, learn = conversation.messages, self._rules.learn
+        _, marked, prompted = self._compiled
+
+        def turns_in(text: str) -> Turns:
+            return Turns(
+                lambda part, prompt: self._render(conversation, part, prompt)[0],
+                prompted, self._special, messages, text, alone,
+            )  # fmt: skip
+
+        if alone and prompted and not marked:
+            text = turns_in(text).as_generated()
+        turns = turns_in(text)
+        spans: list[Span] = []
         if marked:
-            spans = self._marked(conversation, text, marks)
+            spans = self._marked(conversation, text, marks, turns)
         else:
-            spans = self._found(conversation, text)
-        spans = [self._closed(text, *span) for span in spans]
+            for i in self._learnt(conversation):
+                span = self._special.closed(text, *turns.turn(i, learn))
+                spans += turns.parts(i, *span, learn)
         spans = [(start, stop) for start, stop in spans if start < stop]
         if not spans:
-            raise RenderError("has nothing that the template marks as the assistant's", _MARK)
+            raise _nothing()
         ends = messages[-1]["role"] == "assistant" and not text[spans[-1][1] :].strip()
-        return Rendered(text, spans, closed=not ends or self._ends_special(text, *spans[-1]))
+        return Rendered(text, spans, closed=not ends or self._special.ends(text, *spans[-1]))
+
+    def _alone(self, conversation: Conversation, i: int) -> Rendered:
+        """Turn i with what comes before it, as it is when it is generated."""
+        messages = list(conversation.messages[: i + 1])
+        if self._rules.thoughts == "strip-history":
+            learns = {"role": "assistant"}.items()
+            messages[:i] = [
+                without_thoughts(message) if learns <= message.items() else message
+                for message in messages[:i]
+            ]
+        part = replace(conversation, messages=messages, first_learnt=i, left_out=frozenset())
+        made = self._rendered(part, *self._render(part, messages), alone=True)
+        if made.closed or i + 1 == len(conversation.messages):
+            return made
+        # A turn that the next one's token closes (the model stops at it).
+        following, _ = self._render(part, [*messages, conversation.messages[i + 1]])
+        stop = self._special.end(following, len(made.text))
+        if stop is None or not following.startswith(made.text):
+            return made
+        spans = [*made.spans[:-1], (made.spans[-1][0], stop)]
+        return Rendered(following[:stop], spans, closed=True)
 
     def _render(
         self, conversation: Conversation, messages: Messages, prompt: bool = False
@@ -153,127 +208,52 @@ class ChatTemplate:
             raise RenderError(*_explained(error)) from error
         return "".join(pieces), marks
 
-    # ------------------------------------------------------------------ marked turns
-
     def _marked(
-        self, conversation: Conversation, text: str, marks: list[int]
-    ) -> list[tuple[int, int]]:
-        spans = list(zip(marks[::2], marks[1::2], strict=True))
-        if conversation.first_learnt:
-            prompt, _ = self._render(
-                conversation, conversation.messages[: conversation.first_learnt]
+        self, conversation: Conversation, text: str, marks: list[int], turns: Turns
+    ) -> list[Span]:
+        """What the template marks, of the turns that are learnt."""
+        messages, learn = conversation.messages, self._rules.learn
+        spans = [
+            self._special.closed(text, start, stop)
+            for start, stop in zip(marks[::2], marks[1::2], strict=True)
+        ]
+        for i in self._learnt(conversation):
+            turns.check_extras(i, learn)
+        all_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(all_turns) == len(spans):
+            learnt = set(self._learnt(conversation))
+            kept = [(i, span) for i, span in zip(all_turns, spans, strict=True) if i in learnt]
+            for i, span in kept:
+                turns.check_content(i, *span, learn)
+            return [part for i, span in kept for part in turns.parts(i, *span, learn)]
+        if conversation.left_out or learn != PARTS:
+            raise RenderError(
+                f"has turns or parts that are not learnt, and the template marks {len(spans)} "
+                f"parts of {len(all_turns)} turns of the assistant",
+                "Use a template with one {% generation %} block for each turn.",
             )
-            if not text.startswith(prompt):
-                raise RenderError(*_rewritten("the prompt"))
-            spans = [span for span in spans if span[0] >= len(prompt)]
-        if conversation.left_out:
-            turns = [
-                i
-                for i, message in enumerate(conversation.messages)
-                if i >= conversation.first_learnt and message["role"] == "assistant"
-            ]
-            if len(turns) != len(spans):
+        if conversation.first_learnt:
+            before, _ = self._render(conversation, messages[: conversation.first_learnt])
+            if not text.startswith(before):
                 raise RenderError(
-                    f"has turns that are not learnt (weight 0 or train false), and the template "
-                    f"marks {len(spans)} parts of {len(turns)} turns of the assistant",
+                    "looks different up to the prompt than as a whole, so what follows the prompt "
+                    "cannot be found",
                     "Use a template with one {% generation %} block for each turn.",
                 )
-            spans = [s for i, s in zip(turns, spans, strict=True) if conversation.learns(i)]
+            spans = [span for span in spans if span[0] >= len(before)]
         return spans
 
-    # ------------------------------------------------------------------ turns without marks
 
-    def _found(self, conversation: Conversation, text: str) -> list[tuple[int, int]]:
-        turns = range(len(conversation.messages))
-        return [self._turn(conversation, text, i) for i in turns if conversation.learns(i)]
-
-    def _turn(self, conversation: Conversation, text: str, i: int) -> tuple[int, int]:
-        """The characters of message i."""
-        messages = conversation.messages
-        content = (messages[i]["content"] or "").strip()
-        name = f"message {i}"
-        last = i == len(messages) - 1
-        after = text if last else self._render(conversation, messages[: i + 1])[0]
-        start = self._start(conversation, text, i)
-        if start is None:
-            raise RenderError(*_rewritten(f"what comes before {name}"))
-        if not text.startswith(after) or len(after) < start:
-            stop = self._content_end(text, start, content)
-            if stop is None or not messages[i].keys() <= {"role", "content", "name"}:
-                raise RenderError(*_rewritten(name))
-            return start, stop
-        if content not in after[start:]:
-            raise RenderError(
-                f"has a {name} of the assistant that the template leaves out in part or rewrites",
-                "Use a template that writes the assistant's content as it is, or one that marks "
-                "what is to be learnt with {% generation %} blocks.",
-            )
-        return start, len(after)
-
-    def _start(self, conversation: Conversation, text: str, i: int) -> int | None:
-        """Where message i begins; None if the messages before it look different without it."""
-        messages, prompted = conversation.messages, self._compiled[2]
-        if i == 0 and not prompted:
-            before = ""
-        else:
-            before, _ = self._render(conversation, messages[:i], prompt=prompted)
-        if not text.startswith(before):
-            return None
-        if prompted:
-            return len(before)
-        # Contents that differ in their first character show where the header ends.
-        probes = [
-            self._render(conversation, [*messages[:i], {"role": "assistant", "content": probe}])[0]
-            for probe in ("a", "b")
-        ]
-        start = len(os.path.commonprefix([*probes, text]))  # noqa: RUF071  of texts, not paths
-        return start if start >= len(before) else None
-
-    def _content_end(self, text: str, start: int, content: str) -> int | None:
-        """The end of the special token that closes the content at `start`; None if none does."""
-        begin = _after_space(text, start)
-        if not content or not text.startswith(content, begin):
-            return None
-        closing = self._special.match(text, _after_space(text, begin + len(content)))
-        return closing.end() if closing else None
-
-    def _ends_special(self, text: str, start: int, stop: int) -> bool:
-        """True if a special token ends text[start:stop]."""
-        begin = max(start, stop - self._longest)
-        return self._at_end.search(text, begin, stop) is not None
-
-    def _closed(self, text: str, start: int, stop: int) -> tuple[int, int]:
-        """The span up to the end of the special token that closes the turn."""
-        content_stop = start + len(text[start:stop].rstrip())
-        if self._ends_special(text, start, content_stop):
-            return start, content_stop
-        following = self._special.match(text, stop)
-        return start, following.end() if following else stop
-
-
-_MARK = "Mark the assistant's turns with {% generation %} blocks, end-of-turn token included."
-_SPACE = re.compile(r"\s*")
-
-
-def _after_space(text: str, start: int) -> int:
-    space = _SPACE.match(text, start)
-    return space.end() if space else start
-
-
-def _rewritten(what: str) -> tuple[str, str]:
-    return (
-        f"looks different up to {what} than as a whole (the template rewrites or leaves out "
-        "earlier turns), so the assistant's turn cannot be found",
-        f"{_MARK} Or use a template that renders a turn the same whatever follows it.",
-    )
+def _nothing() -> RenderError:
+    return RenderError("has nothing that the template marks as the assistant's", MARK_REMEDY)
 
 
 def _explained(error: Exception) -> tuple[str, str]:
     if "strftime_now" in str(error):
         return (
             "cannot be rendered, because the template asks for the date (strftime_now)",
-            "A text that depends on the day would make a resumed run differ. Set the date in the "
-            "template, for example with a first line {% set date_string = '26 Jul 2024' %}.",
+            "A text that depends on the day would make a resumed run differ. Pass a fixed date, "
+            'template_kwargs={"strftime_now": "2025-07-26"}, to sources.Chat.',
         )
     what = str(error) or type(error).__name__
     if isinstance(error, TypeError | KeyError | AttributeError):

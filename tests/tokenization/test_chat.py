@@ -200,10 +200,10 @@ def test_a_turn_that_is_written_differently_once_others_follow_is_found_by_its_c
     assert learnt(BPE, documents) == ["first<|im_end|>", "<think>\n\n</think>\n\nsecond<|im_end|>"]
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:
+def test_a_template_that_leaves_thoughts_out_of_earlier_turns_is_refused_by_name() -> None:
     tokenizer = chat_tokenizer(BPE, THINKING)
     chat = messages("a", "<think>hm</think>first", "b", "second")
-    with pytest.raises(ContentError, match=r"line 0 looks different.*message 1.*generation"):
+    with pytest.raises(ContentError, match=r'line 0 has thoughts in message 1 .*turns="each"'):
         encode(tokenizer, {"messages": chat})
     skips = Skips("skip")
     good = {"messages": messages("a", "<think>hm</think>first")}
@@ -297,7 +297,7 @@ def test_templates_that_cannot_work_are_refused_at_once(template: str, message: 
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "of 'list' object is unsafe"),
         ("{% include '/etc/passwd' %}", "no loader"),
-        ("{{ strftime_now('%Y') }}", "Set the date in the template"),
+        ("{{ strftime_now('%Y') }}", "strftime_now"),
         ("{{ raise_exception('no system role') }}", "no system role"),
         ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{% if false %}{% generation %}{% endgeneration %}{% endif %}x", "nothing that the templ"),

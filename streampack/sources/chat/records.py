@@ -1,179 +1,214 @@
-"""What a chat record holds: a conversation, or token ids with labels.
+"""What a chat record holds: a conversation, in one of the shapes that people write them in.
 
-A record that holds neither raises `BrokenDocumentError`.
+A record in none of them raises `BrokenDocumentError`.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from streampack.documents import Conversation
-from streampack.reading.nesting import parse_json
-from streampack.reading.records import BrokenDocumentError, flags_of, ids_of, require_field
+from streampack.reading.records import BrokenDocumentError
+from streampack.sources.chat.messages import MARKS, messages_of, tools_of
 
-__all__ = ["conversation_of", "labelled_ids_of"]
+__all__ = ["RECORD_FIELDS", "SHAPES", "conversation_of", "known_shapes", "shape_of"]
 
-#: Roles that a message may have; the turns of "assistant" are learnt.
-ROLES = ("assistant", "developer", "function", "system", "tool", "user")
-
-#: The label of a token without loss, as `torch.nn.CrossEntropyLoss` has it.
-IGNORED = -100
-
-
-def labelled_ids_of(record: Mapping[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """(T,) "input_ids" and (T,) where they count, by "loss_mask" or by "labels"."""
-    require_field(record, "input_ids")
-    ids = ids_of(record, "input_ids")
-    if record.get("loss_mask") is not None:
-        mask = flags_of(record, "loss_mask", len(ids))
-    elif record.get("labels") is not None:
-        mask = _labels(record["labels"], ids)
-    else:
-        raise BrokenDocumentError('has neither "labels" nor "loss_mask" beside "input_ids"')
-    if not mask.any():
-        raise BrokenDocumentError("has no token that carries loss")
-    return ids, mask
+#: Shapes by name, in the order in which they are looked for, with the fields that make each.
+SHAPES: dict[str, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "sharegpt": ("conversations",),
+    "preference": ("chosen", "rejected"),
+    "completion": ("prompt", "completion"),
+    "alpaca": ("instruction", "output"),
+}
+#: Who speaks before the answer in dialogues that are one text, as in HH-RLHF.
+_ASSISTANT = "Assistant:"
+#: Every field that is read of a record.
+RECORD_FIELDS = (
+    *dict.fromkeys(name for names in SHAPES.values() for name in names),
+    "input", "history", "system", "tools",
+)  # fmt: skip
 
 
-def _labels(values: Any, ids: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    try:
-        labels = np.frombuffer(array("q", values if isinstance(values, list) else ()), np.int64)
-    except (TypeError, OverflowError) as error:
-        raise BrokenDocumentError(f'has a wrong number in "labels" ({error})') from None
-    if len(labels) != len(ids):
-        raise BrokenDocumentError(f"has {len(ids)} ids and {len(labels)} labels")
-    mask: NDArray[np.bool_] = labels != IGNORED
-    if (labels[mask] != ids[mask]).any():
-        place = int(np.flatnonzero(mask & (labels != ids))[0])
+def known_shapes() -> str:
+    """The shapes in words: the fields that make each."""
+    shapes = [" and ".join(f'"{name}"' for name in names) for names in SHAPES.values()]
+    return f"{', '.join(shapes[:-1])}, or {shapes[-1]}"
+
+
+def shape_of(names: Collection[str]) -> str | None:
+    """The shape of a record with these fields; None if it has none.
+
+    Raises:
+        BrokenDocumentError: it may be a conversation or a pair.
+    """
+    found = [shape for shape, fields in SHAPES.items() if set(fields) <= set(names)]
+    if found[1:] and "preference" in found[1:]:
         raise BrokenDocumentError(
-            f"has the label {labels[place]} at token {place}, whose id is {ids[place]}; a label is "
-            f"the token's own id or {IGNORED} (it is the model that shifts)"
+            f'has "{SHAPES[found[0]][0]}" beside "chosen" and "rejected", and either may be meant; '
+            f'pass shape="{found[0]}" or shape="preference"'
         )
-    return mask
+    return found[0] if found else None
 
 
-def conversation_of(record: Mapping[str, Any]) -> Conversation:
-    """The conversation in "messages", or else in "prompt" and "completion"."""
-    tools = _tools(record.get("tools"))
-    if record.get("messages") is not None:
-        conversation = _conversation(_messages(record["messages"], "messages"), 0, tools)
-    elif record.get("prompt") is not None and record.get("completion") is not None:
-        conversation = _pair(record["prompt"], record["completion"], tools)
-    else:
+def conversation_of(record: Mapping[str, Any], shape: str | None = None) -> Conversation:
+    """The conversation in a record: of one shape, or by the fields that it has."""
+    there = [name for name, value in record.items() if value is not None]
+    shape = shape_of(there) if shape is None else shape
+    if shape is None or not set(SHAPES[shape]) <= set(there):
         names = ", ".join(f'"{name}"' for name in list(record)[:10]) or "none"
-        raise BrokenDocumentError(
-            f'has neither "messages" nor "prompt" and "completion" (it has {names})'
-        )
-    messages = conversation.messages
-    if not any(conversation.learns(i) and _says_something(m) for i, m in enumerate(messages)):
-        raise BrokenDocumentError("has no assistant turn with anything to learn")
+        wanted = known_shapes() if shape is None else " and ".join(SHAPES[shape])
+        raise BrokenDocumentError(f"has none of {wanted} (it has {names})")
+    conversation = replace(_READERS[shape](record), tools=tools_of(record.get("tools")))
+    for side in filter(None, (conversation, conversation.rejected)):
+        messages = side.messages
+        if not any(side.learns(i) and _says_something(m) for i, m in enumerate(messages)):
+            raise BrokenDocumentError("has no assistant turn with anything to learn")
     return conversation
-
-
-def _conversation(
-    messages: list[dict[str, Any]], first_learnt: int, tools: Sequence[Any] | None
-) -> Conversation:
-    """The conversation of these messages, from which the marks of what is learnt are taken."""
-    learnt = [(message.pop("weight", 1), message.pop("train", True)) for message in messages]
-    left_out = frozenset(i for i, marks in enumerate(learnt) if not all(marks))
-    return Conversation(messages, first_learnt, tools, left_out=left_out)
-
-
-def _pair(prompt: Any, completion: Any, tools: Sequence[Any] | None) -> Conversation:
-    if isinstance(prompt, str) and isinstance(completion, str):
-        messages = [
-            {"role": "user", "content": prompt},
-            {"role": "assistant", "content": completion},
-        ]
-        return Conversation(messages, tools=tools, plain=True)
-    if isinstance(prompt, list) and isinstance(completion, list):
-        first = _messages(prompt, "prompt")
-        return _conversation(first + _messages(completion, "completion"), len(first), tools)
-    raise BrokenDocumentError(
-        f'has a {type(prompt).__name__} in "prompt" and a {type(completion).__name__} in '
-        '"completion" where two texts or two lists of messages were expected'
-    )
 
 
 def _says_something(message: Mapping[str, Any]) -> bool:
     return bool(message["content"] or message.get("tool_calls"))
 
 
-def _messages(values: Any, field: str) -> list[dict[str, Any]]:
-    if not isinstance(values, list) or not values:
-        raise BrokenDocumentError(f'has no list of messages in "{field}"')
-    return [_message(value, f'message {i} of "{field}"') for i, value in enumerate(values)]
+def _conversation(messages: list[dict[str, Any]], first_learnt: int = 0) -> Conversation:
+    """The conversation of these messages, from which the marks of what is learnt are taken."""
+    learnt = [[message.pop(mark, True) for mark in MARKS] for message in messages]
+    left_out = frozenset(i for i, marks in enumerate(learnt) if not all(marks))
+    return Conversation(messages, first_learnt, left_out=left_out)
 
 
-def _message(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BrokenDocumentError(f"has a {type(value).__name__} as {name}")
-    role = value.get("role")
-    if role not in ROLES:
-        if "from" in value and "value" in value:
+def _plain(prompt: str, completion: str) -> Conversation:
+    return Conversation([_turn("user", prompt), _turn("assistant", completion)], plain=True)
+
+
+def _turn(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    """The text in a field, which may be missing."""
+    value = record.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BrokenDocumentError(f'has a {type(value).__name__} in "{name}" where text is read')
+    return value or ""
+
+
+def _with_system(record: Mapping[str, Any], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, after the system's if that is a field of its own."""
+    system = _text(record, "system")
+    if not system:
+        return messages
+    if messages[0]["role"] == "system":
+        if messages[0]["content"] != system:
+            raise BrokenDocumentError('has a "system" and another message of the system')
+        return messages
+    return [_turn("system", system), *messages]
+
+
+# ---------------------------------------------------------------------------- readers of shapes
+
+
+def _of_messages(record: Mapping[str, Any]) -> Conversation:
+    messages = messages_of(record["messages"], "messages")
+    return _conversation(_with_system(record, messages))
+
+
+def _of_sharegpt(record: Mapping[str, Any]) -> Conversation:
+    messages = messages_of(record["conversations"], "conversations")
+    return _conversation(_with_system(record, messages))
+
+
+def _of_alpaca(record: Mapping[str, Any]) -> Conversation:
+    before: list[dict[str, Any]] = []
+    history = record.get("history") or []
+    for pair in history if isinstance(history, list) else [history]:
+        if not (
+            isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) for t in pair)
+        ):
+            raise BrokenDocumentError('has no list of pairs of texts in "history"')
+        before += [_turn("user", pair[0]), _turn("assistant", pair[1])]
+    asked = [text for text in (_text(record, "instruction"), _text(record, "input")) if text]
+    said = [_turn("user", "\n".join(asked)), _turn("assistant", _text(record, "output"))]
+    return _conversation(_with_system(record, before + said))
+
+
+def _of_completion(record: Mapping[str, Any]) -> Conversation:
+    return _answered(record["prompt"], record["completion"], "completion", record)
+
+
+def _of_preference(record: Mapping[str, Any]) -> Conversation:
+    prompt, chosen, rejected = record.get("prompt"), record["chosen"], record["rejected"]
+    texts = isinstance(chosen, str) and isinstance(rejected, str)
+    if prompt is None and texts:
+        prompt = _common_text(chosen, rejected)
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    elif isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
+        prompt, chosen, rejected = _common_messages(prompt, chosen, rejected)
+    sides = ((chosen, "chosen"), (rejected, "rejected"))
+    better, worse = (_answered(prompt, said, field, record) for said, field in sides)
+    worse = replace(worse, tools=tools_of(record.get("tools")))
+    return replace(better, rejected=worse)
+
+
+def _answered(prompt: Any, completion: Any, field: str, record: Mapping[str, Any]) -> Conversation:
+    """A prompt and what follows it in a field: two texts, or two lists of messages."""
+    if isinstance(prompt, str) and isinstance(completion, str):
+        if _text(record, "system"):
             raise BrokenDocumentError(
-                f'has "from" and "value" in {name}, where "role" and "content" are expected'
+                f'has a "system" beside a "prompt" and a "{field}" that are text; write messages'
             )
-        raise BrokenDocumentError(f"has the role {role!r} in {name}; roles are {', '.join(ROLES)}")
-    content = value.get("content")
-    if isinstance(content, list):
-        content = _joined(content, name)
-    if content is None and not (role == "assistant" and value.get("tool_calls")):
-        raise BrokenDocumentError(f"has no content in {name}")
-    if content is not None and not isinstance(content, str):
-        raise BrokenDocumentError(f"has a {type(content).__name__} as content of {name}")
-    for mark in ("weight", "train"):
-        learnt = value.get(mark)
-        if learnt is None:
-            continue
-        if not isinstance(learnt, bool | int | float) or learnt not in (0, 1):
-            raise BrokenDocumentError(
-                f"has the {mark} {learnt!r} in {name}; a turn is learnt (1, true) or not (0, false)"
-            )
-        if learnt and role != "assistant":
-            raise BrokenDocumentError(
-                f"has the {mark} {learnt!r} in {name}, of the role {role}; only the "
-                "assistant's turns are learnt"
-            )
-    # Tables give every message every field that any has; templates ask what is there.
-    fields = {key: _without_nulls(field) for key, field in value.items() if field is not None}
-    return {**fields, "content": content}
+        return _plain(prompt, completion)
+    if isinstance(prompt, list) and isinstance(completion, list):
+        first = _with_system(record, messages_of(prompt, "prompt"))
+        return _conversation([*first, *messages_of(completion, field)], len(first))
+    raise BrokenDocumentError(
+        f'has a {type(prompt).__name__} in "prompt" and a {type(completion).__name__} in '
+        f'"{field}" where two texts or two lists of messages were expected'
+    )
 
 
-def _joined(parts: Sequence[Any], name: str) -> str:
-    """The text of content that is a list of parts."""
-    texts = []
-    for part in parts:
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise BrokenDocumentError(
-                f"has a part of the type {kind!r} in {name}; only text is read"
-            )
-        texts.append(part["text"])
-    return "".join(texts)
+def _common_text(chosen: str, rejected: str) -> str:
+    """The dialogue that two texts begin with, up to what the assistant says last.
+
+    Of other texts it is unknown where the prompt ends: two answers may begin with the same words.
+    """
+    common = os.path.commonprefix([chosen, rejected])  # noqa: RUF071  of texts, not paths
+    before, speaker, _ = common.rpartition(_ASSISTANT)
+    if not speaker:
+        raise BrokenDocumentError(
+            f'has no "prompt", and texts in "chosen" and "rejected" that do not both begin with a '
+            f'dialogue up to "{_ASSISTANT}"'
+        )
+    return before + speaker
 
 
-def _tools(value: Any) -> Sequence[Any] | None:
-    if isinstance(value, str):  # as tables hold what differs from row to row
-        try:
-            value = parse_json(value.encode())
-        except ValueError as error:
-            raise BrokenDocumentError(f'has a text in "tools" that is not JSON ({error})') from None
-    if value is None or value == []:
-        return None
-    if not isinstance(value, list):
-        raise BrokenDocumentError(f'has a {type(value).__name__} in "tools" instead of a list')
-    tools: Sequence[Any] = _without_nulls(value)
-    return tools
+def _common_messages(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
+    """The messages that two conversations begin with, and what follows in each.
+
+    A prompt that is text must be what the user says last in them.
+    """
+    count = 0
+    while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
+        count += 1
+    common = messages_of(chosen[:count], "chosen") if count else []
+    if count in (0, len(chosen), len(rejected)) or (
+        isinstance(prompt, str) and _turn("user", prompt) not in common
+    ):
+        raise BrokenDocumentError(
+            'has conversations in "chosen" and "rejected" that do not begin with the same prompt '
+            "and then differ"
+        )
+    return chosen[:count], chosen[count:], rejected[count:]
 
 
-def _without_nulls(value: Any) -> Any:
-    """Nested objects without the fields that are null."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+_READERS: dict[str, Callable[[Mapping[str, Any]], Conversation]] = {
+    "messages": _of_messages,
+    "sharegpt": _of_sharegpt,
+    "preference": _of_preference,
+    "completion": _of_completion,
+    "alpaca": _of_alpaca,
+}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streampack.documents import Conversations, Documents, make_origin
+from streampack.documents import Conversation, Conversations, Documents, make_origin
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
@@ -17,7 +17,8 @@ from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import BrokenDocumentError
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.chat.records import conversation_of, labelled_ids_of
+from streampack.sources.chat.labelled import labelled_ids_of
+from streampack.sources.chat.records import RECORD_FIELDS, conversation_of, known_shapes, shape_of
 from streampack.sources.jsonl.lines import LineBlock
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.parquet.columns import BlockMaker, cut
@@ -26,13 +27,15 @@ from streampack.storage.remote import shown
 
 __all__ = ["ChatLines", "ChatRows"]
 
-_FIELDS = ("messages", "prompt", "completion", "tools", "input_ids", "labels", "loss_mask")
+_FIELDS = (*RECORD_FIELDS, "input_ids", "labels", "loss_mask")
 
 
 class _FormFromFiles(ShardedSource):
     """Listing finds out whether documents are ids; other processes read it in the manifest."""
 
-    listing_fields: tuple[str, ...] = ("paths",)
+    #: The shape of all records; None to tell it by each one's fields.
+    shape: str | None = None
+    listing_fields: tuple[str, ...] = ("paths", "shape")
 
     def list_shards(self) -> Manifest:
         manifest = super().list_shards()  # type: ignore[safe-super]
@@ -50,13 +53,13 @@ class ChatLines(_FormFromFiles, JSONL):
 
     def _check_fields(self, path: str, size: int) -> None:
         names = self._first_names(path, size)
-        self.tokenized = _holds_ids(names, path) if names else False
+        self.tokenized = _holds_ids(names, path, self.shape) if names else False
 
     def _parse(self, shard: int, block: LineBlock, skips: Skips) -> Block:
         def broken(i: int, reason: BrokenDocumentError) -> None:
             skips.handle(self.broken_document(shard, int(block.index[i]), str(reason)))
 
-        make = _maker(self.tokenized, more := RecordFields(self.field_types))
+        make = _maker(self.tokenized, self.shape, more := RecordFields(self.field_types))
         made = _tried(lambda line: make(self._record(line)), block.lines, broken)
         return _block(made, make_origin(shard, block.index), more)
 
@@ -65,7 +68,7 @@ class ChatRows(_FormFromFiles, Parquet):
     """Conversations, or labelled ids, in Parquet: what the columns say."""
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
-        self.tokenized = _holds_ids(set(schema.names), name)
+        self.tokenized = _holds_ids(set(schema.names), name, self.shape)
         return False
 
     def _columns(self, schema: pa.Schema) -> list[str]:
@@ -92,7 +95,7 @@ class ChatRows(_FormFromFiles, Parquet):
                 ) -> None:
                     say(int(numbers[i]), str(reason))
 
-                make = _maker(self.tokenized, more := RecordFields(self.field_types))
+                make = _maker(self.tokenized, self.shape, more := RecordFields(self.field_types))
                 made = _tried(make, records[:count], broken)
                 start += count
                 yield _block(made, make_origin(shard, numbers), more), start
@@ -100,31 +103,35 @@ class ChatRows(_FormFromFiles, Parquet):
         return blocks
 
 
-def _holds_ids(names: set[str], path: str) -> bool:
+def _holds_ids(names: set[str], path: str, shape: str | None) -> bool:
     """True if files with these fields hold ids; raises `ConfigError` if they hold no chats."""
-    if "messages" in names or {"prompt", "completion"} <= names:
-        return False
+    try:
+        if shape is not None or shape_of(names):
+            return False
+    except BrokenDocumentError as reason:
+        raise ConfigError(
+            f"{shown(path)} {str(reason).partition(';')[0]}.",
+            "One record would be learnt in two ways.",
+            'Pass shape="messages" or "sharegpt" for conversations, or shape="preference" for '
+            "pairs.",
+        ) from None
     if "input_ids" in names:
         return True
     there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
-    hint = (
-        'Rename them: "conversations" to "messages", "from" to "role" and "value" to "content".'
-        if "conversations" in names
-        else "Bring the records into one of these forms."
-    )
     raise ConfigError(
         f"{shown(path)} has the fields {there}.",
-        'Chat reads "messages", "prompt" and "completion", or "input_ids" with "labels" or '
-        '"loss_mask".',
-        hint,
+        f'Chat reads {known_shapes()}; and "input_ids" with "labels" or "loss_mask".',
+        "Bring the records into one of these forms.",
     )
 
 
-def _maker(tokenized: bool, more: RecordFields) -> Callable[[Any], Any]:
+def _maker(tokenized: bool, shape: str | None, more: RecordFields) -> Callable[[Any], Any]:
     """What makes a conversation, or ids and a mask, of a record, and takes its fields."""
 
     def make(record: Any) -> Any:
-        made: Any = labelled_ids_of(record) if tokenized else conversation_of(record)
+        made: Any = labelled_ids_of(record) if tokenized else conversation_of(record, shape)
+        if isinstance(made, Conversation) and made.rejected is not None:
+            record = {**record, "group": 0, "chosen": True}  # filled in with the two documents
         more.add(record, len(made[0]) if tokenized else None)
         return made
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,12 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
+from streampack.sources.chat.records import SHAPES
 from streampack.sources.chat.rows import ChatLines, ChatRows
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.patterns import has_ending
 from streampack.storage.storage import Storage
+from streampack.turn_rules import PARTS, TurnRules
 
 __all__ = ["Chat"]
 
@@ -33,28 +37,45 @@ __all__ = ["Chat"]
 class Chat(ShardedSource):
     """Instruction and chat data: one conversation per line of JSON or row of Parquet.
 
-    A record is one of
+    A record has one of these shapes, told by its fields:
 
-    - ``{"messages": [{"role": ..., "content": ...}, ...]}``, and optionally ``"tools"``;
-    - ``{"prompt": [messages], "completion": [messages]}``: the completion's turns are learnt;
-    - ``{"prompt": text, "completion": text}``: joined as they are and ended by EOS, or, where
-      `template` is given, a user's and an assistant's turn;
+    - "messages": ``{"messages": [{"role": ..., "content": ...}, ...]}``;
+    - "sharegpt": ``{"conversations": [{"from": ..., "value": ...}, ...]}``;
+    - "alpaca": ``{"instruction": text, "output": text}``, optionally with ``"input"``;
+    - "completion": ``{"prompt": [messages], "completion": [messages]}``, of which the completion's
+      turns are learnt; or two texts, joined as they are and ended by EOS, or, where `template` is
+      given, a user's and an assistant's turn;
+    - "preference": ``{"prompt": ..., "chosen": ..., "rejected": ...}`` of texts or messages; the
+      prompt may be left out where both sides begin with it. It makes two documents, the chosen one
+      first, whose document fields "group" and "chosen" say which belong together;
     - ``{"input_ids": [...]}`` with ``"labels"`` (a token's own id, or -100) or ``"loss_mask"``.
 
-    Content may be text or a list of parts of text. Every token of an assistant's turn carries
-    loss, with the token that ends it, and no other token does; a turn whose message has
-    ``"weight": 0`` or ``"train": false`` carries none. Conversations longer than a row
-    are dropped, counted and named, unless the packer that is passed does something else.
+    Beside messages there may be ``"tools"`` and ``"system"``. Content may be text or a list of
+    parts of text. Every token of an assistant's turn carries loss, with the token that ends it, and
+    no other token does; a turn whose message has ``"weight": 0`` or ``"train": false`` carries
+    none. Conversations longer than a row are dropped, counted and named, unless the packer that is
+    passed does something else.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL. They are
             read as Parquet if all names end so, otherwise as JSON lines (plain or compressed).
         template: a Jinja chat template, or the path of one. None is the tokenizer's.
+        template_kwargs: what the template can use besides, by name, such as
+            ``{"enable_thinking": False}``; values are what JSON has. "strftime_now" is the date
+            that a template asks for, in ISO format: ``{"strftime_now": "2025-07-26"}``.
+        turns: "whole" makes one document of a conversation. "each" makes one of every turn that is
+            learnt, with what comes before it as context, rendered as for generating that turn.
+        thoughts: "keep" leaves them to the template; "mask" renders them without loss;
+            "strip-history" takes them out of earlier turns, which goes with ``turns="each"``.
+        learn: the parts of a turn that carry loss. One that a message has and the template leaves
+            out makes the conversation broken.
+        shape: of all records; None tells it by each record's fields.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
     Raises:
-        ConfigError: no such template, or files whose fields hold no conversations.
+        ConfigError: no such template, arguments that do not go together, or files whose fields hold
+            no conversations.
     """
 
     overflow: Overflow = "drop"
@@ -64,18 +85,27 @@ class Chat(ShardedSource):
         paths: str | Path | Sequence[str | Path],
         *,
         template: str | Path | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        turns: str = "whole",
+        thoughts: str = "keep",
+        learn: Sequence[str] = PARTS,
+        shape: str | None = None,
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading, storage=storage)
         self.paths = paths
         self.template = None if template is None else _read_template(template)
+        self.template_kwargs = _checked_kwargs(template_kwargs or {})
+        self.rules = TurnRules.of(turns, thoughts, learn)
+        self.shape = _checked_shape(shape)
         names = [paths] if isinstance(paths, (str, Path)) else list(paths)
         self._rows: ChatLines | ChatRows
         if names and all(has_ending(str(name), Parquet.endings) for name in names):
             self._rows = ChatRows(paths, reading=self.reading, storage=self.storage)
         else:
             self._rows = ChatLines(paths, reading=self.reading, storage=self.storage)
+        self._rows.shape = shape
         self.position_unit = self._rows.position_unit
 
     @property
@@ -93,13 +123,16 @@ class Chat(ShardedSource):
         return self._rows.manifest
 
     def describe(self) -> dict[str, Any]:
-        """Adds the form of the records and the template that was given."""
+        """Adds the form of the records, the template that was given, and what is learnt."""
         template = self.template
-        return {
+        described = {
             **super().describe(),
             "tokenized": self.tokenized,
             "template": template and hashlib.blake2b(template.encode(), digest_size=8).hexdigest(),
+            **self.rules.describe(),
         }
+        chosen = {"template_kwargs": self.template_kwargs, "shape": self.shape}
+        return described | {name: value for name, value in chosen.items() if value}
 
     def estimate_tokens(self) -> int:
         return self._rows.estimate_tokens()
@@ -128,3 +161,41 @@ def _read_template(template: str | Path) -> str:
             "It is neither a Jinja template, which would have braces, nor a file that holds one.",
             "Pass the template, its path, or a tokenizer that has one.",
         ) from error
+
+
+def _checked_shape(shape: str | None) -> str | None:
+    if shape is not None and shape not in SHAPES:
+        raise ConfigError(
+            f"shape is {shape!r}.",
+            "It says how records hold a conversation.",
+            f"Use one of {', '.join(map(repr, SHAPES))}, or leave it out.",
+        )
+    return shape
+
+
+#: Variables of a template that the conversation gives.
+_OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Copied by way of JSON, so that a fingerprint can tell them apart."""
+    taken = [name for name in given if name in _OF_CONVERSATIONS or not isinstance(name, str)]
+    if taken:
+        raise ConfigError(
+            f"template_kwargs has {taken[0]!r}.",
+            "That is given by the conversation, or is no name.",
+            "Leave it out.",
+        )
+    try:
+        kwargs: dict[str, Any] = json.loads(json.dumps(dict(given), sort_keys=True))
+        if "strftime_now" in kwargs:
+            datetime.fromisoformat(kwargs["strftime_now"])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"template_kwargs is {dict(given)!r:.200}: {error}.",
+            "A resumed run must render the same texts, so its values are plain, and a date is "
+            "fixed.",
+            "Use what JSON has: texts, numbers, true and false, lists and objects; and a date as "
+            '"2025-07-26".',
+        ) from error
+    return kwargs

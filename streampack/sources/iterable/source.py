@@ -219,7 +219,7 @@ class _ItemLane(LaneReader):
         kept, _ = skips.replay(block, self.lane)
         if self.in_blocks and len(kept) > 1:
             kept = kept.take(permutation(len(kept), seed))
-        return kept
+        return skips.replay_late(kept, self.lane)
 
 
 class Iterable(ItemSource):

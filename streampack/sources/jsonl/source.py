@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
-from streampack.reading.fields import Fields
+from streampack.reading.fields import Fields, chat_fields
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.record_fields import RecordFields
@@ -203,10 +203,13 @@ class JSONL(ShardedSource):
         missing = [name for name in wanted if name and name not in names]
         if names and missing:
             there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
+            chats = bool(chat_fields(names)) or {"instruction", "output"} <= names
             raise ConfigError(
                 f'No line at the beginning of {shown(path)} has a field "{missing[0]}".',
                 f"The fields that exist are {there}.",
-                "Pass the right one as text= (a string) or tokens= (a list of ids).",
+                f"Pass sources.Chat({shown(path)!r}), which reads conversations."
+                if chats
+                else "Pass the right one as text= (a string) or tokens= (a list of ids).",
             )
 
     def _first_names(self, path: str, size: int) -> set[str]:

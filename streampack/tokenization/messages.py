@@ -1,0 +1,150 @@
+"""What the assistant's messages consist of, and the same messages with a part exchanged.
+
+A message may hold thoughts, content and calls of tools (`PARTS` of `turn_rules`). Thoughts are
+in a field of their own or stand before the answer in the content, up to ``</think>``. A part is
+exchanged for a text that occurs nowhere else, to see where a template writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from streampack.reading.nesting import parse_json
+
+__all__ = [
+    "PROBE",
+    "answer_of",
+    "call_probes",
+    "forms",
+    "parts_of",
+    "with_answer",
+    "with_probed_calls",
+    "with_probed_thoughts",
+    "without_thoughts",
+]
+
+Message = Mapping[str, Any]
+
+#: A text that no other text holds: private characters, which mean nothing.
+PROBE = "\ue0f0\ue0f1\ue0f0"
+#: Fields that hold thoughts, as different models name them.
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+def parts_of(message: Message) -> set[str]:
+    """Which of `PARTS` the message has."""
+    content = message.get("content")
+    thinks = bool(content and _CLOSE in content)  # mostly not
+    found = {"content"} if (answer_of(message) if thinks else content or "").strip() else set()
+    if _thoughts_in_fields(message) or (thinks and _thoughts_in_content(message)):
+        found.add("thinking")
+    if message.get("tool_calls"):
+        found.add("tool_calls")
+    return found
+
+
+def answer_of(message: Message) -> str:
+    """The content after the thoughts that it may begin with."""
+    return _split(message)[1]
+
+
+def with_answer(message: Message, answer: str) -> Message:
+    """With another answer after the same thoughts."""
+    return {**message, "content": _split(message)[0] + answer}
+
+
+def without_thoughts(message: Message) -> Message:
+    """Without what is thought, in fields and content."""
+    kept = {name: value for name, value in message.items() if name not in THOUGHT_FIELDS}
+    head, answer = _split(message)
+    return {**kept, "content": answer.lstrip()} if head else kept
+
+
+def with_probed_thoughts(message: Message) -> Message:
+    """With `PROBE` in place of what is thought."""
+    changed: dict[str, Any] = dict.fromkeys(_thoughts_in_fields(message), PROBE)
+    if thought := _thoughts_in_content(message):
+        head, answer = _split(message)
+        changed["content"] = head.replace(thought, PROBE, 1) + answer
+    return {**message, **changed}
+
+
+def with_probed_calls(message: Message) -> Message:
+    """With a probe in place of the name of every function that is called."""
+    calls = []
+    for call, probe in zip(message["tool_calls"], call_probes(message), strict=True):
+        function = call.get("function")
+        if isinstance(function, Mapping):
+            calls.append({**call, "function": {**function, "name": probe}})
+        else:
+            calls.append({**call, "name": probe})
+    return {**message, "tool_calls": calls}
+
+
+def call_probes(message: Message) -> list[str]:
+    """A text for every call, none part of another."""
+    return [f"{PROBE}{i}\ue0f2" for i in range(len(message.get("tool_calls") or ()))]
+
+
+def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """The messages in the forms that templates expect, the usual one first.
+
+    Content that is left out beside calls is empty, since many templates would write "None". The
+    arguments of calls are objects, or else JSON text, since templates take one or the other.
+    """
+    yield [_in_form(message, _as_object) for message in messages]
+    if any(message.get("tool_calls") for message in messages):
+        yield [_in_form(message, _as_text) for message in messages]
+
+
+def _in_form(message: Message, form: Any) -> Message:
+    calls = message.get("tool_calls")
+    if not calls and message.get("content") is not None:
+        return message
+    changed = {**message, "content": message.get("content") or ""}
+    if isinstance(calls, list) and calls:
+        changed["tool_calls"] = [_with_arguments(call, form) for call in calls]
+    return changed
+
+
+def _with_arguments(call: Any, form: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_arguments(call["function"], form)}
+    return {**call, "arguments": form(call["arguments"])} if "arguments" in call else call
+
+
+def _as_object(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = parse_json(arguments.encode())
+    except ValueError:  # not JSON: the text itself
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
+def _as_text(arguments: Any) -> Any:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _split(message: Message) -> tuple[str, str]:
+    """The content up to the end of its thoughts and the white space after them, and the answer."""
+    content = message.get("content") or ""
+    head, close, answer = content.rpartition(_CLOSE)
+    space = len(answer) - len(answer.lstrip()) if close else 0
+    return head + close + answer[:space], answer[space:]
+
+
+def _thoughts_in_content(message: Message) -> str:
+    head = _split(message)[0].rpartition(_CLOSE)[0]
+    return head.partition(_OPEN)[2].strip() if _OPEN in head else head.strip()
+
+
+def _thoughts_in_fields(message: Message) -> list[str]:
+    there = [name for name in THOUGHT_FIELDS if name in message]
+    return [name for name in there if isinstance(message[name], str) and message[name].strip()]

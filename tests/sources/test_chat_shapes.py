@@ -1,0 +1,227 @@
+"""The shapes of chat records: the same conversation, however it is written down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.documents import Conversation
+from streampack.errors import ConfigError, ContentError
+from streampack.reading.records import BrokenDocumentError
+from streampack.sources.chat.records import conversation_of
+from streampack.tokenization import load_tokenizer
+from tests.support.chats import CHATML, bpe_tokenizer, messages, write_lines
+
+BPE = bpe_tokenizer()
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+def human(value: str) -> dict[str, Any]:
+    return {"from": "human", "value": value}
+
+
+def gpt(value: str, **more: Any) -> dict[str, Any]:
+    return {"from": "gpt", "value": value, **more}
+
+
+#: A record, the messages that it means, and the contents that are learnt.
+SHAPES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = {
+    "messages": ({"messages": messages("a", "b")}, messages("a", "b"), ["b"]),
+    "messages with a system of their own": (
+        {"system": "s", "messages": messages("a", "b")},
+        messages("a", "b", system="s"),
+        ["b"],
+    ),
+    "parts of text": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}, gpt("b")]},
+        messages("a", "b"),
+        ["b"],
+    ),
+    "sharegpt": (
+        {"conversations": [{"from": "system", "value": "s"}, human("a"), gpt("b")]},
+        messages("a", "b", system="s"),
+        ["b"],
+    ),
+    "sharegpt with a system and marks": (
+        {"system": "s", "conversations": [human("a"), gpt("b", weight=0), human("c"), gpt("d")]},
+        messages("a", "b", "c", "d", system="s"),
+        ["d"],
+    ),
+    "sharegpt with calls": (
+        {
+            "conversations": [
+                human("a"),
+                {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+                {"from": "observation", "value": "2"},
+                gpt("b"),
+            ]
+        },
+        [
+            messages("a")[0],
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "content": "2"},
+            {"role": "assistant", "content": "b"},
+        ],
+        ["", "b"],
+    ),
+    "conversations with roles": ({"conversations": messages("a", "b")}, messages("a", "b"), ["b"]),
+    "alpaca": (
+        {"instruction": "a", "input": "", "output": "b"},
+        messages("a", "b"),
+        ["b"],
+    ),
+    "alpaca with an input": (
+        {"instruction": "a", "input": "x", "output": "b"},
+        messages("a\nx", "b"),
+        ["b"],
+    ),
+    "alpaca with a history": (
+        {"instruction": "c", "output": "d", "history": [["a", "b"]], "system": "s"},
+        messages("a", "b", "c", "d", system="s"),
+        ["b", "d"],
+    ),
+    "completion of messages": (
+        {"prompt": messages("a", "b", "c"), "completion": [gpt("d")]},
+        messages("a", "b", "c", "d"),
+        ["d"],
+    ),
+    "completion of text": ({"prompt": "a", "completion": "b"}, messages("a", "b"), ["b"]),
+}
+PAIRS: dict[str, dict[str, Any]] = {
+    "messages": {"prompt": messages("a"), "chosen": [gpt("b")], "rejected": [gpt("c")]},
+    "no prompt": {"chosen": messages("a", "b"), "rejected": messages("a", "c")},
+    "a prompt of text": {
+        "prompt": "a",
+        "chosen": messages("a", "b"),
+        "rejected": messages("a", "c"),
+    },
+    "text": {"prompt": "a", "chosen": "b", "rejected": "c"},
+}
+
+
+def learnt(conversation: Conversation) -> list[str]:
+    said = conversation.messages
+    return [said[i]["content"] or "" for i in range(len(said)) if conversation.learns(i)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_is_the_conversation_that_it_means(name: str) -> None:
+    record, expected, said = SHAPES[name]
+    conversation = conversation_of(record)
+    assert conversation.messages == expected
+    assert learnt(conversation) == said
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_tables_hold_every_shape(name: str, tmp_path: Path) -> None:
+    record, expected, said = SHAPES[name]
+    other = {"messages": messages("x", "y"), "tools": None}  # gives every column, mostly null
+    try:
+        pq.write_table(
+            pa.Table.from_pylist([{**dict.fromkeys(other), **record}]), tmp_path / "a.parquet"
+        )
+    except pa.ArrowInvalid:
+        pytest.skip("a table has messages of one form")
+    source = sources.Chat(tmp_path / "a.parquet", template=CHATML)
+    (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
+    from streampack.reading.skips import Skips
+
+    ((block, _),) = lane.read(None, Skips())
+    (conversation,) = block.conversations  # type: ignore[union-attr]
+    assert [dict(m, tool_calls=None) for m in conversation.messages] == [
+        dict(m, tool_calls=None) for m in expected
+    ]
+    assert learnt(conversation) == said
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_is_two_conversations_with_one_prompt(name: str) -> None:
+    chosen = conversation_of(PAIRS[name])
+    assert chosen.rejected is not None
+    assert chosen.messages == messages("a", "b")
+    assert chosen.rejected.messages == messages("a", "c")
+    assert (learnt(chosen), learnt(chosen.rejected)) == (["b"], ["c"])
+
+
+def test_texts_without_a_prompt_share_a_dialogue_up_to_the_last_answer() -> None:
+    start = "\n\nHuman: why? \n\nAssistant: who? \n\nHuman: I. \n\nAssistant:"
+    chosen = conversation_of({"chosen": f"{start} because", "rejected": f"{start} before"})
+    assert chosen.rejected is not None
+    assert [m["content"] for m in chosen.messages] == [start, " because"]
+    assert [m["content"] for m in chosen.rejected.messages] == [start, " before"]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"text": "a"}, r'none of "messages", "conversations", "chosen" and "rejected", .*"text"'),
+    ({"conversations": [{"from": "alien", "value": "a"}]}, "from 'alien' in message 0"),
+    ({"conversations": [{"from": "human"}]}, "no content in message 0"),
+    ({"conversations": [{"from": "function_call", "value": "{"}]}, "not JSON"),
+    ({"conversations": [{"from": "function_call", "value": "{}"}]}, 'without "name"'),
+    ({"instruction": "a", "output": ["b"]}, 'has a list in "output"'),
+    ({"instruction": "a", "output": "b", "history": [["x"]]}, "pairs of texts"),
+    ({"instruction": "a", "output": ""}, "no assistant turn"),
+    ({"system": "s", "messages": messages("a", "b", system="t")}, "another message of the system"),
+    ({"chosen": messages("a", "b"), "rejected": messages("x", "c")}, "same prompt"),
+    ({"chosen": messages("a", "b"), "rejected": messages("a", "b")}, "same prompt"),
+    ({"chosen": "It is one", "rejected": "It is two", "question": "?"}, 'no "prompt"'),
+    ({"prompt": "a", "completion": "b", "system": "s"}, "write messages"),
+    ({"prompt": "a", "chosen": "b", "rejected": messages("a", "c")}, "where two texts or two"),
+    ({"prompt": "z", "chosen": messages("a", "b"), "rejected": messages("a", "c")}, "same prompt"),
+    ({"prompt": "a", "chosen": "b", "rejected": ""}, "no assistant turn"),
+    ({"messages": messages("a", "b"), "chosen": [], "rejected": []}, 'pass shape="messages"'),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_not_understood_is_refused_with_the_shapes_that_are(
+    record: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BrokenDocumentError, match=message):
+        conversation_of(record)
+
+
+def test_records_with_two_meanings_are_read_as_the_shape_says(tmp_path: Path) -> None:
+    record = {"messages": messages("a", "b"), **PAIRS["messages"]}
+    path = write_lines(tmp_path / "a.jsonl", [record])
+    with pytest.raises(ConfigError, match='Pass shape="messages"'):
+        sources.Chat(path, template=CHATML).prepare()
+    for shape, count in (("messages", 1), ("preference", 2)):
+        source = sources.Chat(path, template=CHATML, shape=shape)
+        batches = list(PackedLoader(dataset(source)))
+        assert sum(batch.num_documents for batch in batches) == count
+    with pytest.raises(ConfigError, match="Use one of 'messages'"):
+        sources.Chat(path, shape="dpo")
+
+
+def test_a_record_without_the_shape_that_is_named_is_broken(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": messages("a", "b")}])
+    with pytest.raises(ContentError, match="none of instruction and output"):
+        list(PackedLoader(dataset(sources.Chat(path, template=CHATML, shape="alpaca"))))
+
+
+def test_files_of_chats_are_not_read_as_text_and_the_error_says_by_what(tmp_path: Path) -> None:
+    for i, (record, _, _) in enumerate(SHAPES.values()):
+        path = write_lines(tmp_path / f"{i}.jsonl", [record])
+        with pytest.raises(ConfigError, match=r"sources\.Chat\(") as caught:
+            dataset(path).plan  # noqa: B018  lists the files
+        call = str(caught.value).split("Pass ", 1)[1].partition(",")[0]
+        assert eval(call, {"sources": sources}).estimate_tokens() > 0
+
+
+def dataset(source: Any, **settings: Any) -> PackedDataset:
+    chosen: dict[str, Any] = {"seq_len": 128, "batch_rows": 1, "lanes": 1}
+    chosen |= {"tokenizer": load_tokenizer(BPE, eos_id=0), "topology": Topology(), **settings}
+    return PackedDataset(source, **chosen)
+
+
+def test_parsing_of_a_record_leaves_it_as_it_is() -> None:
+    for record, _, _ in SHAPES.values():
+        before = json.dumps(record)
+        conversation_of(record)
+        assert json.dumps(record) == before

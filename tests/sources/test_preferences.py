@@ -1,0 +1,209 @@
+"""Preference records become pairs of documents that know each other, whatever happens to a run."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.errors import ConfigError, ContentError
+from streampack.tokenization import load_tokenizer
+from tests.support.chats import CHATML, THINKING, bpe_tokenizer, messages, write_lines
+
+BPE = bpe_tokenizer()
+FIELDS = {"group": "int64", "chosen": "bool", "margin": "float32"}
+
+
+def pair(i: int, margin: float | None = None) -> dict[str, Any]:
+    return {
+        "prompt": messages(f"question {i}"),
+        "chosen": [{"role": "assistant", "content": f"good {i} " + "word " * (i % 7)}],
+        "rejected": [{"role": "assistant", "content": f"bad {i}"}],
+        "margin": float(i) if margin is None else margin,
+    }
+
+
+def dataset(source: Any, **settings: Any) -> PackedDataset:
+    chosen: dict[str, Any] = {"seq_len": 96, "batch_rows": 1, "lanes": 2, "document_fields": FIELDS}
+    chosen |= {"tokenizer": load_tokenizer(BPE, eos_id=0), "topology": Topology(), **settings}
+    return PackedDataset(source, **chosen)
+
+
+def said(batch: Any) -> list[tuple[int, bool, float, str]]:
+    """Of every document of a batch: group, side, margin and what is learnt."""
+    ids = batch.document_ids[0]
+    fields = batch.document_fields
+    found = []
+    for d in range(batch.num_documents):
+        labels = batch.labels[0][ids == d]
+        text = BPE.decode(labels[labels != -100].tolist(), skip_special_tokens=False)
+        values = [fields[name][d].item() for name in FIELDS]
+        found.append((values[0], values[1], values[2], text))
+    return found
+
+
+def check_pairs(documents: list[tuple[int, bool, float, str]], numbers: set[int]) -> None:
+    sides: dict[int, dict[bool, tuple[float, str]]] = defaultdict(dict)
+    for group, chosen, margin, text in documents:
+        assert chosen not in sides[group]
+        sides[group][chosen] = (margin, text)
+    found = set()
+    for both in sides.values():
+        i = int(both[True][0])
+        assert both[False] == (i, f"bad {i}<|im_end|>")
+        assert both[True][1].startswith(f"good {i} ")
+        found.add(i)
+    assert found == numbers
+
+
+def files(form: str, records: list[dict[str, Any]], folder: Path) -> sources.Chat:
+    half = len(records) // 2
+    for name, part in (("a", records[:half]), ("b", records[half:])):
+        if form == "parquet":
+            pq.write_table(pa.Table.from_pylist(part), folder / f"{name}.parquet")
+        else:
+            write_lines(folder / f"{name}.jsonl", part)
+    paths = sorted(folder.iterdir())
+    return sources.Chat(paths, template=CHATML, reading=sources.Reading(block_documents=5))
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_every_pair_comes_out_whole_with_its_fields(form: str, tmp_path: Path) -> None:
+    source = files(form, [pair(i) for i in range(40)], tmp_path)
+    documents = [d for batch in PackedLoader(dataset(source)) for d in said(batch)]
+    assert len(documents) == 80
+    check_pairs(documents, set(range(40)))
+
+
+def test_the_sides_of_a_pair_come_one_after_the_other_the_chosen_first(tmp_path: Path) -> None:
+    from streampack.metrics import LaneTimes
+    from streampack.reading.skips import Skips
+    from streampack.streams.stream import DocumentStream
+
+    source = files("jsonl", [pair(i) for i in range(40)], tmp_path)
+    config = dataset(source, lanes=1).plan.config
+    stream = DocumentStream(config, 0, skips=Skips(), times=LaneTimes())
+    groups: list[int] = []
+    chosen: list[bool] = []
+    while (block := stream.peek()) is not None:
+        stream.consume(len(block))
+        groups += block.document_fields["group"].tolist()
+        chosen += block.document_fields["chosen"].tolist()
+    assert chosen == [True, False] * 40
+    assert groups[::2] == groups[1::2]
+    assert len(set(groups)) == 40
+
+
+def test_resumed_anywhere_no_side_is_lost_or_repeated(tmp_path: Path) -> None:
+    source = files("jsonl", [pair(i) for i in range(24)], tmp_path)
+    whole = [said(batch) for batch in PackedLoader(dataset(source))]
+    for step in range(len(whole) + 1):
+        loader = PackedLoader(dataset(source))
+        for _ in zip(range(step), loader, strict=False):
+            pass
+        again = PackedLoader(dataset(source))
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        assert [said(batch) for batch in again] == whole[step:]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"rejected": [{"role": "assistant", "content": "\ud800"}]},  # cannot be tokenized
+        {"margin": float("nan")},
+        {"rejected": "text"},
+    ],
+    ids=["text", "field", "shape"],
+)
+def test_a_pair_with_one_broken_side_is_skipped_whole_and_once(
+    broken: dict[str, Any], tmp_path: Path
+) -> None:
+    records = [pair(i) for i in range(20)]
+    records[7] |= broken
+    source = files("jsonl", records, tmp_path)
+    with pytest.raises(ContentError):
+        list(PackedLoader(dataset(source)))
+    loader = PackedLoader(dataset(source, on_error="skip"))
+    whole = [said(batch) for batch in loader]
+    assert loader.metrics().skipped == 1
+    check_pairs([d for batch in whole for d in batch], set(range(20)) - {7})
+    for step in range(0, len(whole), 3):
+        first = PackedLoader(dataset(source, on_error="skip"))
+        for _ in zip(range(step), first, strict=False):
+            pass
+        again = PackedLoader(dataset(source, on_error="skip"))
+        again.load_state_dict(first.state_dict())
+        assert [said(batch) for batch in again] == whole[step:]
+
+
+def test_plain_pairs_need_no_template(tmp_path: Path) -> None:
+    records = [{"prompt": f"{i}:\n", "chosen": "good", "rejected": "bad"} for i in range(5)]
+    path = write_lines(tmp_path / "a.jsonl", records)
+    fields = {"group": "int64", "chosen": "bool"}
+    loader = PackedLoader(dataset(sources.Chat(path), document_fields=fields))
+    texts = []
+    for batch in loader:
+        for d in range(batch.num_documents):
+            labels = batch.labels[0][batch.document_ids[0] == d]
+            texts.append(BPE.decode(labels[labels != -100].tolist(), skip_special_tokens=False))
+    assert sorted(texts) == ["bad<|endoftext|>"] * 5 + ["good<|endoftext|>"] * 5
+
+
+def test_pairs_without_fields_are_just_documents(tmp_path: Path) -> None:
+    source = files("jsonl", [pair(i) for i in range(10)], tmp_path)
+    loader = PackedLoader(dataset(source, document_fields=None))
+    assert sum(batch.num_documents for batch in loader) == 20
+
+
+def test_a_field_that_other_records_do_not_have_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": messages("a", "b")}])
+    source = sources.Chat(path, template=CHATML)
+    with pytest.raises((ConfigError, ContentError), match='no field "group"'):
+        list(PackedLoader(dataset(source, document_fields={"group": "int64"})))
+
+
+def test_the_pairs_of_a_mixture_have_groups_of_their_own(tmp_path: Path) -> None:
+    parts = {}
+    for k, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        path = write_lines(tmp_path / name / "a.jsonl", [pair(100 * k + i) for i in range(10)])
+        parts[name] = sources.Chat(path, template=CHATML)
+    mixed = sources.Mixture(parts, weights={"one": 0.5, "two": 0.5})
+    loader = PackedLoader(dataset(mixed, lanes=1))
+    documents = [d for batch in loader for d in said(batch)]
+    groups = {group for group, _, _, _ in documents}
+    assert len(groups) * 2 == len({(g, c, t) for g, c, _, t in documents})
+
+
+def test_a_side_with_several_answers_is_one_document_unless_turns_are_split(tmp_path: Path) -> None:
+    several = messages("a", "b", "c", "d")
+    record = {"prompt": several[:1], "chosen": several[1:], "rejected": several[1:2]}
+    path = write_lines(tmp_path / "a.jsonl", [{**record, "margin": 0.0}])
+    assert len(said(next(iter(PackedLoader(dataset(sources.Chat(path, template=CHATML))))))) == 2
+    split = sources.Chat(path, template=CHATML, turns="each")
+    with pytest.raises(ContentError, match=r'3 documents instead of two.*turns="whole"'):
+        list(PackedLoader(dataset(split)))
+
+
+def test_the_answers_of_a_pair_are_rendered_as_generated_turn_by_turn(tmp_path: Path) -> None:
+    before = messages("a", "<think>hm</think>b", "c")
+    record = {
+        "prompt": before,
+        "chosen": [{"role": "assistant", "content": "<think>1</think>d"}],
+        "rejected": [{"role": "assistant", "content": "<think>2</think>e"}],
+        "margin": 1.0,
+    }
+    source = sources.Chat(
+        write_lines(tmp_path / "a.jsonl", [record]), template=THINKING, turns="each"
+    )
+    documents = [d for batch in PackedLoader(dataset(source)) for d in said(batch)]
+    assert sorted((chosen, text) for _, chosen, _, text in documents) == [
+        (False, "<think>2</think>e<|im_end|>"),
+        (True, "<think>1</think>d<|im_end|>"),
+    ]

@@ -1,0 +1,335 @@
+"""Templates as they ship, without generation marks: what is learnt, written out by hand."""
+
+# ruff: noqa: E501  what is learnt is on one line
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Engine
+
+from streampack.documents import Conversations, Documents, make_origin
+from streampack.errors import ConfigError, ContentError
+from streampack.reading.records import BrokenDocumentError
+from streampack.reading.skips import Skips
+from streampack.sources import Chat
+from streampack.sources.chat.records import conversation_of
+from streampack.tokenization import ChatTokenizer, load_tokenizer
+from streampack.turn_rules import TurnRules
+from tests.support.chat_masks import EACH, KINDS, WHOLE, Cell, Refused, asked, said
+from tests.support.chat_templates import SPECIAL, TEMPLATES
+from tests.support.chats import bpe_tokenizer
+
+BPE = bpe_tokenizer()
+BPE.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+DATE = {"strftime_now": "2025-07-26"}
+
+
+def chat_tokenizer(template: str, rule: str = "as-is", **options: Any) -> ChatTokenizer:
+    """With a template by name or text, and the rules and arguments of `Chat`."""
+    ids = {"eos_id": BPE.token_to_id("</s>"), "bos_id": BPE.token_to_id("<s>")}
+    source = Chat("unread.jsonl", template_kwargs={**DATE, **options.pop("kwargs", {})}, **options)
+    return ChatTokenizer(
+        load_tokenizer(BPE, eos=rule, bos=False, **ids),
+        TEMPLATES.get(template, template),
+        str,
+        source.rules,
+        source.template_kwargs,
+    )
+
+
+def encode(tokenizer: ChatTokenizer, chat: list[Any], skips: Skips | None = None) -> Documents:
+    import numpy as np
+
+    conversations = [conversation_of({"messages": chat})]
+    block = Conversations(conversations, make_origin(0, np.arange(1, dtype=np.int64)))
+    return tokenizer.encode(block, skips or Skips())
+
+
+def by_hand(engine: Engine, written: str) -> tuple[list[int], list[bool]]:
+    """Ids and mask of a text with « and » around what is learnt."""
+    parts = re.split("[«»]", written)
+    encoding = engine.encode("".join(parts), add_special_tokens=False)
+    flags = [bool(i % 2) for i, part in enumerate(parts) for _ in part]
+    return encoding.ids, [any(flags[start:stop]) for start, stop in encoding.offsets]
+
+
+def found(documents: Documents) -> list[tuple[list[int], list[bool]]]:
+    assert documents.loss_mask is not None
+    cuts = list(zip(documents.offsets[:-1].tolist(), documents.offsets[1:].tolist(), strict=True))
+    mask = documents.loss_mask
+    return [(documents.tokens[a:b].tolist(), mask[a:b].tolist()) for a, b in cuts]
+
+
+def check(tokenizer: ChatTokenizer, chat: list[Any], expected: Cell) -> None:
+    if isinstance(expected, Refused):
+        with pytest.raises(ContentError, match=re.escape(expected)):
+            encode(tokenizer, chat)
+        return
+    texts = [expected] if isinstance(expected, str) else expected
+    documents = encode(tokenizer, chat)
+    assert found(documents) == [by_hand(BPE, text) for text in texts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_one_document_of_a_conversation(name: str, kind: str) -> None:
+    check(chat_tokenizer(name), KINDS[kind], WHOLE[name][list(KINDS).index(kind)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_one_document_of_every_turn(name: str, kind: str) -> None:
+    check(chat_tokenizer(name, turns="each"), KINDS[kind], EACH[name][list(KINDS).index(kind)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_turn_of_its_own_begins_with_what_the_model_is_prompted_with(
+    name: str, kind: str
+) -> None:
+    if isinstance(EACH[name][list(KINDS).index(kind)], Refused) or name in (
+        "dated",
+        "moving-system",
+    ):
+        return  # refused, or templates that have no generation prompt
+    tokenizer = chat_tokenizer(name, turns="each")
+    chat = KINDS[kind]
+    turns = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+    for i, (ids, mask) in zip(turns, found(encode(tokenizer, chat)), strict=True):
+        context = BPE.decode(ids[: mask.index(True)], skip_special_tokens=False)
+        assert context == prompt(TEMPLATES[name], chat[:i])
+
+
+def prompt(template: str, chat: list[Any]) -> str:
+    """What transformers would give the model, with the date set."""
+    import jinja2
+
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value: json.dumps(value)
+    as_text = "call.function.arguments }}" in template
+    said_before = []
+    for message in chat:
+        calls = message.get("tool_calls")
+        if calls and as_text:
+            calls = [{"function": {"name": "add", "arguments": '{"a": 1}'}}]
+        said_before.append(
+            {
+                **message,
+                "content": message["content"] or "",
+                **({"tool_calls": calls} if calls else {}),
+            }
+        )
+    return environment.from_string(template).render(
+        messages=said_before, add_generation_prompt=True, bos_token="<s>", eos_token="</s>",
+        strftime_now=lambda form: "2025-07-26",
+    )  # fmt: skip
+
+
+MASKED: list[tuple[str, dict[str, Any], str, list[str]]] = [
+    ("stripped", {"thoughts": "mask"}, "thoughts", ["A1<|im_end|>", "A2<|im_end|>"]),
+    ("opened", {"thoughts": "mask"}, "thoughts", ["A1<|im_end|>", "A2<|im_end|>"]),
+    ("channels", {"thoughts": "mask"}, "thoughts", ["A1<|return|>", "A2<|return|>"]),
+    ("open-ended", {"thoughts": "mask"}, "thoughts", ["A1", "A2"]),
+    ("stripped", {"thoughts": "mask"}, "thoughts in content", ["A1<|im_end|>", "A2<|im_end|>"]),
+    (
+        "stripped",
+        {"thoughts": "mask"},
+        "thoughts and a call",
+        ['<call>add{"a": 1}</call><|im_end|>', "A1<|im_end|>"],
+    ),
+    ("stripped", {"learn": ("thinking",)}, "thoughts", ["<think>\nT1\n</think>\n\n", "<think>\nT2\n</think>\n\n"]),
+    ("stripped", {"learn": ("content",)}, "words and a call", ["W", "<think>\n\n</think>\n\nA1<|im_end|>", "<think>\n\n</think>\n\nA2<|im_end|>"]),
+    ("stripped", {"learn": ("tool_calls",)}, "words and a call", ['<call>add{"a": 1}</call><|im_end|>']),
+    ("call-or-content", {"learn": ("tool_calls",)}, "a call", ['{"name": "add", "parameters": {"a": 1}}<|eot_id|>']),
+    ("dropped", {"turns": "whole", "learn": ("content",)}, "thoughts in content", ["A1</s>", "A2</s>"]),
+    ("stripped", {"turns": "whole", "learn": ("content", "tool_calls")}, "thoughts", ["A1<|im_end|>", "A2<|im_end|>"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "rules", "kind", "expected"), MASKED)
+def test_only_the_parts_that_are_named_carry_loss(
+    name: str, rules: dict[str, Any], kind: str, expected: list[str]
+) -> None:
+    documents = encode(chat_tokenizer(name, **{"turns": "each", **rules}), KINDS[kind])
+    assert learnt(documents) == expected
+
+
+def learnt(documents: Documents) -> list[str]:
+    """The texts of the runs of tokens that carry loss."""
+    runs: list[str] = []
+    for ids, mask in found(documents):
+        marks = "".join("x" if flag else " " for flag in mask)
+        runs += [
+            BPE.decode(ids[run.start() : run.end()], skip_special_tokens=False)
+            for run in re.finditer("x+", marks)
+        ]
+    return runs
+
+
+KEEPING = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.reasoning_content %}{{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+{{- m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+@pytest.mark.parametrize("kind", ["thoughts", "thoughts in content"])
+def test_earlier_thoughts_are_stripped_for_templates_that_keep_them(kind: str) -> None:
+    for thoughts, kept in (("keep", True), ("strip-history", False)):
+        documents = encode(chat_tokenizer(KEEPING, turns="each", thoughts=thoughts), KINDS[kind])
+        texts = [BPE.decode(ids, skip_special_tokens=False) for ids, _ in found(documents)]
+        assert ["T1" in text for text in texts] == [True, kept]
+        assert "T2" in learnt(documents)[1]
+
+
+def test_a_turn_that_is_not_learnt_makes_no_document() -> None:
+    chat = [asked("Q1"), {**said("A1"), "train": False}, asked("Q2"), said("A2")]
+    assert learnt(encode(chat_tokenizer("merged-system", turns="each"), chat)) == ["A2<|end|>"]
+
+
+def test_parts_that_the_template_mixes_are_refused_where_one_is_not_learnt() -> None:
+    backwards = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
+{%- for call in m.tool_calls or [] %}{{- '<call>' + call.function.name + '</call>' }}{% endfor %}
+{{- m.content + '<|im_end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+    chat = KINDS["words and a call"]
+    tokenizer = chat_tokenizer(backwards, turns="each", learn=("content",))
+    with pytest.raises(ContentError, match=r"cannot be told apart.*Learn them all"):
+        encode(tokenizer, chat)
+    everything = encode(chat_tokenizer(backwards, turns="each"), chat)
+    assert learnt(everything)[0] == "<call>add</call>W<|im_end|>"
+
+
+#: What is refused, and arguments that the error names.
+REMEDIES: list[tuple[str, dict[str, Any], str, dict[str, Any], str]] = [
+    ("stripped", {}, "thoughts", {"turns": "each"}, 'turns="each"'),
+    ("channels", {}, "thoughts and a call", {"turns": "each"}, 'turns="each"'),
+    ("moving-system", {}, "two answers", {"turns": "each"}, 'turns="each"'),
+    ("merged-system", {}, "thoughts", {"learn": ("content", "tool_calls")}, "learn=('content', 'tool_calls')"),
+    ("separated", {}, "a call", {"learn": ("thinking", "content")}, "learn=('thinking', 'content')"),
+    ("opened", {"turns": "each"}, "two answers", {"turns": "each", "kwargs": {"enable_thinking": False}}, '{"enable_thinking": False}'),
+    ("dropped", {"turns": "each"}, "two answers", {"turns": "whole"}, 'turns="whole"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "rules", "kind", "remedy", "words"), REMEDIES)
+def test_what_the_error_advises_works(
+    name: str, rules: dict[str, Any], kind: str, remedy: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ContentError) as caught:
+        encode(chat_tokenizer(name, **rules), KINDS[kind])
+    assert words in str(caught.value)
+    assert len(encode(chat_tokenizer(name, **remedy), KINDS[kind])) >= 1
+
+
+def test_a_date_is_fixed_and_part_of_what_a_run_is() -> None:
+    tokenizer = chat_tokenizer("dated", kwargs={"strftime_now": "2024-02-29T12:00"})
+    (text,) = [BPE.decode(ids) for ids, _ in found(encode(tokenizer, KINDS["one answer"]))]
+    assert "It is 29 February 2024." in text
+    prints = {chat_tokenizer("dated", **options).fingerprint for options in VARIANTS}
+    assert len(prints) == len(VARIANTS)
+    sources = [
+        Chat("x.jsonl", **{"template_kwargs": o.pop("kwargs", None), **o})
+        for o in map(dict, VARIANTS)
+    ]
+    assert len({repr((s.rules, s.template_kwargs)) for s in sources}) == len(VARIANTS)
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"kwargs": {"strftime_now": "2024-02-29"}},
+    {"turns": "each"},
+    {"thoughts": "mask"},
+    {"turns": "each", "thoughts": "strip-history"},
+    {"learn": ("content",)},
+]
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"turns": "all"}, "turns is 'all'.*'whole', 'each'"),
+    ({"thoughts": "drop"}, "thoughts is 'drop'"),
+    ({"thoughts": "strip-history"}, 'Pass turns="each" too'),
+    ({"learn": ()}, "Use some of 'thinking', 'content', 'tool_calls'"),
+    ({"learn": ("answers",)}, "Use some of"),
+    ({"thoughts": "mask", "learn": ("thinking",)}, "Nothing would be learnt"),
+    ({"template_kwargs": {"messages": []}}, "given by the conversation"),
+    ({"template_kwargs": {"strftime_now": "today"}}, '"2025-07-26"'),
+    ({"template_kwargs": {"f": len}}, "values are plain"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_rules_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Chat("unread.jsonl", **options)
+
+
+def test_one_word_is_one_part() -> None:
+    assert TurnRules.of("whole", "keep", "content") == TurnRules.of("whole", "keep", ["content"])
+
+
+MARKED = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
+{%- if m.role == 'assistant' %}{% generation %}
+{%- if m.reasoning_content and (loop.last or keep) %}
+{{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+{{- m.content + '<|im_end|>' }}{% endgeneration %}
+{%- else %}{{- m.content + '<|im_end|>' }}{% endif %}
+{{- '\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def test_marked_turns_follow_the_same_rules() -> None:
+    chat = KINDS["thoughts"]
+    with pytest.raises(ContentError, match=r'thoughts in message 1.*turns="each"'):
+        encode(chat_tokenizer(MARKED), chat)
+    assert learnt(encode(chat_tokenizer(MARKED, kwargs={"keep": True}), chat)) == [
+        "<think>T1</think>A1<|im_end|>",
+        "<think>T2</think>A2<|im_end|>",
+    ]
+    each = encode(chat_tokenizer(MARKED, turns="each"), chat)
+    assert [len(ids) for ids, _ in found(each)] == sorted(len(ids) for ids, _ in found(each))
+    assert learnt(each) == ["<think>T1</think>A1<|im_end|>", "<think>T2</think>A2<|im_end|>"]
+    masked = encode(chat_tokenizer(MARKED, turns="each", thoughts="mask"), chat)
+    assert learnt(masked) == ["A1<|im_end|>", "A2<|im_end|>"]
+    only = [asked("Q1"), {**said("A1"), "train": False}, asked("Q2"), said("A2")]
+    assert learnt(encode(chat_tokenizer(MARKED, turns="each"), only)) == ["A2<|im_end|>"]
+
+
+def test_pickled_with_a_date_and_rules_it_does_the_same() -> None:
+    tokenizer = chat_tokenizer("channels", turns="each", thoughts="mask")
+    again = pickle.loads(pickle.dumps(tokenizer))
+    chat = KINDS["thoughts"]
+    assert found(encode(again, chat)) == found(encode(tokenizer, chat))
+
+
+@pytest.mark.parametrize("form", [dict, json.dumps])
+@pytest.mark.parametrize("name", ["stripped", "dropped"])  # takes objects, takes text
+def test_arguments_may_be_text_or_objects(name: str, form: Any) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": form({"a": 1})}}
+    chat = [asked("Q1"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    text = '<call>add{"a": 1}' if name == "stripped" else '<|call|>add\n{"a": 1}'
+    assert text in learnt(encode(chat_tokenizer(name), chat))[0]
+
+
+@given(
+    contents=st.lists(st.text("ab <>/think\n{}|", min_size=1, max_size=14), min_size=2, max_size=6)
+)
+@settings(deadline=None, max_examples=25)
+@pytest.mark.parametrize("name", [n for n in TEMPLATES if n not in ("dropped", "stripped")])
+def test_whatever_is_said_is_learnt_whole_or_refused(name: str, contents: list[str]) -> None:
+    chat = [asked(text) if i % 2 == 0 else said(text) for i, text in enumerate(contents)]
+    answers = [text.strip() for text in contents[1::2]]
+    for turns in ("whole", "each"):
+        try:
+            documents = encode(chat_tokenizer(name, turns=turns), chat)
+        except (ContentError, BrokenDocumentError):
+            continue
+        runs = learnt(documents)
+        for answer in answers:
+            assert any(answer in run for run in runs)
