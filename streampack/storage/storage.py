@@ -21,9 +21,11 @@ from streampack.storage.listing import FileInfo, in_threads, list_remote
 from streampack.storage.patterns import expand_braces, local_files, local_names
 from streampack.storage.read_ahead import ReadAhead
 from streampack.storage.remote import (
+    Pace,
+    Progress,
     RemoteFile,
-    SizeGuard,
     is_another_version,
+    look_up,
     open_filesystem,
     shown,
     split_url,
@@ -71,6 +73,8 @@ class Storage:
             use are not, even if that exceeds it.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
         timeout_s: seconds without an answer after which an attempt has failed.
+        min_bytes_per_s: an attempt that gets less than that, for `timeout_s` seconds, has failed as
+            well; so a server that sends a byte now and then is no hang. 0 is no limit.
         read_ahead_bytes: bytes that a process may have downloaded ahead and not yet opened; a
             larger file is downloaded ahead alone. 0 turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
@@ -84,6 +88,7 @@ class Storage:
         cache_limit_bytes: int = 64 << 30,
         retries: int = 5,
         timeout_s: float = 60.0,
+        min_bytes_per_s: float = 1024.0,
         read_ahead_bytes: int = 256 << 20,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
@@ -92,6 +97,7 @@ class Storage:
         self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes, unfit)
         self.retries = whole_number("retries", retries, unfit, least=0)
         self.timeout_s = real_number("timeout_s", timeout_s, unfit, least=0.001)
+        self.min_bytes_per_s = real_number("min_bytes_per_s", min_bytes_per_s, unfit, least=0)
         self.read_ahead_bytes = whole_number("read_ahead_bytes", read_ahead_bytes, unfit, least=0)
         self.storage_options = dict(storage_options or {})
         self._processes: dict[int, _Process] = {}
@@ -141,7 +147,11 @@ class Storage:
             else:
                 names = builtins.list(expand_braces(pattern))
                 listed = list_remote(
-                    self._filesystem(protocol), names, endings, retries=self.retries
+                    self._filesystem(protocol),
+                    names,
+                    endings,
+                    pace=self._pace,
+                    retries=self.retries,
                 )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
@@ -235,12 +245,15 @@ class Storage:
         def read() -> bytes:
             filesystem = self._filesystem(protocol)
             data: bytes
+            size = stop - start
             if over_http:  # `cat_file` would read the whole file if ranges are ignored
-                with filesystem.open(path, "rb", cache_type="none") as remote:
-                    remote.seek(start)
-                    data = remote.read(stop - start)
+                with filesystem.open(path, "rb", cache_type="none", size=self.size(path)) as remote:
+                    fetch = remote.async_fetch_range
+                    data = self._pace.call(filesystem, fetch, start, stop, num_bytes=size)
             else:
-                data = filesystem.cat_file(path, start=start, end=stop)
+                data = self._pace.call(
+                    filesystem, "cat_file", path, start=start, end=stop, num_bytes=size
+                )
             if len(data) != stop - start:
                 raise OSError(f"{len(data)} bytes came instead of {stop - start}")
             return data
@@ -256,6 +269,10 @@ class Storage:
         """The same from a cached copy, for servers that send the whole file for every range."""
         with self.local(path) as file:
             return _read_exactly(file, start, stop)
+
+    @property
+    def _pace(self) -> Pace:
+        return Pace(self.timeout_s, self.min_bytes_per_s)
 
     def _attempt(self, doing: str, path: str, action: Callable[[], R]) -> R:
         return with_retries(action, doing=doing, url=path, retries=self.retries)
@@ -275,7 +292,7 @@ class Storage:
         if found is None:
             protocol, _ = split_url(url)
             filesystem = self._filesystem(protocol or "")
-            info = self._attempt("Looking up", url, lambda: filesystem.info(url))
+            info = look_up(filesystem, url, pace=self._pace, retries=self.retries)
             found = looked_up.setdefault(url, RemoteFile.of(url, info))
         return found
 
@@ -296,11 +313,21 @@ class Storage:
         filesystem = self._filesystem(split_url(url)[0] or "")
 
         def download() -> None:
-            filesystem.get_file(url, str(part), callback=SizeGuard(remote.num_bytes))
+            self._pace.call(
+                filesystem,
+                "get_file",
+                url,
+                str(part),
+                callback=Progress(remote.num_bytes, self._pace),
+                num_bytes=remote.num_bytes,
+            )
             size = part.stat().st_size
             if size != remote.num_bytes:
                 raise OSError(f"{size} of {remote.num_bytes} bytes arrived")
-            now = RemoteFile.of(url, filesystem.info(url)) if remote.version else remote
+            now = remote
+            if remote.version:
+                info = self._pace.call(filesystem, "info", url, num_bytes=0)
+                now = RemoteFile.of(url, info)
             if now.version != remote.version:
                 raise _replaced(url, remote.version, now.version)
 
