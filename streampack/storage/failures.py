@@ -23,8 +23,10 @@ from streampack.errors import StorageError
 __all__ = [
     "Failure",
     "TooSlowError",
+    "code_of",
     "explain",
     "is_bare_refusal",
+    "is_bucket_missing",
     "is_missing",
     "retry_after_s",
     "without_secrets",
@@ -59,8 +61,8 @@ _NO_BUCKET = Failure(
     "Check its name, and that endpoint and account are those that have it.",
 )
 _WRONG_KEY = Failure(
-    "the store does not accept the access key or its secret",
-    f"Check the credentials, {_CREDENTIALS}",
+    "the store does not accept the key, its secret or the token",
+    f"Check the credentials, {_CREDENTIALS} A token may have expired.",
 )
 _EXPIRED = Failure(
     "the credentials or the signature in the URL have expired",
@@ -170,12 +172,18 @@ _TYPES = {
     "GatedRepoError": _DENIED,
     "EntryNotFoundError": _MISSING,
 }
-#: What stores say only in words.
-_WORDS = (
+#: Words by which one code of Azure means one thing or another.
+_EXACTER = (
     (re.compile(r"\bexpired\b", re.I), _EXPIRED),
     (re.compile(r"signature not valid in the specified time frame", re.I), _EXPIRED),
+    (re.compile(r"failed to authenticate", re.I), _WRONG_KEY),
+)
+#: What stores say only in words.
+_WORDS = (
+    *_EXACTER,
     (re.compile(r"specified bucket does not exist", re.I), _NO_BUCKET),
     (re.compile(r"no such container", re.I), _NO_BUCKET),
+    (re.compile(r"^b/[^/]+/o$"), _NO_BUCKET),  # of gcsfs, for the listing of a bucket
     (re.compile(r"anonymous caller", re.I), _NO_CREDENTIALS),
     (re.compile(r"invalid credentials", re.I), _WRONG_KEY),
     (re.compile(r"^Forbidden: "), _DENIED),  # of gcsfs, which has no type for it
@@ -222,15 +230,21 @@ def is_missing(error: BaseException) -> bool:
 
     Not if there is not even the bucket: what is asked of it would be missing whatever its name.
     """
-    if isinstance(error, StorageError) and error.__cause__ is not None:
-        error = error.__cause__
-    return _known(error) is _MISSING
+    return _known(_original(error)) is _MISSING
+
+
+def is_bucket_missing(error: BaseException) -> bool:
+    """True if the error, or what it was raised from, says that there is no such bucket."""
+    return _known(_original(error)) is _NO_BUCKET
+
+
+def _original(error: BaseException) -> BaseException:
+    return (error.__cause__ or error) if isinstance(error, StorageError) else error
 
 
 def is_bare_refusal(error: BaseException) -> bool:
-    """True for a refusal of S3 without a reason: answers to HEAD have no body that could say it."""
-    code = _code(error)
-    return code in ("301", "400", "403") or code in ("Bad Request", "Forbidden")
+    """True for a refusal without a reason: answers to HEAD have no body that could say it."""
+    return code_of(error) in ("301", "400", "403", "AuthenticationFailed", "AuthorizationFailure")
 
 
 def _known(error: BaseException) -> Failure:
@@ -238,10 +252,10 @@ def _known(error: BaseException) -> Failure:
     for link in chain:
         if isinstance(link, TooSlowError):
             return _SLOW
-        if (code := _code(link)) in _CODES:
+        if (code := code_of(link)) in _CODES:
             failure = _CODES[code]
-            # Azure has one code for wrong keys and for tokens that have expired.
-            return next((f for words, f in _WORDS[:2] if words.search(str(link))), failure)
+            exacter = (f for words, f in _EXACTER if words.search(str(link)))
+            return next(exacter, failure) if failure in (_DENIED, _WRONG_KEY) else failure
         if (name := type(link).__name__) in _TYPES:
             return _TYPES[name]
     for link in chain:
@@ -309,7 +323,7 @@ def _module(error: BaseException | None) -> str:
     return type(error).__module__.partition(".")[0]
 
 
-def _code(error: BaseException) -> str:
+def code_of(error: BaseException) -> str:
     """What S3 or Azure call the failure; "" if nothing says it."""
     for link in _chain(error):
         answer = getattr(link, "response", None)

@@ -1,4 +1,4 @@
-"""Reaching remote files: opening fsspec file systems, and what is worth another attempt.
+"""Asking for remote files: how slow an answer may be, which version it is of, and another attempt.
 
 Every action runs inside `with_retries`, which sleeps a random time below a doubling bound between
 attempts (so that a thousand ranks do not try again together), or longer if the server asks for it,
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,11 +19,14 @@ from urllib.parse import urlsplit
 from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
-from streampack.errors import ConfigError, StorageError, StreampackError
+from streampack.errors import StorageError, StreampackError
 from streampack.storage.failures import (
     TooSlowError,
+    code_of,
     explain,
     is_bare_refusal,
+    is_bucket_missing,
+    is_missing,
     retry_after_s,
     without_secrets,
 )
@@ -36,12 +37,14 @@ __all__ = [
     "RemoteFile",
     "is_another_version",
     "look_up",
-    "open_filesystem",
     "shown",
     "split_url",
     "version_of",
     "with_retries",
 ]
+
+#: Protocols of Azure Blob Storage.
+AZURE = ("az", "abfs", "abfss")
 
 logger = logging.getLogger(__name__)
 
@@ -61,23 +64,13 @@ _VERSION_FIELDS = (
     "updated",
     "mtime",
     "created",
+    "blob_id",
 )
+_AND_TIME = "; Last-Modified "
 
 FIRST_WAIT_S = 0.25
 LONGEST_WAIT_S = 30.0
 LONGEST_RETRY_AFTER_S = 300.0  # of what a server asks for
-
-#: What to install for a protocol; fsspec imports the implementation when it is first used.
-_EXTRAS = {
-    "s3": 'pip install "streampack[s3]"',
-    "s3a": 'pip install "streampack[s3]"',
-    "http": 'pip install "streampack[http]"',
-    "https": 'pip install "streampack[http]"',
-    "gs": "pip install gcsfs",
-    "gcs": "pip install gcsfs",
-    "az": "pip install adlfs",
-    "abfs": "pip install adlfs",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +108,31 @@ class RemoteFile:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """What differs between versions of a file, with the name of the field that says so.
+    """What differs between versions of a file, with the names of the fields that say so.
 
-    "" if the store says nothing of the kind.
+    "" if the store says nothing of the kind. Weak ETags (``W/``) are left out, as they need not be
+    of the bytes. An HTTP server's ETag comes with its time: see `is_another_version`.
     """
-    return next((f"{name} {info[name]}" for name in _VERSION_FIELDS if info.get(name)), "")
+    for name in _VERSION_FIELDS:
+        value = str(info.get(name) or "").strip('"')  # listings and look-ups differ in quotes
+        if value and not value.startswith("W/"):
+            time = info.get("Last-Modified") if name == "ETag" else None
+            return f"{name} {value}" + (f"{_AND_TIME}{time}" if time else "")
+    return ""
 
 
 def is_another_version(one: str, other: str) -> bool:
-    """True for two versions of a file; a listing and a look-up may say it in other fields."""
-    same_field = one.partition(" ")[0] == other.partition(" ")[0]
-    return same_field and one != other
+    """True for two versions of a file; a listing and a look-up may say it in other fields.
+
+    One field that agrees is enough: behind some proxies a file has another ETag in every answer,
+    or another time on every server.
+    """
+    (tag, _, time), (other_tag, _, other_time) = (
+        one.partition(_AND_TIME),
+        other.partition(_AND_TIME),
+    )
+    same_field = tag.partition(" ")[0] == other_tag.partition(" ")[0]
+    return same_field and tag != other_tag and (not time or time != other_time)
 
 
 class Progress(Callback):  # type: ignore[misc]
@@ -228,81 +235,6 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
-def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) -> Any:
-    """A new fsspec file system that gives up a silent connection after `timeout_s` seconds.
-
-    It belongs to the process that opens it: async file systems own a thread and an event loop
-    and survive neither a fork nor a pickle.
-    """
-    import fsspec
-
-    # fsspec shares instances between callers and keeps listings; both would hide changes.
-    merged = {"skip_instance_cache": True, "use_listings_cache": False, **options}
-    try:
-        if protocol in ("s3", "s3a"):
-            _s3_options(merged, timeout_s)
-        elif protocol in ("http", "https"):
-            _http_options(merged, timeout_s)
-        filesystem = fsspec.filesystem(protocol, **merged)
-    except ImportError as error:
-        raise ConfigError(
-            f"{protocol}:// needs a package that is not installed: {error}.",
-            "The files cannot be reached.",
-            f"Run `{_EXTRAS.get(protocol, 'pip install fsspec[' + protocol + ']')}`.",
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{protocol}:// cannot be opened: {error}.",
-            "The files cannot be reached.",
-            "Use a local path or a URL that fsspec knows, such as s3://, https:// or gs://.",
-        ) from error
-    if protocol in ("s3", "s3a"):
-        filesystem.retries = 1  # attempts are counted here, not once more inside
-    _opened[id(filesystem)] = filesystem
-    return filesystem
-
-
-_opened: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_inherited: list[Any] = []
-
-
-def _keep_inherited() -> None:
-    """In a forked child: keep the file systems of the parent alive, so none is finalized.
-
-    Their finalizers would close connections on an event loop whose thread does not exist after the
-    fork; the parent has both and closes them itself.
-    """
-    _inherited.extend(_opened.values())
-
-
-os.register_at_fork(after_in_child=_keep_inherited)
-
-
-def _s3_options(options: dict[str, Any], timeout_s: float) -> None:
-    client = options.get("client_kwargs") or {}
-    if not options.get("endpoint_url") and not client.get("endpoint_url"):
-        for name in ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-            if os.environ.get(name):
-                options["endpoint_url"] = os.environ[name]
-                break
-    options["config_kwargs"] = {
-        "connect_timeout": timeout_s,
-        "read_timeout": timeout_s,
-        "retries": {"max_attempts": 1},
-        **(options.get("config_kwargs") or {}),
-    }
-
-
-def _http_options(options: dict[str, Any], timeout_s: float) -> None:
-    import aiohttp
-
-    # The default of aiohttp bounds the whole download to five minutes, whatever its size.
-    limits = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
-    options["client_kwargs"] = {"timeout": limits, **(options.get("client_kwargs") or {})}
-    headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
-    options["headers"] = headers  # sizes are checked, so nothing may be compressed in transfer
-
-
 def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str, Any]:
     """What a file system says of a URL: of a file, or of a directory.
 
@@ -310,12 +242,20 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
         StorageError: there is nothing, or the look-up failed after all retries.
     """
 
+    protocol, rest = split_url(url)
+
     def ask() -> dict[str, Any]:
         try:
             info: dict[str, Any] = pace.call(filesystem, "info", url, num_bytes=0)
         except Exception as error:
             if is_bare_refusal(error):  # what has a body says why
                 pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
+            elif protocol in AZURE and is_missing(error):  # or is it the container?
+                try:
+                    pace.call(filesystem, "info", rest.partition("/")[0], num_bytes=0)
+                except Exception as of_container:  # which these credentials may not ask for
+                    if is_bucket_missing(of_container):
+                        raise
             raise
         return info
 
@@ -346,7 +286,9 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
         except Exception as error:
             failure = explain(error, doing)
             told = error.__cause__ or error  # what the library said, before fsspec translated it
-            words = without_secrets(f"{type(told).__name__}: {told}".replace(url, shown(url)))
+            said = next(iter(str(told).replace(url, shown(url)).splitlines()), "")
+            code = f" {code_of(error)}" if code_of(error) not in said else ""
+            words = without_secrets(f"{type(told).__name__}{code}: {said}")
             if not failure.lasts and attempt <= retries:
                 bound = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1))
                 asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))

@@ -17,16 +17,18 @@ from typing import Any, TypeVar
 from streampack.errors import ConfigError, ContentError, StateError, StorageError
 from streampack.numeric import real_number, whole_number
 from streampack.storage.cache import Cache, Entry, default_cache_dir
+from streampack.storage.failures import is_bucket_missing
+from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import FileInfo, in_threads, list_remote
 from streampack.storage.patterns import expand_braces, local_files, local_names
 from streampack.storage.read_ahead import ReadAhead
 from streampack.storage.remote import (
+    AZURE,
     Pace,
     Progress,
     RemoteFile,
     is_another_version,
     look_up,
-    open_filesystem,
     shown,
     split_url,
     with_retries,
@@ -155,6 +157,8 @@ class Storage:
                 )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
+                    if protocol in AZURE:  # or is there no such container?
+                        self._look_up_container(name)
                     kinds = f" that ends in {' or '.join(endings)}" if endings else ""
                     raise ConfigError(
                         f'No file{kinds} matches "{shown(name)}".',
@@ -296,6 +300,19 @@ class Storage:
             found = looked_up.setdefault(url, RemoteFile.of(url, info))
         return found
 
+    def _look_up_container(self, url: str) -> None:
+        """Raise `StorageError` if a URL of Azure names a container that is not there.
+
+        Listing does not say so. Whether there is one may be more than the credentials may ask.
+        """
+        protocol, rest = split_url(url)
+        container = f"{protocol}://{rest.partition('/')[0]}"
+        try:
+            look_up(self._filesystem(protocol or ""), container, pace=self._pace, retries=0)
+        except StorageError as error:
+            if is_bucket_missing(error):
+                raise
+
     def _entry(self, url: str) -> Entry:
         remote = self._look_up(url)
         return self._process.cache.entry(url, remote.num_bytes, remote.version)
@@ -328,7 +345,7 @@ class Storage:
             if remote.version:
                 info = self._pace.call(filesystem, "info", url, num_bytes=0)
                 now = RemoteFile.of(url, info)
-            if now.version != remote.version:
+            if is_another_version(now.version, remote.version):
                 raise _replaced(url, remote.version, now.version)
 
         try:
@@ -349,7 +366,8 @@ def _replaced(url: str, before: str, now: str) -> StateError:
         f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
         f"{now or 'none'} now.",
         "Positions in it would name other documents than before.",
-        "Leave shards as they are during a run; start a new run for changed data.",
+        "Leave shards as they are during a run; start a new run for changed data. If nobody "
+        "changed it, let the server send Last-Modified, or weak ETags (W/): they are not compared.",
     )
 
 

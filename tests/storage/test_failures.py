@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from streampack.errors import StorageError
+from streampack.errors import ConfigError, StateError, StorageError
 from streampack.storage.failures import retry_after_s, without_secrets
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
+from tests.support.servers import S3Server
 
 DATA = bytes(range(256)) * 40
 
@@ -220,6 +221,42 @@ def test_messages_show_no_query_and_no_password() -> None:
     assert without_secrets(text) == "no https://host/a nor 'abfs://account/b' (http://h/)"
 
 
+# Versions. Some proxies give a file another ETag in every answer.
+
+
+@pytest.mark.parametrize(
+    ("etag", "time", "raises"),
+    [
+        ('"{n}"', "Sun, 06 Nov 1994 08:49:37 GMT", False),
+        ('W/"{n}"', "", False),
+        ('W/"{n}"', "Sun, 06 Nov 1994 08:49:37 GMT", False),
+        ('"same"', "Sun, 06 Nov 1994 08:49:{n} GMT", False),
+        ('"{n}"', "Sun, 06 Nov 1994 08:49:{n} GMT", True),
+        ('W/"same"', "Sun, 06 Nov 1994 08:49:{n} GMT", True),
+        ('"{n}"', "", True),
+    ],
+)
+def test_a_file_is_replaced_if_etag_and_time_both_say_so(
+    once: Storage, etag: str, time: str, raises: bool
+) -> None:
+    answers = iter(range(10, 60))
+
+    def respond(connection: Connection) -> None:
+        n = next(answers)
+        headers = f"ETag: {etag.format(n=n)}\n"
+        file_at(connection, headers + (f"Last-Modified: {time.format(n=n)}\n" if time else ""))
+
+    with raw_server(respond) as server:
+        url = f"{server.url}/a.bin"
+        (listed,) = once.list(url)
+        if raises:
+            with pytest.raises(StateError, match=r"was replaced.*Last-Modified"):
+                once.local(url, listed.version).__enter__()
+        else:
+            with once.local(url, listed.version) as path:
+                assert path.read_bytes() == DATA
+
+
 # S3: refusals as AWS words them. Answers to HEAD have no body, so they never say why.
 
 
@@ -228,8 +265,8 @@ def test_messages_show_no_query_and_no_password() -> None:
     [
         ("400 Bad Request", "ExpiredToken", "have expired"),
         ("400 Bad Request", "AuthorizationHeaderMalformed", "another region"),
-        ("403 Forbidden", "InvalidAccessKeyId", "access key"),
-        ("403 Forbidden", "SignatureDoesNotMatch", "access key"),
+        ("403 Forbidden", "InvalidAccessKeyId", "does not accept the key"),
+        ("403 Forbidden", "SignatureDoesNotMatch", "does not accept the key"),
         ("403 Forbidden", "RequestTimeTooSkewed", "clock"),
         ("403 Forbidden", "AccessDenied", "access is denied"),
     ],
@@ -267,3 +304,45 @@ def test_a_listing_that_is_denied_says_what_else_works(tmp_path: Path) -> None:
             assert "listing is denied" in words
             assert "braces" in words
         assert len(storage.list("s3://bucket/{a,b}.bin")) == 2  # as it advises
+
+
+@pytest.mark.parametrize(
+    ("url", "option", "near"),
+    [
+        ("s3://bucket/a", "endpont_url", "endpoint_url"),
+        ("https://host/a", "header", "headers"),
+        ("hf://datasets/o/n/a", "tokn", "token"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(url: str, option: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}.*{near}"):
+        Storage(storage_options={option: "x"}).list(url)
+
+
+def test_options_that_go_with_each_request_are_taken(tmp_path: Path) -> None:
+    options = {"headers": {"X-Mine": "1"}, "cookies": {"a": "b"}, "block_size": 1024}
+    with raw_server(file_at) as server:
+        assert read(Storage(cache_dir=tmp_path, storage_options=options), f"{server.url}/a") == DATA
+        assert all("X-Mine: 1" in head and "a=b" in head for head in server.requests)
+
+
+def test_s3_without_credentials_says_what_is_missing(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3.put("a.bin", DATA)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    options = {"endpoint_url": s3.endpoint}
+    words = failure(Storage(cache_dir=tmp_path / "c", storage_options=options), url)
+    assert '{"anon": True}' in words
+    public = Storage(cache_dir=tmp_path / "c", storage_options={**options, "anon": True})
+    s3.client.put_object_acl(Bucket=s3.bucket, Key="a.bin", ACL="public-read")
+    assert read(public, url) == DATA
+
+
+def test_s3_that_is_not_there_is_a_refused_connection(tmp_path: Path) -> None:
+    options = {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
+    storage = Storage(cache_dir=tmp_path, retries=0, storage_options=options)
+    assert "refused" in failure(storage, "s3://bucket/a.bin")

@@ -17,8 +17,8 @@ import pytest
 
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.storage.filesystems import open_filesystem
 from streampack.storage.patterns import expand_braces
-from streampack.storage.remote import open_filesystem
 from streampack.storage.storage import FileInfo, Storage
 from tests.support.servers import HTTPServer, S3Server
 
@@ -546,7 +546,7 @@ def test_secrets_stay_out_of_the_repr(tmp_path: Path) -> None:
 FORKED_USE = """
 import asyncio, gc, os, sys
 import fsspec.asyn
-from streampack.storage.remote import open_filesystem
+from streampack.storage.filesystems import open_filesystem
 
 url = sys.argv[1]
 parents = [open_filesystem("s3", {}, 10.0)]
