@@ -58,7 +58,8 @@ _CREDENTIALS = (
 _MISSING = Failure("there is no such file", "Check the path, and that nobody removed the file.")
 _NO_BUCKET = Failure(
     "there is no such bucket, container or repository",
-    "Check its name, and that endpoint and account are those that have it.",
+    "Check its name, and that endpoint and account are those that have it; to those who may not "
+    "see it, a store may say the same.",
 )
 _WRONG_KEY = Failure(
     "the store does not accept the key, its secret or the token",
@@ -75,7 +76,8 @@ _NO_CREDENTIALS = Failure(
 )
 _DENIED = Failure(
     "access is denied",
-    f"Check what these credentials may read, {_CREDENTIALS}",
+    f"Check what these credentials may read, {_CREDENTIALS} To those who may not list, a store "
+    "calls a missing file denied, too.",
 )
 _LISTING_DENIED = Failure(
     "listing is denied",

@@ -35,6 +35,7 @@ __all__ = [
     "Pace",
     "Progress",
     "RemoteFile",
+    "info_of",
     "is_another_version",
     "look_up",
     "shown",
@@ -235,6 +236,13 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
+def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:
+    """What a file system says of a URL, asked once; of hf:// with the version, too."""
+    options = {"expand_info": True} if split_url(url)[0] == "hf" else {}
+    info: dict[str, Any] = pace.call(filesystem, "info", url, num_bytes=0, **options)
+    return info
+
+
 def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str, Any]:
     """What a file system says of a URL: of a file, or of a directory.
 
@@ -246,7 +254,7 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
 
     def ask() -> dict[str, Any]:
         try:
-            info: dict[str, Any] = pace.call(filesystem, "info", url, num_bytes=0)
+            return info_of(filesystem, url, pace)
         except Exception as error:
             if is_bare_refusal(error):  # what has a body says why
                 pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
@@ -257,7 +265,6 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
                     if is_bucket_missing(of_container):
                         raise
             raise
-        return info
 
     return with_retries(ask, doing="Looking up", url=url, retries=retries)
 

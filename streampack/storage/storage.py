@@ -27,6 +27,7 @@ from streampack.storage.remote import (
     Pace,
     Progress,
     RemoteFile,
+    info_of,
     is_another_version,
     look_up,
     shown,
@@ -76,7 +77,8 @@ class Storage:
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
         timeout_s: seconds without an answer after which an attempt has failed.
         min_bytes_per_s: an attempt that gets less than that, for `timeout_s` seconds, has failed as
-            well; so a server that sends a byte now and then is no hang. 0 is no limit.
+            well; so a server that sends a byte now and then is no hang. 0 is no limit. Neither holds
+            for listings, which are many answers, nor on hf://, which has its own limits.
         read_ahead_bytes: bytes that a process may have downloaded ahead and not yet opened; a
             larger file is downloaded ahead alone. 0 turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
@@ -343,8 +345,7 @@ class Storage:
                 raise OSError(f"{size} of {remote.num_bytes} bytes arrived")
             now = remote
             if remote.version:
-                info = self._pace.call(filesystem, "info", url, num_bytes=0)
-                now = RemoteFile.of(url, info)
+                now = RemoteFile.of(url, info_of(filesystem, url, self._pace))
             if is_another_version(now.version, remote.version):
                 raise _replaced(url, remote.version, now.version)
 
