@@ -42,7 +42,8 @@ def failure(storage: Storage, url: str, act: Callable[[Storage, str], Any] = rea
 
 @pytest.fixture
 def once(tmp_path: Path) -> Storage:
-    return Storage(cache_dir=tmp_path / "cache", retries=0, timeout_s=0.3)
+    """A storage that tries once."""
+    return Storage(cache_dir=tmp_path / "cache", retries=0, timeout_s=30)
 
 
 # A server that drips: never silent for long, and never done.
@@ -83,10 +84,11 @@ def drip_in_headers(connection: Connection) -> None:
     ids=["body", "range", "headers", "listing"],
 )
 def test_a_server_that_drips_is_given_up(
-    respond: Callable[[Connection], None], act: Callable[[Storage, str], Any], once: Storage
+    respond: Callable[[Connection], None], act: Callable[[Storage, str], Any], tmp_path: Path
 ) -> None:
+    impatient = Storage(cache_dir=tmp_path / "cache", retries=0, timeout_s=0.3)
     with raw_server(respond) as server:
-        words = failure(once, f"{server.url}/a.bin", act)
+        words = failure(impatient, f"{server.url}/a.bin", act)
     assert "too slowly" in words
     assert "min_bytes_per_s" in words
 
@@ -94,17 +96,17 @@ def test_a_server_that_drips_is_given_up(
 def test_a_slow_server_that_keeps_the_pace_is_read_to_its_end(tmp_path: Path) -> None:
     def respond(connection: Connection) -> None:
         if connection.method == "HEAD":
-            file_at(connection, body=b"x" * 40)
+            file_at(connection, body=b"x" * 60)
             return
-        connection.send("HTTP/1.1 200 OK\nContent-Length: 40\n\n")
-        for _ in range(40):  # longer than the timeout, all together
+        connection.send("HTTP/1.1 200 OK\nContent-Length: 60\n\n")
+        for _ in range(60):  # longer than the timeout, all together
             connection.send(b"x")
             time.sleep(0.02)
 
     for least in (5, 0):
-        storage = Storage(cache_dir=tmp_path / str(least), timeout_s=0.4, min_bytes_per_s=least)
+        storage = Storage(cache_dir=tmp_path / str(least), timeout_s=1.0, min_bytes_per_s=least)
         with raw_server(respond) as server:
-            assert read(storage, f"{server.url}/a.bin") == b"x" * 40
+            assert read(storage, f"{server.url}/a.bin") == b"x" * 60
 
 
 # Each its sentence.
