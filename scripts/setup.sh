@@ -1,4 +1,5 @@
-# Sourced by the other scripts with the name of an environment: `development`, `frameworks` or `docs`.
+# Sourced by the other scripts with the name of an environment: `development`, `frameworks`,
+# `stores` or `docs`.
 # Makes it, once per change of the files that name its packages, and puts its programs on the path. PYTHON
 # chooses the interpreter.
 set -euo pipefail
@@ -23,11 +24,22 @@ install_frameworks() {
     pip_install --no-deps 'torchtitan==0.3.0' 'megatron-core>=0.16,<0.17'
 }
 
+# gcsfs and adlfs want newer Google and Azure libraries than mosaicml-streaming allows.
+install_stores() {
+    pip_install --requirement scripts/stores.txt --editable .
+    if ! command -v npm >/dev/null; then
+        apt-get update -qq
+        apt-get install -y -qq --no-install-recommends nodejs npm
+    fi
+    npm install --silent --no-audit --no-fund --prefix "$environment/azurite" azurite@3
+}
+
 install_docs() { pip_install --requirement scripts/docs.txt; }
 
 case $1 in
 development) environment=.venv named_by="pyproject.toml constraints.txt" ;;
 frameworks) environment=.venv-frameworks named_by="pyproject.toml scripts/frameworks.txt" ;;
+stores) environment=.venv-stores named_by="pyproject.toml scripts/stores.txt" ;;
 docs) environment=.venv-docs named_by="scripts/docs.txt" ;;
 esac
 wanted=$(cat $named_by | cksum)

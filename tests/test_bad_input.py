@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,10 @@ from streampack import (
 )
 from streampack.errors import ConfigError, ContentError, PlanError, StorageError
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Pad, Seamless
+from streampack.reading.skips import Skips
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 from tests.support.memory_source import MemorySource
+from tests.support.source_contract import read_all
 
 
 def load(source: Any, **options: Any) -> PackedLoader:
@@ -78,6 +82,38 @@ def test_a_truncated_tar_is_named_or_skipped_with_nothing_else_lost(tmp_path: Pa
     assert metrics.skipped == 1
     assert metrics.composition.placed == 10 * 40 + 4 * 40
     assert "bad.tar" in json.dumps(loader.state_dict())
+
+
+@pytest.mark.parametrize("codec", ["gz", "bz2", "zst"])
+def test_a_compressed_tar_that_is_cut_short_loses_only_what_is_behind_the_cut(
+    tmp_path: Path, codec: str
+) -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 60_000, 5000).astype(np.uint16) for _ in range(200)]
+    stored = write_tar(tmp_path / "a.tar", documents).read_bytes()
+    compress: Any = {"gz": gzip, "bz2": bz2, "zst": pa.Codec("zstd")}[codec].compress
+    packed = bytes(compress(stored))
+    path = tmp_path / f"a.tar.{codec}"
+    path.write_bytes(packed[: len(packed) * 3 // 4])
+    source = sources.WebDataset(str(path), key="npy")
+    with pytest.raises(ContentError, match="breaks off"):
+        read_all(source)
+    skips = Skips("skip")
+    found = read_all(source, skips)
+    kept = 80 if codec == "bz2" else 140  # bzip2 unpacks by blocks of 900 kB
+    assert len(found) >= kept
+    assert found == [tuple(document.tolist()) for document in documents[: len(found)]]
+    assert [record[1] for record in skips.records] == [len(found)]
+
+
+def test_a_shard_that_is_lost_says_how_many_documents_it_had(tmp_path: Path) -> None:
+    folder = Path(write_mds(tmp_path, ids(5, 6, 7), compression="gz"))
+    victim = next(folder.glob("*.gz"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    victim.write_bytes(data)
+    with pytest.raises(ContentError, match="None of its 3 documents can be read"):
+        load(sources.MDS(str(folder), column="t"))
 
 
 def test_an_index_that_leaves_its_directory_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from tempfile import mkdtemp
 from typing import Any, TypeVar
 
 from streampack.errors import ConfigError
-from streampack.storage.remote import open_filesystem, shown, split_url, with_retries
+from streampack.storage.filesystems import open_filesystem
+from streampack.storage.remote import shown, split_url, with_retries
 
 __all__ = ["HIDDEN", "Destination"]
 

@@ -152,9 +152,16 @@ class ShardedSource(Source):
             what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
             index: of the first document that cannot be read.
         """
+        listed = self.manifest.details.get("documents")
+        count = 0 if listed is None else int(listed[shard])
+        if not index:
+            lost = f"None of its {count} documents can" if count else "None of it can"
+        else:
+            most = f"Up to {count - index} of its {count} documents"
+            lost = f"{most} cannot" if count > index else "The rest of its documents cannot"
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
-            "The rest of its documents cannot be read." if index else "None of it can be read.",
+            f"{lost} be read.",
             'Write or download the shard again, or skip what is broken with on_error="skip".',
             shard=shard,
             index=index,

@@ -90,8 +90,9 @@ def decompress(
             more than 256 times what is stored, which no documents are.
 
     Returns:
-        (B,) uint8, and whether the compressed data ended properly: of gz and bz2 files that are
-        cut short, everything before the cut is returned.
+        (B,) uint8, and whether the compressed data ended properly: of files that are cut short,
+        everything before the cut is returned. What comes before corrupt data is not, as it may be
+        wrong already where the decoder notices.
 
     Raises:
         DamagedError: the data is corrupt, or its content has another size.
@@ -334,6 +335,8 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk failed, not the data
+        if str(error).startswith("Truncated"):
+            raise _CutShortError from error
         raise DamagedError(f"it does not decompress ({error})") from error
 
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from streampack.errors import ConfigError, StorageError
+from streampack.storage.failures import is_missing
 from streampack.storage.patterns import has_glob, wanted
 from streampack.storage.remote import (
+    Pace,
     RemoteFile,
-    is_missing,
+    look_up,
     shown,
     split_url,
     version_of,
@@ -61,7 +63,7 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16
 
 
 def list_remote(
-    filesystem: Any, names: Sequence[str], endings: Sequence[str], *, retries: int
+    filesystem: Any, names: Sequence[str], endings: Sequence[str], *, pace: Pace, retries: int
 ) -> list[list[FileInfo]]:
     """The files that each of these URLs without braces names; an empty list if there are none.
 
@@ -69,6 +71,7 @@ def list_remote(
         filesystem: of the URLs' protocol.
         names: files, directories or globs.
         endings: from directories, take only names that end in one of these.
+        pace: of looking up one file. A listing may take as long as its many answers take.
         retries: attempts of each call after the first.
 
     Raises:
@@ -103,7 +106,7 @@ def list_remote(
             if base in there:
                 return [there[base]]
         if over_http or not has_glob(name):
-            return _list_named(filesystem, name, endings, retries)
+            return _list_named(filesystem, name, endings, pace, retries)
         matches = with_retries(
             lambda: filesystem.glob(name, detail=True), doing="Listing", url=name, retries=retries
         )
@@ -143,12 +146,12 @@ def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, FileIn
     return {n: _file_info(f"{folder}/{n}", i) for n, i in zip(names, files, strict=True)}
 
 
-def _list_named(filesystem: Any, url: str, endings: Sequence[str], retries: int) -> list[FileInfo]:
+def _list_named(
+    filesystem: Any, url: str, endings: Sequence[str], pace: Pace, retries: int
+) -> list[FileInfo]:
     """What a URL without wildcards names: a file, a directory or nothing."""
     try:
-        info = with_retries(
-            lambda: filesystem.info(url), doing="Looking up", url=url, retries=retries
-        )
+        info = look_up(filesystem, url, pace=pace, retries=retries)
     except StorageError as error:
         if is_missing(error):
             return []

@@ -1,39 +1,51 @@
-"""Reaching remote files: opening fsspec file systems, and what is worth another attempt.
+"""Asking for remote files: how slow an answer may be, which version it is of, and another attempt.
 
 Every action runs inside `with_retries`, which sleeps a random time below a doubling bound between
-attempts (so that a thousand ranks do not try again together) and raises at once if another attempt
-cannot help: a file is missing or forbidden, the disk is full.
+attempts (so that a thousand ranks do not try again together), or longer if the server asks for it,
+and raises at once if another attempt cannot help: a file is missing or forbidden, the disk is full.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
 import random
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
-from streampack.errors import ConfigError, StorageError, StreampackError
+from streampack.errors import StorageError, StreampackError
+from streampack.storage.failures import (
+    TooSlowError,
+    code_of,
+    explain,
+    is_bare_refusal,
+    is_bucket_missing,
+    is_missing,
+    retry_after_s,
+    without_secrets,
+)
 
 __all__ = [
+    "Pace",
+    "Progress",
     "RemoteFile",
-    "SizeGuard",
+    "info_of",
     "is_another_version",
-    "is_missing",
-    "open_filesystem",
+    "look_up",
     "shown",
     "split_url",
     "version_of",
     "with_retries",
 ]
+
+#: Protocols of Azure Blob Storage.
+AZURE = ("az", "abfs", "abfss")
 
 logger = logging.getLogger(__name__)
 
@@ -53,40 +65,13 @@ _VERSION_FIELDS = (
     "updated",
     "mtime",
     "created",
+    "blob_id",
 )
+_AND_TIME = "; Last-Modified "
 
 FIRST_WAIT_S = 0.25
 LONGEST_WAIT_S = 30.0
-
-#: What to install for a protocol; fsspec imports the implementation when it is first used.
-_EXTRAS = {
-    "s3": 'pip install "streampack[s3]"',
-    "s3a": 'pip install "streampack[s3]"',
-    "http": 'pip install "streampack[http]"',
-    "https": 'pip install "streampack[http]"',
-    "gs": "pip install gcsfs",
-    "gcs": "pip install gcsfs",
-    "az": "pip install adlfs",
-    "abfs": "pip install adlfs",
-}
-_WORTH_RETRYING = {408, 425, 429}
-_HOPELESS_ERRNOS = {
-    errno.EDQUOT,
-    errno.ENAMETOOLONG,
-    errno.ENOLCK,
-    errno.ENOSPC,
-    errno.ENOSYS,
-    errno.EROFS,
-}
-_HOPELESS = (
-    IsADirectoryError,
-    NotADirectoryError,
-    NotImplementedError,
-    ImportError,
-    TypeError,
-    ValueError,
-    MemoryError,
-)
+LONGEST_RETRY_AFTER_S = 300.0  # of what a server asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,39 +100,120 @@ class RemoteFile:
         size = info.get("size")
         if not isinstance(size, int) or size < 0:
             raise StorageError(
-                f"The server does not send the size of {shown(url)}.",
+                f"The server does not say how large {shown(url)} is: it sends no Content-Length, "
+                "or compresses what it sends.",
                 "Half a download would look like a whole one.",
-                "Use a server that sends Content-Length, or copy the file.",
+                "Let it send Content-Length and no Content-Encoding, or copy the file.",
             )
         return cls(size, version_of(info), info.get("partial") is not False)
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """What differs between versions of a file, with the name of the field that says so.
+    """What differs between versions of a file, with the names of the fields that say so.
 
-    "" if the store says nothing of the kind.
+    "" if the store says nothing of the kind. Weak ETags (``W/``) are left out, as they need not be
+    of the bytes. An HTTP server's ETag comes with its time: see `is_another_version`.
     """
-    return next((f"{name} {info[name]}" for name in _VERSION_FIELDS if info.get(name)), "")
+    for name in _VERSION_FIELDS:
+        value = str(info.get(name) or "").strip('"')  # listings and look-ups differ in quotes
+        if value and not value.startswith("W/"):
+            time = info.get("Last-Modified") if name == "ETag" else None
+            return f"{name} {value}" + (f"{_AND_TIME}{time}" if time else "")
+    return ""
 
 
 def is_another_version(one: str, other: str) -> bool:
-    """True for two versions of a file; a listing and a look-up may say it in other fields."""
-    same_field = one.partition(" ")[0] == other.partition(" ")[0]
-    return same_field and one != other
+    """True for two versions of a file; a listing and a look-up may say it in other fields.
+
+    One field that agrees is enough: behind some proxies a file has another ETag in every answer,
+    or another time on every server.
+    """
+    (tag, _, time), (other_tag, _, other_time) = (
+        one.partition(_AND_TIME),
+        other.partition(_AND_TIME),
+    )
+    same_field = tag.partition(" ")[0] == other_tag.partition(" ")[0]
+    return same_field and tag != other_tag and (not time or time != other_time)
 
 
-class SizeGuard(Callback):  # type: ignore[misc]
-    """Stops a download that yields more bytes than the file has."""
+class Progress(Callback):  # type: ignore[misc]
+    """Stops a download that yields more bytes than the file has, or hardly any in a time.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        limit: bytes of the file.
+        pace: see `Pace`.
+    """
+
+    def __init__(self, limit: int, pace: Pace) -> None:
         super().__init__()
         self.limit = limit
+        self._pace = pace
+        self._since = time.monotonic(), 0  # when the current stretch began, and the bytes by then
 
-    def relative_update(self, inc: int = 1) -> None:
-        """Called by the file system with the number of bytes that arrived."""
-        super().relative_update(inc)
+    def call(self, *args: Any, **kwargs: Any) -> None:
+        """Called by the file system whenever `value`, the number of bytes, has changed."""
         if self.value > self.limit:
             raise OSError(f"the server sent more than the {self.limit} bytes it had announced")
+        now = time.monotonic()
+        began, had = self._since
+        if now - began >= self._pace.timeout_s:
+            if self.value - had < (now - began) * self._pace.min_bytes_per_s:
+                raise self._pace.too_slow(self.value - had, now - began)
+            self._since = now, self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slow a server may be.
+
+    Attributes:
+        timeout_s: seconds after which an attempt has failed in which nothing arrives, or less than
+            `min_bytes_per_s`.
+        min_bytes_per_s: 0 is no limit.
+    """
+
+    timeout_s: float
+    min_bytes_per_s: float
+
+    def too_slow(self, num_bytes: int | None, seconds: float) -> TooSlowError:
+        """The error for an answer of which so few bytes have come."""
+        came = "the answer was not complete" if num_bytes is None else f"{num_bytes} bytes came"
+        return TooSlowError(
+            f"{came} after {seconds:.3g} s; at least {self.min_bytes_per_s:g} bytes/s are wanted"
+        )
+
+    def call(self, filesystem: Any, method: Any, *args: Any, num_bytes: int, **options: Any) -> Any:
+        """`method` of a file system, given up if it takes longer than `num_bytes` may.
+
+        Args:
+            filesystem: of fsspec.
+            method: its name, or a coroutine function. What is not asynchronous is called as it is,
+                with the limits that it may have itself.
+            args: for the method.
+            num_bytes: that it is to bring; 0 for a short answer.
+            options: for the method.
+        """
+        if isinstance(method, str):
+            if not filesystem.async_impl:
+                return getattr(filesystem, method)(*args, **options)
+            method = getattr(filesystem, "_" + method)
+        if self.min_bytes_per_s == 0:
+            return sync(filesystem.loop, method, *args, **options)
+        limit_s = self.timeout_s + num_bytes / self.min_bytes_per_s
+
+        async def limited() -> Any:
+            task = asyncio.ensure_future(method(*args, **options))
+            try:
+                done, _ = await asyncio.wait({task}, timeout=limit_s)
+                if not done:
+                    raise self.too_slow(None, limit_s)
+                return task.result()
+            finally:
+                if not task.done():
+                    task.cancel()
+                    await asyncio.wait({task}, timeout=1)
+
+        return sync(filesystem.loop, limited)
 
 
 def split_url(path: str) -> tuple[str | None, str]:
@@ -170,143 +236,37 @@ def shown(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
-def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) -> Any:
-    """A new fsspec file system that gives up a silent connection after `timeout_s` seconds.
+def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:
+    """What a file system says of a URL, asked once; of hf:// with the version, too."""
+    options = {"expand_info": True} if split_url(url)[0] == "hf" else {}
+    info: dict[str, Any] = pace.call(filesystem, "info", url, num_bytes=0, **options)
+    return info
 
-    It belongs to the process that opens it: async file systems own a thread and an event loop
-    and survive neither a fork nor a pickle.
+
+def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str, Any]:
+    """What a file system says of a URL: of a file, or of a directory.
+
+    Raises:
+        StorageError: there is nothing, or the look-up failed after all retries.
     """
-    import fsspec
 
-    # fsspec shares instances between callers and keeps listings; both would hide changes.
-    merged = {"skip_instance_cache": True, "use_listings_cache": False, **options}
-    try:
-        if protocol in ("s3", "s3a"):
-            _s3_options(merged, timeout_s)
-        elif protocol in ("http", "https"):
-            _http_options(merged, timeout_s)
-        filesystem = fsspec.filesystem(protocol, **merged)
-    except ImportError as error:
-        raise ConfigError(
-            f"{protocol}:// needs a package that is not installed: {error}.",
-            "The files cannot be reached.",
-            f"Run `{_EXTRAS.get(protocol, 'pip install fsspec[' + protocol + ']')}`.",
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{protocol}:// cannot be opened: {error}.",
-            "The files cannot be reached.",
-            "Use a local path or a URL that fsspec knows, such as s3://, https:// or gs://.",
-        ) from error
-    if protocol in ("s3", "s3a"):
-        filesystem.retries = 1  # attempts are counted here, not once more inside
-    _opened[id(filesystem)] = filesystem
-    return filesystem
+    protocol, rest = split_url(url)
 
+    def ask() -> dict[str, Any]:
+        try:
+            return info_of(filesystem, url, pace)
+        except Exception as error:
+            if is_bare_refusal(error):  # what has a body says why
+                pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
+            elif protocol in AZURE and is_missing(error):  # or is it the container?
+                try:
+                    pace.call(filesystem, "info", rest.partition("/")[0], num_bytes=0)
+                except Exception as of_container:  # which these credentials may not ask for
+                    if is_bucket_missing(of_container):
+                        raise
+            raise
 
-_opened: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_inherited: list[Any] = []
-
-
-def _keep_inherited() -> None:
-    """In a forked child: keep the file systems of the parent alive, so none is finalized.
-
-    Their finalizers would close connections on an event loop whose thread does not exist after the
-    fork; the parent has both and closes them itself.
-    """
-    _inherited.extend(_opened.values())
-
-
-os.register_at_fork(after_in_child=_keep_inherited)
-
-
-def _s3_options(options: dict[str, Any], timeout_s: float) -> None:
-    client = options.get("client_kwargs") or {}
-    if not options.get("endpoint_url") and not client.get("endpoint_url"):
-        for name in ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-            if os.environ.get(name):
-                options["endpoint_url"] = os.environ[name]
-                break
-    options["config_kwargs"] = {
-        "connect_timeout": timeout_s,
-        "read_timeout": timeout_s,
-        "retries": {"max_attempts": 1},
-        **(options.get("config_kwargs") or {}),
-    }
-
-
-def _http_options(options: dict[str, Any], timeout_s: float) -> None:
-    import aiohttp
-
-    # The default of aiohttp bounds the whole download to five minutes, whatever its size.
-    limits = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
-    options["client_kwargs"] = {"timeout": limits, **(options.get("client_kwargs") or {})}
-    headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
-    options["headers"] = headers  # sizes are checked, so nothing may be compressed in transfer
-
-
-def _reason(error: BaseException) -> BaseException:
-    """The error to judge by: fsspec calls any failed look-up over HTTP a missing file."""
-    cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and cause is not None:
-        by_client = type(cause).__module__.partition(".")[0] == "aiohttp"
-        if by_client or isinstance(cause, OSError | asyncio.TimeoutError):
-            return cause
-    return error
-
-
-def _status(error: BaseException) -> int | None:
-    """The HTTP status that an answer had, if the error is about an answer."""
-    names = ["status", "status_code"]
-    if type(error).__module__.partition(".")[0] == "gcsfs":
-        names.append("code")
-    for name in names:
-        value = getattr(error, name, None)
-        if isinstance(value, int):
-            return value
-    return None
-
-
-def is_missing(error: BaseException) -> bool:
-    """True if the error, or what it was raised from, says that there is no such file."""
-    if isinstance(error, StorageError) and error.__cause__ is not None:
-        error = error.__cause__
-    reason = _reason(error)
-    return isinstance(reason, FileNotFoundError) or _status(reason) in (404, 410)
-
-
-def _is_forbidden(error: BaseException) -> bool:
-    reason = _reason(error)
-    named = type(reason).__name__ in ("NoCredentialsError", "PartialCredentialsError")
-    return named or isinstance(reason, PermissionError) or _status(reason) in (401, 403)
-
-
-def _is_hopeless(error: BaseException) -> bool:
-    if is_missing(error) or _is_forbidden(error):
-        return True
-    reason = _reason(error)
-    status = _status(reason)
-    if status is not None:
-        return 400 <= status < 500 and status not in _WORTH_RETRYING
-    if isinstance(reason, OSError) and reason.errno in _HOPELESS_ERRNOS:
-        return True
-    return isinstance(reason, _HOPELESS)
-
-
-def _remedy(error: BaseException) -> str:
-    reason = _reason(error)
-    if is_missing(error):
-        return "Check the path, and that nobody removed the file."
-    if _is_forbidden(error):
-        return "Check the credentials, which come from the environment or `storage_options`."
-    if isinstance(reason, OSError) and reason.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Make room, set a smaller `cache_limit_bytes`, or point `cache_dir` elsewhere."
-    if _is_hopeless(error):
-        return "Check the path and the `storage_options`."
-    return (
-        "Check the network and the server, then restart from the last checkpoint; or raise "
-        "`retries` or `timeout_s` of Storage."
-    )
+    return with_retries(ask, doing="Looking up", url=url, retries=retries)
 
 
 def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int) -> T:
@@ -331,18 +291,20 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
         except StreampackError:
             raise
         except Exception as error:
-            hopeless = _is_hopeless(error)
-            if not hopeless and attempt <= retries:
+            failure = explain(error, doing)
+            told = error.__cause__ or error  # what the library said, before fsspec translated it
+            said = next(iter(str(told).replace(url, shown(url)).splitlines()), "")
+            code = f" {code_of(error)}" if code_of(error) not in said else ""
+            words = without_secrets(f"{type(told).__name__}{code}: {said}")
+            if not failure.lasts and attempt <= retries:
                 bound = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1))
-                wait = chance.uniform(0, bound)
-                name = shown(url)
-                logger.info("%s %s: attempt %d failed (%r)", doing, name, attempt, error)
-                time.sleep(wait)
+                asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))
+                logger.info("%s %s: attempt %d failed (%s)", doing, shown(url), attempt, words)
+                time.sleep(asked + chance.uniform(0, bound))
                 continue
-            words = f"{type(error).__name__}: {error}".replace(url, shown(url))
             times = "attempt" if attempt == 1 else "attempts"
             raise StorageError(
-                f"{doing} {shown(url)} failed after {attempt} {times} ({words}).",
+                f"{doing} {shown(url)} failed after {attempt} {times}: {failure.fact} ({words}).",
                 "Nothing is skipped, or the batches would depend on the network.",
-                _remedy(error),
+                failure.remedy,
             ) from error

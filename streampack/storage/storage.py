@@ -17,14 +17,19 @@ from typing import Any, TypeVar
 from streampack.errors import ConfigError, ContentError, StateError, StorageError
 from streampack.numeric import real_number, whole_number
 from streampack.storage.cache import Cache, Entry, default_cache_dir
+from streampack.storage.failures import is_bucket_missing
+from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import FileInfo, in_threads, list_remote
 from streampack.storage.patterns import expand_braces, local_files, local_names
 from streampack.storage.read_ahead import ReadAhead
 from streampack.storage.remote import (
+    AZURE,
+    Pace,
+    Progress,
     RemoteFile,
-    SizeGuard,
+    info_of,
     is_another_version,
-    open_filesystem,
+    look_up,
     shown,
     split_url,
     with_retries,
@@ -71,6 +76,9 @@ class Storage:
             use are not, even if that exceeds it.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
         timeout_s: seconds without an answer after which an attempt has failed.
+        min_bytes_per_s: an attempt that gets less than that, for `timeout_s` seconds, has failed as
+            well; so a server that sends a byte now and then is no hang. 0 is no limit. It does not
+            hold for listings, which are many answers, nor on hf://, which has limits of its own.
         read_ahead_bytes: bytes that a process may have downloaded ahead and not yet opened; a
             larger file is downloaded ahead alone. 0 turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
@@ -84,6 +92,7 @@ class Storage:
         cache_limit_bytes: int = 64 << 30,
         retries: int = 5,
         timeout_s: float = 60.0,
+        min_bytes_per_s: float = 1024.0,
         read_ahead_bytes: int = 256 << 20,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
@@ -92,6 +101,7 @@ class Storage:
         self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes, unfit)
         self.retries = whole_number("retries", retries, unfit, least=0)
         self.timeout_s = real_number("timeout_s", timeout_s, unfit, least=0.001)
+        self.min_bytes_per_s = real_number("min_bytes_per_s", min_bytes_per_s, unfit, least=0)
         self.read_ahead_bytes = whole_number("read_ahead_bytes", read_ahead_bytes, unfit, least=0)
         self.storage_options = dict(storage_options or {})
         self._processes: dict[int, _Process] = {}
@@ -141,10 +151,16 @@ class Storage:
             else:
                 names = builtins.list(expand_braces(pattern))
                 listed = list_remote(
-                    self._filesystem(protocol), names, endings, retries=self.retries
+                    self._filesystem(protocol),
+                    names,
+                    endings,
+                    pace=self._pace,
+                    retries=self.retries,
                 )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
+                    if protocol in AZURE:  # or is there no such container?
+                        self._look_up_container(name)
                     kinds = f" that ends in {' or '.join(endings)}" if endings else ""
                     raise ConfigError(
                         f'No file{kinds} matches "{shown(name)}".',
@@ -235,12 +251,15 @@ class Storage:
         def read() -> bytes:
             filesystem = self._filesystem(protocol)
             data: bytes
+            size = stop - start
             if over_http:  # `cat_file` would read the whole file if ranges are ignored
-                with filesystem.open(path, "rb", cache_type="none") as remote:
-                    remote.seek(start)
-                    data = remote.read(stop - start)
+                with filesystem.open(path, "rb", cache_type="none", size=self.size(path)) as remote:
+                    fetch = remote.async_fetch_range
+                    data = self._pace.call(filesystem, fetch, start, stop, num_bytes=size)
             else:
-                data = filesystem.cat_file(path, start=start, end=stop)
+                data = self._pace.call(
+                    filesystem, "cat_file", path, start=start, end=stop, num_bytes=size
+                )
             if len(data) != stop - start:
                 raise OSError(f"{len(data)} bytes came instead of {stop - start}")
             return data
@@ -256,6 +275,10 @@ class Storage:
         """The same from a cached copy, for servers that send the whole file for every range."""
         with self.local(path) as file:
             return _read_exactly(file, start, stop)
+
+    @property
+    def _pace(self) -> Pace:
+        return Pace(self.timeout_s, self.min_bytes_per_s)
 
     def _attempt(self, doing: str, path: str, action: Callable[[], R]) -> R:
         return with_retries(action, doing=doing, url=path, retries=self.retries)
@@ -275,9 +298,22 @@ class Storage:
         if found is None:
             protocol, _ = split_url(url)
             filesystem = self._filesystem(protocol or "")
-            info = self._attempt("Looking up", url, lambda: filesystem.info(url))
+            info = look_up(filesystem, url, pace=self._pace, retries=self.retries)
             found = looked_up.setdefault(url, RemoteFile.of(url, info))
         return found
+
+    def _look_up_container(self, url: str) -> None:
+        """Raise `StorageError` if a URL of Azure names a container that is not there.
+
+        Listing does not say so. Whether there is one may be more than the credentials may ask.
+        """
+        protocol, rest = split_url(url)
+        container = f"{protocol}://{rest.partition('/')[0]}"
+        try:
+            look_up(self._filesystem(protocol or ""), container, pace=self._pace, retries=0)
+        except StorageError as error:
+            if is_bucket_missing(error):
+                raise
 
     def _entry(self, url: str) -> Entry:
         remote = self._look_up(url)
@@ -296,12 +332,21 @@ class Storage:
         filesystem = self._filesystem(split_url(url)[0] or "")
 
         def download() -> None:
-            filesystem.get_file(url, str(part), callback=SizeGuard(remote.num_bytes))
+            self._pace.call(
+                filesystem,
+                "get_file",
+                url,
+                str(part),
+                callback=Progress(remote.num_bytes, self._pace),
+                num_bytes=remote.num_bytes,
+            )
             size = part.stat().st_size
             if size != remote.num_bytes:
                 raise OSError(f"{size} of {remote.num_bytes} bytes arrived")
-            now = RemoteFile.of(url, filesystem.info(url)) if remote.version else remote
-            if now.version != remote.version:
+            now = remote
+            if remote.version:
+                now = RemoteFile.of(url, info_of(filesystem, url, self._pace))
+            if is_another_version(now.version, remote.version):
                 raise _replaced(url, remote.version, now.version)
 
         try:
@@ -322,7 +367,8 @@ def _replaced(url: str, before: str, now: str) -> StateError:
         f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
         f"{now or 'none'} now.",
         "Positions in it would name other documents than before.",
-        "Leave shards as they are during a run; start a new run for changed data.",
+        "Leave shards as they are during a run; start a new run for changed data. If nobody "
+        "changed it, let the server send Last-Modified, or weak ETags (W/): they are not compared.",
     )
 
 

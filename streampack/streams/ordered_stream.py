@@ -39,6 +39,9 @@ __all__ = ["OrderedStream"]
 
 _BEGINNING: dict[str, Any] = {"offset": 0, "number": 0, "windows": 0, "orders": []}
 
+#: Of a saved order, unpacked; states are not trusted, and no window has 16 million documents.
+_MOST_ORDER_BYTES = 1 << 26
+
 logger = logging.getLogger(__name__)
 
 
@@ -198,19 +201,27 @@ class OrderedStream(LaneStream):
         return documents.take(order)
 
     def _saved_order(self, documents: Documents) -> NDArray[np.int64]:
+        saved = self._orders.popleft()
         try:
-            count, encoded = self._orders.popleft()
-            raw = zlib.decompress(base64.b64decode(encoded))
-        except (TypeError, ValueError, zlib.error) as error:
-            raise damaged_cursor(self._orders) from error
-        order = np.frombuffer(raw, dtype="<u4").astype(np.int64)
-        if count != len(documents) or order.max(initial=0) >= count:
+            count, encoded = saved
+            packed = base64.b64decode(encoded, validate=True)
+        except (TypeError, ValueError) as error:
+            raise damaged_cursor(saved) from error
+        if count != len(documents):
             raise StateError(
                 f"An ordering window had {count} documents when the state was saved and has "
                 f"{len(documents)} now.",
                 "The saved order does not fit it.",
                 "Resume with the same data and code, or start a new run.",
             )
+        unpacker = zlib.decompressobj()
+        try:
+            raw = unpacker.decompress(packed, _MOST_ORDER_BYTES)
+            order = np.frombuffer(raw, dtype="<u4").astype(np.int64)
+        except (zlib.error, ValueError) as error:
+            raise damaged_cursor(saved) from error
+        if not unpacker.eof or order.max(initial=-1) >= count:
+            raise damaged_cursor(saved)
         return order
 
 

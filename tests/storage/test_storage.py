@@ -17,8 +17,8 @@ import pytest
 
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.storage.filesystems import open_filesystem
 from streampack.storage.patterns import expand_braces
-from streampack.storage.remote import open_filesystem
 from streampack.storage.storage import FileInfo, Storage
 from tests.support.servers import HTTPServer, S3Server
 
@@ -110,9 +110,12 @@ def test_an_object_store_is_listed_with_sizes(s3: S3Server, storage: Storage) ->
     assert storage.list("s3://bucket/p/**/*.bin") == every
     assert storage.list("s3://bucket/p/{a,q/b}.bin") == every
     assert storage.list(["s3://bucket/p/q/?.bin", "s3://bucket/p/*.bin"]) == every
-    for nothing in ("s3://bucket/p/*.nope", "s3://bucket/nope", "s3://no-bucket/x"):
+    for nothing in ("s3://bucket/p/*.nope", "s3://bucket/nope"):
         with pytest.raises(ConfigError, match="No file"):
             storage.list(nothing)
+    for pattern in ("x", "*.bin", "**/*.bin", "{a,b}.bin", ""):
+        with pytest.raises(StorageError, match="no such bucket"):
+            storage.list(f"s3://no-bucket/{pattern}")
 
 
 def test_many_objects_of_a_folder_are_listed_by_pages_and_none_is_looked_up(
@@ -257,13 +260,13 @@ def test_after_the_last_retry_the_error_names_url_and_attempts(
     content_of(storage, url)
 
 
-@pytest.mark.parametrize(("status", "words"), [(403, "credentials"), (404, "Check the path")])
+@pytest.mark.parametrize(("status", "words"), [(403, "denied"), (404, "no such file")])
 def test_what_is_forbidden_or_missing_is_not_retried(
     http: HTTPServer, storage: Storage, status: int, words: str
 ) -> None:
     url, _ = serve(http, "a.bin")
     http.fail_next, http.fail_status, http.fail_head_too = 1000, status, True
-    with pytest.raises(StorageError, match=r"after 1 attempt .*" + words):
+    with pytest.raises(StorageError, match=r"after 1 attempt: .*" + words):
         content_of(storage, url)
 
 
@@ -543,7 +546,7 @@ def test_secrets_stay_out_of_the_repr(tmp_path: Path) -> None:
 FORKED_USE = """
 import asyncio, gc, os, sys
 import fsspec.asyn
-from streampack.storage.remote import open_filesystem
+from streampack.storage.filesystems import open_filesystem
 
 url = sys.argv[1]
 parents = [open_filesystem("s3", {}, 10.0)]

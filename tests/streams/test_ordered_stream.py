@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
+import tracemalloc
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -266,18 +270,51 @@ def test_masks_and_hooks_come_before_the_order() -> None:
     assert sum(seen) == 66 > len(kept)
 
 
-def test_changed_documents_do_not_take_over_a_saved_order() -> None:
+def resumed_with(change: Callable[[list[Any]], None]) -> PackedLoader:
+    """A loader with a state whose first saved order was changed, with a checksum that fits."""
     loader = PackedLoader(make_dataset(ORDERS["float"], lanes=1, copies=0))
     next(iter(loader))
     state = loader.state_dict()
     lane = state["lanes"]["0"]
-    lane["cursor"]["orders"][0][0] += 1
+    change(lane["cursor"]["orders"][0])
     hashed = {name: lane[name] for name in lane if name not in ("emitted", "checksum")}
-    lane["checksum"] = checksum(hashed)  # as a run over other documents would have saved it
+    lane["checksum"] = checksum(hashed)
     again = PackedLoader(make_dataset(ORDERS["float"], lanes=1, copies=0))
     again.load_state_dict(state)
+    return again
+
+
+def test_changed_documents_do_not_take_over_a_saved_order() -> None:
+    def one_more(order: list[Any]) -> None:  # as a run over other documents would have saved it
+        order[0] += 1
+
     with pytest.raises(StateError, match="ordering window had 17 documents"):
-        next(iter(again))
+        next(iter(resumed_with(one_more)))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        zlib.compress(bytes(1 << 28)),
+        zlib.compress(bytes(64))[:-4],
+        zlib.compress(bytes(63)),
+        zlib.compress(b"\xff" * 64),
+        b"nonsense",
+    ],
+    ids=["bomb", "cut", "uneven", "beyond", "nonsense"],
+)
+def test_an_order_that_nobody_saved_is_refused_and_takes_no_memory(packed: bytes) -> None:
+    def replaced(order: list[Any]) -> None:
+        order[1] = base64.b64encode(packed).decode()
+
+    loader = resumed_with(replaced)
+    tracemalloc.start()
+    try:
+        with pytest.raises(StateError, match="cannot be read"):
+            next(iter(loader))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_state_of_another_order_is_refused() -> None:

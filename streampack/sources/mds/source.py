@@ -34,7 +34,8 @@ from streampack.sources.mds.index import (
     token_column,
 )
 from streampack.storage.decompression import DamagedError, decompress, map_file
-from streampack.storage.remote import is_missing, shown
+from streampack.storage.failures import is_missing
+from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
 __all__ = ["MDS"]

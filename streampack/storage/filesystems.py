@@ -1,0 +1,161 @@
+"""Opening fsspec file systems: which options they take, how long they wait, and who owns them."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import os
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from streampack.errors import ConfigError, StreampackError
+from streampack.storage.failures import explain, without_secrets
+from streampack.storage.remote import AZURE
+
+__all__ = ["open_filesystem"]
+
+#: What to install for a protocol; fsspec imports the implementation when it is first used.
+_EXTRAS = {
+    "s3": 'pip install "streampack[s3]"',
+    "s3a": 'pip install "streampack[s3]"',
+    "http": 'pip install "streampack[http]"',
+    "https": 'pip install "streampack[http]"',
+    "gs": "pip install gcsfs",
+    "gcs": "pip install gcsfs",
+    "az": "pip install adlfs",
+    "abfs": "pip install adlfs",
+    "abfss": "pip install adlfs",
+    "hf": "pip install huggingface_hub",
+}
+
+
+def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) -> Any:
+    """A new fsspec file system that gives up a silent connection after `timeout_s` seconds.
+
+    It belongs to the process that opens it: async file systems own a thread and an event loop
+    and survive neither a fork nor a pickle.
+    """
+    import fsspec
+
+    try:
+        kind = fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise _not_installed(protocol, error) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{protocol}:// cannot be opened: {error}.",
+            "The files cannot be reached.",
+            "Use a local path or a URL that fsspec knows, such as s3://, https:// or gs://.",
+        ) from error
+    # fsspec shares instances between callers and keeps listings; both would hide changes.
+    merged = {"skip_instance_cache": True, "use_listings_cache": False, **options}
+    try:
+        _refuse_unknown(protocol, kind, options)
+        if protocol in ("s3", "s3a"):
+            _s3_options(merged, timeout_s)
+        elif protocol in ("http", "https"):
+            _http_options(merged, timeout_s)
+        filesystem = kind(**merged)
+    except ImportError as error:
+        raise _not_installed(protocol, error) from error
+    except StreampackError:
+        raise
+    except Exception as error:
+        failure = explain(error)
+        raise ConfigError(
+            f"{protocol}:// cannot be opened ({type(error).__name__}: "
+            f"{without_secrets(str(error))}).",
+            "The files cannot be reached.",
+            failure.remedy,
+        ) from error
+    _try_once(protocol, filesystem)
+    _opened[id(filesystem)] = filesystem
+    return filesystem
+
+
+def _not_installed(protocol: str, error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"{protocol}:// needs a package that is not installed: {error}.",
+        "The files cannot be reached.",
+        f"Run `{_EXTRAS.get(protocol, 'pip install fsspec[' + protocol + ']')}`.",
+    )
+
+
+def _refuse_unknown(protocol: str, kind: type, options: dict[str, Any]) -> None:
+    """Raise `ConfigError` for an option that the file system would ignore."""
+    if protocol not in _EXTRAS:
+        return
+    kinds = [getattr(base, "__init__", None) for base in kind.__mro__]
+    if protocol in ("http", "https"):
+        import aiohttp
+
+        kinds.append(aiohttp.ClientSession._request)  # what is left goes with each request
+    taken = [inspect.signature(kind).parameters.values() for kind in kinds if kind is not None]
+    named = {p.name for several in taken for p in several if p.kind == p.POSITIONAL_OR_KEYWORD}
+    named |= {p.name for several in taken for p in several if p.kind == p.KEYWORD_ONLY}
+    named = named - {"self"} | {"skip_instance_cache", "use_listings_cache", "max_paths"}
+    named |= {"listings_expiry_time"}
+    for name in options:
+        if name not in named:
+            near = difflib.get_close_matches(name, sorted(named), n=1)
+            raise ConfigError(
+                f"{name!r} in `storage_options` is not an option of {protocol}://.",
+                "It would be ignored.",
+                f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(sorted(named))}.",
+            )
+
+
+def _try_once(protocol: str, filesystem: Any) -> None:
+    """Attempts are counted here, and not once more inside the file system."""
+    if protocol in ("s3", "s3a"):
+        filesystem.retries = 1
+    elif protocol in ("gs", "gcs"):
+        once = getattr(type(filesystem)._request, "__wrapped__", None)
+        if once is not None:
+            filesystem._request = functools.partial(once, filesystem)
+    elif protocol in AZURE:
+        with suppress(AttributeError):
+            filesystem.service_client._config.retry_policy.total_retries = 0
+
+
+_opened: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_inherited: list[Any] = []
+
+
+def _keep_inherited() -> None:
+    """In a forked child: keep the file systems of the parent alive, so none is finalized.
+
+    Their finalizers would close connections on an event loop whose thread does not exist after the
+    fork; the parent has both and closes them itself.
+    """
+    _inherited.extend(_opened.values())
+
+
+os.register_at_fork(after_in_child=_keep_inherited)
+
+
+def _s3_options(options: dict[str, Any], timeout_s: float) -> None:
+    client = options.get("client_kwargs") or {}
+    if not options.get("endpoint_url") and not client.get("endpoint_url"):
+        for name in ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
+            if os.environ.get(name):
+                options["endpoint_url"] = os.environ[name]
+                break
+    options["config_kwargs"] = {
+        "connect_timeout": timeout_s,
+        "read_timeout": timeout_s,
+        "retries": {"max_attempts": 1},
+        **(options.get("config_kwargs") or {}),
+    }
+
+
+def _http_options(options: dict[str, Any], timeout_s: float) -> None:
+    import aiohttp
+
+    # The default of aiohttp bounds the whole download to five minutes, whatever its size.
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
+    options["client_kwargs"] = {"timeout": limits, **(options.get("client_kwargs") or {})}
+    headers = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
+    options["headers"] = headers  # sizes are checked, so nothing may be compressed in transfer

@@ -1,0 +1,350 @@
+"""What is said of servers that fail, each in its own way; they run on loopback."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack.errors import ConfigError, StateError, StorageError
+from streampack.storage.failures import retry_after_s, without_secrets
+from streampack.storage.storage import Storage
+from tests.support.raw_server import Connection, raw_server
+from tests.support.servers import S3Server
+
+DATA = bytes(range(256)) * 40
+
+
+def file_at(connection: Connection, headers: str = "", body: bytes = DATA) -> None:
+    connection.answer("200 OK", "Accept-Ranges: bytes\n" + headers, body)
+
+
+def read(storage: Storage, url: str) -> bytes:
+    with storage.local(url) as path:
+        return path.read_bytes()
+
+
+def failure(storage: Storage, url: str, act: Callable[[Storage, str], Any] = read) -> str:
+    """The three sentences of the error that reading raises."""
+    with pytest.raises(StorageError) as caught:
+        act(storage, url)
+    error = caught.value
+    assert error.fact
+    assert error.consequence
+    assert error.remedy
+    return str(error)
+
+
+@pytest.fixture
+def once(tmp_path: Path) -> Storage:
+    """A storage that tries once."""
+    return Storage(cache_dir=tmp_path / "cache", retries=0, timeout_s=30)
+
+
+# A server that drips: never silent for long, and never done.
+
+
+def drip_in_body(connection: Connection) -> None:
+    headers = f"Content-Length: {len(DATA)}\n"
+    if connection.method == "HEAD":
+        file_at(connection, headers)
+        return
+    connection.send(f"HTTP/1.1 200 OK\n{headers}\n")
+    connection.drip(b"x", 0.01)
+
+
+def drip_in_range(connection: Connection) -> None:
+    if connection.method == "HEAD":
+        file_at(connection)
+        return
+    connection.send(
+        "HTTP/1.1 206 Partial\nContent-Range: bytes 0-999/10240\nContent-Length: 1000\n\n"
+    )
+    connection.drip(b"x", 0.01)
+
+
+def drip_in_headers(connection: Connection) -> None:
+    connection.send("HTTP/1.1 200 OK\n")
+    connection.drip(b"X-Nothing: x\r\n", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("respond", "act"),
+    [
+        (drip_in_body, read),
+        (drip_in_range, lambda storage, url: storage.read_range(url, 0, 1000)),
+        (drip_in_headers, lambda storage, url: storage.size(url)),
+        (drip_in_headers, lambda storage, url: storage.list(url)),
+    ],
+    ids=["body", "range", "headers", "listing"],
+)
+def test_a_server_that_drips_is_given_up(
+    respond: Callable[[Connection], None], act: Callable[[Storage, str], Any], tmp_path: Path
+) -> None:
+    impatient = Storage(cache_dir=tmp_path / "cache", retries=0, timeout_s=0.3)
+    with raw_server(respond) as server:
+        words = failure(impatient, f"{server.url}/a.bin", act)
+    assert "too slowly" in words
+    assert "min_bytes_per_s" in words
+
+
+def test_a_slow_server_that_keeps_the_pace_is_read_to_its_end(tmp_path: Path) -> None:
+    def respond(connection: Connection) -> None:
+        if connection.method == "HEAD":
+            file_at(connection, body=b"x" * 60)
+            return
+        connection.send("HTTP/1.1 200 OK\nContent-Length: 60\n\n")
+        for _ in range(60):  # longer than the timeout, all together
+            connection.send(b"x")
+            time.sleep(0.02)
+
+    for least in (5, 0):
+        storage = Storage(cache_dir=tmp_path / str(least), timeout_s=1.0, min_bytes_per_s=least)
+        with raw_server(respond) as server:
+            assert read(storage, f"{server.url}/a.bin") == b"x" * 60
+
+
+# Each its sentence.
+
+
+def test_an_answer_that_is_compressed_in_transfer_is_refused(once: Storage) -> None:
+    packed = gzip.compress(DATA)
+
+    def without_length(connection: Connection) -> None:
+        connection.send("HTTP/1.1 200 OK\nContent-Encoding: gzip\nConnection: close\n\n")
+        if connection.method == "GET":
+            connection.send(packed)
+
+    def with_length(connection: Connection) -> None:
+        file_at(connection, "Content-Encoding: gzip\n", packed)
+
+    for respond in (without_length, with_length):
+        with raw_server(respond) as server:
+            words = failure(once, f"{server.url}/a.bin")
+        assert "Content-Length" in words
+        assert "compress" in words
+
+
+def test_a_refused_connection_says_so(once: Storage) -> None:
+    words = failure(once, "http://127.0.0.1:9/a.bin")
+    assert "refused" in words
+    assert "server runs" in words
+
+
+def test_an_unknown_host_says_so(once: Storage) -> None:
+    assert "name of the host is not known" in failure(once, "http://no-such-host.invalid/a.bin")
+
+
+def test_redirects_in_a_circle_are_not_tried_again(tmp_path: Path) -> None:
+    def respond(connection: Connection) -> None:
+        other = "/b.bin" if connection.path.startswith("/a") else "/a.bin"
+        connection.answer("302 Found", f"Location: {other}?token=hunter2\n")
+
+    with raw_server(respond) as server:
+        words = failure(Storage(cache_dir=tmp_path, retries=5), f"{server.url}/a.bin")
+    assert "redirects in a circle" in words
+    assert "1 attempt" in words
+    assert "hunter2" not in words
+
+
+@pytest.mark.parametrize(
+    ("status", "fact", "remedy"),
+    [
+        ("401 Unauthorized", "no credentials", "Set the credentials"),
+        ("403 Forbidden", "access is denied", "may read"),
+        ("404 Not Found", "no such file", "Check the path"),
+        ("410 Gone", "no such file", "Check the path"),
+        ("418 Teapot", "cannot succeed", "storage_options"),
+    ],
+)
+def test_a_refusal_says_which_and_is_not_tried_again(
+    tmp_path: Path, status: str, fact: str, remedy: str
+) -> None:
+    storage = Storage(cache_dir=tmp_path, retries=5)
+    with raw_server(lambda connection: connection.answer(status)) as server:
+        words = failure(storage, f"{server.url}/a.bin?signature=hunter2")
+    assert "after 1 attempt:" in words
+    assert fact in words
+    assert remedy in words
+    assert "hunter2" not in words
+
+
+# Retry-After
+
+
+def test_a_server_that_asks_to_wait_is_not_asked_before(tmp_path: Path) -> None:
+    times: list[float] = []
+
+    def respond(connection: Connection) -> None:
+        times.append(time.monotonic())
+        if len(times) <= 2:  # HEAD, and the GET after it
+            connection.answer("503 Busy", "Retry-After: 1\n")
+        else:
+            file_at(connection)
+
+    with raw_server(respond) as server:
+        assert read(Storage(cache_dir=tmp_path, retries=1), f"{server.url}/a.bin") == DATA
+    assert times[2] - times[1] >= 1.0
+
+
+class AnsweredError(OSError):
+    def __init__(self, value: str) -> None:
+        super().__init__("503")
+        self.headers = {"retry-after": value}
+
+
+def test_retry_after_is_a_number_or_a_date() -> None:
+    now_s = 1_700_000_000
+    assert retry_after_s(AnsweredError("120")) == 120
+    assert retry_after_s(AnsweredError(formatdate(now_s + 90, usegmt=True)), now_s) == 90
+    assert retry_after_s(AnsweredError(formatdate(now_s - 90, usegmt=True)), now_s) == 0
+    for nonsense in ("", "soon", "-5", "9" * 400, "Mon, 99 Foo 2020"):
+        assert retry_after_s(AnsweredError(nonsense), now_s) == 0
+    assert retry_after_s(OSError("no answer at all")) == 0
+
+
+def test_retry_after_is_found_in_what_s3_answers(tmp_path: Path) -> None:
+    import botocore.exceptions
+
+    headers = {"retry-after": "7"}
+    answer = {"Error": {"Code": "SlowDown"}, "ResponseMetadata": {"HTTPHeaders": headers}}
+    error = OSError("busy")
+    error.__cause__ = botocore.exceptions.ClientError(answer, "GetObject")
+    assert retry_after_s(error) == 7
+
+
+def test_messages_show_no_query_and_no_password() -> None:
+    text = "no https://me:pw@host/a?sig=x, nor 'abfs://c@account/b?sv=1' (http://h/?q)"
+    assert without_secrets(text) == "no https://host/a nor 'abfs://account/b' (http://h/)"
+
+
+# Versions. Some proxies give a file another ETag in every answer.
+
+
+@pytest.mark.parametrize(
+    ("etag", "time", "raises"),
+    [
+        ('"{n}"', "Sun, 06 Nov 1994 08:49:37 GMT", False),
+        ('W/"{n}"', "", False),
+        ('W/"{n}"', "Sun, 06 Nov 1994 08:49:37 GMT", False),
+        ('"same"', "Sun, 06 Nov 1994 08:49:{n} GMT", False),
+        ('"{n}"', "Sun, 06 Nov 1994 08:49:{n} GMT", True),
+        ('W/"same"', "Sun, 06 Nov 1994 08:49:{n} GMT", True),
+        ('"{n}"', "", True),
+    ],
+)
+def test_a_file_is_replaced_if_etag_and_time_both_say_so(
+    once: Storage, etag: str, time: str, raises: bool
+) -> None:
+    answers = iter(range(10, 60))
+
+    def respond(connection: Connection) -> None:
+        n = next(answers)
+        headers = f"ETag: {etag.format(n=n)}\n"
+        file_at(connection, headers + (f"Last-Modified: {time.format(n=n)}\n" if time else ""))
+
+    with raw_server(respond) as server:
+        url = f"{server.url}/a.bin"
+        (listed,) = once.list(url)
+        if raises:
+            with pytest.raises(StateError, match=r"was replaced.*Last-Modified"):
+                once.local(url, listed.version).__enter__()
+        else:
+            with once.local(url, listed.version) as path:
+                assert path.read_bytes() == DATA
+
+
+# S3: refusals as AWS words them. Answers to HEAD have no body, so they never say why.
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fact"),
+    [
+        ("400 Bad Request", "ExpiredToken", "have expired"),
+        ("400 Bad Request", "AuthorizationHeaderMalformed", "another region"),
+        ("403 Forbidden", "InvalidAccessKeyId", "does not accept the key"),
+        ("403 Forbidden", "SignatureDoesNotMatch", "does not accept the key"),
+        ("403 Forbidden", "RequestTimeTooSkewed", "clock"),
+        ("403 Forbidden", "AccessDenied", "access is denied"),
+    ],
+)
+def test_a_refusal_of_s3_says_which(tmp_path: Path, status: str, code: str, fact: str) -> None:
+    body = f"<Error><Code>{code}</Code><Message>Refused.</Message></Error>".encode()
+
+    def respond(connection: Connection) -> None:
+        connection.answer(status, "Content-Type: application/xml\n", body)
+
+    with raw_server(respond) as server:
+        options = {"key": "a", "secret": "b", "endpoint_url": server.url}
+        storage = Storage(cache_dir=tmp_path, retries=5, storage_options=options)
+        for act in (read, Storage.list):
+            words = failure(storage, "s3://bucket/a.bin", act)
+            assert fact in words
+            assert "after 1 attempt:" in words
+            assert code in words
+
+
+def test_a_listing_that_is_denied_says_what_else_works(tmp_path: Path) -> None:
+    body = b"<Error><Code>AccessDenied</Code><Message>Refused.</Message></Error>"
+
+    def respond(connection: Connection) -> None:
+        if "list-type" in connection.path:
+            connection.answer("403 Forbidden", "Content-Type: application/xml\n", body)
+        else:
+            connection.answer("200 OK", 'ETag: "1"\n', DATA)
+
+    with raw_server(respond) as server:
+        options = {"key": "a", "secret": "b", "endpoint_url": server.url}
+        storage = Storage(cache_dir=tmp_path, storage_options=options)
+        for pattern in ("s3://bucket/*.bin", "s3://bucket/**/*.bin"):
+            words = failure(storage, pattern, Storage.list)
+            assert "listing is denied" in words
+            assert "braces" in words
+        assert len(storage.list("s3://bucket/{a,b}.bin")) == 2  # as it advises
+
+
+@pytest.mark.parametrize(
+    ("url", "option", "near"),
+    [
+        ("s3://bucket/a", "endpont_url", "endpoint_url"),
+        ("https://host/a", "header", "headers"),
+        ("hf://datasets/o/n/a", "tokn", "token"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(url: str, option: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}.*{near}"):
+        Storage(storage_options={option: "x"}).list(url)
+
+
+def test_options_that_go_with_each_request_are_taken(tmp_path: Path) -> None:
+    options = {"headers": {"X-Mine": "1"}, "cookies": {"a": "b"}, "block_size": 1024}
+    with raw_server(file_at) as server:
+        assert read(Storage(cache_dir=tmp_path, storage_options=options), f"{server.url}/a") == DATA
+        assert all("X-Mine: 1" in head and "a=b" in head for head in server.requests)
+
+
+def test_s3_without_credentials_says_what_is_missing(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3.put("a.bin", DATA)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    options = {"endpoint_url": s3.endpoint}
+    words = failure(Storage(cache_dir=tmp_path / "c", storage_options=options), url)
+    assert '{"anon": True}' in words
+    public = Storage(cache_dir=tmp_path / "c", storage_options={**options, "anon": True})
+    s3.client.put_object_acl(Bucket=s3.bucket, Key="a.bin", ACL="public-read")
+    assert read(public, url) == DATA
+
+
+def test_s3_that_is_not_there_is_a_refused_connection(tmp_path: Path) -> None:
+    options = {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
+    storage = Storage(cache_dir=tmp_path, retries=0, storage_options=options)
+    assert "refused" in failure(storage, "s3://bucket/a.bin")
