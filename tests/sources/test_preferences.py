@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +208,37 @@ def test_the_answers_of_a_pair_are_rendered_as_generated_turn_by_turn(tmp_path: 
         (False, "<think>2</think>e<|im_end|>"),
         (True, "<think>1</think>d<|im_end|>"),
     ]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_pairs_of_records_share_a_row_also_after_a_stop(form: str, tmp_path: Path) -> None:
+    source = files(form, [pair(i) for i in range(41)], tmp_path)
+
+    def sides(batches: list[Any]) -> list[float]:
+        found = []
+        for batch in batches:
+            if not batch.num_documents:
+                continue
+            chosen, rejected = (numbers.tolist() for numbers in batch.pairs())
+            texts = said(batch)
+            for good, bad in zip(chosen, rejected, strict=True):
+                margin = texts[good][2]
+                assert texts[bad][2:] == (margin, f"bad {int(margin)}<|im_end|>")
+                assert texts[good][3].startswith(f"good {int(margin)} ")
+                found.append(margin)
+        return found
+
+    loader = PackedLoader(dataset(source, group="group"))
+    first = list(islice(loader, 7))
+    rest = PackedLoader(dataset(source, group="group"))
+    rest.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert sorted(sides([*first, *rest])) == [float(i) for i in range(41)]
+
+
+def test_a_pair_longer_than_a_row_is_dropped_whole_and_counted(tmp_path: Path) -> None:
+    records = [pair(i) for i in range(20)]
+    records[3]["rejected"][0]["content"] = "bad " * 300
+    loader = PackedLoader(dataset(files("jsonl", records, tmp_path), group="group"))
+    margins = [d[2] for batch in loader for d in said(batch)]
+    assert sorted(margins) == sorted([float(i) for i in range(20) if i != 3] * 2)
+    assert loader.metrics().composition.dropped > 300

@@ -80,6 +80,8 @@ class Chat(ShardedSource):
 
     overflow: Overflow = "drop"
 
+    own_groups = "group"
+
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
