@@ -59,7 +59,7 @@ def test_a_deal_brings_lanes_to_one_level_as_far_as_it_goes() -> None:
     cuts, _ = deal(_rule(reserve=100), _line(), 1, Place(0, 9_000), left, 1 << FRACTION)
     level = left + sum(np.diff(cut.bounds) for cut in cuts)
     assert level[2] == 500
-    assert np.ptp(level[[0, 1, 3]]) <= 2
+    assert np.ptp(level[[0, 1, 3]]) <= 4  # a stripe is out by one at most
     assert level[0] >= 100
     rich = np.full(4, 100, dtype=np.int64)
     assert deal(_rule(reserve=100), _line(), 1, Place(0, 9_000), rich, 1 << FRACTION) == (
