@@ -1,12 +1,14 @@
 """How even the end of an epoch is, with lanes cut equally once and with lanes that are dealt.
 
-    python -m benchmarks.dealing [--lanes 12 48] [--batches 200 800] [--only NAME ...]
+    python -m benchmarks.dealing [--ranks 1 8 64] [--batches 200 800] [--only NAME ...]
     python -m benchmarks.dealing --small
     python -m benchmarks.dealing --speed
 
 Each corpus is read, packed and counted through a `PackedLoader`, without tokens: documents have a
 size in bytes, by which the line is cut, and a length in tokens, which nobody knows before it is
-read. Prints docs/dealing.md's table: the share of the batches of a finite run that are empty.
+read. Prints docs/dealing.md's table: the share of the batches of a finite run that are empty, in
+12 lanes on 1 rank, 48 on 8 and 64 on 64. One rank runs them all here: which steps more ranks would
+take follows from the numbers of the batches.
 
 With --small: the steps of one epoch over few conversations, in as many lanes as the run would
 choose, beside those of planning them all at once.
@@ -41,6 +43,7 @@ from streampack.run.plan import RunPlan
 from streampack.sources import MDS, Mixture
 
 SEQ_LEN, ROWS = 2048, 8
+LANES = {1: 12, 8: 48, 64: 64}  # by ranks
 SHARD_DOCUMENTS = 500
 
 #: Of one shard: (N,) tokens and (N,) bytes of its documents.
@@ -173,13 +176,12 @@ def loader_of(source: Source, lanes: int, *, dealt: bool) -> PackedLoader:
     return PackedLoader(dataset)
 
 
-def empty_share(source: Source, lanes: int, *, dealt: bool) -> tuple[float, int]:
-    """The share of a run's batches that are empty, and how many batches there are."""
-    loader = loader_of(source, lanes, dealt=dealt)
-    for _ in loader:
-        pass
-    metrics = loader.metrics()
-    return metrics.empty_batches / metrics.batches, metrics.batches
+def empty_share(source: Source, lanes: int, ranks: int, *, dealt: bool) -> tuple[float, int]:
+    """The share of a run's batches that are empty, and how many steps there are."""
+    batches = loader_of(source, lanes, dealt=dealt)
+    steps = [(batch.step * lanes + batch.lane) // ranks for batch in batches if batch.num_documents]
+    count = len(set(steps))
+    return 1 - len(steps) / (count * ranks), count
 
 
 def small_corpora() -> list[list[str]]:
@@ -192,12 +194,12 @@ def small_corpora() -> list[list[str]]:
         )
         rows = packer.plan(lengths, final=True, seed=0).num_rows
         for ranks in (1, 8, 64):
-            options: dict[str, Any] = {"packer": packer, "batch_rows": ROWS}
             source = Sizes([(lengths, sizes)])
-            first = PackedDataset(source, topology=Topology(0, ranks), **options)
-            lanes = first.plan.config.lanes
-            whole = PackedDataset(source, topology=Topology(), lanes=lanes, **options)
-            steps = -(-sum(1 for _ in PackedLoader(whole)) // ranks)
+            chosen = PackedDataset(
+                source, seq_len=SEQ_LEN, batch_rows=ROWS, topology=Topology(0, ranks)
+            )
+            lanes = chosen.plan.config.lanes
+            _, steps = empty_share(source, lanes, ranks, dealt=True)
             offline = -(-rows // (ROWS * ranks))
             found.append([f"{count:,}", str(ranks), str(lanes), f"{offline:,}", f"{steps:,}"])
     return found
@@ -221,7 +223,7 @@ def speeds(documents: int, runs: int) -> dict[str, float]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="How even the end of an epoch is.")
-    parser.add_argument("--lanes", type=int, nargs="+", default=[12, 48])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--batches", type=int, nargs="+", default=[200, 800], help="of a lane")
     parser.add_argument("--only", nargs="+", choices=CORPORA, default=list(CORPORA))
     parser.add_argument("--small", action="store_true")
@@ -238,14 +240,18 @@ def main() -> None:
         return
     rows = []
     for name in options.only:
-        for lanes in options.lanes:
+        for ranks in options.ranks:
+            lanes = LANES.get(ranks, ranks)
             for batches in options.batches:
                 tokens = lanes * batches * SEQ_LEN * ROWS
                 source = CORPORA[name](max(tokens // (SHARD_DOCUMENTS * 600), 1))
-                once, _ = empty_share(source, lanes, dealt=False)
-                dealt, count = empty_share(source, lanes, dealt=True)
-                rows.append([name, str(lanes), f"{count:,}", f"{once:.2%}", f"{dealt:.2%}"])
-    print(markdown_table(["corpus", "lanes", "batches", "cut once", "dealt"], rows))
+                once, _ = empty_share(source, lanes, ranks, dealt=False)
+                dealt, count = empty_share(source, lanes, ranks, dealt=True)
+                rows.append(
+                    [name, str(ranks), str(lanes), f"{count:,}", f"{once:.2%}", f"{dealt:.2%}"]
+                )
+    heads = ["corpus", "ranks", "lanes", "steps", "cut once", "dealt"]
+    print(markdown_table(heads, rows))
 
 
 if __name__ == "__main__":

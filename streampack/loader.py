@@ -65,8 +65,9 @@ class PackedLoader:
         pin_memory: give batches in page-locked memory, where there is a device to copy them to.
         timeout_s: raise if a worker gives nothing for so long; None waits as long as it lives.
         end: how a finite run ends. "drain" loses nothing: lanes that are dry before others give
-            empty batches (padding only) until all are. "stop" leaves at the first rotation in
-            which some lane has no batch, and counts what it leaves in `Metrics.left`.
+            empty batches (padding only) in the steps in which another rank has one. "stop" leaves
+            at the first rotation in which some lane has no batch, and counts what it leaves in
+            `Metrics.left`.
         output: what iterating gives: a `PackedBatch`, or with "hf" the dictionary of its `.hf()`,
             for trainers that call ``model(**batch)``.
         model: what is called with them, so that ``output="hf"`` gives arguments with which it keeps

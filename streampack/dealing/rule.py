@@ -4,9 +4,10 @@ Lanes read at their own rates: shards differ in documents, and documents in toke
 lane gets its share at the start. A quarter of what is left of the line is dealt at a time, and each
 deal brings the lanes to the same level: of tokens that they hold, and of tokens that they have yet
 to read, by the tokens per weight that each of them has found so far. What a deal misjudges, the
-next one mends; the last ones are small. (Loop scheduling knows this as factoring: Hummel, Schonberg
-and Flynn, "Factoring: a method for scheduling parallel loops", Communications of the ACM 35(8),
-1992.)
+next one mends; the last ones are small, and give every lane parts from several places, so that what
+nobody could foresee of a shard falls on all of them. (Loop scheduling knows this as factoring:
+Hummel, Schonberg and Flynn, "Factoring: a method for scheduling parallel loops", Communications of
+the ACM 35(8), 1992.)
 
 A deal is made of what each lane reports when it gives batch number ``deal * every`` of its own, and
 a round that begins `LAG` batches later or more may read what it dealt. So who is dealt what, and
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +32,14 @@ from numpy.typing import NDArray
 
 __all__ = ["LAG", "ONE", "Cut", "DealRule", "Line", "Place", "Report", "Span", "deal"]
 
-#: Batches of a lane between its report and the first round that may read what the deal gave. All
-#: lanes are through with the report's batch by then, on ranks of a step as well.
-LAG = 6
+#: Batches of a lane between its report and the first round that may read what the deal gave. With
+#: fewer, ranks could wait for one another for ever: two steps pass until they have exchanged their
+#: reports, a step may take batches of two numbers, and a lane makes a round one batch ahead, to say
+#: whether another batch follows.
+LAG = 4
 SHARE = 4  # a deal gives one part in so many of what is left
+LATE = 16  # a deal is late if no more is left than so many times the reserve
+STRIPES = 4  # that a late deal has at most, each of a quarter of a batch per lane or more
 DEALS = 256
 UNSURE = 4  # the first deal goes by a rough rate, and gives so many times the reserve
 FRACTION = 16  # bits of tokens per weight, and of shares, after the point
@@ -70,7 +76,7 @@ class Place(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """What one deal gave of an epoch: lane l got [bounds[l], bounds[l + 1]) of its line.
+    """A stripe that a deal gave of an epoch: lane l got [bounds[l], bounds[l + 1]) of its line.
 
     Attributes:
         deal: its number; epoch: of the line.
@@ -143,7 +149,7 @@ class DealRule:
             every=every,
             # Until the deal after the next one is known; and a round reads ahead of its batches, as
             # far as its window goes. Where that is much of a lane, it is better less full.
-            reserve=(2 * every + LAG) * batch_tokens + min(window_tokens, lane_tokens // 64),
+            reserve=(2 * every + LAG) * batch_tokens + min(window_tokens, lane_tokens // 128),
             lines=lines,
         )
 
@@ -207,9 +213,20 @@ def deal(
             amount = tokens
         poured = _poured(left, amount)
         given = rest if amount == tokens else min((int(poured.sum()) << FRACTION) // rate, rest)
-        cuts.append(Cut(number, epoch, low + _parts(poured, given)))
+        stripes = _stripes(tokens, amount, reserve * rule.lanes, least)
+        ends = [low + given * n // stripes for n in range(stripes + 1)]
+        cuts += [Cut(number, epoch, a + _parts(poured, b - a)) for a, b in pairwise(ends)]
         left, low = left + poured, low + given
     return cuts, Place(epoch, low)
+
+
+def _stripes(left: int, amount: int, reserve: int, batches: int) -> int:
+    """In how many stripes a deal gives `amount` of the tokens that are left.
+
+    Args:
+        reserve: tokens of all lanes; batches: tokens of a batch of every lane.
+    """
+    return min(STRIPES, max(4 * amount // batches, 1)) if left < LATE * reserve else 1
 
 
 def _poured(left: NDArray[np.int64], amount: int) -> NDArray[np.int64]:

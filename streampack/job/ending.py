@@ -1,15 +1,15 @@
 """How a finite run ends: on every rank after the same step, with no batch lost.
 
 Batch number g of a run is lane ``g % lanes``'s, so a lane that has run dry leaves gaps, which the
-loader fills with empty batches until every lane of every rank is dry. Numbers are served in
-*spans* of one rotation (one batch from every lane): the next span is served if any rank has a
-batch in it, or (``end="stop"``) if every lane has. The ranks ask each other one step
-before the span begins and wait for the answer when it does, so it travels while the model computes.
+loader fills with empty batches where another rank has a batch in the same step. A step in which no
+rank has one is left out. The run goes on while any rank has a batch, or (``end="stop"``) while
+every lane has. The ranks ask each other one step ahead and wait for the answer when the step
+begins, so it travels while the model computes.
 
 All ranks ask the same questions in the same order, wherever a loop is left: what is asked follows
 from the number of the step alone.
 
-Cost: one sum over ranks per rotation; no batch is held back but for the first of each lane where
+Cost: one sum over ranks per step; no batch is held back but for the first of each lane where
 ``end="stop"`` must know that all have one.
 """
 
@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 from streampack.errors import StateError
 from streampack.job.topology import Topology
+
+GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch
 
 __all__ = ["Alone", "End", "Ending", "Gap", "Numbered", "Ranks"]
 
@@ -89,11 +91,12 @@ class Ending(Generic[Item]):
         items: this rank's, in order of their numbers.
         topology: of this rank.
         start: number of the first batch; lanes: of the run.
-        given: per lane, how many batches it gave before `start`; a lane that is dry gave fewer
-            than its turns were. Others gave none.
+        known: per lane, how many batches it is known to have, those given before `start` among
+            them; a lane that is dry has fewer than its turns were. Of others nothing is known.
         ranks: who asks whom; None for an endless run, which asks nobody.
         end: "drain" gives everything, "stop" leaves at the first rotation in which some lane has
             no batch.
+        leaves_out: whether steps of nothing but gaps are left out.
 
     Raises (while iterating):
         StateError: `items` are not this rank's, or not in order.
@@ -106,9 +109,10 @@ class Ending(Generic[Item]):
         topology: Topology,
         start: int,
         lanes: int,
-        given: Mapping[int, int],
+        known: Mapping[int, int],
         ranks: Ranks | None,
         end: End = "drain",
+        leaves_out: bool = False,
     ) -> None:
         self._items = items
         self._topology = topology
@@ -116,39 +120,30 @@ class Ending(Generic[Item]):
         self._lanes = lanes
         self._ranks = ranks
         self._end = end
+        self._leaves_out = leaves_out
         own = topology.lanes(start, lanes)
-        if topology.shares(lanes) == 1:
-            self._origin, self._span = 0, lanes
-        else:  # rotations end inside steps, so these ranks ask before every step
-            self._origin, self._span = start, topology.world_size
         numbers = [topology.batch(start, turn) for turn in range(len(own))]
         self._first = {number % lanes: number for number in numbers}
         self._unseen = deque(self._first)  # lanes that have given nothing yet, in order
         # The last step that a lane is known to have. Steps that were given count, so that a run
         # stopped inside its last rotation goes on to the end of it.
-        self._last = {lane: given.get(lane, 0) - 1 for lane in own}
+        self._last = {lane: known.get(lane, 0) - 1 for lane in own}
         self._dry: set[int] = set()  # lanes known to have no more than that
         self._ahead: deque[tuple[int, Item]] = deque()  # with their numbers
         self._pulled = -1  # number of the latest item
-        self._answers: dict[int, Callable[[], int]] = {}
-        self._asked = self._span_of(start) - 1
-        self._served = self._asked
+        self._answers: deque[Callable[[], int]] = deque()  # to what was asked of coming steps
 
     def __iter__(self) -> Iterator[Item | Gap]:
         ranks = self._topology.world_size
         first = self._start
-        self._ask(first + ranks - 1)
-        while True:
-            number = first + self._topology.rank
-            if not self._is_served(number):
-                if self._span_of(first) <= self._served:  # others are not through with theirs
-                    self._ask(first + 2 * ranks - 1)
-                    yield Gap(number % self._lanes, number // self._lanes)
-                return
-            item = self._take(number)
-            self._ask(first + 2 * ranks - 1)
-            yield item
+        self._ask(first)
+        while (batches := self._next_batches()) is not None:
+            item = self._take(first + self._topology.rank)
             first += ranks
+            self._ask(first)
+            nobody_has = not batches or (ranks == 1 and isinstance(item, Gap))
+            if not (nobody_has and self._leaves_out):
+                yield item
 
     def rest(self) -> Iterator[Item]:
         """What "stop" leaves; to be asked for once the iteration has ended."""
@@ -169,30 +164,24 @@ class Ending(Generic[Item]):
 
     # ------------------------------------------------------------------ agreeing
 
-    def _ask(self, number: int) -> None:
-        """Ask whether the spans up to that of `number` are served, unless that was done."""
-        while self._ranks is not None and self._asked < self._span_of(number):
-            self._asked += 1
-            first = self._origin + self._asked * self._span
-            if self._end == "drain":
-                flag = self._any_has(first)
-            else:
-                flag = not self._all_have((first + self._span - 1) // self._lanes)
-            self._answers[self._asked] = self._ranks.total(int(flag))
-
-    def _is_served(self, number: int) -> bool:
-        """Whether the span of `number` is served; waits for the answer."""
+    def _ask(self, first: int) -> None:
+        """Ask about the step that begins with batch `first`: whether it is given, and by whom."""
         if self._ranks is None:
-            return True
-        while self._served < self._span_of(number):
-            total = self._answers.pop(self._served + 1)()
-            if (total > 0) != (self._end == "drain"):
-                return False
-            self._served += 1
-        return True
+            return
+        if self._end == "drain":
+            flag = self._any_has(first)
+        else:
+            flag = not self._all_have((first + self._topology.world_size - 1) // self._lanes)
+        lane, step = self._lane_step(first + self._topology.rank)
+        gives = lane not in self._dry or self._last[lane] >= step
+        self._answers.append(self._ranks.total(int(flag) + int(gives) * GIVES))
 
-    def _span_of(self, number: int) -> int:
-        return (number - self._origin) // self._span
+    def _next_batches(self) -> int | None:
+        """How many ranks may have a batch in the next step; None if the run ends before it."""
+        if self._ranks is None:
+            return self._topology.world_size
+        batches, flags = divmod(self._answers.popleft()(), GIVES)
+        return batches if (flags > 0) == (self._end == "drain") else None
 
     def _any_has(self, number: int) -> bool:
         """Whether a lane of this rank has a batch of that number or a higher one."""
@@ -214,7 +203,7 @@ class Ending(Generic[Item]):
 
     def _take(self, number: int) -> Item | Gap:
         """The item of that number, or a gap if its lane has no such batch."""
-        lane, step = number % self._lanes, number // self._lanes
+        lane, step = self._lane_step(number)
         if self._has(lane, step) and not self._ahead:
             self._pull()  # that may be the end of the lane, where it could not know sooner
         if not self._has(lane, step):
@@ -224,6 +213,9 @@ class Ending(Generic[Item]):
             if found == number:
                 return item
         raise _out_of_order(f"Batch {number} is missing")
+
+    def _lane_step(self, number: int) -> tuple[int, int]:
+        return number % self._lanes, number // self._lanes
 
     def _pull(self) -> Item | None:
         """Take the next item in; None if there is none, and then all lanes are dry."""

@@ -26,7 +26,7 @@ from streampack.lane.empty_batch import padding_rows
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.run.plan import RunPlan
-from streampack.run.state import Deferred, RunState, batches_given
+from streampack.run.state import Deferred, RunState, batches_known
 from streampack.workers.feed import LaneStates
 
 __all__ = ["REMEMBERED", "OpenFeed", "RankRun"]
@@ -124,9 +124,11 @@ class RankRun:
                 topology=plan.topology,
                 start=start,
                 lanes=plan.config.lanes,
-                given={lane: batches_given(state) for lane, state in states.items()},
+                known={lane: batches_known(state) for lane, state in states.items()},
                 ranks=self.ranks if finite else None,
                 end=self._end,
+                # A DataLoader takes its workers' batches in turn, and so each has one.
+                leaves_out=sharing is None and not self._is_apart(),
             )
             coming, first = iter(self._ending), start
             while True:
@@ -136,7 +138,7 @@ class RankRun:
                 if item is None:
                     break
                 yield self.empty_batch(item.lane, item.step) if isinstance(item, Gap) else item
-                first += plan.topology.world_size
+                first = self._number(item) - plan.topology.rank + plan.topology.world_size
             if start == 0 and not self._gave:
                 self._say_nothing_came()
             for left in self._ending.rest():
@@ -164,10 +166,14 @@ class RankRun:
             raise ConfigError(fact, consequence, remedy)
         logger.warning("%s %s %s", fact, consequence, remedy)
 
+    def _is_apart(self) -> bool:
+        """Whether there are other ranks, and nothing connects this one with them."""
+        return self.plan.topology.world_size > 1 and isinstance(self.ranks, Alone)
+
     def _is_connected(self) -> bool:
         """Whether the ranks tell one another what their lanes report for deals."""
         ranks, lanes = self.plan.topology.world_size, self.plan.config.lanes
-        return 1 < ranks <= lanes and not isinstance(self.ranks, Alone)
+        return 1 < ranks <= lanes and not self._is_apart()
 
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """A batch of padding only, in the place of one that the lane does not have."""
@@ -238,5 +244,5 @@ class RankRun:
             f"Ask for the state after one of the last {REMEMBERED} batches of this loader.",
         )
 
-    def _number(self, batch: PackedBatch) -> int:
+    def _number(self, batch: PackedBatch | Gap) -> int:
         return batch.step * self.plan.config.lanes + batch.lane

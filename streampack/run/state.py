@@ -26,6 +26,7 @@ __all__ = [
     "RunState",
     "batches_due",
     "batches_given",
+    "batches_known",
     "check_state",
     "merge_states",
 ]
@@ -41,6 +42,11 @@ Deferred = LaneState | Callable[[], LaneState]
 def batches_given(state: LaneState) -> int:
     """Batches that a lane had given when its state was taken."""
     return 0 if state is None else int(state["step"]) + int(state["emitted"])
+
+
+def batches_known(state: LaneState) -> int:
+    """Batches that a lane was known to have when its state was taken, given or not."""
+    return batches_given(state) + (state is not None and state["final"] is False)
 
 
 def batches_due(lane: int, next_batch: int, lanes: int) -> int:

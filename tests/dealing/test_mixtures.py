@@ -72,14 +72,16 @@ MIXTURES: dict[str, dict[str, Any]] = {
 def test_lanes_of_a_mixture_end_together(name: str) -> None:
     loader = PackedLoader(dataset(mixture=MIXTURES[name]))
     given: dict[int, int] = {}
+    lanes: list[int] = []
     for batch in loader:
         ids = batch.input_ids.numpy().reshape(-1)
         for number in range(len(SOURCES)):
             low = number * 1_000_000
             own = ids[(ids >= low) & (ids < low + 1_000_000) & (ids != PADDING)]
             given[number] = given.get(number, 0) + len(own)
-    metrics = loader.metrics()
-    assert metrics.empty_batches < 0.03 * metrics.batches  # of cutting once, above 0.1
+        lanes.append(batch.lane)
+    turns = max(lanes.count(lane) for lane in range(LANES))
+    assert len(lanes) > 0.95 * turns * LANES  # of cutting once, below 0.9
     epochs = {"several epochs of one": {"books": 4}}.get(name, {})
     if name in ("by size", "by weights", "several epochs of one"):
         assert list(given.values()) == [n * epochs.get(s, 1) for s, n in TOKENS.items()]
@@ -110,7 +112,7 @@ def test_every_stop_of_a_mixture_gives_what_was_to_follow() -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("stop", [4, 150, 515, 807])
+@pytest.mark.parametrize("stop", [4, 150, 515, 650])
 def test_a_second_epoch_added_on_the_way_gives_every_token_twice(stop: int) -> None:
     loader = PackedLoader(dataset())
     found = [batch.input_ids.numpy() for batch in islice(loader, stop)]

@@ -15,7 +15,16 @@ from streampack import PackedLoader, Topology
 from streampack.errors import RankError, StateError
 from streampack.job.ending import Alone, End, Ending, Gap
 from streampack.packing import BestFitDecreasing, Buckets
-from tests.support.runs import LENGTHS, PAD, identities, identity, in_order, make_dataset, uneven
+from tests.support.runs import (
+    LENGTHS,
+    PAD,
+    filled,
+    identities,
+    identity,
+    in_order,
+    make_dataset,
+    uneven,
+)
 from tests.support.simulated_ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -35,6 +44,7 @@ def serve(
     *,
     end: End = "drain",
     steps: int | None = None,
+    leaves_out: bool = False,
 ) -> tuple[list[list[tuple[int, bool]]], list[int]]:
     """Per rank (number, is real) of what is served of lanes with so many batches; what is left."""
     lanes = len(lengths)
@@ -53,9 +63,10 @@ def serve(
             topology=topology,
             start=start,
             lanes=lanes,
-            given={lane: min(turns[lane], lengths[lane]) for lane in own},
+            known={lane: min(turns[lane], lengths[lane]) for lane in own},
             ranks=ranks,
             end=end,
+            leaves_out=leaves_out,
         )
         served = []
         for item in ending:
@@ -86,16 +97,36 @@ def test_all_ranks_leave_after_the_same_step_wherever_they_started(
     start = data.draw(st.integers(0, rotations * lanes))
     served, left = serve(lengths, ranks, start, end=end)
     assert len({len(one) for one in served}) == 1
-    steps = -(-(rotations * lanes - start) // ranks)
+    own = [s * lanes + lane for lane, n in enumerate(lengths) for s in range(n)]
+    coming = [number for number in own if number >= start]
+    if end == "drain":
+        steps = -(-(max(coming, default=start - 1) + 1 - start) // ranks)
+    else:  # steps of rotations in which all lanes have a batch
+        steps = (rotations * lanes - start) // ranks
     assert len(served[0]) == steps
     numbers = sorted(pair for one in served for pair in one)
     assert [n for n, _ in numbers] == list(range(start, start + steps * ranks))
     for number, real in numbers:
         assert real == (number // lanes < min(lengths[number % lanes], rotations))
-    before = sum(
-        -((lane - start) // lanes) <= s for lane, n in enumerate(lengths) for s in range(n)
-    )
-    assert sum(left) == (before - sum(real for _, real in numbers) if end == "stop" else 0)
+    real_ones = sum(real for _, real in numbers)
+    assert sum(left) == (len(coming) - real_ones if end == "stop" else 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(division=st.sampled_from(DIVISIONS), data=st.data())
+def test_steps_of_which_no_rank_has_a_batch_are_left_out(
+    division: tuple[int, int], data: Any
+) -> None:
+    lanes, ranks = division
+    lengths = data.draw(st.lists(st.integers(0, 5), min_size=lanes, max_size=lanes))
+    start = data.draw(st.integers(0, max(lengths) * lanes))
+    served, _ = serve(lengths, ranks, start, leaves_out=True)
+    steps = list(zip(*served, strict=True))
+    own = [s * lanes + lane for lane, n in enumerate(lengths) for s in range(n)]
+    real = [number for step in steps for number, is_real in step if is_real]
+    assert real == sorted(number for number in own if number >= start)
+    for step in steps:  # a lane is known to be dry once its first turn is over
+        assert any(is_real for _, is_real in step) or (ranks > 1 and step[0][0] < start + lanes)
 
 
 @settings(max_examples=50, deadline=None)
@@ -137,7 +168,7 @@ def test_the_global_sequence_is_the_same_on_any_number_of_ranks(
         dataset = uneven(Topology(rank, world_size), packer=packer)
         return [identity(batch) for batch in PackedLoader(dataset, ranks=ranks)]
 
-    assert in_order(on_ranks(world_size, run)) == expected
+    assert filled(in_order(on_ranks(world_size, run))) == expected
 
 
 @pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
@@ -154,7 +185,7 @@ def test_a_plain_dataloader_that_ends_together_gives_the_same(workers: int) -> N
     dataset = uneven(Topology())
     loader = DataLoader(dataset, batch_size=None, num_workers=workers)
     assert [identity(batch) for batch in PackedLoader.over(loader)] == expected
-    # By itself it keeps the order too, and only the number of empty batches differs.
+    # By itself it keeps the order too, with empty batches between.
     assert identities(loader) == identities(PackedLoader(uneven(Topology())))
 
 
@@ -165,7 +196,7 @@ def test_plain_iterables_of_several_ranks_end_together() -> None:
         dataset = uneven(Topology(rank, 3))
         return [identity(batch) for batch in PackedLoader.over(dataset, ranks=ranks)]
 
-    assert in_order(on_ranks(3, run)) == expected
+    assert filled(in_order(on_ranks(3, run))) == expected
 
 
 def test_batches_that_were_sharded_again_are_refused() -> None:
@@ -175,7 +206,7 @@ def test_batches_that_were_sharded_again_are_refused() -> None:
             list(PackedLoader.over(batches, dataset))
 
 
-def test_a_run_stopped_anywhere_has_the_same_empty_batches_as_one_that_was_not() -> None:
+def test_a_run_stopped_anywhere_gives_the_batches_of_one_that_was_not() -> None:
     expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
     loader = PackedLoader(uneven(Topology()))
     states = [json.dumps(loader.state_dict()) for _ in loader]
@@ -213,7 +244,7 @@ def test_stopping_counts_exactly_what_it_leaves_and_draining_it_gives_the_rest()
         loader.load_state_dict(results[rank][2])
         return [identity(batch) for batch in loader]
 
-    assert served + in_order(on_ranks(2, drain)) == expected
+    assert served + filled(in_order(on_ranks(2, drain))) == expected
 
 
 def test_ranks_that_start_from_different_places_are_refused_on_every_rank() -> None:
@@ -235,10 +266,10 @@ def test_ranks_that_start_from_different_places_are_refused_on_every_rank() -> N
 
 
 def test_empty_batches_are_padding_without_loss_of_the_lanes_shape_and_place() -> None:
-    loader = PackedLoader(uneven(Topology(), provenance=True))
+    loader = PackedLoader(uneven(Topology(0, 2), provenance=True))
     states, empty = {}, 0
     for number, batch in enumerate(loader):
-        assert (batch.step, batch.lane) == divmod(number, 12)
+        assert (batch.step, batch.lane) == divmod(2 * number, 12)
         assert batch.input_ids.shape == (2, 32)
         assert batch.cu_seqlens[-1] == 64
         if batch.num_documents:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, merge_states
+from streampack.lane.state import decode_reports
 from streampack.packing import BestFitDecreasing
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
@@ -55,8 +56,13 @@ def saved_steps(folder: Path) -> dict[int, dict[str, Any]]:
     }
 
 
-def train(folder: Path, rank: int, ranks: int, leg: int, pause_s: float) -> None:
-    """One rank: takes batches in step with the others, logs each and saves every few steps."""
+def train(
+    folder: Path, rank: int, ranks: int, leg: int, pause_s: float, die_at: int | None
+) -> None:
+    """One rank: takes batches in step with the others, logs each and saves every few steps.
+
+    The last rank kills itself when it takes a batch of number `die_at` or higher.
+    """
     file = folder / f"store-{leg}"
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
     loader = PackedLoader(make_dataset(rank, ranks), num_workers=2)
@@ -65,10 +71,13 @@ def train(folder: Path, rank: int, ranks: int, leg: int, pause_s: float) -> None
         loader.load_state_dict(saved[max(saved)])
     with (folder / f"log-{leg}-{rank}").open("w") as log:
         for step, batch in enumerate(loader, start=1):
+            number = batch.step * LANES + batch.lane
+            if rank == ranks - 1 and die_at is not None and number >= die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
             dist.all_reduce(torch.ones(1))
             time.sleep(pause_s)
             tokens = batch.input_ids[batch.document_ids >= 0].tolist()
-            log.write(json.dumps([batch.step * LANES + batch.lane, tokens]) + "\n")
+            log.write(json.dumps([number, tokens]) + "\n")
             log.flush()
             if step % SAVE_EVERY == 0:
                 write(folder / f"{leg}-{step}-{rank}.json", json.dumps(loader.state_dict()))
@@ -84,12 +93,19 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def run_and_kill(folder: Path, ranks: int, leg: int, after_s: float | None, victim: str) -> None:
+def run_and_kill(
+    folder: Path,
+    ranks: int,
+    leg: int,
+    after_s: float | None = None,
+    victim: str = "",
+    die_at: int | None = None,
+) -> None:
     """Start the job; after a while kill a rank, a worker or everything, and wait for the rest."""
     context = multiprocessing.get_context("fork")
     pause_s = 0.0 if after_s is None else 0.004
     processes = [
-        context.Process(target=train, args=(folder, rank, ranks, leg, pause_s))
+        context.Process(target=train, args=(folder, rank, ranks, leg, pause_s, die_at))
         for rank in range(ranks)
     ]
     for process in processes:
@@ -109,7 +125,7 @@ def run_and_kill(folder: Path, ranks: int, leg: int, after_s: float | None, vict
     for process in processes:
         process.join(90)
         assert process.exitcode is not None, "a rank hangs after another died"
-        if after_s is None:
+        if after_s is None and die_at is None:
             assert process.exitcode == 0
 
 
@@ -142,11 +158,37 @@ def test_killed_at_random_moments_a_job_loses_and_repeats_nothing(
         ranks = int(rng.choice([1, 2, 4]))
         run_and_kill(tmp_path, ranks, leg, float(rng.uniform(0.0, 0.15)), str(victim))
         starts.append(max(saved_steps(tmp_path), default=0))
-    run_and_kill(tmp_path, 2, 3, None, "")
+    run_and_kill(tmp_path, 2, 3)
     assert 0 < starts[1] <= starts[-1] < max(expected), "it was not killed on its way"
+    check_legs(tmp_path, starts, expected)
+
+
+def test_a_rank_killed_around_a_deal_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    loader = PackedLoader(make_dataset(0, 1))
+    expected = {
+        batch.step * LANES + batch.lane: batch.input_ids[batch.document_ids >= 0].tolist()
+        for batch in loader
+    }
+    reports = decode_reports(loader.state_dict()["lanes"]["0"]["reports"])
+    deals = [number for number, *_ in reports][1::3]  # that gave something
+    assert len(deals) >= 4
+    every = loader.dataset.plan.config.dealing.every
+    starts = [0]
+    # Before a report, between it and its exchange, after that, and when the deal is read.
+    for leg, (deal, after) in enumerate(zip(deals, (-1, 2, 5, 4 * LANES), strict=False)):
+        ranks = (2, 4, 3, 2)[leg]
+        run_and_kill(tmp_path, ranks, leg, die_at=(deal * every + 1) * LANES + after)
+        starts.append(max(saved_steps(tmp_path), default=0))
+    run_and_kill(tmp_path, 2, len(starts) - 1)
+    assert starts == sorted(set(starts)), "a leg came no further"
+    check_legs(tmp_path, starts, expected)
+
+
+def check_legs(folder: Path, starts: list[int], expected: dict[int, list[int]]) -> None:
+    """Every batch came once: of each leg, those up to the state that the next one began with."""
     found: dict[int, list[int]] = {}
     for leg, (first, before) in enumerate(zip(starts, [*starts[1:], 1 << 60], strict=True)):
-        found |= logged(tmp_path, leg, before, first)
+        found |= logged(folder, leg, before, first)
     assert {n: tokens for n, tokens in found.items() if tokens} == {
         n: tokens for n, tokens in expected.items() if tokens
     }

@@ -44,6 +44,11 @@ def identities(batches: Any) -> list[tuple[int, int, list[int], list[int]]]:
     return [identity(batch) for batch in batches if batch.num_documents]
 
 
+def filled(found: list[Any]) -> list[Any]:
+    """Identities of batches, without those that hold nothing but padding."""
+    return [one for one in found if set(one[2]) != {PAD}]
+
+
 def tokens_of(batches: Any) -> list[int]:
     ids = torch.cat([batch.input_ids.ravel() for batch in batches])
     return sorted(ids[ids < PAD].tolist())
