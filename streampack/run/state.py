@@ -1,6 +1,6 @@
 """The state of a run: what the loop has consumed, as coordinates that any process can go on from.
 
-``{"version": 4, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
+``{"version": 5, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
 "lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
 The state of a rank holds the lanes whose latest turn was its own: where the ranks divide the lanes,
 all that it runs. `merge_states` makes one of the states of all ranks, and any number of ranks goes
@@ -31,7 +31,7 @@ __all__ = [
     "merge_states",
 ]
 
-VERSION = 4
+VERSION = 5
 
 LaneState = dict[str, Any] | None
 

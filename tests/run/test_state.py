@@ -438,7 +438,7 @@ def test_a_state_without_a_version_is_refused() -> None:
 @pytest.mark.parametrize("version", [2, 99])
 def test_a_state_of_another_version_is_refused_and_a_new_run_can_start(version: int) -> None:
     loader = PackedLoader(make_dataset())
-    message = f"has version {version}, this streampack reads version 4.*or start a new run"
+    message = f"has version {version}, this streampack reads version 5.*or start a new run"
     with pytest.raises(StateError, match=message):
         loader.load_state_dict({**STATE, "version": version, "more": 1})
     assert take(loader, 21) == take(PackedLoader(make_dataset()), 21)
