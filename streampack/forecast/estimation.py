@@ -42,7 +42,7 @@ PLACE_DOCUMENTS = 1024
 PLACE_TOKENS = 4 << 20
 STEPS = 2000  # in which a mixture is followed
 ENOUGH = 0.02  # of an epoch, for an estimate from what was found
-UNEVEN_BATCHES = 1.0  # of a lane, from its mean end to that of the last lane, where they are dealt
+LAST_BATCH = 0.5  # of a lane's last batch is not filled
 
 
 class Estimate(NamedTuple):
@@ -98,7 +98,7 @@ def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
     turns = config.lanes / topology.world_size
     relative = error / total if total else 0.0
     return Estimate(
-        math.ceil((of_lane + 0.5) * turns) if total else 0,
+        math.ceil((of_lane + LAST_BATCH) * turns) if total else 0,
         # Packing the last rows of a lane, and of a sample, goes one way or the other.
         math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
     )
@@ -145,7 +145,7 @@ def steps_as_found(
     of_lane = total * batches / given / config.lanes
     turns = config.lanes / topology.world_size
     return Estimate(
-        math.ceil((of_lane + UNEVEN_BATCHES) * turns),
+        math.ceil((of_lane + LAST_BATCH) * turns),
         math.ceil((2 * error / total + 0.004) * of_lane * turns + 1.5 * turns),
     )
 
