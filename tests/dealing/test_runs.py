@@ -87,11 +87,9 @@ def test_the_last_epoch_alone_has_an_end() -> None:
 @pytest.mark.parametrize("filtered", [False, True])
 def test_any_ranks_workers_and_stops_give_the_sequence_of_one(filtered: bool) -> None:
     options: dict[str, Any] = {"filter": Hook("some shards", _some_shards)} if filtered else {}
-    expected = [identity(batch) for batch in PackedLoader(dataset(**options))]
+    expected = identities(PackedLoader(dataset(**options)))
     legs = ((1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 0, 10_000))
     found = over_legs(lambda topology: dataset(topology, **options), legs)
-    while len(found) > len(expected):  # a last step that reached beyond the rotation
-        assert set(found.pop()[2]) == {4_000_000}
     assert found == expected
 
 

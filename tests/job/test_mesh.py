@@ -100,7 +100,8 @@ def test_two_by_two_processes_share_batches_by_their_mesh_and_one_of_them_lists(
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     batches = [result["batches"] for result in results]
     assert batches[0] == batches[1] != batches[2] == batches[3]
-    assert in_order([batches[0], batches[2]]) == expected
+    found = in_order([batches[0], batches[2]])
+    assert [batch for batch in found if np.any(batch[2])] == expected
     for result in results:
         assert result["refusal"][0] == "ConfigError"
         assert "('dp', 'tp'), and 'pp' is asked for" in result["refusal"][1]

@@ -88,13 +88,15 @@ def check_legs(make: Make, lanes: int, legs: list[Leg]) -> None:
         batches, state = run_leg(make, leg, state)
         found += batches
     numbers = [step * lanes + lane for step, lane, *_ in found]
-    assert numbers == list(range(len(found)))
-    # Only how many empty batches follow the last full one depends on the ranks.
-    both = min(len(found), len(whole))
-    assert found[:both] == whole[:both]
-    rest = [*found[both:], *whole[both:]]
-    assert len(rest) < max(lanes, *(leg.ranks for leg in legs))
-    assert all(set(document_ids) == {-1} for *_, document_ids, _, _ in rest)
+    assert numbers == sorted(set(numbers))
+    assert filled(found) == filled(whole)
+    # Only how many empty batches stand in the last steps depends on the ranks.
+    assert len(found) - len(whole) < 2 * max(lanes, *(leg.ranks for leg in legs))
+
+
+def filled(batches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Those that hold anything."""
+    return [batch for batch in batches if set(batch[-3]) != {-1}]
 
 
 # ------------------------------------------------------------------ what is drawn

@@ -48,7 +48,6 @@ def test_every_state_goes_on_where_lanes_have_no_documents(make: Any, workers: i
         batches.append(identity(batch))
         states.append(json.dumps(loader.state_dict()))
     assert batches == [identity(b) for b in PackedLoader(make(Topology()))]
-    assert {lane for lane, step, *_ in batches if step == 0} < set(range(12))
     for taken in range(0, len(states), 7):
         again = PackedLoader(make(Topology()))
         again.load_state_dict(json.loads(states[taken]))

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from streampack import PackedDataset, PackedLoader, SimulatedRanks, Topology, merge_states
-from tests.support.runs import identity, in_order
+from tests.support.runs import filled, identity, in_order
 
 Value = TypeVar("Value")
 
@@ -29,7 +29,10 @@ def on_ranks(number: int, function: Callable[[int, Any], Value]) -> list[Value]:
 def over_legs(
     make: Callable[[Topology], PackedDataset], legs: Sequence[tuple[int, int, int]]
 ) -> list[Any]:
-    """The batches of a run that is stopped and goes on: so many ranks, workers and steps a leg."""
+    """A run that is stopped and goes on: so many ranks, workers and steps a leg.
+
+    Its batches that hold anything.
+    """
     state: str | None = None
     found: list[Any] = []
     for ranks, workers, steps in legs:
@@ -43,4 +46,4 @@ def over_legs(
         results = on_ranks(ranks, one)
         found += in_order([batches for batches, _ in results])
         state = json.dumps(merge_states([saved for _, saved in results]))
-    return found
+    return filled(found)
