@@ -177,3 +177,11 @@ def test_a_source_that_is_opened_still_says_which_fields_it_lacks(tmp_path: Path
     path = write_parquet(tmp_path / "a.parquet", {"input_ids": IDS, "score": [1.0, 2.0, 3.0]})
     with pytest.raises(ConfigError, match=r'no column "rank".*"score"'):
         PackedDataset(sources.open(path), seq_len=8, document_fields={"rank": "float32"})
+
+
+def test_chunks_of_litdata_are_refused_with_what_reads_them(tmp_path: Path) -> None:
+    index = {"chunks": [{"filename": "chunk-0-0.bin"}], "config": {"data_format": ["str"]}}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    (tmp_path / "chunk-0-0.bin").write_bytes(bytes(20))
+    with pytest.raises(ConfigError, match=r"index of litdata.*range\(len\(dataset\)\)"):
+        sources.open(tmp_path)
