@@ -20,7 +20,7 @@ from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.source import Iterable
 from tests.support.restarts import restarts
-from tests.support.source_contract import Document, check_source_contract, read_lane
+from tests.support.source_contract import Document, read_all, read_lane
 
 IDS = [list(range(i % 9)) for i in range(50)]
 TEXTS = [f"document {i}" * (i % 5) for i in range(50)]
@@ -469,4 +469,4 @@ class BeginsAgain:
 def test_an_iterator_that_begins_again_gives_every_item_once() -> None:
     texts = [f"document {number}" for number in range(100)]
     source = Iterable(BeginsAgain(texts), reading=Reading(block_documents=7))
-    check_source_contract(source, texts, lane_counts=(1,), restarts=2)
+    assert read_all(source) == texts

@@ -101,7 +101,7 @@ def iterate(items: Any) -> Iterator[Any]:
     """An iterator; a map-style dataset is read by index up to its length."""
     if not hasattr(items, "__iter__") and is_by_index(items):
         return (items[i] for i in range(len(items)))
-    iterator = iter(items)
+    iterator: Iterator[Any] = iter(items)
     if iterator is items and not isinstance(items, Generator):
         return _by_next(iterator)
     return iterator
