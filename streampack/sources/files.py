@@ -26,12 +26,12 @@ from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["DOCUMENT_FORMATS", "NAMED", "is_there", "open_files", "seems_path"]
+__all__ = ["DOCUMENT_FORMATS", "is_there", "open_files", "seems_path"]
 
 #: Formats of which nothing but text or ids need be chosen.
 DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)
 #: What a format may need to be told, as `sources.open` names it.
-NAMED = ("text", "tokens", "column", "loss_mask", "key", "dtype", "eos_id")
+_NAMED = ("text", "tokens", "column", "loss_mask", "key", "dtype", "eos_id")
 #: Asked in this order: an MDS index ends in ".json" as well.
 _FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)
 
@@ -129,7 +129,7 @@ def _look(
 
 
 def _refused(known: Any, name: str, value: Any, takes: Collection[str]) -> ConfigError:
-    named = [option for option in NAMED if option in takes]
+    named = [option for option in _NAMED if option in takes]
     return ConfigError(
         f"{name}={value!r} was given, and the files are read by {known.__name__}.",
         f"It takes {', '.join(named)}." if named else "It takes none of the kind.",
