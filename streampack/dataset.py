@@ -56,9 +56,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
     Args:
         source: a `streampack.sources` source (for several, `Mixture`); a file, folder, URL or
-            pattern of MDS, tar, Parquet, JSON-lines or .txt files, or a list of them; a dataset of
-            Hugging Face; a table of pyarrow, pandas or polars; or an iterable of texts, token ids
-            or records. What is none of these is refused with what to pass instead.
+            pattern, or a list of them, in any format that `sources.open` knows; a dataset of
+            Hugging Face; a table of pyarrow, pandas or polars; arrays (tokens, offsets) or
+            `Documents`; or an iterable of texts, token ids or records. What is none of these is
+            refused with what to pass instead.
         seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
         packer: how documents are packed.

@@ -72,6 +72,9 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     loader = PackedLoader(PackedDataset("texts.jsonl", seq_len=64, tokenizer="tokenizer.json"))
     next(iter(loader))
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    (tmp_path / "growing").mkdir()
+    for name in ("00", "01", "10"):
+        (tmp_path / "growing" / f"{name}.jsonl").write_text(lines)
     (tmp_path / "data" / "0.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     rng = np.random.default_rng(2)
     for number in range(4):

@@ -16,7 +16,7 @@ from benchmarks.loader.ranks import Job, open_job
 from benchmarks.report import machine
 from streampack import PackedDataset
 from streampack.errors import StreampackError
-from streampack.sources.files import open_files
+from streampack.sources import open as open_source
 from streampack.tokenization import load_tokenizer
 
 __all__ = ["main", "words"]
@@ -96,7 +96,7 @@ def _table(found: Sequence[Measured], slowest: int) -> str:
 
 
 def _dataset(options: argparse.Namespace) -> PackedDataset:
-    corpus = open_files(
+    corpus = open_source(
         options.source,
         text=options.text,
         tokens=options.tokens,

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from streampack.cli.options import TextField, TokensField
+from streampack.cli.options import Column, EndToken, Integers, TextField, TokensField
 from streampack.cli.picture import Curve, check_target, draw
 from streampack.cli.say import WIDTH, say
 from streampack.errors import ConfigError
@@ -29,7 +29,7 @@ from streampack.forecast.comparison import (
 from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import Packer
 from streampack.reading.base import Source
-from streampack.sources.files import open_files
+from streampack.sources.infer import open as open_source
 
 __all__ = ["compare"]
 
@@ -37,7 +37,7 @@ __all__ = ["compare"]
 def compare(
     source: Annotated[
         str,
-        typer.Argument(help="MDS, tar, Parquet, JSON lines or .txt: a file, folder, glob or URL."),
+        typer.Argument(help="A file, folder, glob or URL of any format that can be read."),
     ],
     seq_len: Annotated[
         list[int], typer.Option(metavar="N", help="Row length to try; may be repeated.")
@@ -47,12 +47,12 @@ def compare(
     ] = None,
     text: TextField = None,
     tokens: TokensField = None,
-    column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Column of MDS shards.")
-    ] = None,
+    column: Column = None,
     key: Annotated[
         str | None, typer.Option(metavar="EXT", help="Extension of the files in tar shards.")
     ] = None,
+    dtype: Integers = None,
+    eos_id: EndToken = None,
     documents: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 20_000,
     seed: Annotated[int, typer.Option(help="Of the sample and of packers that shuffle.")] = 0,
     out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path(
@@ -64,7 +64,9 @@ def compare(
 ) -> None:
     """Pack a sample of your corpus with every strategy, and say which one to take and why."""
     check_target(out)
-    corpus = open_files(source, text=text, tokens=tokens, column=column, key=key)
+    corpus = open_source(
+        source, text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id
+    )
     console = Console(quiet=as_json)
     with console.status("reading"):
         lengths = _lengths(corpus, tokenizer, documents, seed, seq_len)

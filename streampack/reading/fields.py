@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from streampack.errors import ConfigError
 
-__all__ = ["Fields", "chat_fields", "usual_field"]
+__all__ = ["Fields", "chat_fields", "is_usual", "usual_field"]
 
 _USUAL = ("text", "tokens", "input_ids")
 _OF_CHATS = ("messages", "conversations", "completion", "chosen")
@@ -61,6 +61,12 @@ class Fields:
 def chat_fields(names: Collection[str]) -> list[str]:
     """Those of a record's fields that hold conversations, as `sources.Chat` reads them."""
     return [name for name in names if name in _OF_CHATS]
+
+
+def is_usual(names: Collection[str]) -> bool:
+    """True if `usual_field` has something to go by: one field, or one that holds documents."""
+    known = (*_USUAL, *_OF_CHATS)
+    return len(names) == 1 or any(name in known for name in names)
 
 
 def usual_field(names: Collection[str], what: str, example: Callable[[str], str]) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Fields
 from streampack.fields import FieldTypes
-from streampack.reading.records import BrokenDocumentError
+from streampack.reading.records import BrokenDocumentError, require_field
 
 __all__ = ["RecordFields", "uneven_values"]
 
@@ -42,7 +42,7 @@ class RecordFields:
         token = {} if num_tokens is None else types.token
         lacking = [name for name in (*token, *types.document) if name not in given]
         if lacking and not types.optional:
-            raise BrokenDocumentError(f'has no field "{lacking[0]}"')
+            require_field(given, lacking[0])
         self._lacking.update(lacking)
         arrays = {name: _numbers(given[name], name, num_tokens) for name in token if name in given}
         values = {name: _number(given[name], name) for name in types.document if name in given}

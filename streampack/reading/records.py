@@ -95,7 +95,8 @@ def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> N
 
 def flags_of(record: Mapping[str, Any], name: str, count: int) -> NDArray[np.bool_]:
     """(count,) the true and false in a field."""
-    flags = record.get(name)
+    require_field(record, name)
+    flags = record[name]
     try:
         mask = np.frombuffer(bytes(flags if isinstance(flags, list) else [2]), dtype=np.uint8)
     except (TypeError, ValueError):

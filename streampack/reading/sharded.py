@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import ConfigError, ContentError, StateError
+from streampack.fields import FieldTypes
 from streampack.job.listed_once import listed_once
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LinePart, Source
@@ -167,6 +168,12 @@ class ShardedSource(Source):
             index=index,
             rest_of_shard=True,
         )
+
+    def with_fields(self, types: FieldTypes) -> ShardedSource:
+        made = super().with_fields(types)
+        assert isinstance(made, ShardedSource)
+        made._manifest = None  # listings say whether the fields are there
+        return made
 
     @property
     def manifest(self) -> Manifest:

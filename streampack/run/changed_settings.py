@@ -31,6 +31,7 @@ from streampack.lane.lane import Lane
 from streampack.lane.state import Round
 from streampack.packing.balancing import Balance
 from streampack.packing.rebuilding import rebuild_packer
+from streampack.run.joined import alone, mixed_cursor, mixture_of
 from streampack.sources.mixture.source import Mixture, earlier_mixture
 from streampack.streams.mixed_place import changed_cursor
 from streampack.window.config import WindowConfig
@@ -45,8 +46,16 @@ def previous_config(
     saved: Mapping[str, Any],
     current: Mapping[str, Any],
     changed: Collection[str],
+    *,
+    joined: bool = False,
 ) -> LaneConfig:
     """The configuration of a saved fingerprint that differs from the current one in `changed`.
+
+    Args:
+        config, current: of this run.
+        saved: the fingerprint; of what `as_mixture` returned, `joined` is True.
+        changed: names of its fields.
+        joined: see `saved`.
 
     Raises:
         StateError: it cannot be rebuilt.
@@ -57,7 +66,8 @@ def previous_config(
             raise StateError(
                 "`source` is not what it was when the state was saved.",
                 "The documents of the window could not be read again.",
-                "Go on with the same source (in a Mixture others may join it), or start a new run.",
+                "Name the files that it had, and only those, or start a new run; in a "
+                "sources.Mixture whose first source they are others may join them.",
             )
         if config.order is not None:
             raise StateError(
@@ -84,7 +94,7 @@ def previous_config(
     if "balance" in changed:
         described = saved.get("balance")
         balance = Balance.from_description(described) if isinstance(described, Mapping) else None
-    return replace(
+    before = replace(
         config,
         source=source,
         packer=packer,
@@ -92,6 +102,7 @@ def previous_config(
         batch_tokens=saved["batch_tokens"],
         balance=balance,
     )
+    return alone(before) if joined else before
 
 
 def carry_over(
@@ -118,15 +129,18 @@ def carry_over(
     entries, mark = place.entries, place.mark
     if planned is not None and emitted:
         entries = _left(entries, planned, emitted, place.continued)
-    if isinstance(before.source, Mixture) and before.source is not config.source:
+    if isinstance(config.source, Mixture) and before.source is not config.source:
         if place.final and not len(entries):
             raise StateError(
                 f"Lane {lane} has ended.",
                 "What is added now would come out of step with the other lanes.",
                 "Add sources before the first one ends, or start a new run.",
             )
-        until = mark.serial + place.admitted
-        mark = replace(mark, cursor=changed_cursor(mark.cursor, before.source, until))
+        cursor, mixture = mark.cursor, before.source
+        if not isinstance(mixture, Mixture):
+            name = next(iter(config.source.sources))
+            cursor, mixture = mixed_cursor(cursor, name), mixture_of(name, mixture, config.source)
+        mark = replace(mark, cursor=changed_cursor(cursor, mixture, mark.serial + place.admitted))
     # What the next row would have repeated is delivered already.
     start = entries.start + entries.repeated
     packer = config.packer

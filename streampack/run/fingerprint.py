@@ -85,6 +85,12 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def _remedy(field: str) -> str:
+    if field == "source":
+        return (
+            "Pass the source as it was, with the files that it had; or, if others are to join it, "
+            'sources.Mixture({"before": source, "added": other}) with it as the first one, and '
+            'allow={"source"}.'
+        )
     if field in CHANGEABLE:
         return (
             f'Restore the old setting, or pass allow={{"{field}"}} to go on with the new one from '

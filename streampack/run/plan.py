@@ -18,6 +18,7 @@ from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.run.changed_settings import carry_over, previous_config
 from streampack.run.fingerprint import changed_fields, fingerprint_of
+from streampack.run.joined import as_mixture
 from streampack.run.state import RunState, batches_due, check_state
 
 __all__ = ["RunPlan", "RunSettings"]
@@ -103,13 +104,15 @@ class RunSettings:
         config = self.config
         if not config.lanes:
             config = replace(config, lanes=saved["lanes"])
+        saved = as_mixture(saved, config)
+        joined = saved is not state["fingerprint"]
         config = with_balance(with_shares(config, saved["packer"]), saved)
         config = with_dealing(config, saved)
         plan = RunPlan.of(config, self.topology)
         changed = changed_fields(saved, plan.fingerprint, allow)
         run = RunState.of_rank(state, plan.fingerprint, self.topology)
         if changed:
-            before = previous_config(config, saved, plan.fingerprint, changed)
+            before = previous_config(config, saved, plan.fingerprint, changed, joined=joined)
             sharing = run.sharing(connected=False)
             dealer = sharing.dealer(before, sharing.board(before), run.states())
             run.replan(

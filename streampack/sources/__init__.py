@@ -8,6 +8,7 @@ from streampack.reading.options import Reading
 from streampack.sources.arrow.source import Arrow
 from streampack.sources.arrow.table import Table
 from streampack.sources.chat.source import Chat
+from streampack.sources.infer import open
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
 from streampack.sources.jsonl.source import JSONL
@@ -38,4 +39,5 @@ __all__ = [
     "TextFiles",
     "Tokens",
     "WebDataset",
+    "open",
 ]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
-import tarfile
-from collections.abc import Sequence
-from pathlib import PurePosixPath
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from streampack.errors import ConfigError
+from streampack.job.listed_once import listed_once
 from streampack.reading.base import Source
-from streampack.reading.fields import usual_field
 from streampack.reading.options import Reading
 from streampack.sources.arrow.source import Arrow
+from streampack.sources.documents_in import field_of_records, mds_column, tar_key
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.files import normal_folder
-from streampack.sources.mds.index import parse_index
 from streampack.sources.mds.source import MDS
 from streampack.sources.megatron.source import MegatronIndexed
 from streampack.sources.parquet.source import Parquet
@@ -25,21 +24,19 @@ from streampack.sources.text.source import TextFiles
 from streampack.sources.tokens.source import Tokens
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage
+from streampack.storage.storage import Storage
 
 __all__ = ["DOCUMENT_FORMATS", "is_there", "open_files", "seems_path"]
 
 #: Formats of which nothing but text or ids need be chosen.
 DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)
-#: Formats of which nothing need be chosen here.
-_COMPLETE_FORMATS: tuple[Any, ...] = (TextFiles, MegatronIndexed, Tokens)
+#: What a format may need to be told, as `sources.open` names it.
+_NAMED = ("text", "tokens", "column", "loss_mask", "key", "dtype", "eos_id")
 #: Asked in this order: an MDS index ends in ".json" as well.
 _FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)
 
 #: What Hugging Face's library writes beside the Arrow files of a dataset.
 _OF_DATASETS = ("/dataset_dict.json", "/dataset_info.json", "/state.json")
-_KEYS = ("npy", "txt", "json")  # of tar members, in the order in which they are preferred
-_PEEKED = 64  # members of a tar shard that are looked at
 _LONGEST_PATH = 4096
 _NAME = re.compile(r"[^\s]*(/|\\|\.\w{1,8}$)[^\s]*")
 
@@ -64,50 +61,80 @@ def is_there(path: str) -> bool:
 def open_files(
     paths: str | Sequence[str],
     *,
-    text: str | None = None,
-    tokens: str | None = None,
-    column: str | None = None,
-    key: str | None = None,
     reading: Reading | None = None,
+    storage: Storage | None = None,
     formats: Sequence[Any] = _FORMATS,
+    **given: Any,
 ) -> Source:
-    """The source of files of any format, by their names.
+    """The source of files of any format, by their names and what they hold.
+
+    One process of a job looks at them, and the others take what it found.
 
     Args:
         paths: a file, folder, glob or URL, or several of one format.
-        text, tokens: field of JSON lines, column of Parquet, or field of JSON inside tar shards.
-        column: of MDS; None takes the only column of the index, or the only one with a usual name.
-        key: extension of the wanted files inside tar shards; None takes it from the first shard.
-        reading: how the files are read.
+        reading, storage: how the files are read and reached.
         formats: those that are wanted.
+        given: arguments of `sources.open`; None is as if it were left out.
 
     Raises:
         ConfigError: no file is there, they have several formats or none that is known, or an
-            argument does not go with the format.
+            argument is missing or does not go with the format.
     """
-    storage = Storage()
+    storage = Storage() if storage is None else storage
     several = [paths] if isinstance(paths, str) else list(paths)
-    kept: Any = {"reading": reading, "storage": storage}
-    if column is not None:  # HTTP has no listing, and an MDS corpus needs none
-        _refuse_others(MDS, text=text, tokens=tokens, key=key)
-        return MDS(several, column=column, **kept)
-    known = _one_format(several, storage, formats)
+    given = {name: value for name, value in given.items() if value is not None}
+    described = {
+        "look": several,
+        "given": given,
+        "formats": [known.__name__ for known in formats],
+        "storage": storage.storage_options,
+    }
+    known, arguments = listed_once(described, lambda: _look(several, storage, formats, given))
     if known is MDS:
-        _refuse_others(MDS, text=text, tokens=tokens, key=key)
-        folders = _mds_folders(several)
-        return MDS(folders, column=_mds_column(folders, storage), **kept)
-    if known is WebDataset:
-        if key is None:
-            fields = text is not None or tokens is not None
-            key = "json" if fields else _tar_key(several, storage)
-        return WebDataset(several, key=key, text=text, tokens=tokens, **kept)
-    _refuse_others(known, key=key)
-    if known in _COMPLETE_FORMATS:
-        _refuse_others(known, text=text, tokens=tokens)
-    else:
-        kept |= {"text": text, "tokens": tokens}
-    source: Source = known(several, **kept)
+        several = _mds_folders(several)
+    source: Source = known(several, **arguments, reading=reading, storage=storage)
     return source
+
+
+def _look(
+    paths: list[str], storage: Storage, formats: Sequence[Any], given: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The format of files, and the arguments of its source besides the paths."""
+    in_http = [re.match("https?://", path) and _format_of(path) is None for path in paths]
+    # HTTP has no listing, and an MDS corpus needs none.
+    without = "column" in given and all(in_http)
+    known: Any = MDS if without else _one_format(paths, storage, formats)
+    takes = inspect.signature(known).parameters
+    by_field = "text" in takes and known is not WebDataset
+    for name, value in given.items():
+        if name not in takes and not (by_field and name == "column"):
+            raise _refused(known, name, value, takes)
+    arguments = {name: value for name, value in given.items() if name in takes}
+    if known is MDS:
+        if "column" not in given:
+            arguments["column"] = mds_column(_mds_folders(paths), storage)
+    elif known is WebDataset:
+        if "key" not in given:
+            fields = "text" in given or "tokens" in given
+            arguments["key"] = "json" if fields else tar_key(paths, storage)
+    elif by_field and "text" not in given and "tokens" not in given:
+        arguments |= field_of_records(known(paths, storage=storage), paths, given)
+    elif by_field and "column" in given:
+        raise ConfigError(
+            f"column={given['column']!r} is given beside text= or tokens=.",
+            "A document is read from one column.",
+            "Leave column out.",
+        )
+    return known, arguments
+
+
+def _refused(known: Any, name: str, value: Any, takes: Collection[str]) -> ConfigError:
+    named = [option for option in _NAMED if option in takes]
+    return ConfigError(
+        f"{name}={value!r} was given, and the files are read by {known.__name__}.",
+        f"It takes {', '.join(named)}." if named else "It takes none of the kind.",
+        f"Leave {name} out (--{name.replace('_', '-')} on the command line).",
+    )
 
 
 def _format_of(path: str) -> Any:
@@ -176,16 +203,6 @@ def _words(paths: list[str]) -> str:
     return f'"{shown(paths[0])}"' + (f" with {len(paths) - 1} more" if paths[1:] else "")
 
 
-def _refuse_others(known: Any, **arguments: str | None) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name}={value!r} was given, and the files are read by {known.__name__}.",
-                "It names nothing there.",
-                f"Leave {name} out (--{name} on the command line).",
-            )
-
-
 def _mds_folders(paths: list[str]) -> list[str]:
     for path in paths:
         if has_ending(path, MDS.endings) and not has_ending(path, ("/index.json",)):
@@ -195,38 +212,3 @@ def _mds_folders(paths: list[str]) -> list[str]:
                 f"Pass the folder: {path.rpartition('/')[0] or '.'}.",
             )
     return list(dict.fromkeys(normal_folder(path) for path in paths))
-
-
-def _mds_column(folders: list[str], storage: Storage) -> str:
-    where = f"{folders[0]}/index.json"
-    size = storage.list(where)[0].num_bytes
-    first = next(parse_index(storage.read_range(where, 0, size), where), None)
-    return usual_field(
-        first.layout.names if first else (),
-        f"{shown(where)} lists the columns",
-        lambda name: f"sources.MDS({folders[0]!r}, column={name!r}), or --column {name}",
-    )
-
-
-def _tar_key(paths: list[str], storage: Storage) -> str:
-    """What the first members of the first shard end in."""
-    shard: FileInfo = storage.list(paths[0], endings=WebDataset.endings)[0]
-    found: list[str] = []
-    try:
-        with storage.local(shard.path) as file, tarfile.open(file) as archive:
-            for member in archive:
-                found.append(PurePosixPath(member.name).name.partition(".")[2].lower())
-                if len(found) >= _PEEKED:
-                    break
-    except (tarfile.TarError, EOFError):  # damaged, or a compression that tarfile lacks
-        pass
-    keys = [key for key in _KEYS for name in found if name.rsplit(".", 1)[-1] == key]
-    named = [name for name in found if keys and name.rsplit(".", 1)[-1] == keys[0]]
-    if not named:
-        raise ConfigError(
-            f"Which of the files in {shown(shard.path)} hold documents is unknown"
-            + (f" (they end in {', '.join(sorted(set(found))[:3])})." if found else "."),
-            "Only .npy, .txt and .json files can be read without being named.",
-            f"Name the extension: {WebDataset.example(paths)} (--key), with yours.",
-        )
-    return named[0]

@@ -4,53 +4,132 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from numpy.typing import DTypeLike
+
+from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
+from streampack.reading.options import Reading
+from streampack.sources.arrow.arrays import is_ragged, table_of_documents, table_of_ragged
 from streampack.sources.arrow.table import Table
 from streampack.sources.files import is_there, open_files, seems_path
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.objects import iterate, kind_name, own_copy
 from streampack.sources.iterable.recognise import fields_of, is_table
 from streampack.sources.iterable.source import Iterable
+from streampack.storage.storage import Storage
 
-__all__ = ["as_source"]
+__all__ = ["as_source", "open"]
 
 _LOOKED_AT = 100  # strings of a list, to see whether they are paths
+_OF_OBJECTS = ("text", "tokens", "loss_mask", "reading")
 
 
-def as_source(source: Any) -> Source:
-    """`source` itself, or the source that its names or its type imply.
+def open(
+    source: Any,
+    *,
+    text: str | None = None,
+    tokens: str | None = None,
+    column: str | None = None,
+    loss_mask: str | None = None,
+    key: str | None = None,
+    dtype: DTypeLike | None = None,
+    eos_id: int | None = None,
+    reading: Reading | None = None,
+    storage: Storage | None = None,
+) -> Source:
+    """The source of what there is, which says what it was taken for; its shards are listed.
+
+    Files are known by their names and what they hold: an `index.json` of MDS, a `.idx` beside a
+    `.bin`, an ending, the columns of Parquet and Arrow files, the fields of JSON lines. If the
+    documents are in the only field, or in "text", "tokens" or "input_ids", nothing need be named.
+    `PackedDataset` and the commands take paths in the same way.
+
+    Args:
+        source: a file, folder, URL or pattern, or a list of them; or anything else that
+            `PackedDataset` takes.
+        text, tokens: the field or column with the documents, as texts or token ids.
+        column: the same, of whichever kind; the column of MDS.
+        loss_mask: the field or column with one number or bool per token.
+        key: the extension of the wanted files inside tar shards.
+        dtype: the integers of raw files, of a `bytes` column of MDS or of bare arrays in tar.
+        eos_id: the token that ends a document, in flat files of tokens.
+        reading, storage: how it is read and reached.
+
+    Raises:
+        ConfigError: nothing is there, it is of no kind that can be read, or an argument is missing
+            or does not go with it; the message has the columns or files that are there.
+    """
+    opened = as_source(
+        source,
+        text=text,
+        tokens=tokens,
+        column=column,
+        loss_mask=loss_mask,
+        key=key,
+        dtype=dtype,
+        eos_id=eos_id,
+        reading=reading,
+        storage=storage,
+    )
+    opened.prepare()
+    return opened
+
+
+def as_source(source: Any, **given: Any) -> Source:
+    """`source` itself, or the source that its names or its type imply; nothing is listed yet.
 
     Strings are documents only in a list or another iterable, and only if they cannot be paths.
 
     Args:
         source: a `Source`; a file, folder, URL or pattern (or a list of them) of one format; a
-            dataset of Hugging Face; or what `sources.Iterable` takes.
+            dataset of Hugging Face; a pair of arrays (tokens, offsets); or what
+            `sources.Iterable` takes.
+        given: arguments of `open`.
 
     Raises:
         ConfigError: it is none of these, or it is unknown which part of it is the document.
     """
-    if isinstance(source, Source):
-        return source
     if isinstance(source, (str, os.PathLike)):
-        return _by_path(os.fspath(source))
+        return _by_path(os.fspath(source), given)
     if isinstance(source, Sequence) and _names_files(source):
-        return open_files([os.fspath(item) for item in source])
+        return open_files([os.fspath(item) for item in source], **given)
+    given = {name: value for name, value in given.items() if value is not None}
+    if isinstance(source, Source):
+        _refuse_others(source, given, ())
+        return source
+    if isinstance(source, Documents) or is_ragged(source):
+        _refuse_others(source, given, ("reading",))
+        if isinstance(source, Documents):
+            mask = None if source.loss_mask is None else "loss_mask"
+            return Table(table_of_documents(source), tokens="tokens", loss_mask=mask, **given)
+        return Table(table_of_ragged(*source), tokens="tokens", **given)
+    _refuse_others(source, given, _OF_OBJECTS)
     if kind_name(source).startswith("datasets.") and hasattr(source, "set_epoch"):
-        return _hf_stream(source)
-    made = Iterable(source)
-    if (table := _by_columns(source, made)) is not None:
+        return _hf_stream(source, given)
+    made = Iterable(source, **given)
+    if (table := _by_columns(source, made, given)) is not None:
         return table
     if made.first_text is not None and not isinstance(source, Sequence):
         _refuse_path(made.first_text, kind_name(source))
     return made
 
 
-def _by_path(path: str | bytes) -> Source:
+def _refuse_others(source: Any, given: Mapping[str, Any], takes: Collection[str]) -> None:
+    for name in given:
+        if name not in takes:
+            raise ConfigError(
+                f"{name}={given[name]!r:.80} was given, and the source is {kind_name(source)}.",
+                f"What it takes is {', '.join(takes) or 'given where it is made'}.",
+                f"Leave {name} out.",
+            )
+
+
+def _by_path(path: str | bytes, given: Mapping[str, Any]) -> Source:
     if isinstance(path, bytes) or not seems_path(path):
         raise ConfigError(
             f"The source is {path!r:.100}, a single text that names no file.",
@@ -66,7 +145,7 @@ def _by_path(path: str | bytes) -> Source:
                 f'Pass datasets.load_dataset("{path}", split="train", streaming=True), or correct '
                 "the path.",
             )
-    return open_files(path)
+    return open_files(path, **given)
 
 
 def _names_files(items: Sequence[Any]) -> bool:
@@ -100,28 +179,31 @@ def _refuse_path(text: str, kind: str) -> None:
         )
 
 
-def _by_columns(data: Any, rows: Iterable) -> Table | None:
+def _by_columns(data: Any, rows: Iterable, given: Mapping[str, Any]) -> Table | None:
     """The table that data is, if its documents can be read by columns: no transform, one type."""
     by_index = kind_name(data) == "datasets.arrow_dataset.Dataset"
     if not (by_index and data.format["type"] != "custom") and not is_table(data):
         return None
     fields = rows.fields
-    name = fields.document
-    table = Table(data, tokens=name) if fields.tokenized else Table(data, text=name)
+    named = {"tokens" if fields.tokenized else "text": fields.document}
+    table = Table(data, **{**named, **given})
     try:
         table.prepare()
     except ConfigError:  # of another type: what is no document is named row by row
+        if given:
+            raise
         return None
     return table
 
 
-def _hf_stream(dataset: Any) -> Source:
+def _hf_stream(dataset: Any, given: Mapping[str, Any]) -> Source:
+    if "text" in given or "tokens" in given:
+        return HFStream(dataset, **given)
     first = next(iterate(own_copy(dataset, made_new=False)), None)
     if first is None:
         raise ConfigError(
             "The streaming dataset has no rows.", "There is nothing to read.", "Pass another split."
         )
     fields = fields_of(first, lambda name: f'sources.HFStream(dataset, text="{name}"), or tokens=')
-    if fields.tokenized:
-        return HFStream(dataset, tokens=fields.document)
-    return HFStream(dataset, text=fields.document)
+    named: dict[str, Any] = {"tokens" if fields.tokenized else "text": fields.document}
+    return HFStream(dataset, **named, **given)

@@ -125,6 +125,15 @@ def test_texts_are_counted_in_tokens(folder: Path) -> None:
     assert "20 documents of 12 tokens" in run(folder / "txt", *tokenizer, *sizes(512))
 
 
+def test_flat_files_of_tokens_are_named_by_options(folder: Path) -> None:
+    flat = np.tile(np.array([1, 2, 3, 0], dtype=np.uint16), 50)
+    flat.tofile(folder / "train.bin")
+    options = ("--dtype", "uint16", "--eos-id", "0", *sizes(512))
+    assert "50 documents of 4 tokens" in run(folder / "train.bin", *options)
+    pq.write_table(pa.table({"ids": [[1, 2], [3, 4]], "url": ["a", "b"]}), folder / "a.parquet")
+    assert "2 documents of 2 tokens" in run(folder / "a.parquet", "--column", "ids", *sizes(512))
+
+
 def test_formats_are_told_by_their_files(folder: Path) -> None:
     write_mds(folder, ids(3.0, 1.0, 5), column="input_ids")
     for path in (folder / "mds", folder / "mds" / "index.json"):

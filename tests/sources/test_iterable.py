@@ -20,7 +20,7 @@ from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.source import Iterable
 from tests.support.restarts import restarts
-from tests.support.source_contract import Document, read_lane
+from tests.support.source_contract import Document, read_all, read_lane
 
 IDS = [list(range(i % 9)) for i in range(50)]
 TEXTS = [f"document {i}" * (i % 5) for i in range(50)]
@@ -440,3 +440,33 @@ def test_a_document_is_named_by_item_and_lane() -> None:
     lane = source.lanes(3, seed=0, epoch=0, shuffle=False)[2]
     _, second = (block for block, _ in list(lane.read(None, Skips()))[:2])
     assert source.document_name(second.origin[1]) == "item 5 of lane 2"
+
+
+class BeginsAgain:
+    """Its own iterator, which begins again whenever it is asked for one."""
+
+    def __init__(self, items: list[str]) -> None:
+        self._items = items
+        self._at = 0
+
+    def __iter__(self) -> BeginsAgain:
+        self._at = 0
+        return self
+
+    def __next__(self) -> str:
+        if self._at == len(self._items):
+            raise StopIteration
+        self._at += 1
+        return self._items[self._at - 1]
+
+    def state_dict(self, taken: int) -> dict[str, int]:
+        return {"taken": taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError
+
+
+def test_an_iterator_that_begins_again_gives_every_item_once() -> None:
+    texts = [f"document {number}" for number in range(100)]
+    source = Iterable(BeginsAgain(texts), reading=Reading(block_documents=7))
+    assert read_all(source) == texts

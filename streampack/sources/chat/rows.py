@@ -52,7 +52,7 @@ class ChatLines(_FormFromFiles, JSONL):
     """Conversations, or labelled ids, in JSON lines: what the first file holds."""
 
     def _check_fields(self, path: str, size: int) -> None:
-        names = self._first_names(path, size)
+        names = set(self._first_fields(path, size))
         self.tokenized = _holds_ids(names, path, self.shape) if names else False
 
     def _parse(self, shard: int, block: LineBlock, skips: Skips) -> Block:

@@ -15,7 +15,7 @@ from streampack.fields import FieldTypes
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
 from streampack.reading.record_fields import RecordFields
-from streampack.reading.records import BrokenDocumentError
+from streampack.reading.records import BrokenDocumentError, require_field
 
 __all__ = ["PushbackIterator", "ids_of", "item_block", "item_sizes", "joined_arrays"]
 
@@ -124,8 +124,7 @@ def _document_of(item: Any, field: str | None) -> Any:
         return item
     if not isinstance(item, Mapping):
         raise BrokenDocumentError(f'is {_a(item)}, not a mapping with a field "{field}"')
-    if field not in item:
-        raise BrokenDocumentError(f'has no field "{field}"')
+    require_field(item, field)
     return item[field]
 
 
@@ -150,8 +149,7 @@ def ids_of(value: Any) -> NDArray[Any]:
 
 
 def _mask_of(item: Any, field: str, length: int) -> NDArray[np.bool_]:
-    if field not in item:
-        raise BrokenDocumentError(f'has no field "{field}"')
+    require_field(item, field)
     try:
         mask = np.asarray(item[field])
     except (ValueError, TypeError, RuntimeError) as error:

@@ -7,7 +7,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from streampack.errors import ConfigError
@@ -25,8 +25,14 @@ __all__ = [
 
 
 def has_state(items: Any) -> bool:
-    """True if an iterable can say where it is, and go on from there."""
-    return hasattr(items, "state_dict") and hasattr(items, "load_state_dict")
+    """True if an iterable can say where it is, and go on from there, without being told more."""
+    if not (hasattr(items, "state_dict") and hasattr(items, "load_state_dict")):
+        return False
+    try:
+        inspect.signature(items.state_dict).bind()
+    except (TypeError, ValueError):  # that of litdata wants to know what a loader has taken
+        return False
+    return True
 
 
 def has_exact_state(items: Any) -> bool:
@@ -95,7 +101,20 @@ def iterate(items: Any) -> Iterator[Any]:
     """An iterator; a map-style dataset is read by index up to its length."""
     if not hasattr(items, "__iter__") and is_by_index(items):
         return (items[i] for i in range(len(items)))
-    return iter(items)
+    iterator: Iterator[Any] = iter(items)
+    if iterator is items and not isinstance(items, Generator):
+        return _by_next(iterator)
+    return iterator
+
+
+def _by_next(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Its items by `next` alone: where `iter` begins it again (litdata's), a second one repeats."""
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
 
 
 def check_state(state: Any, items: Any) -> None:

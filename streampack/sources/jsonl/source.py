@@ -198,7 +198,7 @@ class JSONL(ShardedSource):
 
     def _check_fields(self, path: str, size: int) -> None:
         """Look at the first lines: a wrong name should fail here, not in every worker."""
-        names = self._first_names(path, size)
+        names = set(self._first_fields(path, size))
         wanted = (self.fields.document, self.fields.loss_mask)
         missing = [name for name in wanted if name and name not in names]
         if names and missing:
@@ -212,8 +212,14 @@ class JSONL(ShardedSource):
                 else "Pass the right one as text= (a string) or tokens= (a list of ids).",
             )
 
-    def _first_names(self, path: str, size: int) -> set[str]:
-        """Names of the fields of the first lines; none if no line is short enough to be read."""
+    def first_fields(self) -> dict[str, str]:
+        """The fields of the first lines of the first file, by name: "tokens", "text" or ""."""
+        infos = self.storage.list(self.paths, endings=self.endings)
+        first = next((info for info in infos if info.num_bytes > 0), infos[0])
+        return self._first_fields(first.path, first.num_bytes)
+
+    def _first_fields(self, path: str, size: int) -> dict[str, str]:
+        """Those of the first lines; none if no line is short enough to be read."""
         head = self.storage.read_range(path, 0, min(size, _HEAD_BYTES))
         lines: list[bytes] = []
         most = self.reading.documents_per_block
@@ -223,13 +229,21 @@ class JSONL(ShardedSource):
                     lines.append(line)
         except DamagedError:
             pass  # the head of a compressed file always ends too early
-        names: set[str] = set()
+        kinds: dict[str, str] = {}
         for line in lines:
             try:
-                names.update(record_of(line))
+                record = record_of(line)
             except BrokenDocumentError:
                 continue
-        return names
+            for name, value in record.items():
+                kinds[name] = kinds.get(name) or _kind_of(value)
+        return kinds
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, list) and value and type(value[0]) is int:
+        return "tokens"
+    return "text" if isinstance(value, str) else ""
 
 
 def _scale(codec: str | None) -> int:

@@ -111,6 +111,13 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if b'"chunks"' in text and b'"data_format"' in text:
+            raise ConfigError(
+                f"{where} is an index of litdata.",
+                "Its chunks can be read by litdata alone: they do not say what they hold.",
+                "Pass lambda: (dataset[i] for i in range(len(dataset))), with its "
+                "StreamingDataset as the dataset.",
+            ) from error
         raise ConfigError(
             f"{where} is not an MDS index: {type(error).__name__}: {error}.",
             "An index lists the shards and what they hold.",

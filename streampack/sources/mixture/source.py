@@ -249,8 +249,9 @@ def earlier_mixture(
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise StateError(
             f"The state was saved with the source {dict(saved)!r:.200}, and now it is a Mixture.",
-            "It is unknown what was added.",
-            "Sources can be added to a run that began with a Mixture, even of one source.",
+            "The first source of the Mixture is another one, so it is unknown what was added.",
+            "Name the source of the state first, as it was and with the files that it had, and the "
+            "others after it.",
         ) from error
     for name in names:
         for field in sorted({*then[name], *now[name]}):

@@ -36,6 +36,8 @@ from streampack.sources.parquet.columns import (
     Broken,
     TextBlocks,
     TokenBlocks,
+    is_text,
+    is_token_list,
     placed_blocks,
     row_sizes,
 )
@@ -53,6 +55,7 @@ from streampack.storage.storage import FileInfo, Storage, in_threads
 __all__ = ["Parquet"]
 
 _FOOTER_THREADS = 64
+_LOOKED_AT = 8  # files, for one whose columns can be read
 #: Short rows are decoded so many at once: fewer take more time, more take memory.
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
@@ -182,6 +185,24 @@ class Parquet(ShardedSource):
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # the disk failed, not the file
                 self._unreadable(shard, row, error)
+
+    def first_fields(self) -> dict[str, str]:
+        """The columns of the first file that can be read, by name: "tokens", "text" or ""."""
+        infos = self.storage.list(self.paths, endings=self.endings)
+        schemas = (self._schema(info) for info in infos[:_LOOKED_AT])
+        schema = next((schema for schema in schemas if schema is not None), ())
+        return {field.name: _kind_of(field.type) for field in schema}
+
+    def _schema(self, info: FileInfo) -> pa.Schema | None:
+        """The schema of a file; None if it cannot be read."""
+        seen: list[pa.Schema] = []
+
+        def keep(_name: str, schema: pa.Schema) -> bool:
+            seen.append(schema)
+            return True
+
+        read_footer(self.storage, info, keep)
+        return seen[0] if seen else None
 
     def _footer(self, info: FileInfo) -> Footer:
         return read_footer(self.storage, info, self._check_schema)
@@ -353,3 +374,9 @@ class _Places:
         rows = max(int(self.rows[group + 1] - self.rows[group]), 1)
         weight = int(self.weights[group + 1] - self.weights[group])
         return int(self.weights[group]) + weight * (row - int(self.rows[group])) // rows
+
+
+def _kind_of(kind: pa.DataType) -> str:
+    if is_token_list(kind):
+        return "tokens"
+    return "text" if is_text(kind) else ""

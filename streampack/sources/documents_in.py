@@ -1,0 +1,80 @@
+"""Which part of what a file holds is the document: a column, a field, or a member of an archive."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from streampack.errors import ConfigError
+from streampack.reading.fields import is_usual, usual_field
+from streampack.sources.mds.index import parse_index
+from streampack.sources.tar.source import WebDataset
+from streampack.storage.remote import shown
+from streampack.storage.storage import FileInfo, Storage
+
+__all__ = ["field_of_records", "mds_column", "tar_key"]
+
+_KEYS = ("npy", "txt", "json")  # of tar members, in the order in which they are preferred
+_PEEKED = 64  # members of a tar shard that are looked at
+
+
+def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
+    """The argument that names the documents in records, ``{"text": name}`` or ``{"tokens": name}``.
+
+    Args:
+        source: of the files, which has `first_fields`.
+        paths: for messages.
+        given: the arguments; `column` names a field of whichever kind.
+    """
+    kinds = source.first_fields()
+    others = [name for name in kinds if name != given.get("loss_mask")]
+    name = given.get("column")
+    if name is None:
+        name = "text"
+        if name not in kinds and is_usual(others):
+            call = f"sources.open({(paths[0] if len(paths) == 1 else list(paths))!r}"
+            name = usual_field(
+                others,
+                f"{shown(paths[0])} has the fields",
+                lambda field: f"{call}, column={field!r}), or --column {field}",
+            )
+    tokenized = kinds.get(name) == "tokens" or (name not in kinds and "loss_mask" in given)
+    return {"tokens" if tokenized else "text": name}
+
+
+def mds_column(folders: Sequence[str], storage: Storage) -> str:
+    """The column of MDS shards that holds documents, by their index."""
+    where = f"{folders[0]}/index.json"
+    size = storage.list(where)[0].num_bytes
+    first = next(parse_index(storage.read_range(where, 0, size), where), None)
+    return usual_field(
+        first.layout.names if first else (),
+        f"{shown(where)} lists the columns",
+        lambda name: f"sources.MDS({folders[0]!r}, column={name!r}), or --column {name}",
+    )
+
+
+def tar_key(paths: Sequence[str], storage: Storage) -> str:
+    """What the first members of the first tar shard end in."""
+    shard: FileInfo = storage.list(paths[0], endings=WebDataset.endings)[0]
+    found: list[str] = []
+    try:
+        with storage.local(shard.path) as file, tarfile.open(file) as archive:
+            for member in archive:
+                found.append(PurePosixPath(member.name).name.partition(".")[2].lower())
+                if len(found) >= _PEEKED:
+                    break
+    except (tarfile.TarError, EOFError):  # damaged, or a compression that tarfile lacks
+        pass
+    keys = [key for key in _KEYS for name in found if name.rsplit(".", 1)[-1] == key]
+    named = [name for name in found if keys and name.rsplit(".", 1)[-1] == keys[0]]
+    if not named:
+        raise ConfigError(
+            f"Which of the files in {shown(shard.path)} hold documents is unknown"
+            + (f" (they end in {', '.join(sorted(set(found))[:3])})." if found else "."),
+            "Only .npy, .txt and .json files can be read without being named.",
+            f"Name the extension: {WebDataset.example(paths)} (--key), with yours.",
+        )
+    return named[0]

@@ -1,0 +1,96 @@
+"""Arrays of token ids with offsets, and `Documents`, are sources as they are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from streampack import Documents, PackedDataset, PackedLoader, sources
+from streampack.documents import make_origin
+from streampack.errors import ConfigError
+from streampack.reading.skips import Skips
+from tests.support.source_contract import check_source_contract, read_all
+
+rng = np.random.default_rng(0)
+LENGTHS = rng.integers(0, 30, 90)
+OFFSETS = np.concatenate([[0], np.cumsum(LENGTHS)])
+TOKENS = rng.integers(0, 60_000, int(OFFSETS[-1])).astype(np.uint16)
+IDS = [TOKENS[a:b].tolist() for a, b in pairwise(OFFSETS)]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_a_pair_of_arrays_comes_once_in_any_number_of_lanes(dtype: str) -> None:
+    tokens = TOKENS.astype(dtype)
+    check_source_contract(sources.open((tokens, OFFSETS)), IDS, restarts=2)
+    if dtype != "uint16":
+        pair = (torch.from_numpy(tokens), torch.from_numpy(OFFSETS))
+        assert read_all(sources.open(pair)) == [tuple(ids) for ids in IDS]
+
+
+def test_a_pair_of_arrays_feeds_workers_and_goes_on_from_a_state() -> None:
+    count = 9000  # more than a shard of rows
+    tokens = np.arange(3 * count, dtype=np.uint32)
+    pair = (tokens, np.arange(0, 3 * count + 1, 3))
+
+    def loader(workers: int) -> PackedLoader:
+        return PackedLoader(PackedDataset(pair, seq_len=64, lanes=3), num_workers=workers)
+
+    first = loader(2)
+    seen: list[int] = []
+    for number, batch in enumerate(first):
+        seen += batch.input_ids[batch.document_ids >= 0].tolist()
+        if number == 6:
+            break
+    second = loader(0)
+    second.load_state_dict(first.state_dict())
+    for batch in second:
+        seen += batch.input_ids[batch.document_ids >= 0].tolist()
+    assert sorted(seen) == tokens.tolist()
+
+
+def test_documents_come_with_their_masks_and_fields() -> None:
+    documents = Documents(
+        TOKENS,
+        OFFSETS.astype(np.int64),
+        make_origin(0, np.arange(len(IDS), dtype=np.int64)),
+        loss_mask=TOKENS % 2 == 0,
+        token_fields={"weight": TOKENS.astype(np.float32)},
+        document_fields={"length": LENGTHS.astype(np.int32)},
+    )
+    dataset = PackedDataset(
+        documents,
+        seq_len=64,
+        token_fields={"weight": "float32"},
+        document_fields={"length": "int32"},
+    )
+    seen = 0
+    for batch in dataset:
+        real = batch.document_ids >= 0
+        ids = batch.input_ids[real]
+        assert (batch.fields["weight"][real] == ids.float()).all()
+        labels = batch.labels[real]
+        assert ((labels == -100) | (labels % 2 == 0)).all()
+        seen += len(ids)
+    assert seen == len(TOKENS)
+    (block,) = [
+        block
+        for block, _ in sources.open(documents)
+        .lanes(1, seed=0, epoch=0, shuffle=False)[0]
+        .read(None, Skips("raise"))
+    ]
+    assert (block.loss_mask == (TOKENS % 2 == 0)).all()  # type: ignore[union-attr]
+    part: Any = documents[3:7]
+    assert read_all(sources.open(part)) == [tuple(ids) for ids in IDS[3:7]]
+
+
+@pytest.mark.parametrize("offsets", [[0, 2], [1, 3], [0, 3, 2, 3], [0, 4], [], [-1, 3], [0.0, 3.0]])
+def test_a_pair_that_is_none_is_refused_and_a_list_of_both_is_read(offsets: list[Any]) -> None:
+    pair = (np.array([1, 2, 3]), np.array(offsets))
+    with pytest.raises(ConfigError, match="list of both"):
+        PackedDataset(pair, seq_len=8)
+    if offsets and pair[1].dtype.kind == "i" and min(offsets) >= 0:
+        assert read_all(sources.open(list(pair))) == [(1, 2, 3), tuple(offsets)]

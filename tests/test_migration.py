@@ -1,0 +1,107 @@
+"""docs/migration.md: every snippet runs, and gives the documents that the other library gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack.conversion.mosaic import streaming_module
+from tests.support.corpora import write_mds
+from tests.support.flat_files import write_megatron
+
+PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
+EOS = 50256
+rng = np.random.default_rng(0)
+DOCUMENTS = [rng.integers(0, 50_000, n).astype(np.uint16) for n in rng.integers(1, 900, 60)]
+Ids = list[tuple[int, ...]]
+
+
+def as_ids(documents: Any) -> Ids:
+    return sorted(tuple(map(int, ids)) for ids in documents)
+
+
+def mosaic() -> Ids:
+    for name in ("mds", "code"):
+        Path(f"{name}-parent").mkdir()
+        Path(write_mds(Path(f"{name}-parent"), DOCUMENTS, column="tokens")).rename(name)
+    with streaming_module("base.dataset") as streaming:
+        theirs = streaming.StreamingDataset(local="mds", shuffle=False, batch_size=1)
+        return as_ids(sample["tokens"] for sample in theirs)
+
+
+def webdataset() -> Ids:
+    wds = pytest.importorskip("webdataset")
+    Path("shards").mkdir()
+    for number in range(4):
+        with wds.TarWriter(f"shards/shard-{number:03d}.tar") as writer:
+            for i, ids in enumerate(DOCUMENTS[number::4]):
+                writer.write({"__key__": f"{i:06d}", "npy": ids})
+    theirs = wds.WebDataset("shards/shard-{000..003}.tar", shardshuffle=False).decode()
+    return as_ids(ids for (ids,) in theirs.to_tuple("npy"))
+
+
+def tokenized() -> Ids:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"input_ids": [ids.tolist() for ids in DOCUMENTS]})
+    rows.save_to_disk("tokenized")
+    return as_ids(rows["input_ids"])
+
+
+def nanogpt() -> Ids:
+    Path("nanogpt").mkdir()
+    tokens = np.concatenate([np.append(ids, np.uint16(EOS)) for ids in DOCUMENTS])
+    tokens.astype(np.uint16).tofile("nanogpt/train.bin")
+    mapped = np.memmap("nanogpt/train.bin", dtype=np.uint16, mode="r")
+    return as_ids(np.split(mapped, np.flatnonzero(mapped == EOS) + 1)[:-1])
+
+
+def megatron() -> Ids:
+    Path("megatron").mkdir()
+    write_megatron(Path("megatron/corpus_text_document"), [[ids] for ids in DOCUMENTS], "uint16")
+    return as_ids(DOCUMENTS)
+
+
+PEERS: dict[str, Callable[[], Ids]] = {
+    "MosaicML Streaming": mosaic,
+    "WebDataset": webdataset,
+    "datasets and group_texts": tokenized,
+    "Packing in TRL": tokenized,
+    "nanoGPT": nanogpt,
+    "Megatron-LM": megatron,
+}
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^## (.+)$", PAGE.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def came_out(dataset: Any) -> Ids:
+    """The documents of a run, all of which fit into a row."""
+    found: Ids = []
+    for batch in dataset:
+        ids, numbers = batch.input_ids.flatten(), batch.document_ids.flatten()
+        found += [tuple(ids[numbers == n].tolist()) for n in range(batch.num_documents)]
+    return sorted(found)
+
+
+def test_every_section_has_a_peer() -> None:
+    assert list(sections()) == list(PEERS)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_same_documents_come_out(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = PEERS[name]()
+    names: dict[str, Any] = {}
+    for snippet in re.findall(r"```python\n(.*?)```", sections()[name], flags=re.DOTALL):
+        exec(compile(snippet, PAGE.name, "exec"), names)
+    assert len(expected) == len(DOCUMENTS)
+    assert came_out(names["dataset"]) == expected
