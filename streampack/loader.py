@@ -108,7 +108,7 @@ class PackedLoader:
         self.num_workers = workers.num_workers
         self._workers = workers
         self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
-        self._output, self._model = output, model
+        self.output, self._model = output, model
         self._copies: DeviceCopies[PackedBatch] | None = (
             None if device is None else DeviceCopies(device)
         )
@@ -408,7 +408,7 @@ class PackedLoader:
 
     def _formed(self, batch: PackedBatch) -> Any:
         """A batch as the loop gets it."""
-        return batch.hf(model=self._model) if self._output == "hf" else batch
+        return batch.hf(model=self._model) if self.output == "hf" else batch
 
     def _copy_ahead(self, following: Sequence[PackedBatch]) -> None:
         """Begin to copy the next batch to the device, if there is one."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology
+from streampack.trainers import TrainerMixin
 
 
 def documents() -> list[list[int]]:
@@ -31,6 +32,18 @@ def test_lightning_resumes_behind_the_last_step_and_repeats_no_token() -> None:
     make_trainer(7).fit(parts, datamodule=again)
     assert torch.equal(whole.seen, parts.seen)
     assert whole.seen[1:].sum() > 0
+
+
+def test_lightning_saves_the_beginning_where_no_step_has_begun() -> None:
+    pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
+    from examples.lightning_datamodule import make_data
+
+    data = make_data()
+    expected = data.loader.state_dict()
+    next(iter(data.train_dataloader()))  # as Lightning does, one ahead of the first step
+    again = make_data()
+    again.load_state_dict(data.state_dict())
+    assert again.loader.state_dict() == expected
 
 
 def test_torchtitans_base_class_takes_our_loader() -> None:
@@ -66,10 +79,7 @@ def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
         output="hf",
     )
 
-    class PackedSFTTrainer(trl.SFTTrainer):  # type: ignore[misc]
-        def get_train_dataloader(self) -> Any:
-            return loader
-
+    class PackedSFTTrainer(TrainerMixin, trl.SFTTrainer):  # type: ignore[misc]
         def training_step(self, model: Any, inputs: Any, *arguments: Any) -> Any:
             seen.append(inputs["input_ids"].clone())
             return super().training_step(model, inputs, *arguments)
@@ -79,6 +89,7 @@ def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
         num_attention_heads=2,
     )  # fmt: skip
     trainer = PackedSFTTrainer(
+        loader=loader,
         model=LlamaForCausalLM(config),
         args=trl.SFTConfig(
             output_dir=str(tmp_path), max_steps=4, use_cpu=True, report_to=[], bf16=False,
