@@ -116,3 +116,23 @@ def test_documents_of_ids_are_shown_with_a_tokenizer_of_any_kind(tmp_path: Path)
     by_path = batch.show(tmp_path / "tokenizer.json")
     assert by_path == batch.show(engine)
     assert by_path.count("document ") == 2
+
+
+def test_without_a_tokenizer_ids_are_shown_and_pieces_name_where_they_came_from(
+    tmp_path: Path,
+) -> None:
+    path = lines(tmp_path)
+    dataset = PackedDataset(
+        path, seq_len=32, batch_rows=1, shuffle=False, tokenizer=byte_tokenizer(),
+        topology=Topology(),
+    )  # fmt: skip
+    plain = next(iter(dataset))
+    traced = dataset.with_provenance()
+    batch = next(iter(traced))
+    assert batch.input_ids.equal(plain.input_ids)
+    pieces = traced.locate(batch)
+    _, first, *_ = batch.show(color=False, pieces=pieces).splitlines()
+    ids = batch.input_ids[batch.document_ids == 0].tolist()
+    place = f"{path}, index {pieces[0].index}, tokens 0 to {len(ids)}"
+    text = f"{ids[0]} «{' '.join(map(str, ids[1:]))}»"
+    assert first == f"  document 0, {len(ids)} tokens, {place}: {text}"

@@ -7,6 +7,7 @@ waits for the device.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -94,7 +95,9 @@ class BatchAdapters:
             )
         return decoder(tokenizer)(self.input_ids[self.document_ids == number].cpu().numpy())
 
-    def show(self, tokenizer: Any, *, color: bool | None = None) -> str:
+    def show(
+        self, tokenizer: Any = None, *, color: bool | None = None, pieces: Sequence[Any] = ()
+    ) -> str:
         """The rows as text: a line for every document piece, with what carries loss marked.
 
         The text that carries loss is between « and », or green where there are colours; the rest
@@ -102,8 +105,10 @@ class BatchAdapters:
         are written as \\n, and a character cut by a mark as "\ufffd".
 
         Args:
-            tokenizer: whatever `PackedDataset` takes.
+            tokenizer: whatever `PackedDataset` takes; None shows ids.
             color: colours for a terminal; None has them if standard output is one.
+            pieces: what `PackedDataset.locate` says of the batch: source, shard, document and
+                tokens are named in the lines.
         """
         if color is None:
             color = sys.stdout.isatty()
@@ -113,6 +118,8 @@ class BatchAdapters:
             self.labels.cpu().numpy(),
             decoder(tokenizer),
             color,
+            between=" " if tokenizer is None else "",
+            origins=list(map(str, pieces)),
         )
         return ShownText("\n".join(lines))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,13 @@ def decoder(tokenizer: Any) -> Callable[[NDArray[np.int64]], str]:
     """What makes text of ids (N,) with a tokenizer, special tokens included.
 
     Args:
-        tokenizer: whatever `PackedDataset` takes.
+        tokenizer: whatever `PackedDataset` takes; None writes the ids as numbers.
 
     Raises:
         ConfigError: it is no tokenizer.
     """
+    if tokenizer is None:
+        return lambda ids: " ".join(map(str, ids.tolist()))
     settings = {} if isinstance(tokenizer, Tokenizer) else {"eos": "as-is", "bos": False}
     return load_tokenizer(tokenizer, **settings).decode
 
@@ -43,6 +45,9 @@ def shown_rows(
     labels: NDArray[np.int64],
     decode: Callable[[NDArray[np.int64]], str],
     color: bool,
+    *,
+    between: str = "",
+    origins: Sequence[str] = (),
 ) -> Iterator[str]:
     """The lines of a batch: a head for every row, and a line for each piece in it.
 
@@ -50,6 +55,8 @@ def shown_rows(
         ids, documents, labels: (rows, seq_len), of a batch.
         decode: makes text of ids.
         color: mark by colours, and not by « and ».
+        between: what stands between marked and other text.
+        origins: of every piece, where it came from; empty if that is not to be said.
     """
     for row in range(len(ids)):
         yield f"row {row}"
@@ -61,11 +68,12 @@ def shown_rows(
                 continue
             learnt = labels[row, places] != -100
             runs = np.split(places, np.flatnonzero(np.diff(learnt)) + 1)
-            text = "".join(
+            text = between.join(
                 _marked(decode(ids[row, run]), bool(labels[row, run[0]] != -100), color)
                 for run in runs
             )
-            yield f"  document {number}, {len(places)} tokens: {text}"
+            origin = f", {origins[number]}" if origins else ""
+            yield f"  document {number}, {len(places)} tokens{origin}: {text}"
 
 
 def _marked(text: str, learnt: bool, color: bool) -> str:
