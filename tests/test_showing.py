@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,15 @@ def test_without_a_tokenizer_ids_are_shown_and_pieces_name_where_they_came_from(
     place = f"{path}, index {pieces[0].index}, tokens 0 to {len(ids)}"
     text = f"{ids[0]} «{' '.join(map(str, ids[1:]))}»"
     assert first == f"  document 0, {len(ids)} tokens, {place}: {text}"
+
+
+def test_a_notebook_shows_html_in_which_texts_are_only_text(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    batch = batch_of(["<b>a & b</b>"], tokenizer, provenance=True, batch_rows=1)
+    shown: Any = batch.show(tokenizer, pieces=["<somewhere>"])
+    html = shown._repr_html_()
+    assert "<b>" not in html
+    assert "&lt;somewhere&gt;" in html
+    learnt = re.findall(r'<span style="color:green">(.*?)</span>', html)
+    assert learnt == ["b&gt;a &amp; b&lt;/b&gt;&lt;|endoftext|&gt;"]
+    assert html.count("\n") == shown.count("\n")
