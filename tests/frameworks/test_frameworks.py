@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ import torch
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology
 from streampack.trainers import TrainerMixin
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def documents() -> list[list[int]]:
@@ -44,6 +49,34 @@ def test_lightning_saves_the_beginning_where_no_step_has_begun() -> None:
     again = make_data()
     again.load_state_dict(data.state_dict())
     assert again.loader.state_dict() == expected
+
+
+@pytest.mark.slow
+def test_lightning_on_two_ranks_goes_on_on_one_and_loses_no_token(tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
+    lines = [json.dumps({"tokens": document}) for document in documents()]
+    (tmp_path / "documents.jsonl").write_text("\n".join(lines) + "\n")
+    lightning_run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")(
+        tmp_path, 10
+    )
+    first, second = (json.loads((tmp_path / f"tokens-{rank}.json").read_text()) for rank in (0, 1))
+    assert min(first, second) > 0
+    lightning_run()(tmp_path, 1000, tmp_path / "saved.ckpt")
+    with_first = json.loads((tmp_path / "tokens-0.json").read_text())  # counted in the checkpoint
+    assert with_first + second == sum(map(len, documents()))
+
+
+def lightning_run(*launcher: str) -> Any:
+    def run(*arguments: object) -> None:
+        paths = [str(SUPPORT / "without_torchvision"), str(SUPPORT.parents[1])]
+        done = subprocess.run(
+            [sys.executable, *launcher, str(SUPPORT / "lightning_run.py"), *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    return run
 
 
 def test_torchtitans_base_class_takes_our_loader() -> None:
