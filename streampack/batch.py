@@ -152,10 +152,10 @@ class PackedBatch(BatchAdapters):
         return self.composition.placed + self.composition.inserted_eos
 
     def tokens_by_source(self, sources: int) -> NDArray[np.int64]:
-        """(sources,) int64: tokens of each source, of a batch that is not on a device yet."""
+        """(sources,) int64, on the host: tokens of each source."""
         _, boundaries, piece = self._runs
         runs = piece >= 0
-        source = self.source_ids.numpy()[piece[runs]]
+        source = self.source_ids.cpu().numpy()[piece[runs]]
         return np.bincount(source, np.diff(boundaries)[runs], sources).astype(np.int64)
 
     @property
