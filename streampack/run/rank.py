@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
@@ -222,8 +222,9 @@ class RankRun:
         source = self.plan.config.source
         if isinstance(source, Mixture):
             counts = batch.tokens_by_source(len(source.sources)).tolist()
-            for name, tokens in zip(source.sources, counts, strict=True):
-                metrics.source_tokens[name] += tokens
+            total = Counter(metrics.source_tokens)  # another one, as threads may be reading that
+            total.update(dict(zip(source.sources, counts, strict=True)))
+            metrics.source_tokens = total
 
     def state_dict(self, after: PackedBatch | None = None) -> dict[str, Any]:
         """JSON-able state of what was taken, up to the last batch or up to `after`.
