@@ -3,15 +3,9 @@
     python examples/hf_trainer.py [FOLDER]
     torchrun --nproc-per-node 2 examples/hf_trainer.py FOLDER
 
-Three things make it exact:
-
-- `get_train_dataloader` returns the `PackedLoader` as it is. The Trainer's own method, and
-  `accelerator.prepare`, would split the batches of each rank over the ranks once more.
-- Every checkpoint holds the loader's state, one small file per rank.
-- The loader goes on from that file, so ``ignore_data_skip=True``: the Trainer must not skip again.
-
-`max_steps` says how long to train, because a stream has no length. The same class works on TRL's
-`SFTTrainer`, with ``dataset_kwargs={"skip_prepare_dataset": True}`` in its `SFTConfig`.
+`TrainerMixin` makes it exact: the Trainer gets the batches of the `PackedLoader` as they are, every
+checkpoint holds the loader's state, and the loader goes on from it. `max_steps` says how long to
+train, because a stream has no length.
 """
 
 from __future__ import annotations
@@ -24,16 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
 from streampack import PackedDataset, PackedLoader, TokenRules, sources
+from streampack.trainers import TrainerMixin
 
 VOCABULARY = 128
 
@@ -44,47 +32,8 @@ torch.serialization.register_package(
 )
 
 
-class PackedTrainer(Trainer):  # type: ignore[misc]
+class PackedTrainer(TrainerMixin, Trainer):  # type: ignore[misc]
     """A Trainer that takes its batches from a `PackedLoader` with ``output="hf"``."""
-
-    def __init__(self, *, loader: PackedLoader, **arguments: Any) -> None:
-        self.loader = loader
-        super().__init__(**arguments)
-        self.add_callback(SaveLoader(loader))
-
-    def get_train_dataloader(self) -> Any:
-        """The loader itself."""
-        return self.loader
-
-    def get_batch_samples(self, *arguments: Any) -> Any:
-        """As `Trainer.get_batch_samples`; where all ranks' lanes are dry, 0 / 1 and not 0 / 0."""
-        samples, num_items = super().get_batch_samples(*arguments)
-        return samples, num_items if num_items is None else num_items.clamp(min=1)
-
-    def train(self, resume_from_checkpoint: Any = None, **arguments: Any) -> Any:
-        """As `Trainer.train`; the loader goes on from the checkpoint, too."""
-        if resume_from_checkpoint is not None:
-            path = loader_file(Path(resume_from_checkpoint), self.args.process_index)
-            self.loader.load_state_dict(json.loads(path.read_text()))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **arguments)
-
-
-class SaveLoader(TrainerCallback):  # type: ignore[misc]
-    """Puts the loader's state of each rank into the Trainer's checkpoints."""
-
-    def __init__(self, loader: PackedLoader) -> None:
-        self.loader = loader
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Write the state behind the last batch of the step that was just made."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        folder.mkdir(parents=True, exist_ok=True)  # ranks other than 0 may be first
-        loader_file(folder, args.process_index).write_text(json.dumps(self.loader.state_dict()))
-
-
-def loader_file(checkpoint: Path, rank: int) -> Path:
-    """Where a checkpoint keeps the loader's state of a rank."""
-    return checkpoint / f"loader-{rank}.json"
 
 
 def make_trainer(
@@ -98,7 +47,6 @@ def make_trainer(
         gradient_accumulation_steps=2,
         learning_rate=1e-2,
         lr_scheduler_type="constant",  # others depend on max_steps, which differs below
-        ignore_data_skip=True,
         use_cpu=True,
         ddp_backend="gloo" if torch.distributed.is_torchelastic_launched() else None,
         report_to=[],

@@ -2,9 +2,8 @@
 
     python examples/lightning_datamodule.py
 
-Lightning takes batches one ahead of the training step, so the state that belongs into a checkpoint
-is that after the batch of the last step: ``loader.state_dict(after=batch)``. The loader is handed
-over as a plain iterable, so that Lightning does not save and restore it as well.
+Lightning takes batches one ahead of the training step; by `DataModuleMixin` a checkpoint holds the
+place after the batch of the last step.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import copy
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,53 +19,14 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from torch import nn
 
-from streampack import (
-    PackedBatch,
-    PackedDataset,
-    PackedLoader,
-    Topology,
-)
+from streampack import PackedBatch, PackedDataset, PackedLoader, Topology
+from streampack.trainers import DataModuleMixin
 
 VOCABULARY = 64
 
 
-class Batches:
-    """A loader's batches, without its state."""
-
-    def __init__(self, loader: PackedLoader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[PackedBatch]:
-        return iter(self.loader)
-
-
-class PackedDataModule(LightningDataModule):  # type: ignore[misc]
+class PackedDataModule(DataModuleMixin, LightningDataModule):  # type: ignore[misc]
     """Packed batches; saved and restored with the Trainer's checkpoints."""
-
-    def __init__(self, dataset: PackedDataset, **loader_options: Any) -> None:
-        super().__init__()
-        self.loader = PackedLoader(dataset, **loader_options)
-        self.last: PackedBatch | None = None
-
-    def train_dataloader(self) -> Batches:
-        """The loader, which goes on where it stands."""
-        return Batches(self.loader)
-
-    def transfer_batch_to_device(
-        self, batch: PackedBatch, device: torch.device, dataloader_idx: int
-    ) -> PackedBatch:
-        """The step begins: the batch is the last one that counts."""
-        if self.trainer.training:
-            self.last = batch
-        return batch.to(device, non_blocking=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint of one rank; see docs/consumers.md for several."""
-        return self.loader.state_dict(after=self.last)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Before the loader is made."""
-        self.loader.load_state_dict(state_dict)
 
 
 class Bigrams(LightningModule):  # type: ignore[misc]
@@ -91,7 +50,8 @@ class Bigrams(LightningModule):  # type: ignore[misc]
 def make_data() -> PackedDataModule:
     """Documents of one id each."""
     documents = [[1 + i % 63] * (1 + i * 7 % 60) for i in range(400)]
-    return PackedDataModule(PackedDataset(documents, seq_len=128, lanes=1, topology=Topology()))
+    dataset = PackedDataset(documents, seq_len=128, lanes=1, topology=Topology())
+    return PackedDataModule(PackedLoader(dataset))
 
 
 def make_trainer(max_steps: int) -> Any:

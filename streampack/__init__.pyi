@@ -1,6 +1,7 @@
 from . import ordering as ordering
 from . import packing as packing
 from . import sources as sources
+from . import trainers as trainers
 from .batch import PackedBatch as PackedBatch
 from .consumers.isolation import Isolation as Isolation
 from .consumers.isolation import check_isolation as check_isolation

@@ -151,6 +151,13 @@ class PackedBatch(BatchAdapters):
         """Slots that are not padding."""
         return self.composition.placed + self.composition.inserted_eos
 
+    def tokens_by_source(self, sources: int) -> NDArray[np.int64]:
+        """(sources,) int64, on the host: tokens of each source."""
+        _, boundaries, piece = self._runs
+        runs = piece >= 0
+        source = self.source_ids.cpu().numpy()[piece[runs]]
+        return np.bincount(source, np.diff(boundaries)[runs], sources).astype(np.int64)
+
     @property
     def state(self) -> dict[str, Any] | None:
         """JSON-able state of the lane once this batch is consumed."""

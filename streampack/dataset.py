@@ -271,6 +271,14 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """
         return estimate_steps(self.plan.config, self.topology)
 
+    def with_provenance(self) -> PackedDataset:
+        """The same dataset, from the same place, with ``provenance=True``: the same batches."""
+        other = copy.copy(self)
+        other._settings = replace(self._settings, config=_traced(self._settings.config))
+        if self._plan is not None:
+            other._plan = replace(self._plan, config=_traced(self._plan.config))
+        return other
+
     def locate(self, batch: PackedBatch | NDArray[np.void]) -> list[Piece]:
         """Where every document piece of a batch came from, in the order of its `document_ids`.
 
@@ -332,3 +340,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             name = f"streampack-{os.getppid()}-{self._board}" if info else None
             sharing = start.sharing(connected=False, name=name)
         return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)
+
+
+def _traced(config: LaneConfig) -> LaneConfig:
+    return replace(config, row_format=replace(config.row_format, provenance=True))

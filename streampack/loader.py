@@ -23,10 +23,12 @@ from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError, StateError
 from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.job.ending import End, Ranks
+from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.numeric import whole_number
+from streampack.progress import Moment, with_progress
 from streampack.run.rank import RankRun
 from streampack.workers.feed import (
     LaneStates,
@@ -107,7 +109,7 @@ class PackedLoader:
         self.num_workers = workers.num_workers
         self._workers = workers
         self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
-        self._output, self._model = output, model
+        self.output, self._model = output, model
         self._copies: DeviceCopies[PackedBatch] | None = (
             None if device is None else DeviceCopies(device)
         )
@@ -197,6 +199,37 @@ class PackedLoader:
                 self._sampled = estimate_steps(plan.config, plan.topology)
             return self._sampled
         return found
+
+    def progress(
+        self, over: Iterable[Any] | None = None, *, every_s: float = 60.0
+    ) -> Iterator[Any]:
+        """Iterate, and say how far the run is: batches, tokens, tokens/s, waiting, time left.
+
+        ``for batch in loader.progress():``. A bar on a terminal and in a notebook, which needs rich
+        (``streampack[cli]``); elsewhere a line on standard error now and then. Only rank 0 says
+        it. Tokens are those of this rank since the loader was made, rates those of the last
+        minute. How much is to come is what `estimate_steps` says, which reads some thousand
+        documents at first.
+
+        Args:
+            over: what is iterated, for example ``loader.accumulate(4)``; None is the loader.
+            every_s: seconds between two lines where there is no bar.
+        """
+        items = self if over is None else over
+        topology = self._run.plan.topology
+        if topology.rank or Topology.detect().rank:  # the latter of all processes of the job
+            return iter(items)
+        return with_progress(
+            items, self._moment, self.estimate_steps,
+            world_size=topology.world_size, every_s=every_s,
+        )  # fmt: skip
+
+    def _moment(self) -> Moment:
+        """Where the loop is, for `progress`."""
+        run = self._run
+        batches = run.state.next_batch // run.plan.topology.world_size
+        tokens = run.metrics.composition.placed
+        return Moment(time.monotonic(), batches, tokens, run.metrics.wait_s)
 
     def metrics(self) -> Metrics:
         """Totals over the batches that the loop has taken from this loader."""
@@ -376,7 +409,7 @@ class PackedLoader:
 
     def _formed(self, batch: PackedBatch) -> Any:
         """A batch as the loop gets it."""
-        return batch.hf(model=self._model) if self._output == "hf" else batch
+        return batch.hf(model=self._model) if self.output == "hf" else batch
 
     def _copy_ahead(self, following: Sequence[PackedBatch]) -> None:
         """Begin to copy the next batch to the device, if there is one."""

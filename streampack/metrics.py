@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
 from typing import Any
@@ -70,6 +71,8 @@ class Metrics:
         empty_documents: documents without a token, left out; skipped: broken documents or shards
             that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped,
             and duplicate_tokens: their tokens.
+        source_tokens: of a mixture, the tokens of each source by its name, to be held against the
+            weights that were asked for.
         wait_s: seconds the loop waited in `next()` for a batch, all stages together.
         times: seconds the lanes spent by stage, in this process or in workers; the longest of
             them names what to speed up when `wait_s` is large.
@@ -85,6 +88,7 @@ class Metrics:
     skipped: int = 0
     duplicates: int = 0
     duplicate_tokens: int = 0
+    source_tokens: Counter[str] = field(default_factory=Counter)
     wait_s: float = 0.0
     times: LaneTimes = field(default_factory=LaneTimes)
 
@@ -105,7 +109,7 @@ class Metrics:
         return 1.0 - (composition.padding + self.empty_slots) / slots if slots else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat names and numbers, for a logger."""
+        """Flat names and numbers, for a logger; ``tokens/NAME`` of each source of a mixture."""
         composition = self.composition
         return {
             "batches": self.batches,
@@ -127,6 +131,7 @@ class Metrics:
             "skipped": self.skipped,
             "duplicates": self.duplicates,
             "duplicate_tokens": self.duplicate_tokens,
+            **{f"tokens/{name}": count for name, count in self.source_tokens.items()},
             "wait_s": self.wait_s,
             **{f.name: getattr(self.times, f.name) for f in fields(LaneTimes)},
         }

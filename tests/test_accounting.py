@@ -14,6 +14,7 @@ from streampack import (
     TokenRules,
     Topology,
     WindowConfig,
+    sources,
 )
 from streampack.errors import ConfigError, ContentError
 from streampack.forecast.dry_run import stream_plan
@@ -211,3 +212,20 @@ def test_what_is_read_is_placed_dropped_or_a_duplicate(workers: int) -> None:
     assert composition.documents + metrics.duplicates == 2 * len(arrays) == 320
     assert 0 < metrics.duplicate_tokens < composition.placed
     assert "duplicate_tokens=" in repr(metrics)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tokens_of_a_mixture_are_counted_by_source(workers: int) -> None:
+    parts = {"a": corpus([5, 70, 9] * 20), "b": corpus([31] * 40)}
+    dataset = PackedDataset(
+        sources.Mixture(parts, weights={"a": 1, "b": 1}), seq_len=SEQ_LEN, lanes=2,
+        topology=Topology(),
+    )  # fmt: skip
+    loader = PackedLoader(dataset, num_workers=workers)
+    found = np.zeros(2, dtype=np.int64)
+    for batch in loader:
+        pieces = batch.document_ids[batch.document_ids >= 0]
+        found += np.bincount(batch.source_ids[pieces].numpy(), minlength=2)
+        assert list(loader.metrics().source_tokens.values()) == found.tolist()
+    assert loader.metrics().source_tokens == {"a": 84 * 20, "b": 31 * 40}
+    assert loader.metrics().as_dict()["tokens/b"] == 31 * 40

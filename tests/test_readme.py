@@ -75,6 +75,10 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "growing").mkdir()
     for name in ("00", "01", "10"):
         (tmp_path / "growing" / f"{name}.jsonl").write_text(lines)
+    (tmp_path / "train.py").write_text(
+        "from streampack import PackedDataset\n\n\ndef make_dataset():\n"
+        "    return PackedDataset('texts.jsonl', seq_len=64, tokenizer='tokenizer.json')\n"
+    )
     (tmp_path / "data" / "0.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     rng = np.random.default_rng(2)
     for number in range(4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,35 @@ def test_documents_of_ids_are_shown_with_a_tokenizer_of_any_kind(tmp_path: Path)
     by_path = batch.show(tmp_path / "tokenizer.json")
     assert by_path == batch.show(engine)
     assert by_path.count("document ") == 2
+
+
+def test_without_a_tokenizer_ids_are_shown_and_pieces_name_where_they_came_from(
+    tmp_path: Path,
+) -> None:
+    path = lines(tmp_path)
+    dataset = PackedDataset(
+        path, seq_len=32, batch_rows=1, shuffle=False, tokenizer=byte_tokenizer(),
+        topology=Topology(),
+    )  # fmt: skip
+    plain = next(iter(dataset))
+    traced = dataset.with_provenance()
+    batch = next(iter(traced))
+    assert batch.input_ids.equal(plain.input_ids)
+    pieces = traced.locate(batch)
+    _, first, *_ = batch.show(color=False, pieces=pieces).splitlines()
+    ids = batch.input_ids[batch.document_ids == 0].tolist()
+    place = f"{path}, index {pieces[0].index}, tokens 0 to {len(ids)}"
+    text = f"{ids[0]} «{' '.join(map(str, ids[1:]))}»"
+    assert first == f"  document 0, {len(ids)} tokens, {place}: {text}"
+
+
+def test_a_notebook_shows_html_in_which_texts_are_only_text(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    batch = batch_of(["<b>a & b</b>"], tokenizer, provenance=True, batch_rows=1)
+    shown: Any = batch.show(tokenizer, pieces=["<somewhere>"])
+    html = shown._repr_html_()
+    assert "<b>" not in html
+    assert "&lt;somewhere&gt;" in html
+    learnt = re.findall(r'<span style="color:green">(.*?)</span>', html)
+    assert learnt == ["b&gt;a &amp; b&lt;/b&gt;&lt;|endoftext|&gt;"]
+    assert html.count("\n") == shown.count("\n")

@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from streampack.cli.corpus import reopen_corpus
+from streampack.cli.saved import one_state
 from streampack.cli.say import say
-from streampack.errors import ConfigError, StateError
+from streampack.errors import ConfigError
 from streampack.reading.sharded import ShardedSource
 from streampack.run.place import LanePlace, SourcePlace, lane_places, members, run_words
-from streampack.run.state import check_state, merge_states
 
 __all__ = ["where"]
 
@@ -45,7 +45,7 @@ def where(
     ] = False,
 ) -> None:
     """Say in words where a run is: the next batch, and what every lane reads and holds."""
-    state = _one(states)
+    state = one_state(states)
     corpora = _corpora(source, members(state["fingerprint"]))
     places = lane_places(state, corpora)
     if as_json:
@@ -67,44 +67,6 @@ def where(
         say(console, f"Skipped in {message}")
     if len(messages) > MESSAGES_SHOWN:
         say(console, f"... and {len(messages) - MESSAGES_SHOWN:,} more.")
-
-
-def _one(paths: Sequence[Path]) -> dict[str, Any]:
-    """The state in these files together."""
-    states = []
-    for path in paths:
-        state = _read(path)
-        try:
-            check_state(state)
-        except StateError as error:
-            raise StateError(f"{path}: {error.fact}", error.consequence, error.remedy) from error
-        states.append(state)
-    if len(states) == 1:
-        return states[0]
-    try:
-        return merge_states(states)
-    except StateError as error:
-        files = ", ".join(f"{number + 1} is {path}" for number, path in enumerate(paths))
-        fact = f"The states do not make one ({files}): {error.fact}"
-        raise StateError(fact, error.consequence, error.remedy) from error
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error.strerror}.",
-            "There is no state to look at.",
-            "Name files that hold what `state_dict()` returned, as JSON.",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise StateError(
-            f"{path} is not JSON.",
-            "It cannot be a state.",
-            "Write it with json.dump(loader.state_dict(), file).",
-        ) from error
-    return state
 
 
 def _corpora(

@@ -7,6 +7,7 @@ waits for the device.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from streampack.consumers.loss import token_mean_loss
 from streampack.consumers.megatron import megatron_batch, packed_seq_params
 from streampack.consumers.padded_segments import pad_cu_seqlens
 from streampack.consumers.pairs import pairs_of
-from streampack.consumers.text import ShownText, decoder, shown_rows
+from streampack.consumers.text import decoder, shown_text
 from streampack.documents import Fields
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
@@ -94,27 +95,32 @@ class BatchAdapters:
             )
         return decoder(tokenizer)(self.input_ids[self.document_ids == number].cpu().numpy())
 
-    def show(self, tokenizer: Any, *, color: bool | None = None) -> str:
+    def show(
+        self, tokenizer: Any = None, *, color: bool | None = None, pieces: Sequence[Any] = ()
+    ) -> str:
         """The rows as text: a line for every document piece, with what carries loss marked.
 
         The text that carries loss is between « and », or green where there are colours; the rest
-        is dim. (The first token of a piece has nothing before it, so it carries none.) Line breaks
-        are written as \\n, and a character cut by a mark as "\ufffd".
+        is dim; a notebook shows the same in HTML. (The first token of a piece has nothing before
+        it, so it carries none.) Line breaks are written as \\n, and a character cut by a mark as
+        "\ufffd".
 
         Args:
-            tokenizer: whatever `PackedDataset` takes.
+            tokenizer: whatever `PackedDataset` takes; None shows ids.
             color: colours for a terminal; None has them if standard output is one.
+            pieces: what `PackedDataset.locate` says of the batch: source, shard, document and
+                tokens are named in the lines.
         """
         if color is None:
             color = sys.stdout.isatty()
-        lines = shown_rows(
+        return shown_text(
             self.input_ids.cpu().numpy(),
             self.document_ids.cpu().numpy(),
             self.labels.cpu().numpy(),
-            decoder(tokenizer),
-            color,
+            tokenizer,
+            color=color,
+            origins=list(map(str, pieces)),
         )
-        return ShownText("\n".join(lines))
 
     def pairs(self, *, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
         """The documents of preference pairs: groups of a chosen and a rejected one.

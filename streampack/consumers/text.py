@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -10,47 +12,85 @@ from numpy.typing import NDArray
 
 from streampack.tokenization import Tokenizer, load_tokenizer
 
-__all__ = ["ShownText", "decoder", "shown_rows"]
+__all__ = ["ShownText", "decoder", "shown_text"]
 
 _DIM, _GREEN, _END = "\x1b[2m", "\x1b[32m", "\x1b[0m"
+_PRE = '<pre style="white-space:pre-wrap">{}</pre>'
 
 
 class ShownText(str):
-    """Text that a console shows as it is, without quotes."""
+    """Text that a console shows as it is, without quotes, and a notebook as HTML."""
 
-    __slots__ = ()
+    _html: Callable[[], str]
+
+    def __new__(cls, text: str, html: Callable[[], str]) -> ShownText:
+        """`html` makes the other form, if it is asked for."""
+        made = super().__new__(cls, text)
+        made._html = html
+        return made
+
+    def __reduce__(self) -> Any:
+        return str, (str(self),)
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_html_(self) -> str:
+        return self._html()
 
 
 def decoder(tokenizer: Any) -> Callable[[NDArray[np.int64]], str]:
     """What makes text of ids (N,) with a tokenizer, special tokens included.
 
     Args:
-        tokenizer: whatever `PackedDataset` takes.
+        tokenizer: whatever `PackedDataset` takes; None writes the ids as numbers.
 
     Raises:
         ConfigError: it is no tokenizer.
     """
+    if tokenizer is None:
+        return lambda ids: " ".join(map(str, ids.tolist()))
     settings = {} if isinstance(tokenizer, Tokenizer) else {"eos": "as-is", "bos": False}
     return load_tokenizer(tokenizer, **settings).decode
 
 
-def shown_rows(
+def shown_text(
+    ids: NDArray[np.int64],
+    documents: NDArray[np.int32],
+    labels: NDArray[np.int64],
+    tokenizer: Any,
+    *,
+    color: bool,
+    origins: Sequence[str] = (),
+) -> ShownText:
+    """A batch as text.
+
+    Args:
+        ids, documents, labels: (rows, seq_len), of the batch.
+        tokenizer: whatever `PackedDataset` takes; None shows ids.
+        color: mark by colours, and not by « and ».
+        origins: of every piece, where it came from; empty if that is not to be said.
+    """
+    rows = partial(
+        _rows, ids, documents, labels, decoder(tokenizer), " " if tokenizer is None else ""
+    )
+    quoted = [escape(origin) for origin in origins]
+    return ShownText(
+        "\n".join(rows(_colored if color else _quoted, origins)),
+        lambda: _PRE.format("\n".join(rows(_html, quoted))),
+    )
+
+
+def _rows(
     ids: NDArray[np.int64],
     documents: NDArray[np.int32],
     labels: NDArray[np.int64],
     decode: Callable[[NDArray[np.int64]], str],
-    color: bool,
+    between: str,
+    mark: Callable[[str, bool], str],
+    origins: Sequence[str],
 ) -> Iterator[str]:
-    """The lines of a batch: a head for every row, and a line for each piece in it.
-
-    Args:
-        ids, documents, labels: (rows, seq_len), of a batch.
-        decode: makes text of ids.
-        color: mark by colours, and not by « and ».
-    """
+    """The lines of a batch: a head for every row, and a line for each piece in it."""
     for row in range(len(ids)):
         yield f"row {row}"
         changes = np.flatnonzero(np.diff(documents[row])) + 1
@@ -61,15 +101,22 @@ def shown_rows(
                 continue
             learnt = labels[row, places] != -100
             runs = np.split(places, np.flatnonzero(np.diff(learnt)) + 1)
-            text = "".join(
-                _marked(decode(ids[row, run]), bool(labels[row, run[0]] != -100), color)
+            text = between.join(
+                mark(decode(ids[row, run]).replace("\n", "\\n"), bool(labels[row, run[0]] != -100))
                 for run in runs
             )
-            yield f"  document {number}, {len(places)} tokens: {text}"
+            origin = f", {origins[number]}" if origins else ""
+            yield f"  document {number}, {len(places)} tokens{origin}: {text}"
 
 
-def _marked(text: str, learnt: bool, color: bool) -> str:
-    text = text.replace("\n", "\\n")
-    if color:
-        return f"{_GREEN if learnt else _DIM}{text}{_END}"
+def _quoted(text: str, learnt: bool) -> str:
     return f"«{text}»" if learnt else text
+
+
+def _colored(text: str, learnt: bool) -> str:
+    return f"{_GREEN if learnt else _DIM}{text}{_END}"
+
+
+def _html(text: str, learnt: bool) -> str:
+    style = "color:green" if learnt else "opacity:0.6"
+    return f'<span style="{style}">{escape(text)}</span>'

@@ -33,6 +33,10 @@ class Piece:
     start: int
     stop: int
 
+    def __str__(self) -> str:
+        of = "" if self.source is None else f"{self.source}, "
+        return f"{of}{self.shard}, index {self.index}, tokens {self.start} to {self.stop}"
+
 
 def locate(source: Source, batch: Any) -> list[Piece]:
     """The pieces of a `PackedBatch`, or of its provenance (N,), in their order.

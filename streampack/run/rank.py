@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.run.plan import RunPlan
 from streampack.run.state import Deferred, RunState, batches_known
+from streampack.sources.mixture.source import Mixture
 from streampack.workers.feed import LaneStates
 
 __all__ = ["REMEMBERED", "OpenFeed", "RankRun"]
@@ -213,6 +214,7 @@ class RankRun:
             metrics.batches += 1
             if batch.num_documents:
                 metrics.composition += batch.composition
+                self._count_sources(batch, metrics)
             else:
                 metrics.empty_batches += 1
                 metrics.empty_slots += batch.composition.slots
@@ -221,6 +223,14 @@ class RankRun:
         lane_state = batch.lane_state if own else self._ends.get(batch.lane)
         undo = state.commit(batch.lane, batch.step, lane_state)
         self._recent.append((self._number(batch), undo))
+
+    def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
+        source = self.plan.config.source
+        if isinstance(source, Mixture):
+            counts = batch.tokens_by_source(len(source.sources)).tolist()
+            total = Counter(metrics.source_tokens)  # another one, as threads may be reading that
+            total.update(dict(zip(source.sources, counts, strict=True)))
+            metrics.source_tokens = total
 
     def state_dict(self, after: PackedBatch | None = None) -> dict[str, Any]:
         """JSON-able state of what was taken, up to the last batch or up to `after`.

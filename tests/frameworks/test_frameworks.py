@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,9 @@ import pytest
 import torch
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology
+from streampack.trainers import TrainerMixin
+
+SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def documents() -> list[list[int]]:
@@ -31,6 +37,46 @@ def test_lightning_resumes_behind_the_last_step_and_repeats_no_token() -> None:
     make_trainer(7).fit(parts, datamodule=again)
     assert torch.equal(whole.seen, parts.seen)
     assert whole.seen[1:].sum() > 0
+
+
+def test_lightning_saves_the_beginning_where_no_step_has_begun() -> None:
+    pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
+    from examples.lightning_datamodule import make_data
+
+    data = make_data()
+    expected = data.loader.state_dict()
+    next(iter(data.train_dataloader()))  # as Lightning does, one ahead of the first step
+    again = make_data()
+    again.load_state_dict(data.state_dict())
+    assert again.loader.state_dict() == expected
+
+
+@pytest.mark.slow
+def test_lightning_on_two_ranks_goes_on_on_one_and_loses_no_token(tmp_path: Path) -> None:
+    pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
+    lines = [json.dumps({"tokens": document}) for document in documents()]
+    (tmp_path / "documents.jsonl").write_text("\n".join(lines) + "\n")
+    lightning_run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")(
+        tmp_path, 10
+    )
+    first, second = (json.loads((tmp_path / f"tokens-{rank}.json").read_text()) for rank in (0, 1))
+    assert min(first, second) > 0
+    lightning_run()(tmp_path, 1000, tmp_path / "saved.ckpt")
+    with_first = json.loads((tmp_path / "tokens-0.json").read_text())  # counted in the checkpoint
+    assert with_first + second == sum(map(len, documents()))
+
+
+def lightning_run(*launcher: str) -> Any:
+    def run(*arguments: object) -> None:
+        paths = [str(SUPPORT / "without_torchvision"), str(SUPPORT.parents[1])]
+        done = subprocess.run(
+            [sys.executable, *launcher, str(SUPPORT / "lightning_run.py"), *map(str, arguments)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    return run
 
 
 def test_torchtitans_base_class_takes_our_loader() -> None:
@@ -66,10 +112,7 @@ def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
         output="hf",
     )
 
-    class PackedSFTTrainer(trl.SFTTrainer):  # type: ignore[misc]
-        def get_train_dataloader(self) -> Any:
-            return loader
-
+    class PackedSFTTrainer(TrainerMixin, trl.SFTTrainer):  # type: ignore[misc]
         def training_step(self, model: Any, inputs: Any, *arguments: Any) -> Any:
             seen.append(inputs["input_ids"].clone())
             return super().training_step(model, inputs, *arguments)
@@ -79,6 +122,7 @@ def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
         num_attention_heads=2,
     )  # fmt: skip
     trainer = PackedSFTTrainer(
+        loader=loader,
         model=LlamaForCausalLM(config),
         args=trl.SFTConfig(
             output_dir=str(tmp_path), max_steps=4, use_cpu=True, report_to=[], bf16=False,

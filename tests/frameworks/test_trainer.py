@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streampack import PackedDataset, PackedLoader, TokenRules, Topology
-from streampack.errors import ConfigError
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, merge_states
+from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing
+from streampack.trainers import TrainerMixin
+from streampack.trainers.hugging_face import saved_state
 from tests.support.memory_source import MemorySource
 from tests.support.packed_batches import random_documents
 
@@ -82,6 +84,42 @@ def test_a_step_without_any_loss_token_has_the_loss_0(tmp_path: Path) -> None:
         tmp_path / "run", corpus, max_steps=2, save_steps=100, kind=RecordingTrainer
     ).train()
     assert losses == [0.0] * 4
+
+
+def test_it_resumes_from_the_last_checkpoint_and_says_where_there_is_none(tmp_path: Path) -> None:
+    from examples.hf_trainer import make_trainer, write_corpus
+
+    corpus = write_corpus(tmp_path / "corpus", 100)
+    first = make_trainer(tmp_path / "run", corpus, max_steps=2, save_steps=1)
+    first.train()
+    second = make_trainer(tmp_path / "run", corpus, max_steps=3, save_steps=100)
+    second.train(resume_from_checkpoint=True)
+    assert second.state.global_step == 3
+    assert second.loader.metrics().batches == 2  # of the third step
+    for file in (tmp_path / "run" / "checkpoint-2").glob("loader-*"):
+        file.unlink()
+    with pytest.raises(StateError, match="loader-0-of"):
+        second.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    with pytest.raises(ConfigError, match="hf"):
+        TrainerMixin(loader=PackedLoader(dataset()))
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_not_beside_another_runs(
+    tmp_path: Path,
+) -> None:
+    whole = PackedDataset([[7] * 9] * 99, seq_len=16, lanes=1, topology=Topology())
+    states = []
+    for rank in range(2):
+        mine = PackedDataset([[7] * 9] * 99, seq_len=16, lanes=1, topology=Topology(rank, 2))
+        loader = PackedLoader(mine, output="hf")
+        next(iter(loader))
+        states.append(loader.state_dict())
+        (tmp_path / f"loader-{rank}-of-2.json").write_text(json.dumps(states[-1]))
+    assert saved_state(tmp_path, Topology(1, 2)) == states[1]
+    assert saved_state(tmp_path, whole.topology) == merge_states(states)
+    (tmp_path / "loader-0-of-1.json").write_text(json.dumps(states[0]))
+    with pytest.raises(StateError, match="2 runs"):
+        saved_state(tmp_path, whole.topology)
 
 
 def steps_of_the_run(folder: Path) -> int:

@@ -1,0 +1,123 @@
+"""`streampack replay`: a batch that a run gave after a saved state, as text."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+import sys
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from streampack.batch import PackedBatch
+from streampack.cli.saved import one_state
+from streampack.dataset import PackedDataset
+from streampack.errors import ConfigError
+from streampack.loader import PackedLoader
+
+__all__ = ["replay"]
+
+
+def replay(
+    states: Annotated[
+        list[Path],
+        typer.Argument(metavar="STATE.json...", help="The state of a run, or one of every rank."),
+    ],
+    dataset: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="The run's PackedDataset, or a function without arguments that makes it; also "
+            "MODULE:NAME.",
+        ),
+    ],
+    step: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Steps after the state; 1 is the next one.")
+    ] = 1,
+    rank: Annotated[int, typer.Option(min=0, metavar="R", help="Whose batch of that step.")] = 0,
+    ranks: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many there were; by default as many as there are states."),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="tokenizer.json, where the dataset has none: ids, else."),
+    ] = None,
+) -> None:
+    """Print the batch of a rank in a step after a saved state: text, sources, loss marks."""
+    state = one_state(states)
+    ranks = len(states) if ranks is None else ranks
+    if rank >= ranks:
+        raise ConfigError(
+            f"--rank is {rank}, and there are {ranks} ranks.",
+            "It had no batch.",
+            "Count ranks from 0, and pass --ranks for a state of all of them together.",
+        )
+    traced = _alone(dataset).with_provenance()
+    number = state["next_batch"] + (step - 1) * ranks + rank
+    batch = _batch(traced, state, number - state["next_batch"])
+    head = f"batch {number:,} of the run, from lane {number % state['fingerprint']['lanes']}"
+    if batch is None or not batch.num_documents:
+        print(f"{head}: empty, the lane had ended")
+        return
+    print(f"{head}: {batch.num_tokens:,} tokens, {batch.num_loss_tokens:,} with loss")
+    named = tokenizer if tokenizer is not None else _tokenizer(traced)
+    print(batch.show(named, pieces=traced.locate(batch)))
+
+
+def _batch(dataset: PackedDataset, state: Mapping[str, Any], ahead: int) -> PackedBatch | None:
+    """The batch so many after the state's next one; None if the run ended before."""
+    loader = PackedLoader(dataset)
+    loader.load_state_dict(state)
+    loader.skip(ahead)
+    return next(islice(loader, 1), None)
+
+
+def _tokenizer(dataset: PackedDataset) -> Any:
+    """The dataset's own, or that of a mixture's first source that has one."""
+    found = [own for own in dataset.plan.config.preparation.tokenizers if own is not None]
+    return getattr(found[0], "tokenizer", found[0]) if found else None
+
+
+def _alone(named: str) -> PackedDataset:
+    """The dataset that a user's code makes, as that of a single rank."""
+    place, _, name = named.rpartition(":")
+    if not place or not name:
+        raise ConfigError(
+            f'--dataset is "{named}".',
+            "It does not say which object of which file is the dataset.",
+            "Pass FILE.py:NAME or MODULE:NAME.",
+        )
+    sys.path.insert(0, str(Path(place).parent if place.endswith(".py") else Path.cwd()))
+    try:
+        found = (
+            runpy.run_path(place, run_name="replayed")
+            if place.endswith(".py")
+            else vars(importlib.import_module(place))
+        )
+    except (FileNotFoundError, ModuleNotFoundError) as error:
+        raise ConfigError(
+            f"{place} cannot be loaded: {error}.",
+            "There is no dataset to read again.",
+            "Name a file that exists, or a module that can be imported from here.",
+        ) from error
+    made = found.get(name)
+    if callable(made) and not isinstance(made, PackedDataset):
+        made = made()
+    if not isinstance(made, PackedDataset):
+        raise ConfigError(
+            f'"{name}" of {place} is {type(made).__name__}, not a PackedDataset.',
+            "There is no dataset to read again.",
+            "Name a PackedDataset, or a function without arguments that returns one.",
+        )
+    if made.topology.world_size != 1:
+        raise ConfigError(
+            f"The dataset is that of {made.topology.world_size} ranks.",
+            "A replay is one process, which makes the batches of all of them.",
+            "Leave out topology= where the dataset is made for a replay, and RANK and WORLD_SIZE "
+            "in the environment.",
+        )
+    return made

@@ -1,0 +1,56 @@
+"""Saved states: one file, or one of every rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from streampack.errors import ConfigError, StateError
+from streampack.run.state import check_state, merge_states
+
+__all__ = ["one_state"]
+
+
+def one_state(paths: Sequence[Path]) -> dict[str, Any]:
+    """The state in these files together.
+
+    Raises:
+        ConfigError: a file cannot be read.
+        StateError: a file holds no state, or they do not make one.
+    """
+    states = []
+    for path in paths:
+        state = _read(path)
+        try:
+            check_state(state)
+        except StateError as error:
+            raise StateError(f"{path}: {error.fact}", error.consequence, error.remedy) from error
+        states.append(state)
+    if len(states) == 1:
+        return states[0]
+    try:
+        return merge_states(states)
+    except StateError as error:
+        files = ", ".join(f"{number + 1} is {path}" for number, path in enumerate(paths))
+        fact = f"The states do not make one ({files}): {error.fact}"
+        raise StateError(fact, error.consequence, error.remedy) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}.",
+            "There is no state to look at.",
+            "Name files that hold what `state_dict()` returned, as JSON.",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise StateError(
+            f"{path} is not JSON.",
+            "It cannot be a state.",
+            "Write it with json.dump(loader.state_dict(), file).",
+        ) from error
+    return state

@@ -1,0 +1,157 @@
+"""A line that says how far a run is: batches, tokens, rate, waiting, and when it will end.
+
+It is drawn by rich on a terminal and in a notebook. Elsewhere, or without rich, a line is written
+to standard error now and then.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+from streampack.forecast.estimation import Estimate
+
+__all__ = ["Moment", "progress_words", "with_progress"]
+
+DRAWN_S = 0.25  # between two drawings on a terminal
+ESTIMATED_S = 10.0  # between two estimates, which cost a millisecond per lane
+RATES_S = 60.0  # what rates are measured over
+
+Item = TypeVar("Item")
+Show = Callable[[str, float | None], None]
+
+
+class Moment(NamedTuple):
+    """Where a rank's loop is.
+
+    Attributes:
+        at_s: seconds of any clock.
+        batches: since the beginning of the run, of each rank.
+        tokens: since the loader was made, of this rank; wait_s: the same for seconds waited.
+    """
+
+    at_s: float
+    batches: int
+    tokens: int
+    wait_s: float
+
+
+def progress_words(
+    before: Moment, now: Moment, estimate: Estimate | None, *, world_size: int = 1
+) -> str:
+    """The line.
+
+    Args:
+        before, now: rates are those between the two.
+        estimate: of the batches of the whole run; None if it has no end that is known.
+        world_size: of ranks that share the run.
+    """
+    seconds = max(now.at_s - before.at_s, 1e-9)
+    each = " per rank" if world_size > 1 else ""
+    share = _share(now, estimate)
+    of = "" if estimate is None else f" of about {estimate.steps:,}"
+    words = [
+        f"batch {now.batches:,}{of}" + ("" if share is None else f" ({share:.0%})"),
+        f"{_short(now.tokens)} tokens{each}",
+        f"{_short((now.tokens - before.tokens) / seconds)} tokens/s{each}",
+        f"{min((now.wait_s - before.wait_s) / seconds, 1):.1%} waiting",
+    ]
+    made = now.batches - before.batches
+    if estimate is not None and made > 0:
+        left_s = max(estimate.steps - now.batches, 0) * seconds / made
+        words.append(f"{timedelta(seconds=round(left_s))} left")
+    return " · ".join(words)
+
+
+def with_progress(
+    items: Iterable[Item],
+    look: Callable[[], Moment],
+    estimate: Callable[[], Estimate | None],
+    *,
+    world_size: int,
+    every_s: float,
+) -> Iterator[Item]:
+    """The items, while a line says how far the loop is.
+
+    Args:
+        items: what the loop iterates.
+        look: where it is now; estimate: how far it has to go.
+        world_size: of ranks that share the run.
+        every_s: seconds between two lines where they are not drawn over one another.
+    """
+    drawn = _drawn()
+    pause_s = every_s if drawn is None else DRAWN_S
+    expected, asked_s = estimate(), time.monotonic()
+    moments = deque([look()])
+    last = moments[0]
+
+    def say(show: Show) -> None:
+        nonlocal expected, asked_s, last
+        last = look()
+        if last.at_s - asked_s >= ESTIMATED_S:
+            expected, asked_s = estimate(), last.at_s
+        while len(moments) > 1 and last.at_s - moments[1].at_s >= RATES_S:
+            moments.popleft()
+        words = progress_words(moments[0], last, expected, world_size=world_size)
+        show(words, _share(last, expected))
+        moments.append(last)
+
+    with drawn or nullcontext(_write_line) as show:
+        for item in items:
+            if time.monotonic() - last.at_s >= pause_s:
+                say(show)
+            yield item
+        say(show)
+
+
+def _share(now: Moment, estimate: Estimate | None) -> float | None:
+    """How much of the run is done, if that can be said."""
+    if estimate is None or not estimate.steps:
+        return None
+    return min(now.batches / estimate.steps, 1.0)
+
+
+def _short(count: float) -> str:
+    """A number of three digits: 40.2M."""
+    for unit in ("", "k", "M", "G", "T"):
+        if count < 999.5 or unit == "T":
+            break
+        count /= 1000
+    return f"{count:.3g}{unit}" if count < 999.5 else f"{count:.0f}{unit}"
+
+
+def _write_line(words: str, share: float | None) -> None:
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()
+
+
+def _drawn() -> AbstractContextManager[Show] | None:
+    """Draws a bar and words in one place; None where that cannot be."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+    except ImportError:
+        return None
+    console = Console()
+    if not (console.is_jupyter or sys.stdout.isatty()):
+        return None
+
+    @contextmanager
+    def draw() -> Iterator[Show]:
+        columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+        with Progress(*columns, console=console, auto_refresh=False) as bar:
+            task = bar.add_task("", total=None)
+
+            def show(words: str, share: float | None) -> None:
+                total = None if share is None else 1.0
+                bar.update(task, description=words, completed=share or 0.0, total=total)
+                bar.refresh()
+
+            yield show
+
+    return draw()

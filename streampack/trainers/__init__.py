@@ -1,0 +1,10 @@
+"""Trainers of other libraries: what their classes need to take packed batches and to resume.
+
+Knows how each trainer asks for batches and saves; it does not know how batches are made. They are
+mix-ins, so nothing is imported before the trainer itself.
+"""
+
+from streampack.trainers.hugging_face import TrainerMixin
+from streampack.trainers.lightning import DataModuleMixin
+
+__all__ = ["DataModuleMixin", "TrainerMixin"]

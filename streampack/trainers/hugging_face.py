@@ -1,0 +1,115 @@
+"""TrainerMixin: transformers' Trainer, and TRL's, on a `PackedLoader`.
+
+Every rank puts a file with the loader's state into each checkpoint, so a run goes on after any of
+them on as many ranks or others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from streampack.errors import ConfigError, StateError
+from streampack.job.topology import Topology
+from streampack.loader import PackedLoader
+from streampack.run.state import merge_states
+
+__all__ = ["TrainerMixin", "saved_state"]
+
+
+class TrainerMixin:
+    """Makes a Trainer take its batches from a `PackedLoader`, save its state, and resume from it.
+
+    ``class PackedTrainer(TrainerMixin, Trainer): pass``, and the same for TRL's ``SFTTrainer``. Set
+    ``max_steps`` in its arguments. ``train(resume_from_checkpoint=...)`` goes on after the last
+    batch of the checkpoint, on any number of ranks that can read the files of all. Batches are not
+    skipped a second time: ``ignore_data_skip`` is set.
+
+    Args:
+        loader: with ``output="hf"``.
+        arguments, options: of the Trainer.
+
+    Raises:
+        ConfigError: the loader has another output.
+    """
+
+    args: Any
+
+    def __init__(self, *arguments: Any, loader: PackedLoader, **options: Any) -> None:
+        if loader.output != "hf":
+            raise ConfigError(
+                f'The loader has output="{loader.output}".',
+                "A Trainer calls the model with the batch as keyword arguments.",
+                'Pass PackedLoader(dataset, output="hf", model=model).',
+            )
+        self.loader = loader
+        super().__init__(*arguments, **options)
+        self.args.ignore_data_skip = True
+        self.add_callback(_saver(loader))  # type: ignore[attr-defined]
+
+    def get_train_dataloader(self) -> Any:
+        """The loader itself: accelerate would split its batches over the ranks once more."""
+        return self.loader
+
+    def get_batch_samples(self, *arguments: Any) -> Any:
+        """As `Trainer.get_batch_samples`; where all ranks' lanes are dry, 0 / 1 and not 0 / 0."""
+        samples, num_items = super().get_batch_samples(*arguments)  # type: ignore[misc]
+        return samples, num_items if num_items is None else num_items.clamp(min=1)
+
+    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
+        """As `Trainer.train`; the loader goes on after the checkpoint, too.
+
+        Raises:
+            StateError: the checkpoint has no states of the loader, or of several runs.
+        """
+        if resume_from_checkpoint is True:
+            from transformers import trainer_utils
+
+            last: Any = trainer_utils.get_last_checkpoint
+            resume_from_checkpoint = last(self.args.output_dir) or True  # it says what is missing
+        if isinstance(resume_from_checkpoint, (str, os.PathLike)):
+            folder = Path(resume_from_checkpoint)
+            self.loader.load_state_dict(saved_state(folder, self.loader.dataset.topology))
+        return super().train(  # type: ignore[misc]
+            resume_from_checkpoint=resume_from_checkpoint, **options
+        )
+
+
+def _saver(loader: PackedLoader) -> Any:
+    """A callback that puts the state of this rank into every checkpoint."""
+    from transformers import TrainerCallback
+
+    class SaveLoader(TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)  # ranks other than 0 may be first
+            place = loader.dataset.topology
+            path = folder / f"loader-{place.rank}-of-{place.world_size}.json"
+            mine = path.with_suffix(f".{os.getpid()}")  # ranks of one model write the same file
+            mine.write_text(json.dumps(loader.state_dict()))
+            mine.replace(path)
+
+    return SaveLoader()
+
+
+def saved_state(checkpoint: Path, place: Topology) -> dict[str, Any]:
+    """The loader's state in a checkpoint: of this rank if there were as many, else of all.
+
+    Raises:
+        StateError: it has no states of the loader, or of several runs.
+    """
+    files = sorted(checkpoint.glob("loader-*-of-*.json"))
+    numbers = {file.stem.rpartition("-")[2] for file in files}
+    if len(numbers) != 1:
+        raise StateError(
+            f"{checkpoint} has states of the loader from {len(numbers)} runs: "
+            f"{', '.join(file.name for file in files[:4]) or 'no file loader-0-of-*.json'}.",
+            "It is not known which batches were trained on.",
+            "Resume from a checkpoint whose save was finished by this class"
+            + (", and remove the files of other runs." if numbers else "."),
+        )
+    own = checkpoint / f"loader-{place.rank}-of-{place.world_size}.json"
+    states = [json.loads(file.read_text()) for file in ([own] if own in files else files)]
+    return states[0] if own in files else merge_states(states)

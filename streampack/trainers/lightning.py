@@ -1,0 +1,93 @@
+"""DataModuleMixin: Lightning's Trainer on a `PackedLoader`.
+
+Lightning takes batches one ahead of the training step, and saves the state of any loader that has
+one, which is a batch too far. So the loader is handed over as something that can only be iterated,
+and the state is that after the batch whose step began last, or that before the first one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streampack.batch import PackedBatch
+from streampack.dataset import PackedDataset
+from streampack.loader import PackedLoader
+from streampack.run.distributed_state import DistributedState
+
+__all__ = ["DataModuleMixin"]
+
+
+class DataModuleMixin:
+    """Makes a DataModule give the batches of a `PackedLoader` and keep its state in checkpoints.
+
+    ``class PackedDataModule(DataModuleMixin, LightningDataModule): pass``, and
+    ``PackedDataModule(loader)`` for ``trainer.fit(model, datamodule=...)``. Training steps get a
+    `PackedBatch` on the model's device. A checkpoint holds the state of all ranks, for any number
+    of them. Let ``Trainer(use_distributed_sampler=False)``: there is nothing left to divide.
+
+    Args:
+        loader: of this rank.
+    """
+
+    trainer: Any
+
+    def __init__(self, loader: PackedLoader) -> None:
+        super().__init__()
+        self.loader = loader
+        self._start = loader.state_dict()
+        self._last: PackedBatch | None = None
+
+    def train_dataloader(self) -> Any:
+        """The loader's batches, going on where it stands."""
+        self._start, self._last = self.loader.state_dict(), None
+        return _Batches(self.loader)
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        """The step begins: the batch is the last one that counts."""
+        if not isinstance(batch, PackedBatch):  # of another DataLoader, for validation
+            return super().transfer_batch_to_device(  # type: ignore[misc]
+                batch, device, dataloader_idx
+            )
+        if self.trainer.training:
+            self._last = batch
+        return batch.to(device, non_blocking=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint, the same on all ranks, which call it together."""
+        last = self._last
+        state = self._start if last is None else self.loader.state_dict(after=last)
+        return DistributedState(_Saved(self.loader.dataset, state)).state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after a checkpoint.
+
+        Raises:
+            StateError: it is of another run, or damaged.
+        """
+        DistributedState(self.loader).load_state_dict(state_dict)
+        self._start, self._last = self.loader.state_dict(), None
+
+
+class _Batches:
+    """A loader's batches, without its state."""
+
+    def __init__(self, loader: PackedLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+
+class _Saved:
+    """A loader that stands at a state."""
+
+    def __init__(self, dataset: PackedDataset, state: dict[str, Any]) -> None:
+        self.dataset = dataset
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._state = dict(state)

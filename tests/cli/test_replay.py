@@ -1,0 +1,114 @@
+"""`streampack replay` prints the batch that a rank had in a step after a saved state."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.cli.app import app
+from streampack.errors import ConfigError, StateError
+from tests.support.corpora import byte_tokenizer
+
+SCRIPT = """
+from streampack import PackedDataset, sources
+from helper import SEQ_LEN
+
+def make(seed=3):
+    return PackedDataset(
+        sources.Mixture({{"web": "{web}", "books": "{books}"}}, weights={{"web": 2, "books": 1}}),
+        seq_len=SEQ_LEN, batch_rows=2, lanes=4, seed=seed, tokenizer="{tokenizer}",
+    )
+
+def other():
+    return make(seed=4)
+
+number = 5
+"""
+
+
+def replay(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Two ranks, their states after 3 steps, and the batches of the steps that follow."""
+    paths = {name: tmp_path / f"{name}.jsonl" for name in ("web", "books")}
+    for name, path in paths.items():
+        lines = [json.dumps({"text": f"{name} {i} " + "ab" * (i % 17)}) for i in range(150)]
+        path.write_text("\n".join(lines) + "\n")
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(**paths, tokenizer=tmp_path / "tokenizer.json"))
+    (tmp_path / "helper.py").write_text("SEQ_LEN = 64\n")
+    states, following = [], []
+    for rank in range(2):
+        dataset = PackedDataset(
+            sources.Mixture({n: str(p) for n, p in paths.items()}, weights={"web": 2, "books": 1}),
+            seq_len=64, batch_rows=2, lanes=4, seed=3,
+            tokenizer=str(tmp_path / "tokenizer.json"), topology=Topology(rank, 2),
+        )  # fmt: skip
+        loader = PackedLoader(dataset)
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        states.append(tmp_path / f"state-{rank}.json")
+        states[-1].write_text(json.dumps(loader.state_dict()))
+        following.append([next(batches) for _ in range(4)])
+    return script, states, following
+
+
+def test_it_prints_the_batch_of_that_step_and_rank(run: Any) -> None:
+    script, states, following = run
+    for step, rank in ((1, 0), (1, 1), (4, 1)):
+        output = replay(
+            *states, "--dataset", f"{script}:make", "--step", step, "--rank", rank
+        ).splitlines()
+        batch = following[rank][step - 1]
+        assert output[0] == (
+            f"batch {6 + (step - 1) * 2 + rank} of the run, from lane {batch.lane}: "
+            f"{batch.num_tokens} tokens, {batch.num_loss_tokens} with loss"
+        )
+        shown = [
+            re.sub(r", \w+, \S+\.jsonl, index \d+, tokens \d+ to \d+:", ":", x) for x in output
+        ]
+        assert shown[1:] == batch.show(str(script.parent / "tokenizer.json")).splitlines()
+        assert sum(" index " in line for line in output) == batch.num_documents
+
+
+def test_beyond_the_end_it_says_that_the_lane_had_ended(run: Any) -> None:
+    script, states, _ = run
+    assert "had ended" in replay(*states, "--dataset", f"{script}:make", "--step", 10_000)
+
+
+def test_another_dataset_and_what_is_none_are_refused(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, states, _ = run
+    with pytest.raises(StateError, match="`seed` was 3"):
+        replay(*states, "--dataset", f"{script}:other")
+    for named, words in (
+        (f"{script}:number", "int"),
+        (f"{script}:nothing", "None"),
+        ("make", "FILE.py:NAME"),
+        ("no_such_file.py:make", "no_such_file"),
+        ("no_such_module:make", "no_such_module"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            replay(*states, "--dataset", named)
+    with pytest.raises(ConfigError, match="there are 2 ranks"):
+        replay(*states, "--dataset", f"{script}:make", "--rank", 2)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 ranks"):
+        replay(*states, "--dataset", f"{script}:make")
