@@ -20,12 +20,14 @@ from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
 from streampack.consumers.megatron import megatron_batch, packed_seq_params
+from streampack.consumers.numpy_arrays import numpy_arrays
 from streampack.consumers.padded_segments import pad_cu_seqlens
 from streampack.consumers.pairs import pairs_of
 from streampack.consumers.text import ShownText, decoder, shown_rows
 from streampack.documents import Fields
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
+from streampack.window.packed_rows import PackedRows
 
 __all__ = ["BatchAdapters"]
 
@@ -42,6 +44,7 @@ class BatchAdapters:
     num_items_in_batch: int | None
     _runs: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
     _host_fields: Fields
+    _packed: PackedRows | None
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -228,6 +231,36 @@ class BatchAdapters:
             "max_length_k": longest,
             "use_cache": False,
         }
+
+    def numpy(self) -> dict[str, Any]:
+        """Arrays for JAX, by the names that MaxText's training step reads; no tensors are made.
+
+        (rows, seq_len) int32: `inputs`, `inputs_position` (from 0 in every attention segment),
+        `inputs_segmentation` (from 1 in every row, 0 on padding), `targets` (the next token),
+        `targets_position` and `targets_segmentation`, which is 0 where no loss is taken; `targets`
+        are 0 there. With ``token_fields`` also "fields", and with ``document_fields`` also
+        "document_fields", dictionaries as `fields` and `document_fields` of the batch. Arrays may
+        share memory.
+
+        >>> from streampack import PackedDataset, Topology
+        >>> documents = [[11, 12, 13], [21, 22]]
+        >>> dataset = PackedDataset(documents, seq_len=6, batch_rows=1, topology=Topology())
+        >>> arrays = next(iter(dataset)).numpy()
+        >>> arrays["inputs"].tolist(), arrays["inputs_segmentation"].tolist()
+        ([[11, 12, 13, 21, 22, 0]], [[1, 1, 1, 2, 2, 0]])
+        >>> arrays["targets"].tolist(), arrays["targets_segmentation"].tolist()
+        ([[12, 13, 0, 22, 0, 0]], [[1, 1, 0, 2, 0, 0]])
+
+        Raises:
+            ConfigError: the batch was moved to a device or pinned.
+        """
+        if self._packed is None:
+            raise ConfigError(
+                "This batch was moved to a device or pinned.",
+                "Its arrays are tensors now.",
+                "Call numpy() on the batch as the loader gives it without device= and pin_memory=.",
+            )
+        return numpy_arrays(self._packed)
 
     def varlen(
         self,
