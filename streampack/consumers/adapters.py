@@ -17,6 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.context_parallel import Layout, context_parallel
 from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
 from streampack.consumers.megatron import megatron_batch, packed_seq_params
@@ -400,6 +401,31 @@ class BatchAdapters:
             ConfigError: as in `megatron`.
         """
         return packed_seq_params(self, cp_size)
+
+    def context_parallel(self, layout: Layout, *, cp_size: int, cp_rank: int) -> dict[str, Any]:
+        """The part of the batch that a rank of a context-parallel group holds.
+
+        (1, T / cp_size) int64 `input_ids`, `position_ids` and `shift_labels` (each slot's is the
+        next token, -100 where no loss is taken); `slots`, (T / cp_size,) int64, which slots of the
+        flattened rows they are, by which fields and outputs go there and back; `cu_seqlens`, int32,
+        and `max_seqlen` as the attention of the layout takes them. All ranks together hold every
+        slot once.
+
+        Args:
+            layout: "zigzag" for ring attention: the head and the tail of every document, so that
+                the work of causal attention is even; "contiguous" for ring attention too: rank r
+                holds the r-th part of every document. The boundaries of both are those of the
+                parts. "ulysses": rank r holds the r-th part of the flattened rows, and the
+                boundaries are those of the whole batch, since attention sees all of it, for some
+                of the heads.
+            cp_size: ranks of the group, which all pass the same batch.
+            cp_rank: which of them this is.
+
+        Raises:
+            ConfigError: documents were not packed with `align` a multiple of ``2 * cp_size`` for
+                "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout.
+        """
+        return context_parallel(self, layout, cp_size, cp_rank)
 
     def _segments(self, segments: int | None) -> tuple[Tensor, int]:
         """`cu_seqlens` and its maximum, of static shape if a number of segments is given."""

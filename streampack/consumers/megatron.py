@@ -10,19 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streampack.consumers.padded_segments import (
-    PaddedSegments,
-    head_and_tail,
-    padded_segments,
-)
-from streampack.errors import ConfigError
+from streampack.consumers.context_parallel import check_rank, segments_of
+from streampack.consumers.padded_segments import PaddedSegments, head_and_tail
 
 __all__ = ["megatron_batch", "packed_seq_params"]
 
 
 def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor | None]:
     """See `BatchAdapters.megatron`."""
-    _check_rank(cp_size, cp_rank)
+    check_rank(cp_size, cp_rank)
     labels = batch.next_tokens().view(-1)
     counts = labels != -100
     tensors = {
@@ -41,7 +37,7 @@ def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor |
 
 def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
     """See `BatchAdapters.packed_seq_params`."""
-    _check_rank(cp_size)
+    check_rank(cp_size)
     segments = _padded(batch, cp_size)
     real = torch.from_numpy(segments.cu_seqlens).to(batch.device, non_blocking=True)
     placed = torch.from_numpy(segments.cu_seqlens_padded).to(batch.device, non_blocking=True)
@@ -60,10 +56,7 @@ def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
 
 
 def _padded(batch: Any, cp_size: int) -> PaddedSegments:
-    align = 2 * cp_size if cp_size > 1 else 1
-    cu_seqlens, boundaries, piece = batch._runs
-    run = np.searchsorted(boundaries, cu_seqlens[:-1])
-    return padded_segments(cu_seqlens, piece[run] < 0, align)
+    return segments_of(batch, 2 * cp_size if cp_size > 1 else 1)
 
 
 @functools.cache
@@ -74,12 +67,3 @@ def _megatron_counts_tokens() -> bool:
     except ImportError:
         return True
     return "total_tokens" in module.PackedSeqParams.__dataclass_fields__
-
-
-def _check_rank(cp_size: int, cp_rank: int = 0) -> None:
-    if not 0 <= cp_rank < cp_size:
-        raise ConfigError(
-            f"cp_size is {cp_size}, and cp_rank is {cp_rank}.",
-            "There is no such rank, and it would get other documents' tokens.",
-            "Use a cp_size of 1 or more, and a cp_rank from 0 to cp_size - 1.",
-        )
