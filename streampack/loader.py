@@ -69,7 +69,8 @@ class PackedLoader:
             empty batches (padding only) until all are. "stop" leaves at the first rotation in
             which some lane has no batch, and counts what it leaves in `Metrics.left`.
         output: what iterating gives: a `PackedBatch`; with "hf" the dictionary of its `.hf()`, for
-            trainers that call ``model(**batch)``; with "numpy" that of its `.numpy()`, for JAX.
+            trainers that call ``model(**batch)``; with "numpy" that of its `.numpy()`, for JAX;
+            with "samples" the list of its `.samples()`, for schedulers that pack by themselves.
         model: what is called with them, so that ``output="hf"`` gives arguments with which it keeps
             documents apart, or refuses: see `PackedBatch.hf`.
         device: copy batches there, the next one while the loop computes on the one at hand; None
@@ -142,7 +143,7 @@ class PackedLoader:
                 dataset itself.
             dataset: what it loads; None takes ``loader.dataset``.
             end: see `PackedLoader`, as for the following.
-            output: a `PackedBatch`, "hf" or "numpy".
+            output: a `PackedBatch`, "hf", "numpy" or "samples".
             model: what "hf" is for.
             device: copy batches there.
             ranks: who agrees on the end.

@@ -20,7 +20,7 @@ from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.context_parallel import Layout, context_parallel
 from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
-from streampack.consumers.megatron import megatron_batch, packed_seq_params
+from streampack.consumers.megatron import megatron_batch, megatron_samples, packed_seq_params
 from streampack.consumers.numpy_arrays import numpy_arrays
 from streampack.consumers.padded_segments import pad_cu_seqlens
 from streampack.consumers.pairs import pairs_of
@@ -401,6 +401,22 @@ class BatchAdapters:
             ConfigError: as in `megatron`.
         """
         return packed_seq_params(self, cp_size)
+
+    def samples(self, *, align: int = 1) -> list[dict[str, Tensor]]:
+        """The documents one by one, in packed order, for schedulers that pack by themselves.
+
+        One dictionary per attention segment that is not padding, as Megatron-LM's dynamic context
+        parallelism takes them: (n,) `tokens`, `labels` and `position_ids` int64 and `loss_mask`
+        float32, as in `megatron`; `original_seq_len` and `padded_seq_len`, (1,) int32 on the host,
+        of which the latter is n. Fields are not among them.
+
+        Args:
+            align: n is a multiple of it; what is added is 0 everywhere.
+
+        Raises:
+            ConfigError: `align` is no whole number of at least one.
+        """
+        return megatron_samples(self, align)
 
     def context_parallel(self, layout: Layout, *, cp_size: int, cp_rank: int) -> dict[str, Any]:
         """The part of the batch that a rank of a context-parallel group holds.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from streampack.errors import ConfigError
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Form", "Output"]
 
-Output = Literal["batch", "hf", "numpy"]
+Output = Literal["batch", "hf", "numpy", "samples"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Form:
     model: Any = None
 
     def __post_init__(self) -> None:
-        if self.output not in ("batch", "hf", "numpy"):
+        if self.output not in get_args(Output):
             raise ConfigError(
                 f"output is {self.output!r}.",
                 "It says what the loop gets.",
-                'Use "batch", "hf" or "numpy".',
+                'Use "batch", "hf", "numpy" or "samples".',
             )
         if self.model is not None and self.output != "hf":
             raise ConfigError(
@@ -65,4 +65,6 @@ class Form:
         """A batch as the loop gets it."""
         if self.output == "hf":
             return batch.hf(model=self.model)
-        return batch.numpy() if self.output == "numpy" else batch
+        if self.output == "numpy":
+            return batch.numpy()
+        return batch.samples() if self.output == "samples" else batch

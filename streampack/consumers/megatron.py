@@ -9,30 +9,56 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from streampack.consumers.context_parallel import check_rank, segments_of
 from streampack.consumers.padded_segments import PaddedSegments, head_and_tail
+from streampack.numeric import whole_number
 
-__all__ = ["megatron_batch", "packed_seq_params"]
+__all__ = ["megatron_batch", "megatron_samples", "packed_seq_params"]
 
 
 def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor | None]:
     """See `BatchAdapters.megatron`."""
     check_rank(cp_size, cp_rank)
-    labels = batch.next_tokens().view(-1)
-    counts = labels != -100
-    tensors = {
-        "tokens": batch.input_ids.view(-1),
-        "labels": labels.masked_fill(~counts, 0),
-        "loss_mask": counts.to(torch.float32),
-        "position_ids": batch.position_ids.view(-1),
-    }
+    tensors = _flat_tensors(batch)
     if cp_size > 1:
         held = head_and_tail(_padded(batch, cp_size).cu_seqlens_padded, cp_size, cp_rank)
         index = torch.from_numpy(held).to(batch.device, non_blocking=True)
         tensors = {name: tensor[index] for name, tensor in tensors.items()}
     shaped: dict[str, Tensor | None] = {name: t.view(1, -1) for name, t in tensors.items()}
     return {**shaped, "attention_mask": None}
+
+
+def megatron_samples(batch: Any, align: int) -> list[dict[str, Tensor]]:
+    """See `BatchAdapters.samples`."""
+    align = whole_number("align", align, "A sample's length is a multiple of it.")
+    cu_seqlens, boundaries, piece = batch._runs
+    filled = piece[np.searchsorted(boundaries, cu_seqlens[:-1])] >= 0
+    tensors = _flat_tensors(batch)
+    samples = []
+    for low, high in zip(
+        cu_seqlens[:-1][filled].tolist(), cu_seqlens[1:][filled].tolist(), strict=True
+    ):
+        gap = (low - high) % align
+        lengths = {"original_seq_len": high - low, "padded_seq_len": high - low + gap}
+        samples.append(
+            {name: pad(tensor[low:high], (0, gap)) for name, tensor in tensors.items()}
+            | {name: torch.tensor([n], dtype=torch.int32) for name, n in lengths.items()}
+        )
+    return samples
+
+
+def _flat_tensors(batch: Any) -> dict[str, Tensor]:
+    """(T,) each, labels shifted, and 0 where they do not count."""
+    labels = batch.next_tokens().view(-1)
+    counts = labels != -100
+    return {
+        "tokens": batch.input_ids.view(-1),
+        "labels": labels.masked_fill(~counts, 0),
+        "loss_mask": counts.to(torch.float32),
+        "position_ids": batch.position_ids.view(-1),
+    }
 
 
 def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
