@@ -43,7 +43,7 @@ def pack(
     within: Literal["rank", "row"] = "rank",
     cost: Callable[[NDArray[np.int64]], ArrayLike] | None = None,
     microbatches: int | Literal["equal"] = "equal",
-    align: int = 1,
+    align: int | Sequence[int] = 1,
     seed: int = 0,
 ) -> MicrobatchPlan:
     """Divide documents among ranks, in micro-batches of nearly equal cost; none is ever cut.
@@ -69,7 +69,8 @@ def pack(
             that of a model 4,096 wide.
         microbatches: per rank: "equal" is as few as are found to hold all, or a number. Where
             documents are fewer than all micro-batches, some hold nothing but padding.
-        align: a document takes up a multiple of so many slots, as context parallelism wants.
+        align: a document takes up a multiple of so many slots, as context parallelism wants; of
+            several numbers, of their least common multiple.
         seed: of the order of micro-batches, and of which rank gets which.
 
     Raises:
@@ -78,7 +79,7 @@ def pack(
             too few.
     """
     seq_len = require_seq_len(seq_len, "error")
-    align = require_align(align, seq_len)
+    multiple = require_align(align, seq_len)
     ranks = whole_number("ranks", ranks, "There would be nobody to train.", most=1 << 20)
     if not is_whole(microbatches) and microbatches != "equal":
         raise ConfigError(
@@ -97,7 +98,7 @@ def pack(
     _check_sizes(sizes, seq_len)
     costs = _costs(cost or Cost.of_width(4096), sizes)
     group, names = _numbered(groups, len(sizes))
-    slots = -(-sizes // align) * align
+    slots = -(-sizes // multiple) * multiple
     units = Units.of(slots, costs, group if within == "row" else None)
     if group is not None and within == "row" and units.sizes.max(initial=0) > seq_len:
         i = int(np.argmax(units.sizes))
@@ -116,7 +117,7 @@ def pack(
         seed=whole_number("seed", seed, "It is that of a generator.", least=None),
     )
     offsets, documents = grouped_rows(row, units.unit, ranks * count)
-    return MicrobatchPlan(seq_len, ranks, count, align, sizes, costs, offsets, documents)
+    return MicrobatchPlan(seq_len, ranks, count, multiple, sizes, costs, offsets, documents)
 
 
 def _check_sizes(sizes: NDArray[np.int64], seq_len: int) -> None:

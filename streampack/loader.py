@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from streampack.batch import BatchGroup, PackedBatch
+from streampack.consumers.forms import Form, Output
 from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
 from streampack.device.copies import DeviceCopies
@@ -70,8 +71,9 @@ class PackedLoader:
             empty batches (padding only) in the steps in which another rank has one. "stop" leaves
             at the first rotation in which some lane has no batch, and counts what it leaves in
             `Metrics.left`.
-        output: what iterating gives: a `PackedBatch`, or with "hf" the dictionary of its `.hf()`,
-            for trainers that call ``model(**batch)``.
+        output: what iterating gives: a `PackedBatch`; with "hf" the dictionary of its `.hf()`, for
+            trainers that call ``model(**batch)``; with "numpy" that of its `.numpy()`, for JAX;
+            with "samples" the list of its `.samples()`, for schedulers that pack by themselves.
         model: what is called with them, so that ``output="hf"`` gives arguments with which it keeps
             documents apart, or refuses: see `PackedBatch.hf`.
         device: copy batches there, the next one while the loop computes on the one at hand; None
@@ -96,7 +98,7 @@ class PackedLoader:
         pin_memory: bool = False,
         timeout_s: float | None = None,
         end: End = "drain",
-        output: Literal["batch", "hf"] = "batch",
+        output: Output = "batch",
         model: Any = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
@@ -104,12 +106,13 @@ class PackedLoader:
         workers = WorkerSettings.checked(
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
-        _check_forms(end, output, model, device, pin_memory)
+        _check_end(end)
+        self._form = Form(output, model)
+        self._form.check_place(device, pin_memory)
         self.dataset = dataset
         self.num_workers = workers.num_workers
         self._workers = workers
         self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
-        self.output, self._model = output, model
         self._copies: DeviceCopies[PackedBatch] | None = (
             None if device is None else DeviceCopies(device)
         )
@@ -127,7 +130,7 @@ class PackedLoader:
         dataset: PackedDataset | None = None,
         *,
         end: End = "drain",
-        output: Literal["batch", "hf"] = "batch",
+        output: Output = "batch",
         model: Any = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
@@ -143,7 +146,7 @@ class PackedLoader:
                 dataset itself.
             dataset: what it loads; None takes ``loader.dataset``.
             end: see `PackedLoader`, as for the following.
-            output: a `PackedBatch`, or "hf".
+            output: a `PackedBatch`, "hf", "numpy" or "samples".
             model: what "hf" is for.
             device: copy batches there.
             ranks: who agrees on the end.
@@ -262,7 +265,7 @@ class PackedLoader:
                 batch = self._take()
                 self._copy_ahead(following)
                 self._run.metrics.wait_s += time.perf_counter() - began
-                yield self._formed(batch)
+                yield self._form(batch)
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
         """Iterate in groups of `batches`, for gradient accumulation.
@@ -301,7 +304,7 @@ class PackedLoader:
                 taken = [self._take() for _ in group]
                 self._copy_ahead(following)
                 self._run.metrics.wait_s += time.perf_counter() - began
-                yield BatchGroup(taken, num_loss_tokens, self._formed)
+                yield BatchGroup(taken, num_loss_tokens, self._form)
 
     def skip(self, batches: int) -> int:
         """Step over the next `batches` batches of this rank, as after a spike in the loss.
@@ -407,10 +410,6 @@ class PackedLoader:
             return self._copies.take(batch)
         return batch.pin_memory() if self._pin_memory else batch
 
-    def _formed(self, batch: PackedBatch) -> Any:
-        """A batch as the loop gets it."""
-        return batch.hf(model=self._model) if self.output == "hf" else batch
-
     def _copy_ahead(self, following: Sequence[PackedBatch]) -> None:
         """Begin to copy the next batch to the device, if there is one."""
         if self._copies and following:
@@ -444,28 +443,10 @@ def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:
     return found
 
 
-def _check_forms(end: str, output: str, model: Any, device: Any, pin_memory: bool) -> None:
-    """Raise `ConfigError` unless they say how the run ends and what the loop gets."""
+def _check_end(end: str) -> None:
     if end not in ("drain", "stop"):
         raise ConfigError(
             f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
-        )
-    if output not in ("batch", "hf"):
-        raise ConfigError(
-            f"output is {output!r}.", "It says what the loop gets.", 'Use "batch" or "hf".'
-        )
-    if model is not None and output != "hf":
-        raise ConfigError(
-            'model was passed, and output is not "hf".',
-            "No arguments are made for it.",
-            'Pass output="hf", or call batch.hf(model=model) in the loop.',
-        )
-    if device is not None and pin_memory:
-        raise ConfigError(
-            f"pin_memory is True and device is {device!r}.",
-            "Batches are copied to the device from page-locked memory already, and what the loop "
-            "gets lies on the device.",
-            "Leave out pin_memory.",
         )
 
 

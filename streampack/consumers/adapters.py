@@ -18,15 +18,18 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
 from streampack.consumers.block_mask import segment_block_mask
+from streampack.consumers.context_parallel import Layout, context_parallel
 from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
-from streampack.consumers.megatron import megatron_batch, packed_seq_params
+from streampack.consumers.megatron import megatron_batch, megatron_samples, packed_seq_params
+from streampack.consumers.numpy_arrays import numpy_arrays
 from streampack.consumers.padded_segments import pad_cu_seqlens
 from streampack.consumers.pairs import pairs_of
 from streampack.consumers.text import decoder, shown_text
 from streampack.documents import Fields
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
+from streampack.window.packed_rows import PackedRows
 
 __all__ = ["BatchAdapters"]
 
@@ -43,6 +46,7 @@ class BatchAdapters:
     num_items_in_batch: int | None
     _runs: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
     _host_fields: Fields
+    _packed: PackedRows | None
 
     @property
     def cu_seqlens(self) -> Tensor:
@@ -235,6 +239,36 @@ class BatchAdapters:
             "use_cache": False,
         }
 
+    def numpy(self) -> dict[str, Any]:
+        """Arrays for JAX, by the names that MaxText's training step reads; no tensors are made.
+
+        (rows, seq_len) int32: `inputs`, `inputs_position` (from 0 in every attention segment),
+        `inputs_segmentation` (from 1 in every row, 0 on padding), `targets` (the next token),
+        `targets_position` and `targets_segmentation`, which is 0 where no loss is taken; `targets`
+        are 0 there. With ``token_fields`` also "fields", and with ``document_fields`` also
+        "document_fields", dictionaries as `fields` and `document_fields` of the batch. Arrays may
+        share memory.
+
+        >>> from streampack import PackedDataset, Topology
+        >>> documents = [[11, 12, 13], [21, 22]]
+        >>> dataset = PackedDataset(documents, seq_len=6, batch_rows=1, topology=Topology())
+        >>> arrays = next(iter(dataset)).numpy()
+        >>> arrays["inputs"].tolist(), arrays["inputs_segmentation"].tolist()
+        ([[11, 12, 13, 21, 22, 0]], [[1, 1, 1, 2, 2, 0]])
+        >>> arrays["targets"].tolist(), arrays["targets_segmentation"].tolist()
+        ([[12, 13, 0, 22, 0, 0]], [[1, 1, 0, 2, 0, 0]])
+
+        Raises:
+            ConfigError: the batch was moved to a device or pinned.
+        """
+        if self._packed is None:
+            raise ConfigError(
+                "This batch was moved to a device or pinned.",
+                "Its arrays are tensors now.",
+                "Call numpy() on the batch as the loader gives it without device= and pin_memory=.",
+            )
+        return numpy_arrays(self._packed)
+
     def varlen(
         self,
         api: Literal["flash_attn", "torch", "torchtitan"] = "flash_attn",
@@ -373,6 +407,47 @@ class BatchAdapters:
             ConfigError: as in `megatron`.
         """
         return packed_seq_params(self, cp_size)
+
+    def samples(self, *, align: int = 1) -> list[dict[str, Tensor]]:
+        """The documents one by one, in packed order, for schedulers that pack by themselves.
+
+        One dictionary per attention segment that is not padding, as Megatron-LM's dynamic context
+        parallelism takes them: (n,) `tokens`, `labels` and `position_ids` int64 and `loss_mask`
+        float32, as in `megatron`; `original_seq_len` and `padded_seq_len`, (1,) int32 on the host,
+        of which the latter is n. Fields are not among them.
+
+        Args:
+            align: n is a multiple of it; what is added is 0 everywhere.
+
+        Raises:
+            ConfigError: `align` is no whole number of at least one.
+        """
+        return megatron_samples(self, align)
+
+    def context_parallel(self, layout: Layout, *, cp_size: int, cp_rank: int) -> dict[str, Any]:
+        """The part of the batch that a rank of a context-parallel group holds.
+
+        (1, T / cp_size) int64 `input_ids`, `position_ids` and `shift_labels` (each slot's is the
+        next token, -100 where no loss is taken); `slots`, (T / cp_size,) int64, which slots of the
+        flattened rows they are, by which fields and outputs go there and back; `cu_seqlens`, int32,
+        and `max_seqlen` as the attention of the layout takes them. All ranks together hold every
+        slot once.
+
+        Args:
+            layout: "zigzag" for ring attention: the head and the tail of every document, so that
+                the work of causal attention is even; "contiguous" for ring attention too: rank r
+                holds the r-th part of every document. The boundaries of both are those of the
+                parts. "ulysses": rank r holds the r-th part of the flattened rows, and the
+                boundaries are those of the whole batch, since attention sees all of it, for some
+                of the heads.
+            cp_size: ranks of the group, which all pass the same batch.
+            cp_rank: which of them this is.
+
+        Raises:
+            ConfigError: documents were not packed with `align` a multiple of ``2 * cp_size`` for
+                "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout.
+        """
+        return context_parallel(self, layout, cp_size, cp_rank)
 
     def _segments(self, segments: int | None) -> tuple[Tensor, int]:
         """`cu_seqlens` and its maximum, of static shape if a number of segments is given."""

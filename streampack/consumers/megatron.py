@@ -9,28 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from streampack.consumers.padded_segments import (
-    PaddedSegments,
-    head_and_tail,
-    padded_segments,
-)
-from streampack.errors import ConfigError
+from streampack.consumers.context_parallel import check_rank, segments_of
+from streampack.consumers.padded_segments import PaddedSegments, head_and_tail
+from streampack.numeric import whole_number
 
-__all__ = ["megatron_batch", "packed_seq_params"]
+__all__ = ["megatron_batch", "megatron_samples", "packed_seq_params"]
 
 
 def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor | None]:
     """See `BatchAdapters.megatron`."""
-    _check_rank(cp_size, cp_rank)
-    labels = batch.next_tokens().view(-1)
-    counts = labels != -100
-    tensors = {
-        "tokens": batch.input_ids.view(-1),
-        "labels": labels.masked_fill(~counts, 0),
-        "loss_mask": counts.to(torch.float32),
-        "position_ids": batch.position_ids.view(-1),
-    }
+    check_rank(cp_size, cp_rank)
+    tensors = _flat_tensors(batch)
     if cp_size > 1:
         held = head_and_tail(_padded(batch, cp_size).cu_seqlens_padded, cp_size, cp_rank)
         index = torch.from_numpy(held).to(batch.device, non_blocking=True)
@@ -39,9 +30,40 @@ def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor |
     return {**shaped, "attention_mask": None}
 
 
+def megatron_samples(batch: Any, align: int) -> list[dict[str, Tensor]]:
+    """See `BatchAdapters.samples`."""
+    align = whole_number("align", align, "A sample's length is a multiple of it.")
+    cu_seqlens, boundaries, piece = batch._runs
+    filled = piece[np.searchsorted(boundaries, cu_seqlens[:-1])] >= 0
+    tensors = _flat_tensors(batch)
+    samples = []
+    for low, high in zip(
+        cu_seqlens[:-1][filled].tolist(), cu_seqlens[1:][filled].tolist(), strict=True
+    ):
+        gap = (low - high) % align
+        lengths = {"original_seq_len": high - low, "padded_seq_len": high - low + gap}
+        samples.append(
+            {name: pad(tensor[low:high], (0, gap)) for name, tensor in tensors.items()}
+            | {name: torch.tensor([n], dtype=torch.int32) for name, n in lengths.items()}
+        )
+    return samples
+
+
+def _flat_tensors(batch: Any) -> dict[str, Tensor]:
+    """(T,) each, labels shifted, and 0 where they do not count."""
+    labels = batch.next_tokens().view(-1)
+    counts = labels != -100
+    return {
+        "tokens": batch.input_ids.view(-1),
+        "labels": labels.masked_fill(~counts, 0),
+        "loss_mask": counts.to(torch.float32),
+        "position_ids": batch.position_ids.view(-1),
+    }
+
+
 def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
     """See `BatchAdapters.packed_seq_params`."""
-    _check_rank(cp_size)
+    check_rank(cp_size)
     segments = _padded(batch, cp_size)
     real = torch.from_numpy(segments.cu_seqlens).to(batch.device, non_blocking=True)
     placed = torch.from_numpy(segments.cu_seqlens_padded).to(batch.device, non_blocking=True)
@@ -60,10 +82,7 @@ def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
 
 
 def _padded(batch: Any, cp_size: int) -> PaddedSegments:
-    align = 2 * cp_size if cp_size > 1 else 1
-    cu_seqlens, boundaries, piece = batch._runs
-    run = np.searchsorted(boundaries, cu_seqlens[:-1])
-    return padded_segments(cu_seqlens, piece[run] < 0, align)
+    return segments_of(batch, 2 * cp_size if cp_size > 1 else 1)
 
 
 @functools.cache
@@ -74,12 +93,3 @@ def _megatron_counts_tokens() -> bool:
     except ImportError:
         return True
     return "total_tokens" in module.PackedSeqParams.__dataclass_fields__
-
-
-def _check_rank(cp_size: int, cp_rank: int = 0) -> None:
-    if not 0 <= cp_rank < cp_size:
-        raise ConfigError(
-            f"cp_size is {cp_size}, and cp_rank is {cp_rank}.",
-            "There is no such rank, and it would get other documents' tokens.",
-            "Use a cp_size of 1 or more, and a cp_rank from 0 to cp_size - 1.",
-        )

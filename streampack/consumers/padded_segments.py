@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from streampack.errors import ConfigError
 
-__all__ = ["PaddedSegments", "head_and_tail", "pad_cu_seqlens", "padded_segments"]
+__all__ = ["PaddedSegments", "head_and_tail", "pad_cu_seqlens", "padded_segments", "parts_in_order"]
 
 
 class PaddedSegments(NamedTuple):
@@ -72,7 +72,7 @@ def padded_segments(
             f"The segment at {starts[at]} has {lengths[at]} tokens, {follows[at]} of padding "
             f"after it, and its length must be a multiple of {align}.",
             "It cannot be split evenly over context-parallel ranks.",
-            f"Pack with align={align} (2 * cp_size), as BestFitDecreasing, FirstFitDecreasing and "
+            f"Pack with align={align}, as BestFitDecreasing, FirstFitDecreasing and "
             'Buckets can; or use attention="row", where whole rows are split.',
         )
     taken = np.concatenate(([0], lacks[:-1]))  # by the segment before; padding only loses
@@ -96,6 +96,19 @@ def head_and_tail(
     starts = cu_seqlens_padded[:-1].astype(np.int64)
     part = np.diff(cu_seqlens_padded).astype(np.int64) // (2 * cp_size)
     first = np.stack((starts + cp_rank * part, starts + (2 * cp_size - 1 - cp_rank) * part), axis=1)
-    sizes = np.repeat(part, 2)
+    return _ranges(first.ravel(), np.repeat(part, 2))
+
+
+def parts_in_order(
+    cu_seqlens_padded: NDArray[np.int32], cp_size: int, cp_rank: int
+) -> NDArray[np.int64]:
+    """The same where every segment is cut into `cp_size` equal parts; rank r holds part r."""
+    starts = cu_seqlens_padded[:-1].astype(np.int64)
+    part = np.diff(cu_seqlens_padded).astype(np.int64) // cp_size
+    return _ranges(starts + cp_rank * part, part)
+
+
+def _ranges(first: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ranges of `sizes` (N,) that begin at `first` (N,), one after the other."""
     before = np.cumsum(sizes) - sizes
-    return np.repeat(first.ravel() - before, sizes) + np.arange(sizes.sum())
+    return np.repeat(first - before, sizes) + np.arange(sizes.sum())

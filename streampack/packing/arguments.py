@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 from streampack.errors import ConfigError
 from streampack.numeric import is_whole
@@ -61,16 +63,26 @@ def require_atom(atom: int | None, seq_len: int) -> int:
     return int(atom)
 
 
-def require_align(align: int, seq_len: int, extra_capacity: int = 0) -> int:
-    """`align`; raises `ConfigError` unless rows of `seq_len` can hold pieces of multiples of it."""
-    if not is_whole(align) or align < 1 or seq_len % align or (align > 1 and extra_capacity):
+def require_align(align: int | Sequence[int], seq_len: int, extra_capacity: int = 0) -> int:
+    """The least common multiple of `align`, which may be several numbers.
+
+    Raises:
+        ConfigError: rows of `seq_len` cannot hold pieces of multiples of it.
+    """
+    several = isinstance(align, Iterable) and not isinstance(align, (str, bytes))
+    needs: list[Any] = [*cast(Any, align)] if several else [align]
+    known = bool(needs) and all(is_whole(need) and need >= 1 for need in needs)
+    multiple = math.lcm(*map(int, needs)) if known else 0
+    if not known or seq_len % multiple or (multiple > 1 and extra_capacity):
+        common = f" (together {multiple})" if known and len(needs) > 1 else ""
         raise ConfigError(
-            f"align is {align!r} for seq_len {seq_len} and extra_capacity {extra_capacity}.",
+            f"align is {align!r}{common} for seq_len {seq_len} and extra_capacity "
+            f"{extra_capacity}.",
             "A row is made of whole multiples of it, and nothing lies beyond its end.",
             "Use a divisor of seq_len (2 * cp_size for context parallelism), and no extra "
             "capacity.",
         )
-    return int(align)
+    return multiple
 
 
 def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:

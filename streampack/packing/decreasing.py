@@ -21,8 +21,9 @@ with "split"; "Improving Continual Pre-training Through Seamless Data Packing" (
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,14 +53,15 @@ class _Decreasing(Packer):
         extra_capacity: tokens a bin may hold beyond seq_len; they are dropped.
         protect_short: refuse a placement that would drop a whole piece.
         align: pad every piece to a multiple of this inside its row, as context parallelism wants
-            (``2 * cp_size``); it counts as padding.
+            (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
+            it is the least common multiple.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     extra_capacity: int = 0
     protect_short: bool = False
-    align: int = 1
+    align: int | Sequence[int] = 1
 
     keeps_whole = True
     revision: ClassVar[int] = 1
@@ -71,6 +73,11 @@ class _Decreasing(Packer):
         object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
         object.__setattr__(self, "seq_lens", (self.seq_len,))
+
+    @property
+    def _multiple(self) -> int:
+        """`align`, one number since it was checked."""
+        return cast(int, self.align)
 
     @property
     def max_tokens_per_row(self) -> int:
@@ -88,7 +95,7 @@ class _Decreasing(Packer):
         dropped_with = np.full(len(kept), -1, dtype=np.int64) if self.extra_capacity else None
         count, segments = _plan(
             kept, self.seq_len, self.max_tokens_per_row,
-            self.extra_capacity + 1 if self.protect_short else 0, self._best, self.align,
+            self.extra_capacity + 1 if self.protect_short else 0, self._best, self._multiple,
             row_offsets, columns, dropped, _NONE if dropped_with is None else dropped_with,
             scratch_words(5 * pieces),
         )  # fmt: skip
@@ -109,7 +116,7 @@ class _Decreasing(Packer):
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision; `align` only if it does something."""
         return {
-            **({"align": self.align} if self.align > 1 else {}),
+            **({"align": self.align} if self._multiple > 1 else {}),
             "kind": type(self).__name__,
             "revision": self.revision,
             "seq_len": self.seq_len,

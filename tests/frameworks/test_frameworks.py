@@ -79,22 +79,30 @@ def lightning_run(*launcher: str) -> Any:
     return run
 
 
-def test_torchtitans_base_class_takes_our_loader() -> None:
-    module = pytest.importorskip(
-        "torchtitan.components.dataloader", reason="not in the development environment"
-    )
-    from examples.torchtitan_loader import PackedTitanLoader
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ({"seq_len": 64, "local_batch_size": 2, "snapshot_every_n_steps": None}, (2, 64)),
+        ({"max_context_length": 64, "num_tokens_per_batch": 128}, (128,)),
+    ],
+)
+def test_torchtitan_builds_our_loader_from_its_config(shape: Any, expected: Any) -> None:
+    pytest.importorskip("torchtitan", reason="not in the development environment")
+    from streampack.torchtitan import PackedDataLoader
 
-    class Loader(PackedTitanLoader, module.BaseDataLoader):
-        pass
-
-    loader = Loader(
-        documents(), dp_world_size=1, dp_rank=0, seq_len=64, num_tokens_per_batch=128, lanes=1
-    )
-    assert not inspect.isabstract(Loader)
-    inputs, labels = next(iter(loader))
+    assert not inspect.isabstract(PackedDataLoader)
+    config = PackedDataLoader.Config(source=documents(), options={"lanes": 1})
+    job = {"dp_world_size": 1, "dp_rank": 0, "tokenizer": None, **shape}
+    loader = config.build(**job)
+    batches = iter(loader)
+    inputs, labels = next(batches)
     assert set(inputs) == {"input", "positions"}
-    assert labels.shape == (128,)
+    assert labels.shape == inputs["input"].shape == expected
+    state = loader.state_dict()
+    following = next(batches)[1]
+    again = config.build(**job)
+    again.load_state_dict(state)
+    assert torch.equal(next(iter(again))[1], following)
 
 
 def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:

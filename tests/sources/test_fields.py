@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,14 +83,42 @@ def _mds(folder: Path, text: bool = False) -> str:
     return str(folder / "mds")
 
 
-def _tar(folder: Path) -> str:
+def _tar(folder: Path, members: Callable[[Any], dict[str, bytes]], text: bool = False) -> str:
     with tarfile.open(folder / "a.tar", "w") as archive:
-        for i, row in enumerate(records()):
-            data = json.dumps(row).encode()
-            info = tarfile.TarInfo(f"{i:04}.json")
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
+        for i, row in enumerate(records(text)):
+            for extension, data in members(row).items():
+                info = tarfile.TarInfo(f"{i:04}.{extension}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
     return str(folder / "a.tar")
+
+
+def _json_member(row: Any) -> dict[str, bytes]:
+    return {"json": json.dumps(row).encode()}
+
+
+def _npz_member(row: Any) -> dict[str, bytes]:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **{name: np.array(value) for name, value in row.items()})
+    return {"npz": stream.getvalue()}
+
+
+def _npy_members(row: Any) -> dict[str, bytes]:
+    """A file for each, those of some fields before that of the ids."""
+    members = {}
+    for name in sorted({*row} - {"text"}, reverse=True):
+        stream = io.BytesIO()
+        np.save(stream, np.array(row[name]))
+        members[f"{name}.npy"] = stream.getvalue()
+    return members
+
+
+def _raw_members(row: Any) -> dict[str, bytes]:
+    return {**_npy_members(row), "bin": np.array(row["ids"], dtype="<u2").tobytes()}
+
+
+def _text_members(row: Any) -> dict[str, bytes]:
+    return {**_npy_members(row), "txt": row["text"].encode()}
 
 
 def _labelled(folder: Path) -> str:
@@ -114,7 +143,10 @@ IDS: dict[str, Callable[[Path], Any]] = {
     "arrow": lambda folder: sources.Arrow(_arrow(folder), tokens="ids"),
     "table": lambda folder: sources.Table(pa.Table.from_pylist(records()), tokens="ids"),
     "mds": lambda folder: sources.MDS(_mds(folder), column="ids"),
-    "tar": lambda folder: sources.WebDataset(_tar(folder), key="json", tokens="ids"),
+    "tar": lambda folder: sources.WebDataset(_tar(folder, _json_member), key="json", tokens="ids"),
+    "npz": lambda folder: sources.WebDataset(_tar(folder, _npz_member), key="npz", tokens="ids"),
+    "npy": lambda folder: sources.WebDataset(_tar(folder, _npy_members), key="ids.npy"),
+    "raw": lambda folder: sources.WebDataset(_tar(folder, _raw_members), key="bin", dtype="uint16"),
     "chat": lambda folder: sources.Chat(_labelled(folder)),
 }
 TEXTS: dict[str, Callable[[Path], Any]] = {
@@ -122,6 +154,7 @@ TEXTS: dict[str, Callable[[Path], Any]] = {
     "jsonl": lambda folder: sources.JSONL(_lines(folder, records(text=True))),
     "parquet": lambda folder: sources.Parquet(_parquet(folder, text=True)),
     "mds": lambda folder: sources.MDS(_mds(folder, text=True), column="text"),
+    "tar": lambda folder: sources.WebDataset(_tar(folder, _text_members, text=True), key="txt"),
 }
 
 
@@ -279,3 +312,87 @@ def test_a_map_may_make_what_the_records_lack(tmp_path: Path) -> None:
         )
         for batch in PackedLoader(made):
             assert batch.fields["made"].equal(2 * batch.input_ids.int())
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy", "raw"])
+def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str, tmp_path: Path) -> None:
+    source = IDS[kind](tmp_path)
+    source.reading = sources.Reading(block_documents=7)
+    made = dataset(source, lanes=3, batch_rows=1)
+    loader = PackedLoader(made)
+    before = list(islice(loader, 9))
+    after = PackedLoader(made)
+    after.load_state_dict(loader.state_dict())
+    found = 0
+    for batch in [*before, *after]:
+        place = batch.fields["place"].numpy().ravel()
+        for _, start, slots in pieces(batch):
+            assert place[slots].tolist() == (start + np.arange(len(slots))).tolist()
+            found += len(slots)
+    assert found == sum(LENGTHS)
+
+
+def _npy(value: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, value)
+    return stream.getvalue()
+
+
+IN_TAR: dict[str, tuple[dict[str, bytes], str]] = {
+    "no file": ({"ids.npy": _npy([1, 2])}, 'has no field "place"'),
+    "several": (
+        {"ids.npy": _npy([1, 2]), "place.npy": _npy([0.0, 1]), "Place.npy": _npy([0.0, 1])},
+        r"several files \.place\.npy",
+    ),
+    "uneven": ({"ids.npy": _npy([1, 2]), "place.npy": _npy([0.5])}, "has 2 ids and 1 values"),
+    "pickled": (
+        {"ids.npy": _npy([1, 2]), "place.npy": _npy(np.array([{}, {}], dtype=object))},
+        r"has a file \.place\.npy that is not a \.npy file",
+    ),
+    "cut": ({"ids.npy": _npy([1, 2]), "place.npy": _npy([0.5, 1])[:-3]}, r"not a \.npy file"),
+    "no ids": ({"ids.npy": _npy([-1, 2]), "place.npy": _npy([0.5, 1])}, "negative"),
+    "floats": ({"ids.npy": _npy([1.5]), "place.npy": _npy([0.5])}, "where ids were expected"),
+}
+
+
+@pytest.mark.parametrize("name", IN_TAR)
+def test_a_sample_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_path: Path) -> None:
+    members, words = IN_TAR[name]
+    good = {"ids.npy": _npy([1, 2, 3]), "place.npy": _npy([0.0, 1.0, 2.0])}
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for i, files in enumerate([good, members, good]):
+            for extension, data in files.items():
+                info = tarfile.TarInfo(f"{i}.{extension}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    source = sources.WebDataset(tmp_path / "a.tar", key="ids.npy")
+    fields: dict[str, Any] = {"token_fields": {"place": "float32"}, "document_fields": None}
+    with pytest.raises(ContentError, match=words):
+        list(PackedLoader(dataset(source, **fields)))
+    loader = PackedLoader(dataset(source, on_error="skip", **fields))
+    assert sum(batch.num_tokens for batch in loader) == 6
+    assert loader.metrics().skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"PK no zip", r"is not a \.npz file"),
+        (_npz_member({"other": [1]})["npz"], 'has no field "ids"'),
+        (_npz_member({"ids": np.zeros(1 << 17, np.int64)})["npz"], "longer than max_document"),
+        (_npz_member({"ids": [[1, 2]]})["npz"], r"shape \(1, 2\)"),
+    ],
+)
+def test_npz_files_that_are_no_documents_are_named(
+    content: bytes, words: str, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        info = tarfile.TarInfo("0.npz")
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    reading = sources.Reading(max_document_bytes=1 << 18)
+    source = sources.WebDataset(tmp_path / "a.tar", key="npz", tokens="ids", reading=reading)
+    with pytest.raises(ContentError, match=words):
+        list(PackedLoader(dataset(source, token_fields=None, document_fields=None)))
+    with pytest.raises(ConfigError, match=r"which array of the \.npz"):
+        sources.WebDataset(tmp_path / "a.tar", key="npz")

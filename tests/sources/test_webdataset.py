@@ -529,7 +529,7 @@ def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:
     [
         ({"key": "pkl"}, "pickle"),
         ({"key": "pyd"}, "pickle"),
-        ({"key": "jpg"}, "npy, txt or json"),
+        ({"key": "jpg"}, "npy, npz, txt or json"),
         ({"key": "bin", "dtype": "float16"}, "integers"),
         ({"key": "npy", "tokens": "t"}, "Only JSON"),
     ],

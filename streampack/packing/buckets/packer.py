@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,14 +60,15 @@ class Buckets(Packer):
             when a dataset starts, and kept in its state.
         warm_up: rotations over which the longer buckets come in one after another.
         align: pad every piece to a multiple of this inside its row, as context parallelism wants
-            (``2 * cp_size``); it counts as padding.
+            (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
+            it is the least common multiple.
     """
 
     seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
     padding_threshold: float = 0.05
     shares: Curriculum | Sequence[float] | None = None
     warm_up: int = 0
-    align: int = 1
+    align: int | Sequence[int] = 1
 
     revision: ClassVar[int] = 1
 
@@ -101,6 +102,11 @@ class Buckets(Packer):
                     "Every bucket needs one.",
                     f"Pass {len(self.seq_lens)} shares, shortest bucket first.",
                 )
+
+    @property
+    def _multiple(self) -> int:
+        """`align`, one number since it was checked."""
+        return cast(int, self.align)
 
     @property
     def curriculum(self) -> Curriculum:
@@ -153,7 +159,7 @@ class Buckets(Packer):
         Neither `final` nor `seed` changes anything, for nothing here is random.
         """
         lengths = checked_lengths(lengths)
-        room = _aligned(lengths, self.align)
+        room = _aligned(lengths, self._multiple)
         longest = self.seq_lens[-1]
         heads = np.maximum(room - 1, 0) // longest  # full rows cut off a document's front
         document, start = _heads(room, heads, longest)
@@ -169,7 +175,7 @@ class Buckets(Packer):
             start=np.concatenate([start, starts]),
             stop=np.concatenate([start + longest, stops]),
             lengths=lengths,
-            align=self.align,
+            align=self._multiple,
         )
 
     def plan_window(self, request: WindowRequest) -> Selection:
@@ -184,7 +190,7 @@ class Buckets(Packer):
         """
         lengths = np.minimum(request.held, request.lengths)
         must_go = (request.rounds_left <= 0) | request.final
-        room = _aligned(lengths, self.align)
+        room = _aligned(lengths, self._multiple)
         batch_tokens, total = request.batch_tokens, int(room.sum())
         least_tokens = math.ceil((1 - request.carry) * int(request.held.sum()))
         count = max(min(-(-least_tokens // batch_tokens), total // batch_tokens), 1)
@@ -209,7 +215,7 @@ class Buckets(Packer):
             start=found.start,
             stop=found.stop,
             lengths=lengths,
-            align=self.align,
+            align=self._multiple,
         )
         return Selection(plan, np.arange(plan.num_rows, dtype=np.int64), found.batches)
 
@@ -222,7 +228,7 @@ class Buckets(Packer):
         """Class, parameters and algorithm revision."""
         shares = self.shares
         return {
-            **({"align": self.align} if self.align > 1 else {}),
+            **({"align": self.align} if self._multiple > 1 else {}),
             "kind": "Buckets",
             "revision": self.revision,
             "seq_lens": list(self.seq_lens),

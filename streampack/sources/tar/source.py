@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from streampack.documents import Documents, Texts, make_origin
+from streampack.documents import make_origin
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
@@ -19,7 +19,6 @@ from streampack.reading.integer_arrays import Spans, integer_block, integer_kind
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.raw_texts import decoded_texts, pieces
-from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import (
     BrokenDocumentError,
     ids_of,
@@ -41,6 +40,14 @@ from streampack.sources.tar.headers import (
 )
 from streampack.sources.tar.npy import UNCOMMON, npy_values, parse_uncommon
 from streampack.sources.tar.pipes import is_pipe, refuse_pipes, run_pipe
+from streampack.sources.tar.records import (
+    array_in,
+    field_beside,
+    files_beside,
+    ids_in,
+    npz_record,
+    record_block,
+)
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
 from streampack.storage.patterns import expand_braces
 from streampack.storage.storage import Storage
@@ -73,10 +80,11 @@ class WebDataset(ShardedSource):
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
         key: extension of the wanted file, without the leading dot: "npy" (or "tokens.npy", ...)
-            for ids, "txt" for text, "json" for an object with a field of text or ids; any other
-            with `dtype`.
+            for ids, "npz" for arrays of ids and fields, "txt" for text, "json" for an object with a
+            field of text or ids; any other with `dtype`. Fields of the dataset lie in the JSON or
+            the `.npz`, or beside the others: the field "reward" in the sample's ".reward.npy".
         text: for JSON, the field of text; "text" if neither this nor `tokens` is given.
-        tokens: for JSON, the field that holds a list of ids.
+        tokens: for JSON, the field that holds a list of ids; for `.npz`, the array of ids.
         dtype: the wanted file is a bare array of these integers.
         allow_pipe: run `pipe:` URLs in a shell, as webdataset does. They can do anything that
             you can, so a list of shards from elsewhere must not contain them.
@@ -110,28 +118,24 @@ class WebDataset(ShardedSource):
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.form = self._form()
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=None, default="text")
-        if self.form != "json" and (text is not None or tokens is not None):
-            raise ConfigError(
-                f"A field is named ({text or tokens!r}), and key is {self.key!r}.",
-                "Only JSON has fields.",
-                "Leave text= and tokens= out, or use the key of a JSON file.",
-            )
+        _check_names(self.form, self.key, text, tokens)
         self.tokenized = self.form in ("npy", "raw") or self.fields.tokenized
         if not allow_pipe:
             refuse_pipes(self.paths)
 
     def _form(self) -> str:
-        """How the wanted file is read: "npy", "text", "json" or "raw"."""
+        """How the wanted file is read: "npy", "npz", "text", "json" or "raw"."""
         if self.dtype is not None:
             integer_kind(self.dtype)
         last = self.key.rsplit(".", 1)[-1]
         form = "raw" if self.dtype is not None else "text" if last in _TEXT else last
-        if form not in ("npy", "text", "json", "raw"):
+        if form not in ("npy", "npz", "text", "json", "raw"):
             raise ConfigError(
                 f"key is {self.key!r}.",
                 "It does not say how such files hold documents, and decoders that could run code "
                 "(pickle, torch) are not used.",
-                "Use files that end in npy, txt or json, or pass dtype for bare arrays of ids.",
+                "Use files that end in npy, npz, txt or json, or pass dtype for bare arrays of "
+                "ids.",
             )
         return form
 
@@ -151,7 +155,7 @@ class WebDataset(ShardedSource):
         )
 
     def describe(self) -> dict[str, Any]:
-        field = {"field": self.fields.document} if self.form == "json" else {}
+        field = {"field": self.fields.document} if self.form in ("json", "npz") else {}
         return {
             **super().describe(),
             "key": self.key,
@@ -236,6 +240,7 @@ class WebDataset(ShardedSource):
         starts = np.zeros(room, dtype=np.int64)
         sizes, ends = np.zeros_like(starts), np.zeros_like(starts)
         status = np.zeros(room, dtype=np.uint8)
+        begin = offset
         n, offset, outcome = scan_tar(
             data, offset, extension, self.reading.block_bytes, starts, sizes, status, ends
         )
@@ -253,8 +258,8 @@ class WebDataset(ShardedSource):
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
         block: Block | Spans
-        if self.form == "json":
-            block = self._from_json(data, starts, sizes, origin, problems)
+        if self.form in ("json", "npz") or self.field_types:
+            block = self._from_records(data, begin, starts, sizes, origin, problems)
         elif self.form == "text":
             block = decoded_texts(data, starts, sizes, origin, problems)
         else:
@@ -294,41 +299,72 @@ class WebDataset(ShardedSource):
                 counts[i], kinds[i] = found[1:]
         return counts, kinds
 
-    def _from_json(
+    def _from_records(
         self,
         data: NDArray[np.uint8],
+        begin: int,
         starts: NDArray[np.int64],
         sizes: NDArray[np.int64],
         origin: NDArray[np.void],
         problems: dict[int, str],
     ) -> Block:
-        """One parse per document."""
+        """One parse per document; the samples' headers begin at byte `begin`."""
+        types, most = self.field_types, self.reading.max_document_bytes
         field = self.fields.document or ""
-        texts: list[str] = []
-        arrays: list[NDArray[np.uint32]] = []
-        good: list[int] = []
-        more = RecordFields(self.field_types)
-        for i, piece in enumerate(pieces(data, starts, sizes)):
-            if i in problems:
-                continue
-            content = bytes(piece)
-            try:
+        contents = list(pieces(data, starts, sizes))
+        beside = {}
+        if self.form not in ("json", "npz"):
+            names = [*(types.token if self.tokenized else ()), *types.document]
+            beside = {name: files_beside(data, begin, f"{name}.npy", len(starts)) for name in names}
+
+        def document_of(i: int) -> tuple[Mapping[str, Any], Any]:
+            content = bytes(contents[i])
+            if self.form == "json":
                 record = record_of(content)
                 require_field(record, field)
-                if self.tokenized:
-                    ids = ids_of(record, field, content)
-                    more.add(record, len(ids))
-                    arrays.append(ids)
-                else:
-                    text = text_of(record, field, content)
-                    more.add(record, None)
-                    texts.append(text)
-                good.append(i)
-            except BrokenDocumentError as reason:
-                problems[i] = str(reason)
-        if not self.tokenized:
-            return Texts(texts, origin[good], more.of_documents)
-        return Documents.from_arrays(arrays, origin[good], None, more.of_tokens, more.of_documents)
+                read = ids_of if self.tokenized else text_of
+                return record, read(record, field, content)
+            if self.form == "npz":
+                arrays = npz_record(content, {field, *types.token, *types.document}, most)
+                return arrays, ids_in(arrays, field)
+            fields = {
+                name: field_beside(data, name, files, i, most) for name, files in beside.items()
+            }
+            there = {name: array for name, array in fields.items() if array is not None}
+            return there, self._document(content)
+
+        return record_block(document_of, types, self.tokenized, origin, problems)
+
+    def _document(self, content: bytes) -> NDArray[Any] | str:
+        """The ids or the text of a file that holds nothing else."""
+        if self.form == "text":
+            try:
+                return content.decode()
+            except UnicodeDecodeError as error:
+                raise BrokenDocumentError(f"is not UTF-8 ({error.reason})") from None
+        if self.form == "npy":
+            return ids_in({self.key: array_in(content)}, self.key)
+        kind = np.dtype(self.dtype).newbyteorder("<")
+        if len(content) % kind.itemsize:
+            what = f"has {len(content)} bytes, which is no whole number of {self.dtype}"
+            raise BrokenDocumentError(what)
+        return ids_in({self.key: np.frombuffer(content, dtype=kind)}, self.key)
+
+
+def _check_names(form: str, key: str, text: str | None, tokens: str | None) -> None:
+    """Raise `ConfigError` unless the names go with the key."""
+    if form not in ("json", "npz") and (text is not None or tokens is not None):
+        raise ConfigError(
+            f"A field is named ({text or tokens!r}), and key is {key!r}.",
+            "Only JSON and .npz files have fields.",
+            "Leave text= and tokens= out, or use the key of such a file.",
+        )
+    if form == "npz" and tokens is None:
+        raise ConfigError(
+            f"key is {key!r}, and tokens is None.",
+            "Nothing says which array of the .npz files has the ids.",
+            'Pass tokens="input_ids", or whatever its name is.',
+        )
 
 
 def _seek(

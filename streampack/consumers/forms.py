@@ -1,0 +1,70 @@
+"""Form: what iterating a loader gives, made from its batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from streampack.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streampack.consumers.adapters import BatchAdapters
+
+__all__ = ["Form", "Output"]
+
+Output = Literal["batch", "hf", "numpy", "samples"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the loop gets.
+
+    Args:
+        output: "batch" is the batch itself; the others are the method of that name.
+        model: what "hf" is for.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+
+    output: Output = "batch"
+    model: Any = None
+
+    def __post_init__(self) -> None:
+        if self.output not in get_args(Output):
+            raise ConfigError(
+                f"output is {self.output!r}.",
+                "It says what the loop gets.",
+                'Use "batch", "hf", "numpy" or "samples".',
+            )
+        if self.model is not None and self.output != "hf":
+            raise ConfigError(
+                'model was passed, and output is not "hf".',
+                "No arguments are made for it.",
+                'Pass output="hf", or call batch.hf(model=model) in the loop.',
+            )
+
+    def check_place(self, device: Any, pin_memory: bool) -> None:
+        """Raise `ConfigError` unless what the loop gets can lie there."""
+        if device is not None and pin_memory:
+            raise ConfigError(
+                f"pin_memory is True and device is {device!r}.",
+                "Batches are copied to the device from page-locked memory already, and what the "
+                "loop gets lies on the device.",
+                "Leave out pin_memory.",
+            )
+        if self.output == "numpy" and (device is not None or pin_memory):
+            raise ConfigError(
+                f'output is "numpy", device is {device!r}, and pin_memory is {pin_memory}.',
+                "Arrays of numpy lie in the host's ordinary memory.",
+                "Leave out device and pin_memory, and copy the arrays in the loop: "
+                "jax.device_put(arrays).",
+            )
+
+    def __call__(self, batch: BatchAdapters) -> Any:
+        """A batch as the loop gets it."""
+        if self.output == "hf":
+            return batch.hf(model=self.model)
+        if self.output == "numpy":
+            return batch.numpy()
+        return batch.samples() if self.output == "samples" else batch

@@ -1,0 +1,151 @@
+"""Samples of tar archives that are read one by one: JSON, .npz, and files beside the document's."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Documents, Texts
+from streampack.fields import FieldTypes
+from streampack.reading.base import Block
+from streampack.reading.integer_arrays import BAD_ID
+from streampack.reading.record_fields import RecordFields
+from streampack.reading.records import BrokenDocumentError, require_field, too_long
+from streampack.sources.tar.headers import DUPLICATE, MISSING, scan_tar
+
+__all__ = [
+    "array_in",
+    "field_beside",
+    "files_beside",
+    "ids_in",
+    "npz_record",
+    "record_block",
+]
+
+Record = Mapping[str, Any]
+Files = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]
+
+
+def record_block(
+    document_of: Callable[[int], tuple[Record, NDArray[Any] | str]],
+    types: FieldTypes,
+    tokenized: bool,
+    origin: NDArray[np.void],
+    problems: dict[int, str],
+) -> Block:
+    """The documents of N samples with their fields.
+
+    Args:
+        document_of: the record of a sample, with its fields, and its ids or text.
+        types: the fields of the run.
+        tokenized: whether they are ids.
+        origin: (N,) of dtype `ORIGIN`.
+        problems: what is wrong with a sample, by its number: those are left out, and others added.
+    """
+    found: list[Any] = []
+    good: list[int] = []
+    more = RecordFields(types)
+    for i in range(len(origin)):
+        if i in problems:
+            continue
+        try:
+            record, document = document_of(i)
+            more.add(record, len(document) if tokenized else None)
+        except BrokenDocumentError as reason:
+            problems[i] = str(reason)
+        else:
+            found.append(document)
+            good.append(i)
+    if not tokenized:
+        return Texts(found, origin[good], more.of_documents)
+    return Documents.from_arrays(found, origin[good], None, more.of_tokens, more.of_documents)
+
+
+def npz_record(content: bytes, names: Collection[str], most_bytes: int) -> dict[str, NDArray[Any]]:
+    """The arrays of these names that a `.npz` file has; others are not read.
+
+    Raises:
+        BrokenDocumentError: it is damaged, holds pickled objects, or unfolds to too much.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            there = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            wanted = {name: there[name] for name in names if name in there}
+            total = sum(entry.file_size for entry in wanted.values())
+            if total > most_bytes:
+                raise BrokenDocumentError(too_long(total, most_bytes))
+            return {name: array_in(archive.read(entry)) for name, entry in wanted.items()}
+    except BrokenDocumentError:
+        raise
+    except Exception as error:  # zipfile has no common class for what damaged archives raise
+        raise BrokenDocumentError(f"is not a .npz file ({error})") from None
+
+
+def array_in(content: bytes) -> NDArray[Any]:
+    """The array of a `.npy` file.
+
+    Raises:
+        BrokenDocumentError: it is damaged, or holds pickled objects.
+    """
+    stream = io.BytesIO(content)
+    formats: Any = np.lib.format
+    try:
+        array: NDArray[Any] = formats.read_array(stream, allow_pickle=False)
+    except Exception as error:  # numpy evaluates the header, which can raise nearly anything
+        raise BrokenDocumentError(f"is not a .npy file ({error})") from None
+    if stream.tell() != len(content):
+        raise BrokenDocumentError(f"has {len(content) - stream.tell()} bytes after its .npy file")
+    return array
+
+
+def ids_in(record: Record, name: str) -> NDArray[Any]:
+    """(T,) uint16 or uint32, the token ids of a record of arrays.
+
+    Raises:
+        BrokenDocumentError: there is no such array, or it does not hold token ids.
+    """
+    require_field(record, name)
+    ids: NDArray[Any] = record[name]
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise BrokenDocumentError(
+            f'has an array of {ids.dtype} and shape {ids.shape} in "{name}" where ids were expected'
+        )
+    if ids.dtype == np.uint16:
+        return ids
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= 1 << 32):
+        raise BrokenDocumentError(BAD_ID)
+    return ids.astype(np.uint32)
+
+
+def files_beside(data: NDArray[np.uint8], begin: int, extension: str, samples: int) -> Files:
+    """(N,) starts, sizes and status of the files of this extension, of N samples from `begin`."""
+    starts = np.zeros(samples, dtype=np.int64)
+    sizes, ends = np.zeros_like(starts), np.zeros_like(starts)
+    status = np.full(samples, MISSING, dtype=np.uint8)
+    wanted = np.frombuffer(extension.lower().encode(), dtype=np.uint8)
+    most = int(np.iinfo(np.int64).max)
+    if samples:
+        scan_tar(data, begin, wanted, most, starts, sizes, status, ends)
+    return starts, sizes, status
+
+
+def field_beside(
+    data: NDArray[np.uint8], name: str, files: Files, i: int, most_bytes: int
+) -> NDArray[Any] | None:
+    """The array of a field in sample `i`; None if the sample has no such file."""
+    start, size, status = (int(column[i]) for column in files)
+    if status == DUPLICATE:
+        raise BrokenDocumentError(f"has several files .{name}.npy")
+    if status:
+        return None
+    if size > most_bytes:
+        raise BrokenDocumentError(too_long(size, most_bytes))
+    try:
+        return array_in(data[start : start + size].tobytes())
+    except BrokenDocumentError as reason:
+        raise BrokenDocumentError(f"has a file .{name}.npy that {reason}") from None

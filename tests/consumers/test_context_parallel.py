@@ -1,0 +1,129 @@
+"""Layouts of context parallelism: all ranks together hold the batch; `align` of several needs."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import ConfigError, pack
+from streampack.consumers.context_parallel import Layout
+from streampack.packing import BestFitDecreasing, Buckets, Concat, FirstFitDecreasing
+from tests.support.packed_batches import packed_batches, random_documents
+
+LAYOUTS = get_args(Layout)
+TENSORS = ("input_ids", "position_ids", "shift_labels")
+
+
+def batches(lengths: list[int], align: Any = 1) -> Any:
+    packer = BestFitDecreasing(seq_len=96, align=align)
+    return packed_batches(random_documents(lengths), packer, batch_tokens=192)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=20),
+    cp_size=st.sampled_from([1, 2, 3, 4]),
+    layout=st.sampled_from(LAYOUTS),
+)
+@settings(max_examples=60, deadline=None)
+def test_all_ranks_together_hold_the_batch(
+    lengths: list[int], cp_size: int, layout: Layout
+) -> None:
+    for batch in batches(lengths, 2 * cp_size):
+        whole = dict(
+            zip(TENSORS, (batch.input_ids, batch.position_ids, batch.next_tokens()), strict=True)
+        )
+        parts = [batch.context_parallel(layout, cp_size=cp_size, cp_rank=r) for r in range(cp_size)]
+        slots = torch.cat([part["slots"] for part in parts])
+        assert slots.sort().values.tolist() == list(range(batch.rows * batch.seq_len))
+        for name in TENSORS:
+            found = torch.cat([part[name].view(-1) for part in parts])
+            assert torch.equal(found, whole[name].reshape(-1)[slots])
+        if layout == "ulysses":
+            assert slots.tolist() == sorted(slots.tolist())
+        for part in parts:
+            assert part["cu_seqlens"].dtype == torch.int32
+            assert part["max_seqlen"] == part["cu_seqlens"].diff().max()
+
+
+@pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
+def test_boundaries_are_those_of_what_a_rank_holds(layout: Layout) -> None:
+    for batch in batches([5, 23, 9, 40, 2, 1, 13, 96, 17], 8):
+        segment = batch.seq_idx.view(-1)
+        ends = [int(end) for end in batch.cu_seqlens]
+        for rank in range(4):
+            part = batch.context_parallel(layout, cp_size=4, cp_rank=rank)
+            cuts = part["cu_seqlens"].tolist()
+            assert cuts[-1] == len(part["slots"])
+            for low, high in pairwise(cuts):
+                held = part["slots"][low:high]
+                # one document, with the padding after it that makes its length a multiple
+                assert len(set(segment[held].tolist()) - {int(segment[held[0]]) + 1}) == 1
+                assert held[0] >= ends[int(segment[held[0]])]
+
+
+def test_zigzag_is_what_megatron_takes_and_contiguous_is_in_order() -> None:
+    for batch in batches([5, 23, 9, 40, 2, 1, 13, 96, 17], 4):
+        for rank in range(2):
+            part = batch.context_parallel("zigzag", cp_size=2, cp_rank=rank)
+            theirs = batch.megatron(cp_size=2, cp_rank=rank)
+            assert torch.equal(part["input_ids"], theirs["tokens"])
+            part = batch.context_parallel("contiguous", cp_size=2, cp_rank=rank)
+            assert part["slots"].diff().min() > 0
+
+
+def test_ulysses_needs_no_alignment_and_keeps_the_boundaries_of_all() -> None:
+    for batch in batches([5, 23, 9, 40, 2, 1, 13, 96, 17]):
+        part = batch.context_parallel("ulysses", cp_size=3, cp_rank=1)
+        assert torch.equal(part["cu_seqlens"], batch.cu_seqlens)
+        assert part["max_seqlen"] == batch.max_seqlen
+        with pytest.raises(ConfigError, match="split evenly"):
+            batch.context_parallel("ulysses", cp_size=5, cp_rank=0)
+
+
+def test_what_is_not_aligned_or_not_there_is_refused() -> None:
+    batch = next(iter(batches([5, 23, 9, 40])))
+    with pytest.raises(ConfigError, match="align=2,"):
+        batch.context_parallel("contiguous", cp_size=2, cp_rank=0)
+    with pytest.raises(ConfigError, match="align=4,"):
+        batch.context_parallel("zigzag", cp_size=2, cp_rank=0)
+    with pytest.raises(ConfigError, match="cp_size is 2, and cp_rank is 2"):
+        batch.context_parallel("ulysses", cp_size=2, cp_rank=2)
+    with pytest.raises(ConfigError, match="layout is 'ring'"):
+        batch.context_parallel("ring", cp_size=2, cp_rank=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda align: BestFitDecreasing(seq_len=96, align=align),
+        lambda align: FirstFitDecreasing(seq_len=96, align=align),
+        lambda align: Buckets(seq_lens=(48, 96), align=align),
+    ],
+)
+def test_several_needs_are_their_least_common_multiple(make: Any) -> None:
+    assert make((4, 6, 1)) == make(12)
+    assert make([8, 16]).describe() == make(16).describe()
+    for wrong in ((4, 10), (), (4, 0), (4, 2.5), "12"):
+        with pytest.raises(ConfigError, match="align is"):
+            make(wrong)
+
+
+def test_documents_in_memory_take_multiples_of_several_needs() -> None:
+    ids = [[1] * 5, [2] * 13]
+    (batch,) = pack([5, 13], seq_len=48, align=(4, 6)).batches(ids, rank=0)
+    starts = np.flatnonzero(np.diff(batch.document_ids[0].numpy(), prepend=-2) > 0)
+    assert (starts % 12 == 0).all()
+
+
+def test_packers_that_fill_rows_split_whole_rows() -> None:
+    for batch in packed_batches(
+        random_documents([50, 70, 80]), Concat(seq_len=96), batch_tokens=192, attention="row"
+    ):
+        part = batch.context_parallel("zigzag", cp_size=2, cp_rank=1)
+        assert part["input_ids"].shape == (1, 96)

@@ -1,0 +1,110 @@
+"""output="numpy": the batch's arrays by MaxText's names, and no tensor on the way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, pack
+from streampack.errors import ConfigError
+from tests.support.packed_batches import every_packer, packed_batches, random_documents
+
+LENGTHS = [5, 23, 9, 40, 2, 1, 13, 24, 17, 8, 1, 1]
+RECORDS = [
+    {"tokens": list(range(1, n + 1)), "weight": [0.5 * k for k in range(n)], "reward": float(n)}
+    for n in LENGTHS
+]
+
+
+def with_fields(**options: Any) -> PackedDataset:
+    return PackedDataset(
+        RECORDS,
+        seq_len=48,
+        batch_rows=2,
+        lanes=1,
+        topology=Topology(),
+        token_rules=TokenRules(pad_id=0),
+        token_fields={"weight": "float32"},
+        document_fields={"reward": "float32"},
+        **options,
+    )
+
+
+@pytest.mark.parametrize("attention", ["document", "row"])
+@pytest.mark.parametrize("name", every_packer(24))
+def test_arrays_say_what_the_tensors_of_the_batch_say(name: str, attention: Any) -> None:
+    documents = random_documents(LENGTHS)
+    masks = [np.arange(n) % 3 != 1 for n in LENGTHS]
+    packer = every_packer(24)[name]
+    for batch in packed_batches(documents, packer, masks, batch_tokens=48, attention=attention):
+        arrays = batch.numpy()
+        assert {a.shape for a in arrays.values()} == {(batch.rows, batch.seq_len)}
+        assert {a.dtype for a in arrays.values()} == {np.dtype(np.int32)}
+        assert (arrays["inputs"] == batch.input_ids.numpy()).all()
+        assert (arrays["inputs_position"] == batch.position_ids.numpy()).all()
+        following = batch.next_tokens().numpy()
+        counts = following != -100
+        assert (arrays["targets"] == np.where(counts, following, 0)).all()
+        assert (arrays["targets_segmentation"] != 0).sum() == batch.num_loss_tokens
+        segment = arrays["inputs_segmentation"]
+        assert (arrays["targets_segmentation"] == np.where(counts, segment, 0)).all()
+        assert ((segment == 0) == (batch.document_ids.numpy() < 0)).all()
+        for row, position in zip(segment, arrays["inputs_position"], strict=True):
+            begins = (position == 0) & (row > 0)
+            assert row[begins].tolist() == list(range(1, begins.sum() + 1))
+            assert (row[row > 0] == np.cumsum(begins)[row > 0]).all()
+
+
+def test_fields_are_arrays_beside() -> None:
+    for arrays, batch in zip(
+        PackedLoader(with_fields(), output="numpy"), PackedLoader(with_fields()), strict=True
+    ):
+        assert (arrays["fields"]["weight"] == batch.fields["weight"].numpy()).all()
+        reward = arrays["document_fields"]["reward"]
+        assert (reward == batch.document_fields["reward"].numpy()).all()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_torch_function_is_called_on_the_way(workers: int) -> None:
+    called = set()
+
+    def note(frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and "torch" in str(getattr(function, "__module__", None)):
+            called.add(function.__name__)
+
+    loader = PackedLoader(with_fields(), num_workers=workers, output="numpy")
+    sys.setprofile(note)
+    threading.setprofile(note)
+    try:
+        found = sum(int((arrays["inputs_segmentation"] > 0).sum()) for arrays in loader)
+        loader.state_dict()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    assert found == sum(LENGTHS)
+    assert called == set()
+
+
+def test_a_group_of_accumulated_batches_has_arrays() -> None:
+    (group,) = PackedLoader(with_fields(), output="numpy").accumulate(1000)
+    assert sum((a["targets_segmentation"] > 0).sum() for a in group) == group.num_loss_tokens
+
+
+def test_batches_of_rollouts_have_arrays() -> None:
+    plan = pack([3, 2], seq_len=8)
+    (batch,) = plan.batches([[1, 2, 3], [4, 5]], rank=0)
+    assert sorted(batch.numpy()["inputs_segmentation"][0].tolist()) == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("place", [{"device": "cpu"}, {"pin_memory": True}])
+def test_arrays_are_refused_where_a_batch_would_be_tensors(place: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"jax\.device_put"):
+        PackedLoader(with_fields(), output="numpy", **place)
+    batch = next(iter(with_fields()))
+    with pytest.raises(ConfigError, match="moved to a device or pinned"):
+        batch.to(torch.device("meta")).numpy()
