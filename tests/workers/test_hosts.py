@@ -69,7 +69,7 @@ INTERRUPTED_TWICE = """
             os.killpg(0, signal.SIGINT)
     os.setpgid(0, 0)
     done = threading.Event()
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
     assert run(spawned) == expected
     done.set()
