@@ -1,6 +1,6 @@
-"""pack: documents in memory, as rollouts are, divided among ranks as micro-batches.
+"""pack: documents in memory, as rollouts are, divided among ranks as micro-batches; no collectives.
 
-Pure and without collectives: every process that knows the lengths makes the same plan.
+Every process that knows the lengths makes the same plan.
 """
 
 from __future__ import annotations
@@ -81,20 +81,21 @@ def pack(
     seq_len = require_seq_len(seq_len, "error")
     multiple = require_align(align, seq_len)
     ranks = whole_number("ranks", ranks, "There would be nobody to train.", most=1 << 20)
-    if not is_whole(microbatches) and microbatches != "equal":
+    equal = isinstance(microbatches, str) and microbatches == "equal"
+    if not is_whole(microbatches) and not equal:
         raise ConfigError(
             f"microbatches is {microbatches!r}.",
             "It says how many each rank has.",
             'Pass a whole number, or "equal" for as few as hold all documents.',
         )
     wanted = None
-    if microbatches != "equal":
+    if not equal:
         wanted = whole_number("microbatches", microbatches, "A step has some.", most=1 << 20)
     if within not in ("rank", "row"):
         raise ConfigError(
             f"within is {within!r}.", "It says where groups stay whole.", 'Use "rank" or "row".'
         )
-    sizes = checked_lengths(np.asarray(lengths))
+    sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's
     _check_sizes(sizes, seq_len)
     costs = _costs(cost or Cost.of_width(4096), sizes)
     group, names = _numbered(groups, len(sizes))
@@ -141,15 +142,30 @@ def _check_sizes(sizes: NDArray[np.int64], seq_len: int) -> None:
 def _costs(
     cost: Callable[[NDArray[np.int64]], ArrayLike], sizes: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    costs = np.asarray(cost(sizes), dtype=np.float64)
-    if costs.shape != sizes.shape or not np.isfinite(costs).all() or (costs < 0).any():
+    if not callable(cost):
         raise ConfigError(
-            f"cost gave an array of shape {costs.shape} for {len(sizes)} documents, or a cost "
-            "that is negative or not finite.",
+            f"cost is {cost!r}.",
+            "It says what documents of some lengths cost.",
+            "Pass a function from lengths to costs, as a Cost is, or None.",
+        )
+    given = _array(cost(sizes.copy()))
+    fits = given.shape == sizes.shape and given.dtype.kind in "biuf"
+    if not fits or not np.isfinite(given).all() or (given < 0).any():
+        raise ConfigError(
+            f"cost gave an array of shape {given.shape} and dtype {given.dtype} for {len(sizes)} "
+            "documents, or a cost that is negative or not finite.",
             "Documents cannot be divided by it.",
             "Return one cost >= 0 for each length, or pass a Cost.",
         )
-    return costs
+    return given.astype(np.float64)
+
+
+def _array(given: Any) -> NDArray[Any]:
+    """As numpy has it; of no dimension where it is no array at all."""
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):
+        return np.asarray(None)
 
 
 def _numbered(
@@ -158,7 +174,7 @@ def _numbered(
     """(N,) int64 numbers of the groups, and their names; None where there are none."""
     if groups is None:
         return None, ()
-    given = np.asarray(groups)
+    given = _array(groups)
     if given.shape != (count,) or (count and given.dtype.kind not in "iubUS"):
         raise ConfigError(
             f"groups has the shape {given.shape} and dtype {given.dtype} for {count} documents.",
@@ -267,10 +283,17 @@ class MicrobatchPlan:
             ConfigError: a document, or what belongs to it, is not what it should be.
         """
         own = self.documents(rank)
+        for name, given in (("token_fields", token_fields), ("document_fields", document_fields)):
+            if not (given is None or isinstance(given, Mapping)):
+                raise ConfigError(
+                    f"{name} is a {type(given).__name__}.",
+                    "Fields have names.",
+                    f'Pass {name}={{"name": values}}, with what each document has.',
+                )
         columns = {**(token_fields or {}), **(document_fields or {})}
         types = FieldTypes.of(
-            {name: _dtype(values, own) for name, values in (token_fields or {}).items()},
-            {name: _dtype(values, own) for name, values in (document_fields or {}).items()},
+            {name: _dtype(name, values, own) for name, values in (token_fields or {}).items()},
+            {name: _dtype(name, values, own) for name, values in (document_fields or {}).items()},
         )
         for taken in {_IDS, _MASK} & {*columns}:
             raise ConfigError(
@@ -328,7 +351,7 @@ class MicrobatchPlan:
     ) -> Documents:
         """The documents with these numbers (D,), checked."""
         records = [
-            {name: _plain(values[number]) for name, values in columns.items()}
+            {name: _plain(_at(values, number, name)) for name, values in columns.items()}
             for number in numbers.tolist()
         ]
         fields = Fields(True, _IDS, _MASK if _MASK in columns else None)
@@ -348,16 +371,27 @@ class MicrobatchPlan:
         return block
 
 
+def _at(values: Any, number: int, name: str) -> Any:
+    try:
+        return values[number]
+    except (TypeError, LookupError) as error:
+        raise ConfigError(
+            f'There is nothing for document {number} in "{name}", a {type(values).__name__}.',
+            "What belongs to a document is looked up by its number.",
+            "Pass a list, array, tensor or dict with one for each document of the rank, in order.",
+        ) from error
+
+
 def _plain(value: Any) -> Any:
     """A number out of its tensor of no dimension."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-def _dtype(values: Any, own: NDArray[np.int64]) -> Any:
+def _dtype(name: str, values: Any, own: NDArray[np.int64]) -> Any:
     """Of a field, from what the first document has."""
     if not len(own):
         return np.float32
-    first = values[int(own[0])]
+    first = _at(values, int(own[0]), name)
     try:
         kind = np.asarray(first).dtype
     except (TypeError, ValueError, RuntimeError):

@@ -24,11 +24,12 @@ from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError, StateError
 from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.job.ending import End, Ranks
+from streampack.job.exchange import LONGEST_S, TIMEOUT_S
 from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
-from streampack.numeric import whole_number
+from streampack.numeric import real_number, whole_number
 from streampack.progress import Moment, with_progress
 from streampack.run.rank import RankRun
 from streampack.workers.feed import (
@@ -80,6 +81,9 @@ class PackedLoader:
             leaves them on the CPU.
         ranks: who agrees: None finds the job's processes (see `streampack.job.exchange`);
             `SimulatedRanks` are threads of one.
+        rank_timeout_s: raise if another process of the job comes to no step for so long, because it
+            hangs or has left its loop; longer than an evaluation or a checkpoint takes on one rank
+            alone. The same on all ranks.
 
     Raises (while iterating):
         WorkerError: a worker was killed or timed out. The loader can be iterated again: it starts
@@ -102,13 +106,14 @@ class PackedLoader:
         model: Any = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
+        rank_timeout_s: float = TIMEOUT_S,
     ) -> None:
         workers = WorkerSettings.checked(
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
         _check_end(end)
-        self._form = Form(output, model)
-        self._form.check_place(device, pin_memory)
+        self.form = Form(output, model)
+        self.form.check_place(device, pin_memory)
         self.dataset = dataset
         self.num_workers = workers.num_workers
         self._workers = workers
@@ -117,7 +122,9 @@ class PackedLoader:
             None if device is None else DeviceCopies(device)
         )
         self._pin_memory = pin_memory and torch.cuda.is_available()
-        self._run = RankRun(dataset.plan, dataset.start(), ranks=ranks, end=end)
+        self._run = RankRun(
+            dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=_checked(rank_timeout_s)
+        )
         self._sampled: Estimate | None = None
         self._finished = False
         self._live: Batches | None = None
@@ -134,6 +141,7 @@ class PackedLoader:
         model: Any = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
+        rank_timeout_s: float = TIMEOUT_S,
     ) -> PackedLoader:
         """The same over another loader, which makes the batches: the same order, end and state.
 
@@ -150,6 +158,7 @@ class PackedLoader:
             model: what "hf" is for.
             device: copy batches there.
             ranks: who agrees on the end.
+            rank_timeout_s: how long to wait for them.
 
         Raises:
             ConfigError: `loader` joins batches, keeps its workers from pass to pass, or its
@@ -157,7 +166,15 @@ class PackedLoader:
             StateError: (while iterating) its batches are not this rank's, or not in order.
         """
         dataset = _loaded(loader, dataset)
-        made = cls(dataset, end=end, output=output, model=model, device=device, ranks=ranks)
+        made = cls(
+            dataset,
+            end=end,
+            output=output,
+            model=model,
+            device=device,
+            ranks=ranks,
+            rank_timeout_s=rank_timeout_s,
+        )
         made._loader = loader
         return made
 
@@ -265,7 +282,7 @@ class PackedLoader:
                 batch = self._take()
                 self._copy_ahead(following)
                 self._run.metrics.wait_s += time.perf_counter() - began
-                yield self._form(batch)
+                yield self.form(batch)
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
         """Iterate in groups of `batches`, for gradient accumulation.
@@ -304,7 +321,7 @@ class PackedLoader:
                 taken = [self._take() for _ in group]
                 self._copy_ahead(following)
                 self._run.metrics.wait_s += time.perf_counter() - began
-                yield BatchGroup(taken, num_loss_tokens, self._form)
+                yield BatchGroup(taken, num_loss_tokens, self.form)
 
     def skip(self, batches: int) -> int:
         """Step over the next `batches` batches of this rank, as after a spike in the loss.
@@ -448,6 +465,16 @@ def _check_end(end: str) -> None:
         raise ConfigError(
             f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
         )
+
+
+def _checked(rank_timeout_s: float) -> float:
+    return real_number(
+        "rank_timeout_s",
+        rank_timeout_s,
+        "No rank could be waited for so long.",
+        least=0.001,
+        most=LONGEST_S,
+    )
 
 
 def _loss_tokens(batches: Sequence[PackedBatch]) -> int:

@@ -353,6 +353,8 @@ def test_settings_that_would_part_groups_are_refused() -> None:
             dataset(packer=packer)
     with pytest.raises(ConfigError, match="no document field is declared by that name"):
         dataset(group="pair")
+    with pytest.raises(ConfigError, match="no document field is declared by that name"):
+        dataset(group=["group"])
     for settings in ({"on_error": "skip"}, {"balance": "attention"}, {"order": GroupBy("group")}):
         (name,) = settings
         with pytest.raises(ConfigError, match=f'group is "group", .*Leave out {name}='):

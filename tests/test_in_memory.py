@@ -211,3 +211,53 @@ def test_costs_of_a_model_are_costs() -> None:
     cost = Cost(token=100, pair=1)
     plan = pack([10, 20, 30], seq_len=64, cost=cost)
     assert plan.costs.tolist() == [[cost([10, 20, 30]).sum()]]
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[3.7], [float("nan")], [True], 4, None, ["3"], [[1], [2, 3]], [[1, 2]], [2**64], {0: 3}, [-1]],
+)
+def test_what_are_no_lengths_is_refused(lengths: Any) -> None:
+    with pytest.raises(PlanError, match="one whole number >= 0 per document"):
+        pack(lengths, seq_len=8)
+
+
+@pytest.mark.parametrize("cost", [5, lambda n: None, lambda n: ["a"] * len(n), lambda n: n * 1j])
+def test_what_are_no_costs_is_refused(cost: Any) -> None:
+    with pytest.raises(ConfigError, match="cost"):
+        pack([3, 4], seq_len=8, cost=cost)
+
+
+def test_a_plan_keeps_its_lengths_whatever_becomes_of_the_callers() -> None:
+    lengths = np.array([3, 4])
+    plan = pack(lengths, seq_len=8, cost=lambda given: given.__imul__(2))
+    lengths[:] = 1
+    assert plan.tokens.tolist() == [[7]]
+
+
+@pytest.mark.parametrize("groups", [[[0], [0, 1]], [0], [0.5, 1.5], "ab", {0, 1}])
+def test_what_are_no_groups_is_refused(groups: Any) -> None:
+    with pytest.raises(ConfigError, match="one whole number or name for each document"):
+        pack([3, 4], seq_len=8, groups=groups)
+
+
+@pytest.mark.parametrize("microbatches", [None, "x", 0, 1.5, np.array([1, 2])])
+def test_what_is_no_number_of_microbatches_is_refused(microbatches: Any) -> None:
+    with pytest.raises(ConfigError, match="microbatches is"):
+        pack([3, 4], seq_len=8, microbatches=microbatches)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ids": [[1, 2, 3]]}, r'nothing for document 1 in "ids", a list'),
+        ({"ids": None}, 'in "ids", a NoneType'),
+        ({"loss_mask": 5}, 'in "loss_mask", a int'),
+        ({"token_fields": {"a": []}}, 'nothing for document 0 in "a", a list'),
+        ({"token_fields": ["a"]}, "token_fields is a list"),
+    ],
+)
+def test_what_documents_lack_is_named(given: Any, said: str) -> None:
+    ids = [[1, 2, 3], [1, 2, 3, 4]]
+    with pytest.raises(ConfigError, match=said):
+        list(pack([3, 4], seq_len=8).batches(**{"ids": ids, **given}))

@@ -180,7 +180,15 @@ def _whats_wrong(model: Any, batch: Any, way: Way) -> str | None:
             "How it finds the boundaries of documents cannot be tried out.",
             "Pass the torch module that is trained, or leave model out.",
         )
-    device = next(model.parameters()).device
+    device = next((p.device for p in model.parameters() if p.is_floating_point()), None)
+    if device is None or device.type == "meta" or not hasattr(_config(model), "vocab_size"):
+        lacks = "weights" if device is None or device.type == "meta" else "config.vocab_size"
+        raise ConfigError(
+            f"{type(_unwrapped(model)).__name__} has no {lacks}, as a model of transformers has.",
+            "How it finds the boundaries of documents cannot be tried out.",
+            "Pass a model of transformers with its weights on a device; for others use "
+            "batch.varlen() or what else they take, and check_isolation(model, batch, call=...).",
+        )
     implementation = getattr(_config(model), "_attn_implementation", None)
     key = (way, model.training, device, implementation, batch.rows, batch.seq_len)
     known = _found.setdefault(model, {})

@@ -105,10 +105,10 @@ def check_isolation(
 ) -> Isolation:
     """Change one document of a packed batch after the other, and see whether others' outputs move.
 
-    It takes a forward pass per document and two more, without gradients, so use a small batch. The
-    model stays in its mode (what it does in training is what counts), and its buffers and the
-    state of torch's random numbers are put back. Every pass begins with the same random numbers,
-    so dropout is the same in all.
+    It takes a forward pass per document and two more (a few where something leaks), without
+    gradients, so use a small batch. The model stays in its mode (what it does in training is what
+    counts), and its buffers and the state of torch's random numbers are put back. Every pass begins
+    with the same random numbers, so dropout is the same in all.
 
     Documents are apart where the batch says so, in attention segments: those that share one, as
     with ``attention="row"``, count as one, under the number of the first.
@@ -130,7 +130,8 @@ def check_isolation(
 
     Raises:
         ConfigError: nothing can be told: too few documents, outputs that are not numbers or not
-            those of every slot, or no output depends on an earlier token of its document.
+            those of every slot, no output depends on an earlier token of its document, or outputs
+            are others for the same batch.
     """
     call = _caller(model) if call is None else call
     segment = _segments(batch)
@@ -164,6 +165,8 @@ def check_isolation(
                 if other != number
                 and not (movement := float(moved[segment == other].max())) <= tolerance
             ]
+        if leaks:
+            _check_repeats(float(_movement(base, outputs(nothing)).max()) / scale, tolerance)
         layer = None
         if leaks and module is not None:
             layer = _first_to_move(module, outputs, segment, leaks[0].changed, tolerance)
@@ -268,6 +271,16 @@ def _check_context(scale: float) -> None:
             "begin at zero have this effect).",
             "Check a model with random or trained weights, on a batch with a document of several "
             "tokens.",
+        )
+
+
+def _check_repeats(movement: float, tolerance: float) -> None:
+    if movement > tolerance:
+        raise ConfigError(
+            "The model gives other outputs for the same batch when it is called again.",
+            "Which document moves which cannot be told.",
+            "Check it without state that it keeps from call to call and random numbers of its own "
+            "(those of torch begin anew for each call).",
         )
 
 

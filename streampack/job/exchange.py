@@ -26,6 +26,7 @@ from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, RankError
 from streampack.job.ending import Alone, Ranks
+from streampack.job.pending import keep
 from streampack.job.topology import Topology
 
 __all__ = ["ProcessRanks", "check_same_start", "connect"]
@@ -34,9 +35,10 @@ logger = logging.getLogger(__name__)
 
 #: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
 TIMEOUT_S = 1800.0
+LONGEST_S = 1e8  # three years; torch counts in nanoseconds of 64 bits
 
 
-def connect(topology: Topology) -> Ranks:
+def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
     """The ranks of this topology: the processes of the job, or this rank alone.
 
     Alone is a single rank, a process without an initialised process group (ranks that are only
@@ -44,7 +46,7 @@ def connect(topology: Topology) -> Ranks:
     are not connected are warned.
     """
     if _connected(topology):
-        return ProcessRanks(topology)
+        return ProcessRanks(topology, timeout_s=timeout_s)
     launched = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
     if topology.world_size > 1 and launched == (str(topology.rank), str(topology.world_size)):
         logger.warning(
@@ -76,9 +78,9 @@ class ProcessRanks:
         self._timeout_s = timeout_s
         self._group = _group(timeout_s)
         processes = dist.get_world_size()
-        found = torch.empty(processes, 2, dtype=torch.int64)
-        mine = torch.tensor([[topology.rank, topology.world_size]])
-        self._finish(lambda: dist.all_gather_into_tensor(found, mine, group=self._group))
+        found = torch.zeros(processes, 2, dtype=torch.int64)
+        found[dist.get_rank()] = torch.tensor([topology.rank, topology.world_size])
+        self._start(found, dist.ReduceOp.SUM)()
         counts = torch.bincount(found[:, 0], minlength=topology.world_size)
         if len({*counts.tolist()}) > 1 or len({*found[:, 1].tolist()}) > 1:
             raise ConfigError(
@@ -94,29 +96,27 @@ class ProcessRanks:
     def total(self, count: int) -> Callable[[], int]:
         """Start to add up `count` over the data-parallel ranks; the result waits for the sum."""
         value = torch.tensor([count], dtype=torch.int64)
-        work = self._finish(lambda: dist.all_reduce(value, group=self._group, async_op=True))
-
-        def wait() -> int:
-            self._finish(work.wait)
-            return int(value) // self._replicas
-
-        return wait
+        wait = self._start(value, dist.ReduceOp.SUM)
+        return lambda: int(wait()) // self._replicas
 
     def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
         """Start to find the highest of each value over the ranks; the result waits for it."""
-        found = torch.from_numpy(values.copy())
-        work = self._finish(
-            lambda: dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        )
+        wait = self._start(torch.tensor(values), dist.ReduceOp.MAX)
+        return lambda: wait().numpy()
 
-        def wait() -> NDArray[np.int64]:
-            self._finish(work.wait)
-            return found.numpy()
+    def _start(self, values: torch.Tensor, operation: Any) -> Callable[[], torch.Tensor]:
+        """Start to reduce `values` in place; the result waits for it."""
+        work = _finish(
+            lambda: dist.all_reduce(values, operation, group=self._group, async_op=True),
+            self._timeout_s,
+        )
+        keep(work, values)
+
+        def wait() -> torch.Tensor:
+            _finish(work.wait, self._timeout_s)
+            return values
 
         return wait
-
-    def _finish(self, operation: Callable[[], Any]) -> Any:
-        return _finish(operation, self._timeout_s)
 
 
 def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
@@ -171,8 +171,10 @@ def _finish(operation: Callable[[], Any], timeout_s: float) -> Any:
         return operation()
     except RuntimeError as error:
         raise RankError(
-            f"Another process of the job died, or answered nothing for {timeout_s:g} s: "
+            f"Another process of the job died, or left its loop, or hung for {timeout_s:g} s: "
             f"{str(error).splitlines()[0]:.200}",
             "The ranks can no longer agree on when the run ends, so this one stops too.",
-            "Look for the process that failed first, and resume all of them from a saved state.",
+            "Look for the process that failed first, and resume all of them from a saved state. A "
+            "loop is left after the same step on all ranks. Where one rank alone works for longer "
+            "than that between two steps, raise rank_timeout_s of PackedLoader.",
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from streampack.errors import PlanError
 
@@ -18,16 +18,21 @@ the first seq_len tokens, the rest dropped and counted; "drop" whole and count; 
 OVERFLOWS: tuple[Overflow, ...] = ("split", "truncate", "drop", "error")
 
 
-def checked_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`lengths` as a contiguous int64 array; raises `PlanError` if one is negative."""
-    lengths = np.ascontiguousarray(lengths, dtype=np.int64)
-    if lengths.ndim != 1 or (len(lengths) and lengths.min() < 0):
+def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
+    """`lengths` as a contiguous int64 array; raises `PlanError` if one is no length."""
+    try:
+        given = np.asarray(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        given = np.asarray(None)
+    fits = given.ndim == 1 and (not len(given) or given.dtype.kind in "iu")
+    if not fits or (len(given) and (given.min() < 0 or given.max() > np.iinfo(np.int64).max)):
         raise PlanError(
-            f"Document lengths have shape {lengths.shape} or a negative value.",
+            f"Document lengths have shape {given.shape} and dtype {given.dtype}, or a value that "
+            "is negative or does not fit into 64 bits.",
             "They cannot be packed.",
-            "Pass one length >= 0 per document.",
+            "Pass one whole number >= 0 per document.",
         )
-    return lengths
+    return np.ascontiguousarray(given, dtype=np.int64)
 
 
 def limit_lengths(

@@ -138,11 +138,12 @@ def check_group(
     """
     if group is None:
         return
-    if group not in fields.document:
+    if not isinstance(group, str) or group not in fields.document:
         raise ConfigError(
             f"group is {group!r}, and no document field is declared by that name.",
             "Nothing says which documents belong together.",
-            f'Pass document_fields={{{group!r}: "int64"}}, or the name of another one.',
+            f'Pass group="name" with document_fields={{"name": "int64"}} (here: '
+            f"{', '.join(fields.document) or 'none'}).",
         )
     whole = packer.keeps_whole and packer.overflow in ("drop", "error")
     whole = whole and packer.max_tokens_per_row == packer.seq_lens[-1]

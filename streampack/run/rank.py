@@ -20,7 +20,7 @@ from streampack.dealing.board import Board
 from streampack.dealing.exchange import DealExchange
 from streampack.errors import ConfigError, StateError
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks
-from streampack.job.exchange import check_same_start, connect
+from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.batch import LaneEnd
 from streampack.lane.empty_batch import padding_rows
 from streampack.lane.sharing import Sharing
@@ -49,6 +49,7 @@ class RankRun:
         start: where it goes on; None is the beginning.
         ranks: who agrees on the end; None finds the processes of the job.
         end: see `PackedLoader`.
+        timeout_s: how long to wait for the processes of the job.
 
     Attributes:
         state: of what the loop has taken.
@@ -62,12 +63,14 @@ class RankRun:
         *,
         ranks: Ranks | None = None,
         end: End = "drain",
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.plan = plan
         self.state = plan.start() if start is None else start
         self.metrics = Metrics()
         self._ranks = ranks
         self._end = end
+        self._timeout_s = timeout_s
         self._gave = False  # a document, from where it was started
         self._ends: dict[int, Deferred] = {}  # of lanes whose last batch was not this rank's
         # Of the last batches: their number, and what undoes taking them.
@@ -77,7 +80,7 @@ class RankRun:
     def ranks(self) -> Ranks:
         """Who agrees: the processes of the job, or this rank alone."""
         if self._ranks is None:
-            self._ranks = connect(self.plan.topology)
+            self._ranks = connect(self.plan.topology, timeout_s=self._timeout_s)
         return self._ranks
 
     def lanes(self) -> list[int]:

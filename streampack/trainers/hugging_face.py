@@ -38,9 +38,9 @@ class TrainerMixin:
     args: Any
 
     def __init__(self, *arguments: Any, loader: PackedLoader, **options: Any) -> None:
-        if loader.output != "hf":
+        if loader.form.output != "hf":
             raise ConfigError(
-                f'The loader has output="{loader.output}".',
+                f'The loader has output="{loader.form.output}".',
                 "A Trainer calls the model with the batch as keyword arguments.",
                 'Pass PackedLoader(dataset, output="hf", model=model).',
             )

@@ -6,8 +6,10 @@ import fcntl
 import multiprocessing.process
 import os
 import pickle
+import signal
 import weakref
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -21,6 +23,10 @@ __all__ = ["WorkerHandle"]
 
 PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux; batches fit in it
 _BYTES_PER_TOKEN = 8  # of a batch on its way, generously
+
+#: What waits until a worker has its handlers. One that is spawned loads for seconds, and may be
+#: terminated meanwhile; a fork server would give to its other children what is held back from it.
+HELD_BACK = {"fork": LOOP_SIGNALS, "spawn": (signal.SIGINT,), "forkserver": ()}
 
 _started: weakref.WeakSet[WorkerHandle] = weakref.WeakSet()
 
@@ -38,6 +44,17 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _before_spawning() -> None:
+    """Standard streams that are closed become /dev/null, which Python cannot spawn without.
+
+    Python's own helper is started where it needs no signal held back, which it would let through.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    resource_tracker.ensure_running()
 
 
 class WorkerHandle:
@@ -67,12 +84,15 @@ class WorkerHandle:
         self.number = number
         self.is_ours = True  # False in a child that the loop's process forks
         self._lanes = list(states)
+        method = context.get_start_method()
+        if method != "fork":
+            _before_spawning()
         self.receiver, sender = context.Pipe(duplex=False)
         # Room for the batches to be made ahead and not for many more: what a worker has sent is
         # memory held, and a dead worker is noticed only after it.
         _widen(sender, min(PIPE_BYTES, prefetch_batches * config.batch_tokens * _BYTES_PER_TOKEN))
         inherited = [*inherited, self.receiver]
-        forked = context.get_start_method() == "fork"
+        forked = method == "fork"
         self.process = context.Process(
             target=run_worker,
             args=(
@@ -89,21 +109,14 @@ class WorkerHandle:
             daemon=True,
         )
         try:
-            with held_back(LOOP_SIGNALS if forked else ()):
+            with held_back(HELD_BACK[method]):
                 self.process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.receiver.close()
             raise ConfigError(
                 f"The dataset cannot be sent to a worker process: {error}.",
-                f"Processes started by {context.get_start_method()} get it pickled.",
+                f"Processes started by {method} get it pickled.",
                 'Define hooks and factories at the top level of a module, or use "fork".',
-            ) from error
-        except ValueError as error:  # Python's own, of the descriptors it would pass on
-            self.receiver.close()
-            raise ConfigError(
-                f"No worker process can be started: {error}.",
-                "Python cannot spawn a process where standard streams are closed.",
-                'Open /dev/null in their place, or use "fork".',
             ) from error
         finally:
             sender.close()  # the worker's death then ends the pipe

@@ -180,6 +180,27 @@ def test_what_shows_nothing_is_refused(model: Any, lengths: list[int], said: str
         check_isolation(model, packed(lengths), call=call)
 
 
+def test_a_model_with_random_numbers_of_its_own_is_not_said_to_leak() -> None:
+    chance = np.random.default_rng(0)
+
+    class Model(Mixer):
+        def forward(self, batch: PackedBatch) -> Tensor:
+            return super().forward(batch) + float(chance.random())
+
+    with pytest.raises(ConfigError, match="other outputs for the same batch"):
+        check_isolation(Model(set()), packed([9, 11]))
+
+
+class Looks(nn.Module):
+    config = None
+
+
+@pytest.mark.parametrize("model", [nn.Module(), nn.Identity(), Looks(), nn.Linear(3, 3), "gpt2"])
+def test_what_is_no_model_of_transformers_is_not_said_to_leak(model: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be tried out"):
+        packed([9, 11]).hf(model=model)
+
+
 def test_tolerance_says_what_counts_as_rounding() -> None:
     batch = packed([9, 11, 20])
 

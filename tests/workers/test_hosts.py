@@ -14,7 +14,7 @@ WAIT_S = 120  # for a program that would otherwise wait for ever
 BEGINNING = """
 import os, signal, sys, threading
 from streampack import PackedLoader
-from streampack.errors import ConfigError, WorkerError
+from streampack.errors import WorkerError
 from tests.support.runs import identity, make_dataset
 
 def run(loader, inside=lambda batches: None):
@@ -56,12 +56,24 @@ FOUR_THREADS = """
 CLOSED_STREAMS = """
     for stream in (0, 1, 2): os.close(stream)
     assert run(loader) == expected
-    try:
-        run(PackedLoader(make_dataset(), num_workers=2, multiprocessing_context="spawn"))
-    except ConfigError as error:
-        assert "standard streams" in str(error)
-    else:
-        sys.exit(1)
+    for method in ("spawn", "forkserver"):
+        other = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context=method)
+        assert run(other) == expected
+"""
+
+INTERRUPTED_TWICE = """
+    spawned = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context="spawn")
+    signal.signal(signal.SIGINT, lambda *_: None)
+    def interrupt():
+        while not done.wait(0.05):  # while they start, too
+            os.killpg(0, signal.SIGINT)
+    os.setpgid(0, 0)
+    done = threading.Event()
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    assert run(spawned) == expected
+    done.set()
+    thread.join()
 """
 
 
@@ -104,5 +116,9 @@ def test_loaders_in_four_threads_over_one_dataset_do_not_hang(tmp_path: Path, at
     ends_well(tmp_path, FOUR_THREADS)
 
 
-def test_a_program_without_standard_streams_runs_or_is_told_why_not(tmp_path: Path) -> None:
+def test_a_program_without_standard_streams_runs(tmp_path: Path) -> None:
     ends_well(tmp_path, CLOSED_STREAMS)
+
+
+def test_workers_that_are_spawned_say_nothing_of_ctrl_c_while_they_start(tmp_path: Path) -> None:
+    ends_well(tmp_path, INTERRUPTED_TWICE)
