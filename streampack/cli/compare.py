@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -30,6 +30,12 @@ from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import Packer
 from streampack.reading.base import Source
 from streampack.sources.infer import open as open_source
+
+if TYPE_CHECKING:
+    from streampack.dataset import PackedDataset
+    from streampack.forecast.estimation import Estimate
+
+BATCH_ROWS = 8  # by which steps are counted
 
 __all__ = ["compare"]
 
@@ -83,10 +89,13 @@ def compare(
             for chosen, packer in _drawn(figures, found)
         ]
     window = smallest_window(windows, curves[0].utilisation, curves[0].whole)
+    with console.status("reading"):
+        steps = _dataset(corpus, tokenizer, seed, packer=found.packer).estimate_steps()
+    said = _Findings(lengths, figures, found, windows, window, curves[0], steps)
     if as_json:
-        print(json.dumps(_as_dict(lengths, figures, found, windows, window, curves[0])))
+        print(json.dumps(_as_dict(said)))
     else:
-        _say(console, lengths, figures, found, windows, window, curves[0])
+        _say(console, said)
     buckets = next((f for f in figures if f.name == "Buckets"), None)
     draw(
         out,
@@ -103,32 +112,30 @@ def compare(
         say(console, f"The picture is in {out}.")
 
 
-def _say(
-    console: Console,
-    lengths: NDArray[np.int64],
-    figures: list[Figures],
-    found: Recommendation,
-    windows: list[int],
-    window: int | None,
-    curve: Curve,
-) -> None:
-    say(console, _summary(lengths))
+class _Findings(NamedTuple):
+    """What is said: of the sample, of every strategy, of windows of the best, and of an epoch."""
+
+    lengths: NDArray[np.int64]
+    figures: list[Figures]
+    found: Recommendation
+    windows: list[int]
+    window: int | None
+    curve: Curve
+    steps: Estimate | None
+
+
+def _say(console: Console, said: _Findings) -> None:
+    say(console, _summary(said.lengths))
     narrow = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    Console(width=narrow).print(_table(figures, found))
-    say(console, f"Take {found.code}.", style="bold")
-    for sentence in _words(found, windows, window, curve):
+    Console(width=narrow).print(_table(said.figures, said.found))
+    say(console, f"Take {said.found.code}.", style="bold")
+    for sentence in _words(said):
         say(console, sentence)
 
 
-def _as_dict(
-    lengths: NDArray[np.int64],
-    figures: list[Figures],
-    found: Recommendation,
-    windows: list[int],
-    window: int | None,
-    curve: Curve,
-) -> dict[str, Any]:
+def _as_dict(said: _Findings) -> dict[str, Any]:
     """What the words say, by name; shares from 0 to 1, lengths in tokens."""
+    lengths, figures, found, windows, window, curve, steps = said
     return {
         "documents": len(lengths),
         "tokens": int(lengths.sum()),
@@ -155,6 +162,8 @@ def _as_dict(
             for rows, share in zip(windows, curve.utilisation, strict=True)
         ],
         "smallest_window_rows": window,
+        "epoch_steps": None if steps is None else steps.steps,
+        "epoch_steps_error": None if steps is None else steps.error,
     }
 
 
@@ -168,18 +177,9 @@ def _lengths(
             "Lengths are counted in tokens.",
             "Pass --tokenizer PATH; or --tokens NAME, if a field or column holds token ids.",
         )
-    from streampack.dataset import PackedDataset  # imports torch: other commands need not wait
     from streampack.forecast.sizing import sample_lengths
-    from streampack.job.topology import Topology
 
-    dataset = PackedDataset(
-        corpus,
-        seq_len=max(seq_len),
-        tokenizer=tokenizer,
-        seed=seed,
-        lanes=1,
-        topology=Topology(0, 1),
-    )
+    dataset = _dataset(corpus, tokenizer, seed, seq_len=max(seq_len))
     lengths = sample_lengths(dataset.plan.config, documents=documents)
     if not len(lengths):
         raise ConfigError(
@@ -188,6 +188,14 @@ def _lengths(
             "Check the path, and the field or column that is read.",
         )
     return lengths
+
+
+def _dataset(corpus: Source, tokenizer: str | None, seed: int, **packing: Any) -> PackedDataset:
+    from streampack.dataset import PackedDataset  # imports torch: other commands need not wait
+    from streampack.job.topology import Topology
+
+    settings: dict[str, Any] = {"batch_rows": BATCH_ROWS, "lanes": 1, "topology": Topology(0, 1)}
+    return PackedDataset(corpus, tokenizer=tokenizer, seed=seed, **settings, **packing)
 
 
 def _drawn(figures: list[Figures], found: Recommendation) -> list[tuple[Figures, Packer]]:
@@ -243,10 +251,9 @@ def _table(figures: list[Figures], found: Recommendation) -> Table:
     return table
 
 
-def _words(
-    found: Recommendation, windows: list[int], window: int | None, curve: Curve
-) -> list[str]:
-    """Why it is recommended, and which window."""
+def _words(said: _Findings) -> list[str]:
+    """Why it is recommended, which window, and how long an epoch is."""
+    _, _, found, windows, window, curve, steps = said
     lines = list(found.reasons)
     whole = f"{100 * curve.whole:.2f} %"
     if window is None:
@@ -271,5 +278,10 @@ def _words(
         lines.append(
             f"The sample fills {rows:,} rows only, so one row more or less is {100 / rows:.2f} "
             "points; a larger sample says more about windows."
+        )
+    if steps is not None:
+        lines.append(
+            f"An epoch has about {steps.steps:,} steps (within {steps.error:,}) of {BATCH_ROWS} "
+            "rows on one rank, and on several that number divided by theirs."
         )
     return lines

@@ -105,6 +105,7 @@ def test_as_json_it_says_the_same_by_name(folder: Path) -> None:
     words = run(*options)
     assert said["documents"] == 3000
     assert f"Take {said['recommended']['packer']}." in words
+    assert f"An epoch has about {said['epoch_steps']:,} steps" in words
     for reason in said["recommended"]["reasons"]:
         assert reason in words
     assert {tuple(s["seq_lens"]) for s in said["strategies"]} >= {(512,), (1024,)}
