@@ -168,7 +168,7 @@ def test_each_member_of_a_mixture_has_its_place(corpus: str, tmp_path: Path) -> 
         weights={"web": 3, "code": 1},
         quantum_documents=5,
     )
-    path = saved(tmp_path, "mixed", make(mixture, tokenizer=byte_tokenizer(), lanes=2), 60)
+    path = saved(tmp_path, "mixed", make(mixture, tokenizer=byte_tokenizer(), lanes=2), 120)
     output = run(path, "--source", f"web={corpus}", "--source", f"code={texts}")
     assert "Source web: MDS" in output
     assert "Source code: JSONL" in output

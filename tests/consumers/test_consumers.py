@@ -397,12 +397,14 @@ def test_an_align_that_does_not_divide_the_row_is_refused() -> None:
 
 def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
     documents = random_documents([20, 7])
-    dataset = PackedDataset(
-        sources.Iterable(lambda lane, lanes: documents[lane::lanes]),
-        packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4), batch_tokens=2 * SEQ_LEN, lanes=4,
-        topology=Topology(), token_rules=TokenRules(pad_id=90),
-    )  # fmt: skip
-    empty = [batch for batch in PackedLoader(dataset) if not batch.num_documents]
+    empty = []
+    for rank in (2, 3):  # of a DataLoader's workers, those whose lanes have no documents
+        share = PackedDataset(
+            sources.Iterable(lambda lane, lanes: documents[lane::lanes]),
+            packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4), batch_tokens=2 * SEQ_LEN, lanes=4,
+            topology=Topology(rank, 4), token_rules=TokenRules(pad_id=90),
+        )  # fmt: skip
+        empty += [batch for batch in share if not batch.num_documents]
     assert len(empty) == 2
     for batch in empty:
         assert batch.megatron(cp_size=2)["loss_mask"].sum() == 0  # type: ignore[union-attr]
