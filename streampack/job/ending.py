@@ -222,7 +222,8 @@ class Ending(Generic[Item]):
         item = next(self._items, None)
         if item is None:
             self._dry.update(self._last)
-            self._unseen.clear()
+            while self._unseen:
+                self._gave_nothing(self._unseen.popleft())
             return None
         lane, step, has_next = item.lane, item.step, item.has_next
         number = step * self._lanes + lane
@@ -235,12 +236,17 @@ class Ending(Generic[Item]):
         while self._unseen and self._first[self._unseen[0]] <= number:
             unseen = self._unseen.popleft()
             if unseen != lane:
-                self._dry.add(unseen)  # its turn is over
+                self._gave_nothing(unseen)
         self._last[lane] = step + has_next
         if not has_next:
             self._dry.add(lane)
         self._ahead.append((number, item))
         return item
+
+    def _gave_nothing(self, lane: int) -> None:
+        """Record that a lane's first turn is over, whatever it was known to have."""
+        self._dry.add(lane)
+        self._last[lane] = min(self._last[lane], self._first[lane] // self._lanes - 1)
 
 
 def _out_of_order(fact: str) -> StateError:

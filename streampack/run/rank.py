@@ -26,7 +26,7 @@ from streampack.lane.empty_batch import padding_rows
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.run.plan import RunPlan
-from streampack.run.state import Deferred, RunState, batches_known
+from streampack.run.state import Deferred, RunState, batches_due, batches_known
 from streampack.sources.mixture.source import Mixture
 from streampack.workers.feed import LaneStates
 
@@ -72,7 +72,8 @@ class RankRun:
         self._end = end
         self._timeout_s = timeout_s
         self._gave = False  # a document, from where it was started
-        self._ends: dict[int, Deferred] = {}  # of lanes whose last batch was not this rank's
+        # How many batches lanes had, and their states, where no batch of this rank's says so.
+        self._ends: dict[int, tuple[int, Deferred]] = {}
         # Of the last batches: their number, and what undoes taking them.
         self._recent: deque[tuple[int, Callable[[RunState], None]]] = deque(maxlen=REMEMBERED)
 
@@ -192,7 +193,7 @@ class RankRun:
             if isinstance(item, LaneEnd):
                 self.metrics += item.metrics
                 self._ending.end_lane(item.lane, item.step)
-                self._ends[item.lane] = partial(item.round.state, item.emitted)
+                self._ends[item.lane] = item.step, partial(item.round.state, item.emitted)
             elif item.num_documents or item.has_next:
                 begun.add(item.lane)
                 yield item
@@ -200,9 +201,9 @@ class RankRun:
             else:  # another loader's place for a batch that the lane does not have
                 self._ending.end_lane(item.lane, item.step)
                 if item.lane_state is not None:
-                    self._ends[item.lane] = item.lane_state
+                    self._ends[item.lane] = item.step, item.lane_state
             if item.lane not in begun and item.lane in self._ends:
-                self.state.end(item.lane, self._ends[item.lane])
+                self.state.end(item.lane, self._ends[item.lane][1])
 
     # ------------------------------------------------------------------ taking
 
@@ -223,9 +224,10 @@ class RankRun:
                 metrics.empty_slots += batch.composition.slots
         self.metrics = metrics
         own = batch.num_documents or batch.has_next
-        lane_state = batch.lane_state if own else self._ends.get(batch.lane)
+        lane_state = batch.lane_state if own else None
         undo = state.commit(batch.lane, batch.step, lane_state)
         self._recent.append((self._number(batch), undo))
+        self._record_ends()
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source
@@ -234,6 +236,17 @@ class RankRun:
             total = Counter(metrics.source_tokens)  # another one, as threads may be reading that
             total.update(dict(zip(source.sources, counts, strict=True)))
             metrics.source_tokens = total
+
+    def _record_ends(self) -> None:
+        """Keep the states of lanes that had fewer batches than turns."""
+        lanes, following = self.plan.config.lanes, self.state.next_batch
+        passed = [
+            lane
+            for lane, (had, _) in self._ends.items()
+            if batches_due(lane, following, lanes) > had
+        ]
+        for lane in passed:
+            self.state.end(lane, self._ends.pop(lane)[1])
 
     def state_dict(self, after: PackedBatch | None = None) -> dict[str, Any]:
         """JSON-able state of what was taken, up to the last batch or up to `after`.

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streampack import PackedDataset, PackedLoader, TokenRules, Topology, merge_states
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, merge_states, sources
 from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing
 from streampack.trainers import TrainerMixin
@@ -79,7 +79,10 @@ def test_a_step_without_any_loss_token_has_the_loss_0(tmp_path: Path) -> None:
             losses.append(float(super().training_step(*arguments)))
             return torch.tensor(losses[-1])
 
-    corpus = write_corpus(tmp_path / "corpus", 1)  # a document of one token, and dry lanes
+    write_corpus(tmp_path / "corpus", 1)
+    lines = '{"tokens": [5]}\n' * 640  # documents of one token: none has a token to predict
+    (tmp_path / "corpus" / "documents.jsonl").write_text(lines)
+    corpus = sources.JSONL(str(tmp_path / "corpus" / "documents.jsonl"), tokens="tokens")
     make_trainer(
         tmp_path / "run", corpus, max_steps=2, save_steps=100, kind=RecordingTrainer
     ).train()

@@ -57,7 +57,7 @@ def test_an_object_replaced_after_it_was_listed_is_named_with_both_versions(
     write(tmp_path / name, 2)
     assert (tmp_path / name).stat().st_size == len(first)
     s3.put(url.removeprefix("s3://bucket/"), (tmp_path / name).read_bytes())
-    message = rf'{re.escape(url)} was replaced: it had ETag "\w+" when .* has ETag "\w+" now'
+    message = rf'{re.escape(url)} was replaced: it had ETag "?\w+"? when .* has ETag "?\w+"? now'
     with pytest.raises(StateError, match=message):
         read_all(pickle.loads(pickle.dumps(source)))  # as in another process
 

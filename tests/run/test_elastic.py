@@ -89,10 +89,7 @@ def check_legs(make: Make, lanes: int, legs: list[Leg]) -> None:
         found += batches
     numbers = [step * lanes + lane for step, lane, *_ in found]
     assert numbers == sorted(set(numbers))
-    assert filled(found) == filled(whole)
-    # Only how many empty batches stand in the last steps depends on the ranks.
-    most = max(lanes, *(leg.ranks for leg in legs))
-    assert len(found) - len(whole) < (len(legs) + 2) * most
+    assert filled(found) == filled(whole)  # how many empty ones there are depends on the ranks
 
 
 def filled(batches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
