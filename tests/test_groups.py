@@ -247,7 +247,7 @@ def test_texts_that_are_tokenized_in_slices_are_grouped_too(tmp_path: Path) -> N
 def test_conversations_of_several_records_are_grouped_by_a_field(tmp_path: Path) -> None:
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     chats = [
-        {"messages": messages("question", "answer " * (1 + i % 3)), "group": int(VALUES[i])}
+        {"messages": messages("question", "answer " * (1 + i % 3)), "thread": int(VALUES[i])}
         for i in range(300)
     ]
     write_lines(tmp_path / "chats.jsonl", chats)
@@ -255,12 +255,13 @@ def test_conversations_of_several_records_are_grouped_by_a_field(tmp_path: Path)
         sources.Chat(str(tmp_path / "chats.jsonl"), template=CHATML),
         seq_len=1024,
         tokenizer=str(tmp_path / "tokenizer.json"),
-        document_fields={"group": "int64"},
+        group="thread",
+        document_fields={"thread": "int64"},
         lanes=4,
     )
     found: list[int] = []
     for batch in made:
-        ids, values = (batch.document_fields[name].numpy() for name in ("group_ids", "group"))
+        ids, values = (batch.document_fields[name].numpy() for name in ("group_ids", "thread"))
         for group in range(ids.max(initial=-1) + 1):
             (value,) = {*values[ids == group].tolist()}
             assert (ids == group).sum() == (VALUES[:300] == value).sum()

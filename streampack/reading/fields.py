@@ -84,6 +84,8 @@ def usual_field(names: Collection[str], what: str, example: Callable[[str], str]
     """
     found = [name for name in _USUAL if name in names] or list(names)[: len(names) == 1]
     beside = chat_fields(names)
+    if any(name in ("tokens", "input_ids") for name in found):  # ids of pairs have "chosen" beside
+        beside = [name for name in beside if name in ("messages", "conversations")]
     if not found and not beside:
         consequence, remedy = "None of them is known to hold the documents.", ""
     elif beside:
