@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 
-GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch
-
 __all__ = ["Alone", "End", "Ending", "Gap", "Numbered", "Ranks"]
 
 End = Literal["drain", "stop"]
+
+GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch
 
 
 class Ranks(Protocol):
@@ -185,10 +185,9 @@ class Ending(Generic[Item]):
 
     def _any_has(self, number: int) -> bool:
         """Whether a lane of this rank has a batch of that number or a higher one."""
-        steps = {lane: -((lane - number) // self._lanes) for lane in self._last}
-        return any(self._last[lane] >= step for lane, step in steps.items()) or any(
-            self._has(lane, step) for lane, step in steps.items()
-        )
+        if any(step * self._lanes + lane >= number for lane, step in self._last.items()):
+            return True  # as in nearly every step, and often by the first lane
+        return any(self._has(lane, -((lane - number) // self._lanes)) for lane in self._last)
 
     def _all_have(self, step: int) -> bool:
         """Whether all lanes of this rank have a batch of that step."""

@@ -102,6 +102,10 @@ class Topology:
         """Number of this rank's batch at local step `step` of a run started at `start`."""
         return start + step * self.world_size + self.rank
 
+    def step_after(self, number: int) -> int:
+        """Number of the first batch of the step after that in which this rank takes `number`."""
+        return number - self.rank + self.world_size
+
     def takes(self, number: int, start: int) -> bool:
         """Whether batch `number` is this rank's, where a step begins with batch `start`."""
         return (number - start) % self.world_size == self.rank

@@ -143,7 +143,7 @@ class RankRun:
                 if item is None:
                     break
                 yield self.empty_batch(item.lane, item.step) if isinstance(item, Gap) else item
-                first = self._number(item) - plan.topology.rank + plan.topology.world_size
+                first = plan.topology.step_after(self._number(item))
             if start == 0 and not self._gave:
                 self._say_nothing_came()
             for left in self._ending.rest():

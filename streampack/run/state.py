@@ -150,8 +150,7 @@ class RunState:
             What undoes this, called with this state or a copy before anything older is undone.
         """
         lane_before, next_before = self._lanes[lane], self.next_batch
-        batch = step * self.fingerprint["lanes"] + lane
-        self.next_batch = batch - self.topology.rank + self.topology.world_size
+        self.next_batch = self.topology.step_after(step * self.fingerprint["lanes"] + lane)
         if state is not None:
             self._lanes[lane] = state
 

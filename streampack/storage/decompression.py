@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import StorageError
+from streampack.storage.failures import is_of_system
 
 __all__ = [
     "CODEC_OF_ENDING",
@@ -333,8 +334,8 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
             while chunk := stream.read(_PART):
                 yield chunk
     except (OSError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the disk failed, not the data
+        if is_of_system(error):
+            raise
         if str(error).startswith("Truncated"):
             raise _CutShortError from error
         raise DamagedError(f"it does not decompress ({error})") from error

@@ -28,6 +28,7 @@ __all__ = [
     "is_bare_refusal",
     "is_bucket_missing",
     "is_missing",
+    "is_of_system",
     "retry_after_s",
     "without_secrets",
 ]
@@ -238,6 +239,11 @@ def is_missing(error: BaseException) -> bool:
 def is_bucket_missing(error: BaseException) -> bool:
     """True if the error, or what it was raised from, says that there is no such bucket."""
     return _known(_original(error)) is _NO_BUCKET
+
+
+def is_of_system(error: BaseException) -> bool:
+    """True if the operating system failed, as at a broken disk, and not the content of a file."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 def _original(error: BaseException) -> BaseException:

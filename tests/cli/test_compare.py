@@ -14,27 +14,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from streampack.cli import main
-from streampack.cli.app import app
 from streampack.errors import ConfigError
 from streampack.sources.files import open_files
 from streampack.sources.mds.source import MDS
 from streampack.sources.tar.source import WebDataset
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
+from tests.support.program import output_of
 
 pytest.importorskip("matplotlib")
 
 
 def run(*arguments: object) -> str:
     """The output; the picture is `picture.png` in the working directory."""
-    result = CliRunner().invoke(app, ["compare", *map(str, arguments), "--out", "picture.png"])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
+    output = output_of("compare", *arguments, "--out", "picture.png")
     assert Path("picture.png").read_bytes().startswith(b"\x89PNG")
-    return result.output
+    return output
 
 
 def ids(mu: float, sigma: float, n: int) -> list[Any]:

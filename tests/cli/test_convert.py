@@ -31,6 +31,7 @@ from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
 from streampack.tokenization import Tokenizer, load_tokenizer
+from tests.support.program import output_of
 from tests.support.servers import s3_server
 
 
@@ -68,11 +69,7 @@ def in_order(texts: list[str]) -> list[str]:
 
 
 def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["convert", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of("convert", *arguments)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.cli.app import app
 from streampack.errors import ConfigError, StateError
 from tests.support.corpora import byte_tokenizer
+from tests.support.program import output_of
 
 SCRIPT = """
 from streampack import PackedDataset, sources
@@ -33,11 +32,7 @@ number = 5
 
 
 def replay(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["replay", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of("replay", *arguments)
 
 
 @pytest.fixture

@@ -11,26 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
 import pytest
-from typer.testing import CliRunner
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
-from streampack.cli.app import app
 from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing
 from streampack.run.state import RunState
 from tests.support.corpora import byte_tokenizer, write_mds
 from tests.support.flat_files import write_datatrove, write_megatron
 from tests.support.memory_source import MemorySource, numbered_documents
+from tests.support.program import output_of
 
 SEQ_LEN = 32
 
 
 def run(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["where", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
+    return output_of("where", *arguments)
 
 
 def make(source: Any, rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset:

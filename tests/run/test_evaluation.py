@@ -25,7 +25,7 @@ from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing, Buckets
 from tests.support.every_source import SOURCES
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
-from tests.support.runs import identity, in_order
+from tests.support.runs import filled, identity, in_order
 from tests.support.simulated_ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -44,11 +44,6 @@ def evaluation(topology: Topology, source: Any = None, **options: Any) -> Packed
         "token_rules": TokenRules(pad_id=PAD),
     }
     return PackedDataset.evaluation(source, topology=topology, **{**values, **options})
-
-
-def real(batches: list[Any]) -> list[Any]:
-    """Without the empty ones."""
-    return [batch for batch in batches if set(batch[2]) != {PAD}]
 
 
 def on(world_size: int, **options: Any) -> list[Any]:
@@ -70,9 +65,9 @@ def test_any_number_of_ranks_gives_the_same_documents_in_the_same_batches(
 ) -> None:
     options = {"lanes": lanes, "packer": Buckets(seq_lens=(8, 16, 32))} if buckets else {}
     expected, found = on(1, **options), on(world_size, **options)
-    assert real(found) == real(expected)
+    assert filled(found) == filled(expected)
     # Every rank has equally many, and no more than to the end of the step or the rotation.
-    assert len(found) - len(real(found)) < 2 * max(world_size, 48)
+    assert len(found) - len(filled(found)) < 2 * max(world_size, 48)
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 5])
@@ -88,7 +83,7 @@ def test_every_token_is_evaluated_once_and_the_tail_is_masked(world_size: int) -
 @pytest.mark.parametrize("plain", [False, True], ids=["PackedLoader", "DataLoader"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_workers_give_the_same(workers: int, plain: bool) -> None:
-    expected = real(on(1, lanes=12))
+    expected = filled(on(1, lanes=12))
     found = []
     for rank in range(8):  # each by itself, so without the empty batches of those that have less
         dataset = evaluation(Topology(rank, 8), lanes=12)
@@ -99,7 +94,7 @@ def test_workers_give_the_same(workers: int, plain: bool) -> None:
         numbers = [batch.step * 12 + batch.lane for batch in batches]
         assert all(number % 8 == rank for number in numbers)
         found += list(zip(numbers, map(identity, batches), strict=True))
-    assert [batch for _, batch in sorted(found)] == [b for b in expected if set(b[2]) != {PAD}]
+    assert [batch for _, batch in sorted(found)] == filled(expected)
 
 
 @pytest.mark.parametrize("kind", ["mds-tokens", "tar", "jsonl-gz", "mixture", "list", "chat"])
@@ -129,13 +124,13 @@ def test_every_kind_of_source_is_evaluated_alike(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("lanes", "world_size"), [(12, 8), (12, 5), (4, 12), (1, 3), (6, 6)])
 def test_plain_iteration_ends_together_too(lanes: int, world_size: int) -> None:
-    expected = real(on(1, lanes=lanes))
+    expected = filled(on(1, lanes=lanes))
 
     def run(rank: int, ranks: Any) -> list[Any]:
         dataset = evaluation(Topology(rank, world_size), lanes=lanes)
         return [identity(batch) for batch in PackedLoader.over(dataset, ranks=ranks)]
 
-    assert real(in_order(on_ranks(world_size, run))) == expected
+    assert filled(in_order(on_ranks(world_size, run))) == expected
 
 
 def test_the_order_is_that_of_the_corpus_and_lanes_depend_on_it_alone() -> None:
@@ -173,7 +168,7 @@ def test_an_evaluation_is_resumed_on_any_ranks(plain: bool) -> None:
         return [identity(batch) for batch in again]
 
     batches = in_order([batches for batches, _ in begun]) + in_order(on_ranks(5, end))
-    assert real(batches) == real(on(1, lanes=6))
+    assert filled(batches) == filled(on(1, lanes=6))
     with pytest.raises(StateError, match="or its ranks share lanes"):
         loader_of(0, 4, None).load_state_dict(begun[0][1])
 

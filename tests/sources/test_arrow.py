@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from streampack.reading.skips import Skips
 from streampack.sources import Arrow
 from streampack.sources.infer import as_source
 from tests.support.servers import s3_server
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import check_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=4, block_bytes=300)
 rng = np.random.default_rng(0)
@@ -58,13 +57,7 @@ def test_any_cuts_give_every_row_once(data: Any, tmp_path: Path) -> None:
     path = written(tmp_path / "a.arrow", form, table, data.draw(st.integers(1, 9)))
     source = Arrow(path, tokens="ids", reading=Reading(block_documents=2))
     source.prepare()
-    weight = source.weight
-    cuts = sorted({0, weight, *data.draw(st.lists(st.integers(0, weight), max_size=6))})
-    found: list[Any] = []
-    for low, high in pairwise(cuts):
-        for block, _ in source.span(low, high, seed=0, epoch=0, shuffle=False).read(None, Skips()):
-            found += [block.document(i).tolist() for i in range(len(block))]  # type: ignore[union-attr]
-    assert found == ids
+    assert read_by_cuts(source, data) == ids
 
 
 @pytest.mark.parametrize(

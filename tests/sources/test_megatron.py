@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from contextlib import nullcontext
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from streampack.reading.skips import Skips
 from streampack.sources import MegatronIndexed, Storage
 from tests.support.flat_files import MEGATRON_CODES, write_megatron
 from tests.support.servers import http_server, s3_server
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import check_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=3, block_bytes=200)
 HEADER = 34
@@ -63,13 +62,7 @@ def test_any_cuts_give_every_document_once(data: Any, tmp_path: Path) -> None:
             source.prepare()
         return
     source.prepare()
-    weight = source.weight
-    cuts = sorted({0, weight, *data.draw(st.lists(st.integers(0, weight), max_size=6))})
-    found: list[Any] = []
-    for low, high in pairwise(cuts):
-        for block, _ in source.span(low, high, seed=0, epoch=0, shuffle=False).read(None, Skips()):
-            found += [block.document(i).tolist() for i in range(len(block))]
-    assert found == joined(documents)
+    assert read_by_cuts(source, data) == joined(documents)
 
 
 def test_either_file_the_prefix_a_folder_and_a_pattern_name_a_dataset(tmp_path: Path) -> None:

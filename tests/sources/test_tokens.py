@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from streampack.reading.skips import Skips
 from streampack.sources import Storage, Tokens
 from tests.support.flat_files import write_datatrove
 from tests.support.servers import s3_server
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import check_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=3, block_bytes=200)
 EOS = 7
@@ -76,13 +75,7 @@ def test_any_cuts_give_every_document_once(data: Any, tmp_path: Path) -> None:
     options = {"npy": {"eos_id": EOS}, "bin": {"eos_id": EOS, "dtype": "uint32"}, "ds": {}}[kind]
     source = Tokens(path, reading=Reading(block_documents=2), **options)  # type: ignore[arg-type]
     source.prepare()
-    weight = source.weight
-    cuts = sorted({0, weight, *data.draw(st.lists(st.integers(0, weight), max_size=6))})
-    found: list[Any] = []
-    for low, high in pairwise(cuts):
-        for block, _ in source.span(low, high, seed=0, epoch=0, shuffle=False).read(None, Skips()):
-            found += [block.document(i).tolist() for i in range(len(block))]  # type: ignore[union-attr]
-    assert found == documents
+    assert read_by_cuts(source, data) == documents
 
 
 def test_documents_that_are_longer_than_what_is_looked_at_at_once_come_whole(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
 from streampack.documents import Conversations, Documents
 from streampack.reading.base import Block, Cursor, LaneReader
@@ -116,3 +118,14 @@ def check_source_contract(
             names = [name for name, _ in everything]
             assert len(set(names)) == len(names), "a document came twice"
             assert [d for _, d in sorted(everything, key=lambda pair: pair[0])] == expected
+
+
+def read_by_cuts(source: Any, data: st.DataObject) -> list[list[int]]:
+    """The ids of the documents of a listed source, read in parts between cuts that are drawn."""
+    weight = source.weight
+    cuts = sorted({0, weight, *data.draw(st.lists(st.integers(0, weight), max_size=6))})
+    found: list[list[int]] = []
+    for low, high in pairwise(cuts):
+        for block, _ in source.span(low, high, seed=0, epoch=0, shuffle=False).read(None, Skips()):
+            found += [block.document(i).tolist() for i in range(len(block))]
+    return found

@@ -17,6 +17,7 @@ from streampack.sources.arrow.messages import MAGIC, Batches
 from streampack.sources.parquet.columns import placed_blocks
 from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
+from streampack.storage.failures import is_of_system
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, in_threads
@@ -98,8 +99,8 @@ class Arrow(Parquet):
                     ):
                         yield block, row, place
             except DAMAGE as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise  # the disk failed, not the file
+                if is_of_system(error):
+                    raise
                 self._unreadable(shard, row, error)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:

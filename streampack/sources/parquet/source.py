@@ -49,6 +49,7 @@ from streampack.sources.parquet.footer import (
     row_groups,
 )
 from streampack.sources.parquet.pages import CheckedFile
+from streampack.storage.failures import is_of_system
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage, in_threads
 
@@ -182,8 +183,8 @@ class Parquet(ShardedSource):
                     ):
                         yield block, row, place
             except DAMAGE as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise  # the disk failed, not the file
+                if is_of_system(error):
+                    raise
                 self._unreadable(shard, row, error)
 
     def first_fields(self) -> dict[str, str]:
@@ -268,8 +269,8 @@ class Parquet(ShardedSource):
             batches = file.batches(group, self._batch_rows(metadata), limit, file.columns[:1])
             sizes = [self._row_sizes(batch) for batch in batches]
         except DAMAGE as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # the disk failed, not the file
+            if is_of_system(error):
+                raise
             return None
         found = offsets_of(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]) + 1)
         return found if len(found) == metadata.num_rows + 1 else None

@@ -1,0 +1,16 @@
+"""The program as a user calls it, in this process."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner
+
+from streampack.cli.app import app
+
+
+def output_of(*arguments: object) -> str:
+    """What the program prints; it raises what the command raises, and ends with 0."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
