@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from streampack.consumers.forms import Form, Output
 from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
 from streampack.device.copies import DeviceCopies
-from streampack.errors import ConfigError, StateError
+from streampack.errors import ConfigError
 from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.job.ending import End, Ranks
 from streampack.job.exchange import LONGEST_S, TIMEOUT_S
@@ -31,6 +29,7 @@ from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.numeric import real_number, whole_number
 from streampack.progress import Moment, with_progress
+from streampack.run.ahead import Ahead
 from streampack.run.rank import RankRun
 from streampack.workers.feed import (
     LaneStates,
@@ -42,8 +41,6 @@ from streampack.workers.feed import (
 __all__ = ["PackedLoader"]
 
 logger = logging.getLogger(__name__)
-
-Batches = Generator[PackedBatch, None, None]
 
 
 class PackedLoader:
@@ -127,8 +124,7 @@ class PackedLoader:
         )
         self._sampled: Estimate | None = None
         self._finished = False
-        self._live: Batches | None = None
-        self._ahead: deque[PackedBatch] = deque()  # taken from it and not yet by the loop
+        self._live: Ahead | None = None
 
     @classmethod
     def over(
@@ -272,15 +268,15 @@ class PackedLoader:
         return True  # not by its length
 
     def __iter__(self) -> Iterator[Any]:
-        with self._iterating() as batches:
+        with self._iterating() as ahead:
             while True:
                 began = time.perf_counter()
-                if not self._await(batches, 1):
+                if not ahead.get(1):
                     self._finished = True
                     return
-                following = self._queue(batches, 2)[1:] if self._copies else []
-                batch = self._take()
-                self._copy_ahead(following)
+                following = ahead.get(2)[1:] if self._copies else []
+                batch = ahead.take()
+                ahead.start_copy(following)
                 self._run.metrics.wait_s += time.perf_counter() - began
                 yield self.form(batch)
 
@@ -305,21 +301,21 @@ class PackedLoader:
         ranks = self._run.ranks
         counted: PackedBatch | None = None
         count: Callable[[], int] | None = None
-        with self._iterating() as live:
+        with self._iterating() as ahead:
             while True:
                 began = time.perf_counter()
-                group = self._queue(live, batches)
+                group = ahead.get(batches)
                 if not group:
                     self._finished = True
                     return
                 if count is None or group[0] is not counted:  # the first one, or after a `skip`
                     count = ranks.total(_loss_tokens(group))
-                following = self._queue(live, 2 * batches)[batches:]
+                following = ahead.get(2 * batches)[batches:]
                 num_loss_tokens, count = count(), None
                 if following:
                     counted, count = following[0], ranks.total(_loss_tokens(following))
-                taken = [self._take() for _ in group]
-                self._copy_ahead(following)
+                taken = [ahead.take() for _ in group]
+                ahead.start_copy(following)
                 self._run.metrics.wait_s += time.perf_counter() - began
                 yield BatchGroup(taken, num_loss_tokens, self.form)
 
@@ -340,10 +336,10 @@ class PackedLoader:
         if self._finished:
             return 0
         live = self._live
-        coming = live if live is not None else self._open()
+        ahead = live if live is not None else self._open()
         first, found = self._run.state.next_batch, 0
-        while found < batches and self._await(coming, 1):
-            self._run.take(self._ahead.popleft(), stepped_over=True)
+        while found < batches and ahead.get(1):
+            ahead.step_over()
             found += 1
         self._run.state.step_over(first)
         if live is None:
@@ -352,7 +348,7 @@ class PackedLoader:
 
     # ------------------------------------------------------------------ one iterator at a time
 
-    def _open(self) -> Batches:
+    def _open(self) -> Ahead:
         self.dataset.check_topology()
         if self._finished:
             config = self._run.plan.config
@@ -366,7 +362,8 @@ class PackedLoader:
             self._finished = False
         self._stop()
         processes = self._loader is not None or self.num_workers > 0
-        self._live = self._run.batches(self._feed, processes=processes)
+        batches = self._run.batches(self._feed, processes=processes)
+        self._live = Ahead(self._run, batches, self._copies, self._pin_memory)
         return self._live
 
     def _feed(
@@ -384,53 +381,20 @@ class PackedLoader:
         return feed_in_process(config, topology, start, states, sharing, board)
 
     @contextmanager
-    def _iterating(self) -> Iterator[Batches]:
+    def _iterating(self) -> Iterator[Ahead]:
         """The batches of one iterator, live until the loop leaves it."""
-        batches = self._open()
+        ahead = self._open()
         try:
-            yield batches
+            yield ahead
         finally:
-            if self._live is batches:
+            if self._live is ahead:
                 self._stop()
 
     def _stop(self) -> None:
-        """End the live iterator's workers, if there is one."""
+        """End the live iterator, and its workers, if there is one."""
         live, self._live = self._live, None
-        self._ahead.clear()
         if live is not None:
-            live.close()
-
-    def _queue(self, batches: Batches, count: int) -> list[PackedBatch]:
-        """The next `count` batches, or fewer at the end of the run; they stay in the queue."""
-        return list(islice(self._ahead, self._await(batches, count)))
-
-    def _await(self, batches: Batches, count: int) -> int:
-        """How many of the next `count` batches there are; they wait in the queue."""
-        if self._live is not batches:
-            raise StateError(
-                "The loader was iterated again, or given a state, while this iterator was in use.",
-                "Two iterators would share one place in the stream.",
-                "Use one iterator at a time, or one loader for each.",
-            )
-        while len(self._ahead) < count:
-            batch = next(batches, None)
-            if batch is None:
-                break
-            self._ahead.append(batch)
-        return min(count, len(self._ahead))
-
-    def _take(self) -> PackedBatch:
-        """The loop takes the first batch of the queue."""
-        batch = self._ahead.popleft()
-        self._run.take(batch)
-        if self._copies is not None:
-            return self._copies.take(batch)
-        return batch.pin_memory() if self._pin_memory else batch
-
-    def _copy_ahead(self, following: Sequence[PackedBatch]) -> None:
-        """Begin to copy the next batch to the device, if there is one."""
-        if self._copies and following:
-            self._copies.start(following[0])
+            live.end()
 
 
 def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:

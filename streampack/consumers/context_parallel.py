@@ -22,7 +22,7 @@ Layout = Literal["zigzag", "contiguous", "ulysses"]
 
 
 def context_parallel(batch: Any, layout: Layout, cp_size: int, cp_rank: int) -> dict[str, Any]:
-    """See `BatchAdapters.context_parallel`."""
+    """See `KernelBoundaries.context_parallel`."""
     if layout not in get_args(Layout):
         raise ConfigError(
             f"layout is {layout!r}.",

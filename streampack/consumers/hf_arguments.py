@@ -47,7 +47,7 @@ def arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any
     Args:
         model: of transformers, or what wraps one; on its device.
         batch: a `PackedBatch`, on any device.
-        segments: as in `BatchAdapters.varlen`.
+        segments: as in `KernelBoundaries.varlen`.
 
     Raises:
         ConfigError: there is no such way; the message has what was wrong with each.

@@ -62,7 +62,7 @@ def _flat_tensors(batch: Any) -> dict[str, Tensor]:
 
 
 def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
-    """See `BatchAdapters.packed_seq_params`."""
+    """See `KernelBoundaries.packed_seq_params`."""
     check_rank(cp_size)
     segments = _padded(batch, cp_size)
     real = torch.from_numpy(segments.cu_seqlens).to(batch.device, non_blocking=True)

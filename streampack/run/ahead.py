@@ -1,0 +1,76 @@
+"""Ahead: batches that a loop's iterator has got and the loop has not taken yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Sequence
+from itertools import islice
+
+from streampack.batch import PackedBatch
+from streampack.device.copies import DeviceCopies
+from streampack.errors import StateError
+from streampack.run.rank import RankRun
+
+__all__ = ["Ahead"]
+
+
+class Ahead:
+    """One iterator's batches, asked for before the loop takes them.
+
+    Args:
+        run: what counts the batches that are taken.
+        batches: that rank's, in order.
+        copies: bring batches to a device; None leaves them where they are.
+        pin_memory: give them in page-locked memory.
+    """
+
+    def __init__(
+        self,
+        run: RankRun,
+        batches: Generator[PackedBatch, None, None],
+        copies: DeviceCopies[PackedBatch] | None = None,
+        pin_memory: bool = False,
+    ) -> None:
+        self._run = run
+        self._batches = batches
+        self._copies = copies
+        self._pin_memory = pin_memory
+        self._got: deque[PackedBatch] = deque()
+        self._ended = False
+
+    def get(self, count: int) -> list[PackedBatch]:
+        """The next `count` batches, or fewer at the end of the run; none is taken.
+
+        Raises:
+            StateError: another iterator has taken this one's place.
+        """
+        if self._ended:
+            raise StateError(
+                "The loader was iterated again, or given a state, while this iterator was in use.",
+                "Two iterators would share one place in the stream.",
+                "Use one iterator at a time, or one loader for each.",
+            )
+        self._got.extend(islice(self._batches, max(0, count - len(self._got))))
+        return list(islice(self._got, count))
+
+    def take(self) -> PackedBatch:
+        """The loop takes the first batch, on the device if there is one."""
+        batch = self._got.popleft()
+        self._run.take(batch)
+        if self._copies is not None:
+            return self._copies.take(batch)
+        return batch.pin_memory() if self._pin_memory else batch
+
+    def step_over(self) -> None:
+        """The loop leaves the first batch out."""
+        self._run.take(self._got.popleft(), stepped_over=True)
+
+    def start_copy(self, following: Sequence[PackedBatch]) -> None:
+        """Begin to copy the first of the batches that follow to the device, if there are both."""
+        if self._copies is not None and following:
+            self._copies.start(following[0])
+
+    def end(self) -> None:
+        """Give nothing any more, and end what makes the batches."""
+        self._ended = True
+        self._batches.close()
