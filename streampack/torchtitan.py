@@ -120,4 +120,4 @@ class PackedDataLoader(_Base):  # type: ignore[misc]
             self._state.load_state_dict(state_dict)
 
     def close(self) -> None:
-        """Nothing is left open behind an iterator."""
+        """Nothing is left open after an iterator."""

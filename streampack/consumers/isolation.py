@@ -129,7 +129,7 @@ def check_isolation(
             experts compute other tokens together, so theirs are rounded differently.
 
     Raises:
-        ConfigError: nothing can be told: too few documents, outputs that are not numbers or not
+        ConfigError: nothing can be said: too few documents, outputs that are not numbers or not
             those of every slot, no output depends on an earlier token of its document, or outputs
             are others for the same batch.
     """
@@ -227,7 +227,7 @@ def of_slots(outputs: Any, slots: int) -> Tensor:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(
             f"The model gives {shape}, and the batch has {slots} slots.",
-            "Outputs cannot be told by document.",
+            "Outputs cannot be divided by document.",
             "Pass call=, a function of the batch that returns floating-point outputs of every "
             "slot: (rows, seq_len, ...), (1, T, ...) or (T, ...).",
         )
@@ -256,7 +256,7 @@ def _movement(base: Tensor, changed: Tensor) -> Tensor:
     if not moved.isfinite().all():
         raise ConfigError(
             "The model gives outputs that are not finite numbers.",
-            "Whether they move cannot be told.",
+            "Whether they move cannot be said.",
             "Look for slots whose attention mask hides everything, or pass call= with finite "
             "outputs.",
         )
@@ -278,9 +278,9 @@ def _check_repeats(movement: float, tolerance: float) -> None:
     if movement > tolerance:
         raise ConfigError(
             "The model gives other outputs for the same batch when it is called again.",
-            "Which document moves which cannot be told.",
+            "Which document moves which cannot be said.",
             "Check it without state that it keeps from call to call and random numbers of its own "
-            "(those of torch begin anew for each call).",
+            "(those of torch begin again for each call).",
         )
 
 

@@ -61,21 +61,21 @@ class Board(ABC):
         """A lane has ended, and reports for no deal from this one on."""
         self.entries(0)[lane] = deal  # nobody reports for the first deal, so there is room
 
-    def load(self, lane: int, reports: Sequence[Sequence[int]], told: int) -> None:
-        """What the saved state of a lane says it has reported, up to deal `told`.
+    def load(self, lane: int, reports: Sequence[Sequence[int]], last: int) -> None:
+        """What the saved state of a lane says it has reported, up to deal `last`.
 
         What it leaves out gave nothing.
 
         Args:
             lane: its number.
             reports: numbers of a deal and of a line, each pair followed by a `Report`.
-            told: number of a deal.
+            last: number of a deal.
         """
         known = set()
         for number, line, *report in reports:
             self.put(number, lane, line, Report(*report))
             known.add((number, line))
-        for number in range(1, told + 1):
+        for number in range(1, last + 1):
             for line in range(self.lines):
                 if (number, line) not in known:
                     self.entries(number)[lane, line] = NOTHING

@@ -1,7 +1,7 @@
 """Collectives that were started and not waited for: what becomes of them when the process exits.
 
 A question to the other ranks travels while the loop computes, so a loop that is left has one under
-way. Python ends threads that need it while it shuts down, and one of gloo's that lets go of a
+way. Python ends threads that need it while it shuts down, and one of gloo's that drops a
 tensor then ends the whole process by a signal. So at exit they are waited for, for a while: ranks
 that left their loops after the same step have all asked the same.
 """

@@ -74,7 +74,7 @@ class Lane:
     _reported: Metrics = field(init=False, default_factory=Metrics)
     _dropped: int = field(init=False, default=0)
     _reports: list[list[int]] = field(init=False, default_factory=list)
-    _told: int = field(init=False, default=0)
+    _reported_deal: int = field(init=False, default=0)
     _starved: bool = field(init=False, default=False)
     _following: LaneBatch | LaneEnd | None = field(init=False, default=None)
 
@@ -225,7 +225,7 @@ class Lane:
             entries=entries,
             skips=(stream.skipped_since(mark), stream.skips.count),
             reports=list(self._reports),
-            told=self._told,
+            reported_deal=self._reported_deal,
         )
 
     # ------------------------------------------------------------------ dealing
@@ -235,7 +235,7 @@ class Lane:
         self._stream.allow(step)
         dealer = self.dealer
         if dealer is not None:
-            open_deals = min(dealer.rule.known(step), self._told)
+            open_deals = min(dealer.rule.known(step), self._reported_deal)
             self._reports = [
                 report
                 for report in self._reports
@@ -259,10 +259,12 @@ class Lane:
                 report = Report(until, ahead + own * waiting // total, tokens + ahead)
                 self._reports.append([number, line, *report])
                 dealer.board.put(number, self.lane, line, report)
-            self._told = number
+            self._reported_deal = number
         if planned.final:
-            dealer.board.end(self.lane, self._told + 1)
-        self._round = replace(planned, reports=list(self._reports), told=self._told)
+            dealer.board.end(self.lane, self._reported_deal + 1)
+        self._round = replace(
+            planned, reports=list(self._reports), reported_deal=self._reported_deal
+        )
 
     def _name_dropped(self, entries: Entries) -> None:
         """Log which documents are longer than a row, the first few by name."""
@@ -293,7 +295,8 @@ class Lane:
     def _restore(self, state: dict[str, Any]) -> None:
         """Refill the window the state describes, plan it again and skip what was emitted."""
         window, stream = self._window, self._stream
-        self._reports, self._told = decode_reports(state["reports"]), state["told"]
+        self._reports = decode_reports(state["reports"])
+        self._reported_deal = state["reported_deal"]
         stream.allow(state["step"])
         saved = SavedEntries(state, window)
         while (remaining := saved.admitted - saved.read) > 0:

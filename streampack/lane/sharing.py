@@ -55,17 +55,17 @@ class Sharing:
         unknown = self.unknown or {}
         for lane, state in [*states.items(), *unknown.items()]:
             if state is not None:
-                reports, told = decode_reports(state["reports"]), state["told"]
+                reports, last = decode_reports(state["reports"]), state["reported_deal"]
                 for number, line, *_ in reports:
-                    if line >= len(config.dealing.lines) or not 0 < number <= told:
+                    if line >= len(config.dealing.lines) or not 0 < number <= last:
                         raise damaged(
                             f"Lane {lane} has reported of line {line} for deal {number}, and this "
-                            f"run has {len(config.dealing.lines)} lines and {told} deals up to "
+                            f"run has {len(config.dealing.lines)} lines and {last} deals up to "
                             "there."
                         )
-                board.load(lane, reports, told)
+                board.load(lane, reports, last)
                 if state["final"]:
-                    board.end(lane, told + 1)
+                    board.end(lane, last + 1)
         if unknown or self.missing:
             board.find = _Others(config, dealer, unknown, self.missing).find
         return dealer

@@ -48,7 +48,8 @@ __all__ = [
 ]
 
 _COUNTS = (
-    "lane", "round", "step", "emitted", "serial", "admitted", "documents", "skipped_count", "told",
+    "lane", "round", "step", "emitted", "serial", "admitted", "documents", "skipped_count",
+    "reported_deal",
 )  # fmt: skip
 _COLUMNS = 5  # of `SavedEntries`
 _MOST_REPORT_BYTES = 1 << 24
@@ -71,7 +72,7 @@ class Round:
         skips: records since `mark`, and the count since the beginning.
         reports: what the lane has reported for deals, up to the last batch of the round, without
             what gave nothing: the deal, the number of a line, and those of a `Report` of it.
-        told: number of the last deal that the lane has reported for.
+        reported_deal: number of the last deal that the lane has reported for.
     """
 
     lane: int
@@ -84,7 +85,7 @@ class Round:
     entries: Entries
     skips: tuple[list[list[Any]], int]
     reports: list[list[int]]
-    told: int
+    reported_deal: int
 
     def state(self, emitted: int) -> dict[str, Any]:
         """JSON-able state after `emitted` batches of this round."""
@@ -117,7 +118,7 @@ class Round:
             "skipped": self.skips[0],
             "skipped_count": self.skips[1],
             "reports": encode_reports(self.reports),
-            "told": self.told,
+            "reported_deal": self.reported_deal,
         }
         return {**state, "checksum": checksum(state)}
 

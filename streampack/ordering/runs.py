@@ -7,8 +7,8 @@ Steps:
   1. Runs are taken in the order of the walk. One that has fewer than `SHORTEST` documents when its
      turn comes is dissolved, document by document, in order.
   2. Each of its documents looks for its most similar neighbour in another run, ties by arrival, and
-     is put beside it: in front of it if the graph says that it is more similar to the document
-     there than to the one behind, and behind it otherwise.
+     is put beside it: before it if the graph says that it is more similar to the document there
+     than to the one after it, and after it if not.
   3. A document without a neighbour in another run stays where it is.
 
 Cost: O(N * k): each edge is looked at three times at most. Keeps every document.

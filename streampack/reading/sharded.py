@@ -380,9 +380,9 @@ class SpanReader(LinePart):
     def _blocks(
         self, piece: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
-        """The blocks of a piece; a copy of a remote shard that fails a check is fetched anew, once.
+        """The blocks of a piece; a copy of a remote shard that fails a check is fetched again.
 
-        A copy that fails one is never kept.
+        That is done once. A copy that fails one is never kept.
         """
         shard, low, high = self.pieces[piece]
         path, fetched_anew = self.source.manifest.paths[shard], False

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from streampack.batch import PackedBatch
@@ -37,6 +41,8 @@ class Ahead:
         self._pin_memory = pin_memory
         self._got: deque[PackedBatch] = deque()
         self._ended = False
+        self._process = os.getpid()
+        _not_ended.add(self)
 
     def get(self, count: int) -> list[PackedBatch]:
         """The next `count` batches, or fewer at the end of the run; none is taken.
@@ -72,5 +78,19 @@ class Ahead:
 
     def end(self) -> None:
         """Give nothing any more, and end what makes the batches."""
-        self._ended = True
-        self._batches.close()
+        if not self._ended:
+            self._ended = True
+            _not_ended.discard(self)
+            self._batches.close()
+
+
+_not_ended: weakref.WeakSet[Ahead] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End iterators that a script leaves open, while modules that end workers are still there."""
+    for ahead in list(_not_ended):
+        if ahead._process == os.getpid():  # not in a child that was forked
+            with suppress(ValueError):  # another thread is in it
+                ahead.end()

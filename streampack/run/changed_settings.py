@@ -150,10 +150,11 @@ def carry_over(
         was = int(entries.held[-1] - entries.repeated[-1])
         held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
     entries = entries.changed(start=start, held=held, repeated=np.zeros_like(start))
-    step, reports, told = max(place.step + emitted, due), place.reports, place.told
+    step = max(place.step + emitted, due)
+    reports, reported_deal = place.reports, place.reported_deal
     if dealer is not None:  # what it would have reported after that is not what it will
-        told = min(told, dealer.rule.due(0, step).stop - 1)
-        reports = [report for report in reports if report[0] <= told]
+        reported_deal = min(reported_deal, dealer.rule.due(0, step).stop - 1)
+        reports = [report for report in reports if report[0] <= reported_deal]
     following = Round(
         lane=lane,
         number=place.number + 1,
@@ -165,7 +166,7 @@ def carry_over(
         entries=entries,
         skips=place.skips,
         reports=reports,
-        told=told,
+        reported_deal=reported_deal,
     )
     return following.state(0)
 

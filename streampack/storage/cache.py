@@ -187,7 +187,7 @@ class Cache:
         return downloaded
 
     def forget(self, entry: Entry) -> bool:
-        """Remove the file, so that it is downloaded anew; False if it is not there.
+        """Remove the file, so that it is downloaded again; False if it is not there.
 
         Who has it open reads on.
         """

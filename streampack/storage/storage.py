@@ -197,7 +197,7 @@ class Storage:
             yield file
 
     def forget(self, path: str) -> bool:
-        """Remove the copy of a remote file, so that its next opening downloads it anew.
+        """Remove the copy of a remote file, so that its next opening downloads it again.
 
         False if there is none: the file is local, or was not opened by this process.
         """

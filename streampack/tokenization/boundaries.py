@@ -8,8 +8,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
-from streampack.documents import Documents, offsets_of, words_of
+from streampack.documents import Documents, gather_ragged, offsets_of, words_of
 from streampack.errors import ConfigError
 
 __all__ = ["EosRule", "apply_bos", "apply_eos", "check_rule", "extend", "missing_id"]
@@ -69,41 +68,25 @@ def extend(
             "It does not fit.",
             "Pass the id of the tokenizer that the documents were made with.",
         )
-    offsets = offsets_of(documents.lengths + add)
-    rooms = offsets[:-1][add] if at_head else offsets[1:][add] - 1
+    # The added token is the last of the values, and a piece of one token wherever it is added.
+    places = np.flatnonzero(add) + (not at_head)
+    starts = np.insert(documents.offsets[:-1], places, len(documents.tokens))
+    pieces = offsets_of(np.insert(documents.lengths, places, 1))
 
     def extended(values: NDArray[Any], added: Any) -> NDArray[Any]:
-        out = np.empty(offsets[-1], dtype=values.dtype)
-        _copy_with_room(words_of(values), documents.offsets, offsets, add, at_head, words_of(out))
-        out[rooms] = added
+        values = np.append(values, np.array(added, dtype=values.dtype))
+        out = np.empty(pieces[-1], dtype=values.dtype)
+        gather_ragged(words_of(values), starts, pieces, words_of(out))
         return out
 
     mask = documents.loss_mask
     return replace(
         documents,
         tokens=extended(documents.tokens, token),
-        offsets=offsets,
+        offsets=offsets_of(documents.lengths + add),
         loss_mask=None if mask is None else extended(mask, counts),
         token_fields={name: extended(values, 0) for name, values in documents.token_fields.items()},
     )
-
-
-@kernel
-def _copy_with_room(
-    source: NDArray[np.generic],
-    old: NDArray[np.int64],
-    new: NDArray[np.int64],
-    add: NDArray[np.bool_],
-    at_head: bool,
-    out: NDArray[np.generic],
-) -> None:
-    """Copy documents from offsets `old` to offsets `new`, leaving a place free if `add`."""
-    for i in range(len(add)):
-        base = new[i]
-        if at_head and add[i]:
-            base += 1
-        piece = source[old[i] : old[i + 1]]
-        out[base : base + len(piece)] = piece
 
 
 def check_rule(rule: str) -> None:

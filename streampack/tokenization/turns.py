@@ -6,8 +6,8 @@ A turn is found by rendering the conversation up to it:
      after = the messages up to the turn, and the turn;
   2. the turn is the part of `after` that follows `before`, if `after` starts with `before` and the
      whole conversation starts with `after`; that part must hold the content of the message;
-  3. if the template has no generation prompt, or writes turns otherwise than it prompts for them,
-     the messages before the turn must be a prefix all the same. The turn begins where renderings
+  3. if the template has no generation prompt, or its turns do not begin with it, the messages
+     before the turn must be a prefix all the same. The turn begins where renderings
      with different contents begin to differ from it;
   4. if the conversation does not start with `after`, because the template writes the last turn
      differently from earlier ones, the turn reaches from its content as far as the same text
@@ -19,7 +19,7 @@ lies between the same beginning and the same end. Thoughts and calls of tools th
 are exchanged as well; if the text does not change with them, the template leaves them out.
 
 Cost: two renderings per turn (four without generation prompt), one more with thoughts or calls, and
-up to three where parts are told apart.
+up to three where parts are kept apart.
 """
 
 from __future__ import annotations

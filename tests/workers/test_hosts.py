@@ -76,6 +76,11 @@ INTERRUPTED_TWICE = """
     thread.join()
 """
 
+LEFT_OPEN = """
+    kept, alone = iter(loader), iter(PackedLoader(make_dataset()))
+    next(kept), next(alone)
+"""
+
 
 def ends_well(folder: Path, program: str) -> None:
     (folder / "program.py").write_text(BEGINNING + program)
@@ -122,3 +127,7 @@ def test_a_program_without_standard_streams_runs(tmp_path: Path) -> None:
 
 def test_workers_that_are_spawned_say_nothing_of_ctrl_c_while_they_start(tmp_path: Path) -> None:
     ends_well(tmp_path, INTERRUPTED_TWICE)
+
+
+def test_a_program_that_ends_with_loops_open_says_nothing_of_it(tmp_path: Path) -> None:
+    ends_well(tmp_path, LEFT_OPEN)

@@ -1,7 +1,7 @@
 """The record batches of an Arrow file: where each lies and how many rows it has, none decoded.
 
 A file of either form is a stream of messages: the schema, then record batches (and dictionaries),
-then an end mark. The random access form has a magic number before it and a footer behind it. Arrow
+then an end mark. The random access form has a magic number before it and a footer after it. Arrow
 checks the structure of a message; what it does not check is what compressed buffers unfold to.
 """
 
@@ -31,7 +31,7 @@ class Batches:
     Attributes:
         schema: of all.
         rows: K + 1 numbers, rows before each.
-        ends: K numbers, the byte behind each; begins: those at which they begin.
+        ends: K numbers, the byte after each; begins: those at which they begin.
     """
 
     schema: pa.Schema
@@ -72,7 +72,7 @@ class Batches:
         return found
 
     def row_at(self, byte: int) -> int:
-        """The first row that begins at a byte or behind it, with all rows of a batch as equals."""
+        """The first row that begins at a byte or after it, with all rows of a batch as equals."""
         k = bisect_right(self.ends, byte)
         if k == len(self.ends):
             return self.rows[-1]
@@ -81,7 +81,7 @@ class Batches:
         return self.rows[k] - -inside * rows // (self.ends[k] - self.begins[k])
 
     def byte_of(self, row: int) -> int:
-        """Where a row begins; behind the last one, where the batches end."""
+        """Where a row begins; after the last one, where the batches end."""
         k = bisect_right(self.rows, row) - 1
         if k == len(self.ends):
             return self.ends[-1]

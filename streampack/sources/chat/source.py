@@ -37,7 +37,7 @@ __all__ = ["Chat"]
 class Chat(ShardedSource):
     """Instruction and chat data: one conversation per line of JSON or row of Parquet.
 
-    A record has one of these shapes, told by its fields:
+    A record has one of these shapes, known by its fields:
 
     - "messages": ``{"messages": [{"role": ..., "content": ...}, ...]}``;
     - "sharegpt": ``{"conversations": [{"from": ..., "value": ...}, ...]}``;

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def has_state(items: Any) -> bool:
-    """True if an iterable can say where it is, and go on from there, without being told more."""
+    """True if an iterable can say where it is, and go on from there, without more arguments."""
     if not (hasattr(items, "state_dict") and hasattr(items, "load_state_dict")):
         return False
     try:

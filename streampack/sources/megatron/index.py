@@ -145,12 +145,12 @@ class Index:
             return False
         for at in range(low, high, _CHECKED):
             lengths = self._lengths[at : min(at + _CHECKED, high)].astype(np.int64)
-            before, behind = self._begin(at), self._begin(at + len(lengths))
+            before, after = self._begin(at), self._begin(at + len(lengths))
             ends = before + np.cumsum(lengths) * self._item_bytes
             whole = before % self._item_bytes == 0 and bool((lengths >= 0).all())
-            inside = whole and 0 <= before <= behind <= self._bin_bytes
+            inside = whole and 0 <= before <= after <= self._bin_bytes
             following = self._pointers[at + 1 : at + len(lengths)]
-            if not inside or ends[-1] != behind or not np.array_equal(ends[:-1], following):
+            if not inside or ends[-1] != after or not np.array_equal(ends[:-1], following):
                 return False
         return True
 

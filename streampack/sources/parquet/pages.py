@@ -226,7 +226,7 @@ def _scan_pages(
     many of these, if they are texts, stay below the limit together: about, or one.
 
     A plain page holds what it holds. A text that refers to a dictionary, or to the text before it
-    (`DELTA_BYTE_ARRAY`), may be as long as the page of either. What lies behind a damaged page is
+    (`DELTA_BYTE_ARRAY`), may be as long as the page of either. What follows a damaged page is
     not counted, because nobody reads it.
     """
     worst, total, values = np.int64(0), np.int64(0), np.int64(0)

@@ -1,4 +1,4 @@
-"""Where documents begin in a flat file: behind an end token, or where an index says."""
+"""Where documents begin in a flat file: after an end token, or where an index says."""
 
 from __future__ import annotations
 
