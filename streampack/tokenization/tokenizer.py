@@ -8,9 +8,11 @@ appending each list at once is the fastest way on (2 to 3 % of the time to encod
 from __future__ import annotations
 
 import hashlib
+import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,16 @@ from streampack.errors import ConfigError, ContentError
 from streampack.numeric import whole_number
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
+from streampack.tokenization.pieces import BYTES_PER_CHARACTER, can_be_cut, pieces_of
 from streampack.tokenization.rules import check_in_vocabulary
 from streampack.tokenization.threads import configure
 from streampack.tokenization.vocabulary import open_vocabulary
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
+logger = logging.getLogger(__name__)
+
+LONG = 4 << 20  # characters of a text that is worth a word
 PILES = 8  # that texts are dealt into before they are encoded
 
 
@@ -128,6 +134,8 @@ class Tokenizer:
         # Special tokens are never added here. All that a post-processor would do is to leave white
         # space out of the tokens' places in the text, and `encode_spans` needs whole places.
         self._engine.post_processor = processors.ByteLevel(trim_offsets=False)
+        self._cuts = can_be_cut(self._engine)
+        self._said = False  # that a text takes much memory
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": self._engine.to_str()}
@@ -221,12 +229,32 @@ class Tokenizer:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError  # the library would join a pair of texts
         encode = self._engine.encode_batch if places else self._engine.encode_batch_fast
-        order = _dealt(texts)
-        found: list[Encoding] = encode([texts[i] for i in order], add_special_tokens=False)
+        cuts = self._cuts and not places  # joining encodings would lose some places
+        cut = [pieces_of(text) if cuts else [text] for text in texts]
+        pieces = list(chain.from_iterable(cut))
+        self._say_memory(pieces)
+        order = _dealt(pieces)
+        found: list[Encoding] = encode([pieces[i] for i in order], add_special_tokens=False)
         encodings = found.copy()
         for i, encoding in zip(order, found, strict=True):
             encodings[i] = encoding
-        return encodings
+        coming = iter(encodings)
+        return [_joined(list(islice(coming, len(of_text)))) for of_text in cut]
+
+    def _say_memory(self, pieces: Sequence[str]) -> None:
+        """Say once if a text is so long that encoding it takes much memory."""
+        longest = max(map(len, pieces), default=0)
+        if longest > LONG and not self._said:
+            self._said = True
+            logger.warning(
+                "A text of %d characters is tokenized in one piece, which takes about %.1f GiB of "
+                "memory: %s. Reading(max_document_bytes=) of the source refuses longer documents.",
+                longest,
+                longest * BYTES_PER_CHARACTER / 2**30,
+                "it has no lines that it could be cut at"
+                if self._cuts
+                else "pieces might get other ids from this tokenizer",
+            )
 
     def _encode_good(
         self, texts: Texts, skips: Skips, places: bool
@@ -253,6 +281,11 @@ class Tokenizer:
             else:
                 kept.append(i)
         return encodings, np.array(kept, dtype=np.int64)
+
+
+def _joined(encodings: list[Encoding]) -> Encoding:
+    """What the pieces of a text give."""
+    return encodings[0] if len(encodings) == 1 else Encoding.merge(encodings)
 
 
 def _dealt(texts: Sequence[str]) -> list[int]:
