@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streampack.conversion.mosaic import streaming_module
@@ -66,13 +68,47 @@ def megatron() -> Ids:
     return as_ids(DOCUMENTS)
 
 
+def axolotl() -> Ids:
+    datasets = pytest.importorskip("datasets")
+    ids = [ids.tolist() for ids in DOCUMENTS]
+    labels = [[-100, *row[1:]] for row in ids]
+    columns = {"input_ids": ids, "labels": labels, "attention_mask": [[1] * len(i) for i in ids]}
+    datasets.Dataset.from_dict(columns).save_to_disk("last_run_prepared/4f2b")
+    return as_ids(ids)
+
+
+def energon() -> Ids:
+    Path("energon/.nv-meta").mkdir(parents=True)
+    Path("energon/.nv-meta/dataset.yaml").write_text("__class__: CrudeWebdataset\n")
+    wds = pytest.importorskip("webdataset")
+    with wds.TarWriter("energon/shard_000.tar") as writer:
+        for i, ids in enumerate(DOCUMENTS):
+            writer.write({"__key__": f"{i:06d}", "npy": ids})
+    return as_ids(DOCUMENTS)
+
+
+def grain() -> Ids:
+    np.savez("documents.npz", *DOCUMENTS)
+    return as_ids(DOCUMENTS)
+
+
+def torchtitan() -> Ids:
+    Path("c4").mkdir()
+    pq.write_table(pa.table({"input_ids": [ids.tolist() for ids in DOCUMENTS]}), "c4/0.parquet")
+    return as_ids(DOCUMENTS)
+
+
 PEERS: dict[str, Callable[[], Ids]] = {
     "MosaicML Streaming": mosaic,
     "WebDataset": webdataset,
     "datasets and group_texts": tokenized,
     "Packing in TRL": tokenized,
+    "Packing in axolotl": axolotl,
     "nanoGPT": nanogpt,
     "Megatron-LM": megatron,
+    "Megatron-Energon": energon,
+    "Grain": grain,
+    "torchtitan": torchtitan,
 }
 
 

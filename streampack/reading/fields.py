@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from streampack.errors import ConfigError
 
-__all__ = ["Fields", "chat_fields", "is_usual", "usual_field"]
+__all__ = ["Fields", "chat_fields", "is_usual", "loss_field", "usual_field"]
 
 _USUAL = ("text", "tokens", "input_ids")
 _OF_CHATS = ("messages", "conversations", "completion", "chosen")
-_OF_LOSS = ("labels", "loss_mask")
+_OF_LOSS = ("loss_mask", "labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,11 @@ class Fields:
             return cls(True, tokens, loss_mask)
         return cls(False, default if text is None else text)
 
+    def arguments(self) -> dict[str, str]:
+        """The arguments of a source that name them."""
+        named = {"tokens" if self.tokenized else "text": self.document, "loss_mask": self.loss_mask}
+        return {name: field for name, field in named.items() if field is not None}
+
 
 def chat_fields(names: Collection[str]) -> list[str]:
     """Those of a record's fields that hold conversations, as `sources.Chat` reads them."""
@@ -67,6 +72,11 @@ def is_usual(names: Collection[str]) -> bool:
     """True if `usual_field` has something to go by: one field, or one that holds documents."""
     known = (*_USUAL, *_OF_CHATS)
     return len(names) == 1 or any(name in known for name in names)
+
+
+def loss_field(names: Collection[str]) -> str | None:
+    """The field beside token ids that says which of them are learnt, if nobody says so."""
+    return next((name for name in _OF_LOSS if name in names), None)
 
 
 def usual_field(names: Collection[str], what: str, example: Callable[[str], str]) -> str:
@@ -80,7 +90,7 @@ def usual_field(names: Collection[str], what: str, example: Callable[[str], str]
 
     Raises:
         ConfigError: there is none or several such fields, or fields beside it say that it is a
-            conversation or has a loss mask.
+            conversation.
     """
     found = [name for name in _USUAL if name in names] or list(names)[: len(names) == 1]
     beside = chat_fields(names)
@@ -93,10 +103,6 @@ def usual_field(names: Collection[str], what: str, example: Callable[[str], str]
         remedy = "Pass files of JSON lines or Parquet with such records to sources.Chat(paths), or "
     elif len(found) > 1:
         consequence, remedy = f"Both {found[0]!r} and {found[1]!r} may be the documents.", ""
-    elif found[0] != "text" and any(name in names for name in _OF_LOSS):
-        consequence = "The documents would be learnt without their loss mask."
-        remedy = 'Name it as loss_mask= beside tokens=; for "labels", write the records to files '
-        remedy += 'of JSON lines and pass sources.Chat("chats/*.jsonl"); or '
     else:
         return found[0]
     there = ", ".join(f'"{name}"' for name in list(names)[:30]) or "(none)"

@@ -17,8 +17,8 @@ from streampack.reading.nesting import parse_json
 __all__ = [
     "BrokenDocumentError",
     "DamagedFileError",
-    "flags_of",
     "ids_of",
+    "numbers_of",
     "record_of",
     "require_field",
     "text_of",
@@ -93,16 +93,16 @@ def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> N
         raise BrokenDocumentError(f'has a wrong id in "{name}" ({error})') from None
 
 
-def flags_of(record: Mapping[str, Any], name: str, count: int) -> NDArray[np.bool_]:
-    """(count,) the true and false in a field."""
+def numbers_of(record: Mapping[str, Any], name: str, count: int, what: str) -> NDArray[np.int64]:
+    """(count,) the whole numbers in a field, true and false as 1 and 0; `what` they are called."""
     require_field(record, name)
-    flags = record[name]
+    values = record[name]
+    if not isinstance(values, list):
+        raise BrokenDocumentError(f'has no list of {what} in "{name}"')
     try:
-        mask = np.frombuffer(bytes(flags if isinstance(flags, list) else [2]), dtype=np.uint8)
-    except (TypeError, ValueError):
-        mask = np.full(1, 2, dtype=np.uint8)
-    if (mask > 1).any():
-        raise BrokenDocumentError(f'has no list of true and false in "{name}"')
-    if len(mask) != count:
-        raise BrokenDocumentError(f"has {count} ids and {len(mask)} mask values")
-    return mask.view(np.bool_)
+        numbers = np.frombuffer(array("q", values), dtype=np.int64)
+    except (TypeError, OverflowError) as error:
+        raise BrokenDocumentError(f'has a wrong number in "{name}" ({error})') from None
+    if len(numbers) != count:
+        raise BrokenDocumentError(f"has {count} ids and {len(numbers)} {what}")
+    return numbers

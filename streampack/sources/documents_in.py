@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from streampack.errors import ConfigError
-from streampack.reading.fields import is_usual, usual_field
+from streampack.reading.fields import Fields, is_usual, loss_field, usual_field
 from streampack.sources.mds.index import parse_index
 from streampack.sources.tar.source import WebDataset
 from streampack.storage.remote import shown
@@ -21,7 +21,7 @@ _PEEKED = 64  # members of a tar shard that are looked at
 
 
 def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
-    """The argument that names the documents in records, ``{"text": name}`` or ``{"tokens": name}``.
+    """The arguments that name the documents in records, for example ``{"text": name}``.
 
     Args:
         source: of the files, which has `first_fields`.
@@ -31,6 +31,7 @@ def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]
     kinds = source.first_fields()
     others = [name for name in kinds if name != given.get("loss_mask")]
     name = given.get("column")
+    mask = None
     if name is None:
         name = "text"
         if name not in kinds and is_usual(others):
@@ -40,8 +41,9 @@ def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]
                 f"{shown(paths[0])} has the fields",
                 lambda field: f"{call}, column={field!r}), or --column {field}",
             )
+        mask = given.get("loss_mask", loss_field(others))
     tokenized = kinds.get(name) == "tokens" or (name not in kinds and "loss_mask" in given)
-    return {"tokens" if tokenized else "text": name}
+    return Fields(tokenized, name, mask if tokenized else None).arguments()
 
 
 def mds_column(folders: Sequence[str], storage: Storage) -> str:
@@ -49,11 +51,20 @@ def mds_column(folders: Sequence[str], storage: Storage) -> str:
     where = f"{folders[0]}/index.json"
     size = storage.list(where)[0].num_bytes
     first = next(parse_index(storage.read_range(where, 0, size), where), None)
-    return usual_field(
-        first.layout.names if first else (),
-        f"{shown(where)} lists the columns",
-        lambda name: f"sources.MDS({folders[0]!r}, column={name!r}), or --column {name}",
-    )
+    names = first.layout.names if first else ()
+
+    def example(name: str) -> str:
+        return f"sources.MDS({folders[0]!r}, column={name!r}), or --column {name}"
+
+    name = usual_field(names, f"{shown(where)} lists the columns", example)
+    if name != "text" and loss_field(names):
+        raise ConfigError(
+            f'{shown(where)} lists the columns "{name}" and "{loss_field(names)}".',
+            "The documents would be learnt without their loss mask.",
+            f"Name a mask of a byte per token as loss_mask= beside column=; or name one column: "
+            f"{example(name)}.",
+        )
+    return name
 
 
 def tar_key(paths: Sequence[str], storage: Storage) -> str:

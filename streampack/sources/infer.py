@@ -54,7 +54,9 @@ def open(
             `PackedDataset` takes.
         text, tokens: the field or column with the documents, as texts or token ids.
         column: the same, of whichever kind; the column of MDS.
-        loss_mask: the field or column with one number or bool per token.
+        loss_mask: the field or column with one bool (or 1 or 0) per token, or labels: a token's own
+            id where it is learnt, and -100 where not. If nothing is named, "loss_mask" or "labels"
+            beside token ids.
         key: the extension of the wanted files inside tar shards.
         dtype: the integers of raw files, of a `bytes` column of MDS or of bare arrays in tar.
         eos_id: the token that ends a document, in flat files of tokens.
@@ -185,8 +187,7 @@ def _by_columns(data: Any, rows: Iterable, given: Mapping[str, Any]) -> Table | 
     if not (by_index and data.format["type"] != "custom") and not is_table(data):
         return None
     fields = rows.fields
-    named = {"tokens" if fields.tokenized else "text": fields.document}
-    table = Table(data, **{**named, **given})
+    table = Table(data, **{**fields.arguments(), **given})
     try:
         table.prepare()
     except ConfigError:  # of another type: what is no document is named row by row
@@ -205,5 +206,4 @@ def _hf_stream(dataset: Any, given: Mapping[str, Any]) -> Source:
             "The streaming dataset has no rows.", "There is nothing to read.", "Pass another split."
         )
     fields = fields_of(first, lambda name: f'sources.HFStream(dataset, text="{name}"), or tokens=')
-    named: dict[str, Any] = {"tokens" if fields.tokenized else "text": fields.document}
-    return HFStream(dataset, **named, **given)
+    return HFStream(dataset, **{**fields.arguments(), **given})

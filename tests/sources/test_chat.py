@@ -162,7 +162,7 @@ IDS_BROKEN: list[tuple[Any, str]] = [
     ({"input_ids": [1, 2], "labels": [1.5, 2]}, 'wrong number in "labels"'),
     ({"input_ids": [1, -2], "labels": [1, 2]}, "wrong id"),
     ({"input_ids": [1, 2], "loss_mask": [1]}, "2 ids and 1 mask values"),
-    ({"input_ids": [1, 2], "loss_mask": [1, 7]}, "no list of true and false"),
+    ({"input_ids": [1, 2], "loss_mask": [1, 7]}, "has the label 7 at token 1"),
     ({"messages": messages("a", "b")}, 'has no field "input_ids"'),
 ]
 

@@ -181,7 +181,7 @@ def test_ids_that_are_no_token_ids_break_their_document(tmp_path: Path, ids: str
     assert [record[1] for record in skips.records] == [13]
 
 
-@pytest.mark.parametrize("mask", ["[true]", "[1, 2]", "null", "[0.5, 1]", '"ab"', "[300, 1]"])
+@pytest.mark.parametrize("mask", ["[true]", "[1, 3]", "null", "[0.5, 1]", '"ab"', "[300, 1]"])
 def test_a_mask_that_does_not_fit_breaks_its_document(tmp_path: Path, mask: str) -> None:
     good = '{"ids": [1, 2], "m": [0, 1]}\n'
     data = good + '{"ids": [1, 2], "m": ' + mask + "}\n" + good

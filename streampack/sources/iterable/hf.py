@@ -32,7 +32,7 @@ class HFStream(ItemSource):
         dataset: the streaming dataset, not split by node: every rank passes the same one.
         tokens: column of token ids.
         text: column of text, instead.
-        loss_mask: column with one number or bool per token.
+        loss_mask: column with a loss mask or labels, as for `Iterable`.
         reading: how many rows a block holds; `open_shards` only sets the default of that.
 
     Raises:

@@ -14,6 +14,7 @@ from streampack.documents import TOKEN_DTYPES, Documents, Texts, offsets_of
 from streampack.fields import FieldTypes
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
+from streampack.reading.loss_masks import mask_of
 from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import BrokenDocumentError, require_field
 
@@ -81,7 +82,7 @@ def item_block(
                 array = ids_of(value)
                 mask = None
                 if fields.loss_mask is not None:
-                    mask = _mask_of(item, fields.loss_mask, len(array))
+                    mask = _mask_of(item, fields.loss_mask, array)
                 more.add(item, len(array))
                 masks += [] if mask is None else [mask]
                 arrays.append(array)
@@ -148,8 +149,9 @@ def ids_of(value: Any) -> NDArray[Any]:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _mask_of(item: Any, field: str, length: int) -> NDArray[np.bool_]:
+def _mask_of(item: Any, field: str, ids: NDArray[Any]) -> NDArray[np.bool_]:
     require_field(item, field)
+    length = len(ids)
     try:
         mask = np.asarray(item[field])
     except (ValueError, TypeError, RuntimeError) as error:
@@ -158,7 +160,7 @@ def _mask_of(item: Any, field: str, length: int) -> NDArray[np.bool_]:
         raise BrokenDocumentError(
             f"has {length} ids and a loss mask of shape {mask.shape} and dtype {mask.dtype}"
         )
-    return mask.astype(np.bool_)
+    return mask_of(mask, ids)
 
 
 def _token_block(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import ConfigError
-from streampack.reading.fields import Fields, usual_field
+from streampack.reading.fields import Fields, loss_field, usual_field
 from streampack.reading.records import BrokenDocumentError
 from streampack.sources.iterable.items import ids_of
 from streampack.sources.iterable.objects import kind_name
@@ -84,8 +84,10 @@ def fields_of(first: Any, example: Callable[[str], str]) -> Fields:
         ConfigError: it is none of these.
     """
     if isinstance(first, Mapping):
-        usual = usual_field([str(name) for name in first], "The items have the fields", example)
-        return Fields(_holds_ids(first[usual], f'The field "{usual}" of the first item'), usual)
+        names = [str(name) for name in first]
+        usual = usual_field(names, "The items have the fields", example)
+        tokenized = _holds_ids(first[usual], f'The field "{usual}" of the first item')
+        return Fields(tokenized, usual, loss_field(names) if tokenized else None)
     return Fields(_holds_ids(first, "The first item"))
 
 

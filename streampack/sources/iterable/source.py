@@ -246,7 +246,8 @@ class Iterable(ItemSource):
         tokens: field of token ids, where items are mappings.
         text: field of text, instead. If neither is given, the first item decides: it is the only
             field, or the only one named "text", "tokens" or "input_ids".
-        loss_mask: field with one number or bool per token, 0 where it does not count in the loss.
+        loss_mask: field with one bool (or 1 or 0) per token, or labels: a token's own id where it
+            is learnt, and -100 where not. If nothing is named, "loss_mask" or "labels" beside ids.
         name: part of the fingerprint of saved states, which tells corpora apart.
         reading: how many items a block holds; `open_shards` only sets the default of that.
 

@@ -22,13 +22,14 @@ from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields, chat_fields
+from streampack.reading.loss_masks import mask_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import (
     BrokenDocumentError,
-    flags_of,
     ids_of,
+    numbers_of,
     record_of,
     require_field,
     text_of,
@@ -59,7 +60,8 @@ class JSONL(ShardedSource):
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
         text: the field that holds the text; "text" if neither this nor `tokens` is given.
         tokens: the field that holds a list of token ids (0 to 2**32 - 1), read as uint32.
-        loss_mask: with `tokens`, a field with a list of as many true/false (or 1/0).
+        loss_mask: with `tokens`, a field with a list of as many true/false (or 1/0), or labels: a
+            token's own id where it is learnt, and -100 where not.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
@@ -167,7 +169,8 @@ class JSONL(ShardedSource):
                     ids = ids_of(record, field, line)
                     mask = None
                     if self.fields.loss_mask is not None:
-                        mask = flags_of(record, self.fields.loss_mask, len(ids))
+                        name = self.fields.loss_mask
+                        mask = mask_of(numbers_of(record, name, len(ids), "mask values"), ids)
                     more.add(record, len(ids))
                     masks += [] if mask is None else [mask]
                     arrays.append(ids)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin, offsets_of
+from streampack.reading.loss_masks import masks_of_rows
 from streampack.reading.records import too_long
 
 if TYPE_CHECKING:
@@ -275,7 +276,8 @@ class TokenBlocks:
         mask = None
         if self.loss_mask is not None:
             others = _Lists.of(rows.column(self.loss_mask))
-            mask = _token_values(lists, others, "mask value", reasons).astype(np.bool_)
+            values = _token_values(lists, others, "mask value", reasons)
+            mask = masks_of_rows(values, ids, lists.offsets, reasons)
         token_fields = {
             name: _token_values(lists, _Lists.of(rows.column(name)), f'value in "{name}"', reasons)
             for name in self.token_fields

@@ -78,7 +78,8 @@ class Parquet(ShardedSource):
         tokens: the column that holds lists of token ids, of any integer type. They become uint16
             where the column is uint8 or uint16 in all files, else uint32; an id outside of it
             breaks its document. If neither is given, the column "text" is read.
-        loss_mask: with `tokens`, a column with lists of as many booleans.
+        loss_mask: with `tokens`, a column with lists of as many booleans (or 1 and 0), or labels: a
+            token's own id where it is learnt, and -100 where not.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
