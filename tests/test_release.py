@@ -49,9 +49,9 @@ def test_extras_that_a_page_names_exist(page: Path) -> None:
         assert {*several.split(",")} <= {*EXTRAS}
 
 
-def test_all_has_every_extra_of_a_user_but_that_of_mosaicml_streaming() -> None:
+def test_all_has_every_extra_of_a_user() -> None:
     (inside,) = re.findall(r"streampack\[(.*?)\]", PROJECT.split("all = ")[1])[:1]
-    assert {*inside.split(",")} == {*EXTRAS} - {"mds", "demo", "all", "dev"}
+    assert {*inside.split(",")} == {*EXTRAS} - {"demo", "all", "dev"}
 
 
 def test_errors_name_extras_that_exist() -> None:
