@@ -179,6 +179,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 provenance=provenance,
                 fields=fields if group is None else fields.with_groups(),
                 grouped=group is not None,
+                sources=len(source.sources) if isinstance(source, Mixture) else 0,
             ),
             seed=seed,
             shuffle=shuffle,
