@@ -79,15 +79,23 @@ def bench(
             topology=Topology(),
         )  # fmt: skip
         warm_up(dataset.plan.config)
+    lanes = dataset.plan.config.lanes
     found = []
-    for number in workers:
+    for number in dict.fromkeys(
+        min(number, lanes) for number in workers
+    ):  # one runs a lane or more
         with console.status(f"{number} workers"):
             found.append(measure(dataset, number, seconds=seconds, step_s=step_ms / 1000))
     if as_json:
-        head = {"lanes": dataset.plan.config.lanes, "step_s": step_ms / 1000}
+        head = {"lanes": lanes, "step_s": step_ms / 1000}
         print(json.dumps({**head, "runs": [asdict(own) for own in found]}))
         return
     _say(Console(), found, step_ms)
+    if max(workers) > lanes:
+        say(
+            Console(),
+            f"A corpus of this size has {lanes} lane{'s' if lanes > 1 else ''}, and no more workers.",
+        )
 
 
 @dataclass(frozen=True)
@@ -174,7 +182,7 @@ def _spent(before: Metrics, after: Metrics) -> dict[str, float]:
 
 def _say(console: Console, found: list[Rate], step_ms: float) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
-    for name in ("workers", "first batch", "batches/s", "tokens/s", "loop waits"):
+    for name in ("workers", "first batch", "batches/s", "tokens/s", *["loop waits"][: step_ms > 0]):
         table.add_column(name, justify="right", no_wrap=True)
     for own in found:
         table.add_row(
@@ -182,7 +190,7 @@ def _say(console: Console, found: list[Rate], step_ms: float) -> None:
             f"{own.first_batch_s:.2f} s",
             f"{own.batches_per_s:,.1f}",
             f"{own.tokens_per_s:,.0f}",
-            f"{own.waiting:.1%}",
+            *[f"{own.waiting:.1%}"][: step_ms > 0],
         )
     console.print(table)
     best = max(found, key=lambda own: own.tokens_per_s)

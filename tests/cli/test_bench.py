@@ -24,7 +24,9 @@ def corpus(tmp_path: Path) -> list[str]:
 
 
 def test_rates_belong_together(corpus: list[str]) -> None:
-    found = json.loads(output_of(*corpus, "--workers", 0, "--workers", 1, "--json"))
+    asked = ("--workers", 0, "--workers", 1, "--workers", 7)
+    found = json.loads(output_of(*corpus, *asked, "--json"))
+    assert found["lanes"] == 1  # so one worker is the most
     assert [own["workers"] for own in found["runs"]] == [0, 1]
     for own in found["runs"]:
         assert own["batches"] >= 1
@@ -38,16 +40,19 @@ def test_rates_belong_together(corpus: list[str]) -> None:
 
 
 def test_in_words_it_has_a_line_for_each_number_of_workers(corpus: list[str]) -> None:
-    output = output_of(*corpus, "--workers", 0)
+    output = output_of(*corpus, "--workers", 0, "--workers", 2)
+    assert "has 1 lane, and no more workers" in output
     assert "does not wait" in output
     assert "Of the time in which batches are made" in output
     rows = [line.split() for line in output.splitlines()]
-    assert sum(row[:1] == ["0"] for row in rows) == 1
+    assert [row[0] for row in rows if row and row[0].isdecimal()] == ["0", "1"]
+    assert "loop waits" not in output
 
 
 def test_with_a_step_the_loop_waits_less_than_without(corpus: list[str]) -> None:
     found = json.loads(output_of(*corpus, "--workers", 0, "--step-ms", 20, "--json"))
     assert found["step_s"] == 0.02
+    assert "loop waits" in output_of(*corpus, "--workers", 0, "--step-ms", 20)
     assert found["runs"][0]["batches"] <= 4
 
 
