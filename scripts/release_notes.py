@@ -1,4 +1,4 @@
-"""Prints the notes of a release, a section of CHANGELOG.md: `python scripts/release_notes.py 0.1.0`.
+"""Prints the notes of a release from CHANGELOG.md: `python scripts/release_notes.py 0.1.0`.
 
 It fails unless that is the version of the package and of the newest release in the changelog.
 """

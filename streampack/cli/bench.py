@@ -56,7 +56,7 @@ def bench(
     workers: Annotated[
         list[int], typer.Option(min=0, metavar="N", help="Worker processes; may be repeated.")
     ] = [0, 1, 2],  # noqa: B006
-    seconds: Annotated[float, typer.Option(min=0.01, help="To measure each of them for.")] = 5.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="To measure each of them for.")] = 3.0,
     step_ms: Annotated[
         float, typer.Option(min=0.0, help="Of your loop per batch; 0 takes batches at full speed.")
     ] = 0.0,
@@ -81,9 +81,7 @@ def bench(
         warm_up(dataset.plan.config)
     lanes = dataset.plan.config.lanes
     found = []
-    for number in dict.fromkeys(
-        min(number, lanes) for number in workers
-    ):  # one runs a lane or more
+    for number in dict.fromkeys(min(number, lanes) for number in workers):  # each runs one
         with console.status(f"{number} workers"):
             found.append(measure(dataset, number, seconds=seconds, step_s=step_ms / 1000))
     if as_json:
@@ -94,7 +92,7 @@ def bench(
     if max(workers) > lanes:
         say(
             Console(),
-            f"A corpus of this size has {lanes} lane{'s' if lanes > 1 else ''}, and no more workers.",
+            f"A corpus of this size has {lanes} lane{'s'[lanes == 1 :]}, and no more workers.",
         )
 
 
