@@ -31,7 +31,9 @@ from streampack.run.options import (
     check_attention,
     check_balance,
     check_group,
+    check_hooks,
     check_order,
+    check_switches,
     checked_counts,
     choose_packer,
     prepare,
@@ -140,6 +142,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 )
         seed, epochs, lanes, memory_limit = checked_counts(seed, epochs, lanes, memory_limit)
         check_order(order)
+        check_switches(shuffle=shuffle, provenance=provenance)
+        check_hooks(filter=filter, map=map)
         source = as_source(source)
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:

@@ -113,6 +113,13 @@ class PackedLoader:
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
         _check_end(end)
+        if not isinstance(dataset, PackedDataset):
+            raise ConfigError(
+                f"The dataset is a {type(dataset).__name__}.",
+                "How it is packed is unknown.",
+                "Pass PackedLoader(PackedDataset(source, seq_len=...)), or another loader of a "
+                "PackedDataset to PackedLoader.over.",
+            )
         self.form = Form(output, model)
         self.form.check_place(device, pin_memory)
         self.dataset = dataset

@@ -75,6 +75,12 @@ def locate(source: Source, batch: Any) -> list[Piece]:
 
 def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
     """The whole document that a piece is of, as its shard holds it; see `PackedDataset.text_of`."""
+    if not isinstance(piece, Piece):
+        raise ConfigError(
+            f"The piece is {piece!r:.80}.",
+            "It names no document.",
+            "Pass one of those that dataset.locate(batch) returns.",
+        )
     found = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
     if not isinstance(found, ShardedSource) or piece.shard not in found.manifest.paths:
         raise ConfigError(

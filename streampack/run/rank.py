@@ -157,8 +157,9 @@ class RankRun:
                 self.metrics.left += left.composition
         finally:
             items.close()  # and with it the iterator of another loader, which ends its workers
-            if isinstance(feed, Generator):
-                feed.close()
+            close = getattr(feed, "close", None)  # no global name: the interpreter may be ending
+            if close is not None:
+                close()
             board.close(remove=sharing is None)
 
     def _say_nothing_came(self) -> None:
