@@ -13,7 +13,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from streampack import ConfigError, ContentError, Hook, PackedDataset, PackedLoader, Topology
+from streampack import (
+    ConfigError,
+    ContentError,
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    StateError,
+    Topology,
+    sources,
+)
 from tests.support.corpora import byte_tokenizer
 
 DOCUMENTS = [[1, 2, 3]] * 20
@@ -78,3 +87,36 @@ next(batches)
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["Chat", "JSONL", "Parquet", "WebDataset", "MDS", "Arrow"])
+def test_records_are_no_paths(name: str) -> None:
+    kind = getattr(sources, name)
+    more = {"WebDataset": {"key": "npy"}, "MDS": {"column": "t"}}.get(name, {})
+    for given in ([{"messages": [{"role": "user", "content": "a"}]}], 5, [1, 2], None):
+        with pytest.raises(ConfigError, match=r"A path was expected.*json\.dumps"):
+            kind(given, **more).prepare()
+
+
+def test_a_file_whose_name_is_misspelt_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(ConfigError, match=r'/text.jsonl".*Did you mean "texts.jsonl"') as found:
+        PackedDataset(str(tmp_path / "text.jsonl"), **ALONE, tokenizer=byte_tokenizer())
+    assert ".ndjson" not in str(found.value)  # the name says what is meant
+    with pytest.raises(ConfigError, match=r"that ends in \.jsonl"):
+        sources.JSONL(str(tmp_path / "other")).prepare()
+
+
+def test_a_source_that_joins_a_mixture_is_told_how() -> None:
+    weights = {"a": 1, "b": 1}
+    parts = {"a": DOCUMENTS * 500, "b": DOCUMENTS * 500}
+    loader = PackedLoader(PackedDataset(sources.Mixture(parts, weights=weights), **ALONE, lanes=1))
+    next(iter(loader))
+    weights["c"] = 1
+    grown = sources.Mixture({**parts, "c": DOCUMENTS}, weights=weights)
+    again = PackedLoader(PackedDataset(grown, **ALONE, lanes=1))
+    with pytest.raises(StateError, match="If sources were added") as found:
+        again.load_state_dict(loader.state_dict())
+    assert 'allow={"source"}' in str(found.value)
+    again.load_state_dict(loader.state_dict(), allow={"source"})
+    assert next(iter(again)).num_documents
