@@ -22,17 +22,21 @@ def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -
         (sources, 3) int64. Tokens include EOS that the packer inserted; the columns add up to what
         the batch says of all sources together.
     """
-    real = packed.piece >= 0
-    starts, sizes = packed.boundaries[:-1][real], np.diff(packed.boundaries)[real]
+    real, bounds, source = packed.piece >= 0, packed.boundaries, packed.source_ids
+    starts = bounds[:-1][real]
+    sizes = bounds[1:][real] - starts
     if packed.loss_mask is None:  # all but the first token of each attention segment
-        learnt: NDArray[np.int64] = sizes - np.isin(starts, packed.cu_seqlens, assume_unique=True)
+        first = np.zeros(len(packed.tokens) + 1, dtype=np.bool_)
+        first[packed.cu_seqlens] = True
+        learnt = sizes - first[starts]
     else:
         mask = packed.loss_mask.copy()
         mask[packed.cu_seqlens[:-1]] = False
-        learnt = np.add.reduceat(mask, packed.boundaries[:-1], dtype=np.int64)[real]
-    source = packed.source_ids
-    columns = (np.bincount(source, of, sources) for of in (sizes, begins, learnt))
-    return np.stack(list(columns), axis=1).astype(np.int64)
+        learnt = np.add.reduceat(mask, bounds[:-1], dtype=np.int64)[real]
+    out = np.empty((sources, 3), dtype=np.int64)
+    for column, of in enumerate((sizes, begins, learnt)):
+        out[:, column] = np.bincount(source, of, sources)
+    return out
 
 
 def with_passes(rows: PackedRows, passes: list[int]) -> PackedRows:
