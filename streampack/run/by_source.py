@@ -89,19 +89,26 @@ def source_report(
     )
 
 
-def counted(mixture: Mixture, by_source: NDArray[np.int64], at: int) -> SourceTotals:
-    """What a batch holds, beside what it should.
+def counted(
+    totals: SourceTotals, mixture: Mixture, by_source: NDArray[np.int64], at: int
+) -> SourceTotals:
+    """The totals with a batch, in another object: threads may be reading these.
 
     Args:
+        totals: before it.
         mixture: whose sources they are.
         by_source: see `PackedRows`.
         at: tokens of the run before it.
     """
     rates = mixture.shares.rates(at, [True] * len(mixture.sources))
-    each = int(by_source[:, 0].sum()) / sum(rates)
-    return SourceTotals(
-        (name, SourceCounts(tokens, documents, loss_tokens, each * rate))
-        for name, (tokens, documents, loss_tokens, _), rate in zip(
-            mixture.sources, by_source.tolist(), rates, strict=True
+    rows = by_source.tolist()
+    each = sum(row[0] for row in rows) / sum(rates)
+    made, none = SourceTotals(totals), SourceCounts()
+    for name, (tokens, documents, learnt, _), rate in zip(
+        mixture.sources, rows, rates, strict=True
+    ):
+        own = totals.get(name, none)
+        made[name] = SourceCounts(
+            own[0] + tokens, own[1] + documents, own[2] + learnt, own[3] + each * rate
         )
-    )
+    return made

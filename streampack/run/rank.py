@@ -241,7 +241,7 @@ class RankRun:
         if isinstance(source, Mixture) and batch.by_source is not None:
             slots = self._number(batch) * self.plan.config.batch_tokens
             at = int(slots * metrics.composition.utilisation)
-            metrics.sources = metrics.sources + counted(source, batch.by_source, at)
+            metrics.sources = counted(metrics.sources, source, batch.by_source, at)
             self._passes[batch.lane] = batch.by_source[:, 3]
 
     def by_source(self) -> SourceReport:
