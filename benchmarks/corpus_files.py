@@ -104,7 +104,7 @@ def tar_texts(workload: Workload, texts: list[str]) -> Path:
 
 
 def _write_mds(folder: Path, documents: Iterable[NDArray[np.uint16]], shard_bytes: int) -> None:
-    from streampack.conversion.mosaic import streaming_module
+    from tests.support.mosaic import streaming_module
 
     with (
         streaming_module("base.format.mds") as mds,

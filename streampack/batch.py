@@ -95,6 +95,7 @@ class PackedBatch(BatchAdapters):
         self.num_items_in_batch: int | None = None
         self.sum_squared_lengths = packed.sum_squared_lengths
         self.composition: Composition = packed.composition
+        self.by_source: NDArray[np.int64] | None = packed.by_source
         self.provenance: NDArray[np.void] | None = packed.provenance
         self.lane = lane
         self.step = step
@@ -103,7 +104,6 @@ class PackedBatch(BatchAdapters):
         self.spent = spent
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
-        self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
         self._compact: dict[str, Tensor] | None = None
@@ -150,13 +150,6 @@ class PackedBatch(BatchAdapters):
     def num_tokens(self) -> int:
         """Slots that are not padding."""
         return self.composition.placed + self.composition.inserted_eos
-
-    def tokens_by_source(self, sources: int) -> NDArray[np.int64]:
-        """(sources,) int64, on the host: tokens of each source."""
-        _, boundaries, piece = self._runs
-        runs = piece >= 0
-        source = self.source_ids.cpu().numpy()[piece[runs]]
-        return np.bincount(source, np.diff(boundaries)[runs], sources).astype(np.int64)
 
     @property
     def state(self) -> dict[str, Any] | None:

@@ -31,13 +31,15 @@ from streampack.run.options import (
     check_attention,
     check_balance,
     check_group,
+    check_hooks,
     check_order,
+    check_switches,
     checked_counts,
     choose_packer,
     prepare,
 )
 from streampack.run.plan import RunPlan, RunSettings
-from streampack.run.provenance import Piece, locate
+from streampack.run.provenance import Piece, locate, text_of
 from streampack.run.state import RunState
 from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
@@ -140,6 +142,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 )
         seed, epochs, lanes, memory_limit = checked_counts(seed, epochs, lanes, memory_limit)
         check_order(order)
+        check_switches(shuffle=shuffle, provenance=provenance)
+        check_hooks(filter=filter, map=map)
         source = as_source(source)
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
@@ -179,6 +183,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 provenance=provenance,
                 fields=fields if group is None else fields.with_groups(),
                 grouped=group is not None,
+                sources=len(source.sources) if isinstance(source, Mixture) else 0,
             ),
             seed=seed,
             shuffle=shuffle,
@@ -289,6 +294,25 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ConfigError: it has no provenance.
         """
         return locate(self._settings.config.source, batch)
+
+    def text_of(self, piece: Piece, tokenizer: Any = None) -> str:
+        """The whole document that a piece is of, read from its shard again.
+
+        It is as the shard holds it, before tokenizer and hooks: a text; a conversation as JSON; of
+        ids the text by a tokenizer, or the ids as numbers without one. The tokens of the piece
+        alone are ``batch.decode(number, tokenizer)``.
+
+        Args:
+            piece: of `locate`.
+            tokenizer: for ids, whatever `PackedDataset` takes; None is the dataset's.
+
+        Raises:
+            ConfigError: it is of an iterable, of another dataset, or no longer there.
+            StorageError: its shard cannot be read.
+        """
+        config = self._settings.config
+        given = config.preparation.any_tokenizer if tokenizer is None else tokenizer
+        return text_of(config.source, piece, given)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Start from a saved state instead of the beginning.

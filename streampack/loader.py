@@ -30,6 +30,7 @@ from streampack.metrics import Metrics
 from streampack.numeric import real_number, whole_number
 from streampack.progress import Moment, with_progress
 from streampack.run.ahead import Ahead
+from streampack.run.by_source import SourceReport
 from streampack.run.rank import RankRun
 from streampack.workers.feed import (
     LaneStates,
@@ -109,6 +110,13 @@ class PackedLoader:
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
         _check_end(end)
+        if not isinstance(dataset, PackedDataset):
+            raise ConfigError(
+                f"The dataset is a {type(dataset).__name__}.",
+                "How it is packed is unknown.",
+                "Pass PackedLoader(PackedDataset(source, seq_len=...)), or another loader of a "
+                "PackedDataset to PackedLoader.over.",
+            )
         self.form = Form(output, model)
         self.form.check_place(device, pin_memory)
         self.dataset = dataset
@@ -221,6 +229,8 @@ class PackedLoader:
     ) -> Iterator[Any]:
         """Iterate, and say how far the run is: batches, tokens, tokens/s, waiting, time left.
 
+        Of a mixture also how far at most a source's share is from what its weight asks for.
+
         ``for batch in loader.progress():``. A bar on a terminal and in a notebook, which needs rich
         (``streampack[cli]``); elsewhere a line on standard error now and then. Only rank 0 says
         it. Tokens are those of this rank since the loader was made, rates those of the last
@@ -244,12 +254,22 @@ class PackedLoader:
         """Where the loop is, for `progress`."""
         run = self._run
         batches = run.state.next_batch // run.plan.topology.world_size
-        tokens = run.metrics.composition.placed
-        return Moment(time.monotonic(), batches, tokens, run.metrics.wait_s)
+        metrics = run.metrics
+        tokens = metrics.composition.placed
+        return Moment(time.monotonic(), batches, tokens, metrics.wait_s, metrics.sources.astray())
 
     def metrics(self) -> Metrics:
         """Totals over the batches that the loop has taken from this loader."""
         return self._run.metrics + Metrics()
+
+    def by_source(self) -> SourceReport:
+        """What the loop has taken of each source of a mixture, beside what the weights ask for.
+
+        ``print(loader.by_source())`` is a table of expected and observed shares, tokens, documents,
+        loss tokens and epochs. It is of this rank, since the loader was made; only epochs are since
+        the beginning of the run.
+        """
+        return self._run.by_source()
 
     def __repr__(self) -> str:
         workers = "another loader" if self._loader is not None else self.num_workers

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
-from typing import Any
+from typing import Any, NamedTuple
 
 from streampack.packing.composition import Composition
 
-__all__ = ["LaneTimes", "Metrics"]
+__all__ = ["LaneTimes", "Metrics", "SourceCounts", "SourceTotals"]
 
 
 @dataclass(slots=True)
@@ -59,6 +58,39 @@ class _Stopwatch:
         setattr(times, stage, getattr(times, stage) + time.perf_counter() - self._began)
 
 
+class SourceCounts(NamedTuple):
+    """What was delivered of a source of a mixture.
+
+    Attributes:
+        tokens: delivered; documents: those of which something was, with their first piece.
+        loss_tokens: labels that are not -100.
+        expected_tokens: what its weight asked for, of the tokens of all sources so far.
+    """
+
+    tokens: int = 0
+    documents: int = 0
+    loss_tokens: int = 0
+    expected_tokens: float = 0.0
+
+
+class SourceTotals(dict[str, SourceCounts]):
+    """`SourceCounts` by the names of the sources. Add two with ``+``."""
+
+    def __add__(self, other: SourceTotals) -> SourceTotals:
+        none = SourceCounts()
+        return SourceTotals(
+            (name, SourceCounts(*map(add, self.get(name, none), other.get(name, none))))
+            for name in {**self, **other}
+        )
+
+    def astray(self) -> float | None:
+        """The largest difference between observed and expected shares; None if there are none."""
+        tokens = sum(counts.tokens for counts in self.values())
+        if not tokens:
+            return None
+        return max(abs(own.tokens - own.expected_tokens) for own in self.values()) / tokens
+
+
 @dataclass(slots=True, repr=False)
 class Metrics:
     """Totals over the batches that the loop has consumed. Add two with ``+``.
@@ -71,8 +103,7 @@ class Metrics:
         empty_documents: documents without a token, left out; skipped: broken documents or shards
             that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped,
             and duplicate_tokens: their tokens.
-        source_tokens: of a mixture, the tokens of each source by its name, to be held against the
-            weights that were asked for.
+        sources: of a mixture, `SourceCounts` by the names of the sources.
         wait_s: seconds the loop waited in `next()` for a batch, all stages together.
         times: seconds the lanes spent by stage, in this process or in workers; the longest of
             them names what to speed up when `wait_s` is large.
@@ -88,7 +119,7 @@ class Metrics:
     skipped: int = 0
     duplicates: int = 0
     duplicate_tokens: int = 0
-    source_tokens: Counter[str] = field(default_factory=Counter)
+    sources: SourceTotals = field(default_factory=SourceTotals)
     wait_s: float = 0.0
     times: LaneTimes = field(default_factory=LaneTimes)
 
@@ -109,7 +140,7 @@ class Metrics:
         return 1.0 - (composition.padding + self.empty_slots) / slots if slots else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat names and numbers, for a logger; ``tokens/NAME`` of each source of a mixture."""
+        """Flat names and numbers, for a logger; of a mixture also ``tokens/NAME`` and so on."""
         composition = self.composition
         return {
             "batches": self.batches,
@@ -131,7 +162,11 @@ class Metrics:
             "skipped": self.skipped,
             "duplicates": self.duplicates,
             "duplicate_tokens": self.duplicate_tokens,
-            **{f"tokens/{name}": count for name, count in self.source_tokens.items()},
+            **{
+                f"{what}/{name}": count
+                for name, counts in self.sources.items()
+                for what, count in counts._asdict().items()
+            },
             "wait_s": self.wait_s,
             **{f.name: getattr(self.times, f.name) for f in fields(LaneTimes)},
         }

@@ -226,6 +226,7 @@ def test_tokens_of_a_mixture_are_counted_by_source(workers: int) -> None:
     for batch in loader:
         pieces = batch.document_ids[batch.document_ids >= 0]
         found += np.bincount(batch.source_ids[pieces].numpy(), minlength=2)
-        assert list(loader.metrics().source_tokens.values()) == found.tolist()
-    assert loader.metrics().source_tokens == {"a": 84 * 20, "b": 31 * 40}
+        assert [own.tokens for own in loader.metrics().sources.values()] == found.tolist()
+    given = loader.metrics().sources
+    assert {name: own[:2] for name, own in given.items()} == {"a": (1680, 60), "b": (1240, 40)}
     assert loader.metrics().as_dict()["tokens/b"] == 31 * 40

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack.conversion.mosaic import streaming_module
 from tests.support.corpora import write_mds
 from tests.support.flat_files import write_megatron
+from tests.support.mosaic import streaming_module
 
 PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
 EOS = 50256

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
 import pytest
+
+from scripts.release_notes import release_notes
 
 ROOT = Path(__file__).parent.parent
 PROJECT = (ROOT / "pyproject.toml").read_text()
@@ -49,9 +53,9 @@ def test_extras_that_a_page_names_exist(page: Path) -> None:
         assert {*several.split(",")} <= {*EXTRAS}
 
 
-def test_all_has_every_extra_of_a_user_but_that_of_mosaicml_streaming() -> None:
+def test_all_has_every_extra_of_a_user() -> None:
     (inside,) = re.findall(r"streampack\[(.*?)\]", PROJECT.split("all = ")[1])[:1]
-    assert {*inside.split(",")} == {*EXTRAS} - {"mds", "demo", "all", "dev"}
+    assert {*inside.split(",")} == {*EXTRAS} - {"demo", "all", "dev"}
 
 
 def test_errors_name_extras_that_exist() -> None:
@@ -64,3 +68,40 @@ def test_errors_name_extras_that_exist() -> None:
     assert len(named) > 4
     assert {*named} <= {*EXTRAS}
     assert metadata("streampack")["License-Expression"] == "Apache-2.0"
+
+
+CHANGES = (
+    "# Changelog\n\n## Unreleased\n\n## 0.2.0 (2027-01-02)\n\n- New.\n\n## 0.1.0\n\n- First.\n"
+)
+PACKAGE = '"""Doc."""\n\n__version__ = "0.2.0"\n'
+
+
+def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
+    assert release_notes("0.2.0", CHANGES, PACKAGE) == "- New."
+    assert release_notes("0.2.0", CHANGES.replace("## Unreleased\n\n", ""), PACKAGE) == "- New."
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "words"),
+    [
+        ("0.1.0", CHANGES, "the package has version"),
+        ("0.2.0", CHANGES.replace("0.2.0", "0.3.0"), "newest release in the changelog is 0.3.0"),
+        ("0.2.0", CHANGES.replace("Unreleased\n", "Unreleased\n\n- More.\n"), "Unreleased"),
+        ("0.2.0", CHANGES.replace("- New.\n", ""), "says nothing"),
+        ("0.2.0", "# Changelog\n", "is none"),
+    ],
+)
+def test_a_release_whose_version_is_not_the_same_everywhere_is_refused(
+    version: str, changes: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        release_notes(version, changes, PACKAGE)
+
+
+def test_the_script_reads_this_repository() -> None:
+    command = [sys.executable, str(ROOT / "scripts/release_notes.py")]
+    done = subprocess.run([*command, "0.0.0"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "the package has version" in done.stderr
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "usage" in done.stderr

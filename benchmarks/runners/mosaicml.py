@@ -26,7 +26,7 @@ class StreamingDatasetIterating(Timed):
 
     def prepare(self) -> None:
         """Open the shards."""
-        from streampack.conversion.mosaic import streaming_module
+        from tests.support.mosaic import streaming_module
 
         # For the rest of the process: importing it plainly needs a working torchvision.
         base = ExitStack().enter_context(streaming_module("base"))

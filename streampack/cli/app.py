@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from streampack import __version__
+from streampack.cli.bench import bench
 from streampack.cli.compare import compare
 from streampack.cli.convert import convert
 from streampack.cli.demo import demo
@@ -43,6 +44,7 @@ def _program(
     pass
 
 
+app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("convert")(convert)
 app.command("demo", add_help_option=False, context_settings=_PASSED_ON)(demo)

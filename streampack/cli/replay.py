@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import runpy
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +48,9 @@ def replay(
         str | None,
         typer.Option(metavar="PATH", help="tokenizer.json, where the dataset has none: ids, else."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of words.")
+    ] = False,
 ) -> None:
     """Print the batch of a rank in a step after a saved state: text, sources, loss marks."""
     state = one_state(states)
@@ -59,12 +64,16 @@ def replay(
     traced = _alone(dataset).with_provenance()
     number = state["next_batch"] + (step - 1) * ranks + rank
     batch = _batch(traced, state, number - state["next_batch"])
-    head = f"batch {number:,} of the run, from lane {number % state['fingerprint']['lanes']}"
+    lane = number % state["fingerprint"]["lanes"]
+    named = tokenizer if tokenizer is not None else traced.plan.config.preparation.any_tokenizer
+    if as_json:
+        print(json.dumps({"batch": number, "lane": lane, **_as_dict(traced, batch, named)}))
+        return
+    head = f"batch {number:,} of the run, from lane {lane}"
     if batch is None or not batch.num_documents:
         print(f"{head}: empty, the lane had ended")
         return
     print(f"{head}: {batch.num_tokens:,} tokens, {batch.num_loss_tokens:,} with loss")
-    named = tokenizer if tokenizer is not None else _tokenizer(traced)
     print(batch.show(named, pieces=traced.locate(batch)))
 
 
@@ -76,10 +85,24 @@ def _batch(dataset: PackedDataset, state: Mapping[str, Any], ahead: int) -> Pack
     return next(islice(loader, 1), None)
 
 
-def _tokenizer(dataset: PackedDataset) -> Any:
-    """The dataset's own, or that of a mixture's first source that has one."""
-    found = [own for own in dataset.plan.config.preparation.tokenizers if own is not None]
-    return getattr(found[0], "tokenizer", found[0]) if found else None
+def _as_dict(dataset: PackedDataset, batch: PackedBatch | None, tokenizer: Any) -> dict[str, Any]:
+    """The batch by name: its pieces in the order of its rows, each with place, ids and text."""
+    if batch is None:
+        return {"tokens": 0, "loss_tokens": 0, "pieces": []}
+    ids, labels, documents = batch.input_ids, batch.labels, batch.document_ids
+    pieces = []
+    for number, piece in enumerate(dataset.locate(batch)):
+        own = documents == number
+        pieces.append(
+            {
+                "row": int(own.any(dim=1).nonzero()[0]),
+                **asdict(piece),
+                "input_ids": ids[own].tolist(),
+                "loss": (labels[own] != -100).tolist(),
+                "text": batch.decode(number, tokenizer),
+            }
+        )
+    return {"tokens": batch.num_tokens, "loss_tokens": batch.num_loss_tokens, "pieces": pieces}
 
 
 def _alone(named: str) -> PackedDataset:

@@ -20,7 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from streampack.conversion.destination import HIDDEN, Destination
-from streampack.conversion.shard_writers import Payload, ShardWriter, shard_writer
+from streampack.conversion.mds_shards import MDSShards
+from streampack.conversion.shard_writer import Payload, ShardWriter
+from streampack.conversion.tar_shards import TarShards
 from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError, StateError
 from streampack.reading.base import Block, Cursor, Source
@@ -31,6 +33,7 @@ from streampack.tokenization import Tokenizer
 __all__ = ["Conversion", "Progress", "convert_source"]
 
 _SETTINGS = f"{HIDDEN}/settings.json"
+_WRITERS: dict[str, type[ShardWriter]] = {"mds": MDSShards, "webdataset": TarShards}
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Conversion:
         to: "mds" or "webdataset".
         tokenizer: for a source of text; None writes the text itself.
         shard_bytes: a shard ends before it would hold more content than this.
-        compression: for MDS, as mosaicml-streaming names it.
+        compression: for MDS: "zstd", "gz", "br", "bz2" or "snappy", or with a level "zstd:9".
         dtype: of the ids in the shards, "uint16" or "uint32"; None is the dtype of the tokenizer or
             the source.
         on_error: "raise" or "skip" for broken documents.
@@ -100,7 +103,17 @@ class Conversion:
                 "streampack reads and writes ids of 16 and 32 bits without sign.",
                 "Use uint16 or uint32, or leave it out.",
             )
-        shard_writer(self.to, "uint16", self.compression).check()
+        if self.to not in _WRITERS:
+            raise ConfigError(
+                f'"{self.to}" is not a format to convert to.',
+                "There is no writer for it.",
+                "Use mds or webdataset.",
+            )
+        self.writer("uint16").check()
+
+    def writer(self, dtype: str) -> ShardWriter:
+        """What writes its shards: of "uint16" or "uint32" ids, or of "str"."""
+        return _WRITERS[self.to](dtype, self.compression)
 
     def settings(self) -> dict[str, Any]:
         """What the result depends on; a run with other settings does not continue this one."""
@@ -141,7 +154,7 @@ def convert_source(
         _note(destination, _SETTINGS, conversion.settings(), scratch)
         for after, first, payloads in _shards(conversion, progress, report):
             progress = after
-            writer = shard_writer(conversion.to, progress.dtype, conversion.compression)
+            writer = conversion.writer(progress.dtype)
             number = progress.shards - 1
             file, info = _write(writer, scratch, number, first, payloads)
             destination.put(file, file.name)
@@ -155,7 +168,7 @@ def convert_source(
                 "Nothing was written.",
                 "Check the path and the name of the column.",
             )
-        writer = shard_writer(conversion.to, progress.dtype, conversion.compression)
+        writer = conversion.writer(progress.dtype)
         index = writer.index(infos)
         if index is not None:
             destination.write(*index, scratch)
@@ -216,7 +229,7 @@ def _shards(
     conversion: Conversion, progress: Progress, report: Callable[[Progress], None]
 ) -> Iterator[tuple[Progress, int, list[Payload]]]:
     """Yield (progress after a shard, number of its first document, its documents)."""
-    overhead = shard_writer(conversion.to, "uint16", None).overhead
+    overhead = conversion.writer("uint16").overhead
     skips = Skips(conversion.on_error)
     skips.expect(progress.records, progress.skipped)
     (reader,) = conversion.source.lanes(1, seed=0, epoch=0, shuffle=False)

@@ -34,6 +34,7 @@ from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows
 from streampack.window.packed_rows import PackedRows
+from streampack.window.source_counts import with_passes
 from streampack.window.token_fields import derive_fields
 from streampack.window.window import PlannedWindow, Window
 
@@ -200,6 +201,9 @@ class Lane:
         config = self.config
         with self._times.measure("gather_s"):
             self._batches = gather_rows(planned, config.batch_tokens, window, config.row_format)
+        if config.row_format.sources:
+            passes = self._stream.passes()
+            self._batches = [with_passes(rows, passes) for rows in self._batches]
         if starved and not final and not self._batches:
             self._batches = [padding_rows(config, self._step)]
         self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])

@@ -28,6 +28,11 @@ __all__ = [
 _BOM = b"\xef\xbb\xbf"
 
 
+_ONE_VALUE = (
+    "of a file that is one JSON value pass json.load(file), or write its records one to a line"
+)
+
+
 class BrokenDocumentError(ValueError):
     """Something that is no document.
 
@@ -49,9 +54,11 @@ def record_of(data: bytes) -> dict[str, Any]:
     try:
         value = parse_json(data.removeprefix(_BOM))
     except ValueError as error:
-        raise BrokenDocumentError(f"is not JSON in UTF-8 ({error})") from None
+        hint = f"; {_ONE_VALUE}" if data.strip() in (b"[", b"{") else ""
+        raise BrokenDocumentError(f"is not JSON in UTF-8 ({error}){hint}") from None
     if not isinstance(value, dict):
-        raise BrokenDocumentError(f"holds a {type(value).__name__} where an object was expected")
+        kind, hint = type(value).__name__, f"; {_ONE_VALUE}" if isinstance(value, list) else ""
+        raise BrokenDocumentError(f"holds a {kind} where an object was expected{hint}")
     return value
 
 

@@ -71,13 +71,20 @@ def changed_fields(
             continue
         changed.add(field)
         if field not in allow:
+            joined = name.startswith("source.sources.") and name not in before
             raise StateError(
                 f"`{name}` was {_shown(before, name)} when the state was saved and is "
                 f"{_shown(now, name)} now.",
                 "The batches after the state would not be those that were to follow.",
-                _remedy(field),
+                _JOINED if joined else _remedy(field),
             )
     return sorted(changed)
+
+
+_JOINED = (
+    "If sources were added after those of the state, or weights changed, pass "
+    'allow={"source"}; or leave the mixture as it was.'
+)
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

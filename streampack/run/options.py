@@ -6,8 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
+
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
+from streampack.hooks import Hook
 from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
@@ -25,7 +28,9 @@ __all__ = [
     "check_attention",
     "check_balance",
     "check_group",
+    "check_hooks",
     "check_order",
+    "check_switches",
     "checked_counts",
     "choose_packer",
     "prepare",
@@ -210,6 +215,26 @@ def checked_counts(
         lanes = whole_number("lanes", lanes, nothing, otherwise="or None (chosen)")
     limit = whole_number("memory_limit", memory_limit, "No lane would fit into it.")
     return seed, epochs, lanes, limit
+
+
+def check_switches(**switches: Any) -> None:
+    """Raise `ConfigError` unless each is True or False: any text would count as True."""
+    for name, value in switches.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise ConfigError(
+                f"{name} is {value!r:.80}.", "It is on or off.", f"Pass {name}=True or False."
+            )
+
+
+def check_hooks(**hooks: Any) -> None:
+    """Raise `ConfigError` unless each is a `Hook` or None."""
+    for name, value in hooks.items():
+        if value is not None and not isinstance(value, Hook):
+            raise ConfigError(
+                f"{name} is {value!r:.80}.",
+                "A saved state knows a hook by its name, and this has none.",
+                f'Pass {name}=Hook("a-name", function), whose function takes (documents, seeds).',
+            )
 
 
 def check_attention(attention: str) -> None:

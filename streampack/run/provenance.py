@@ -1,18 +1,23 @@
-"""From the provenance of a batch to the names of shards and documents."""
+"""From the provenance of a batch to the names of shards and documents, and to their texts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.consumers.text import decoder
+from streampack.documents import Conversations, Texts
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
 from streampack.sources.mixture.source import Mixture, sources_of
 
-__all__ = ["Piece", "locate"]
+__all__ = ["Piece", "locate", "text_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +71,38 @@ def locate(source: Source, batch: Any) -> list[Piece]:
             shards[number, shard] = members[number].shard_name(shard)
         pieces.append(Piece(names[number], shards[number, shard], index, start, stop))
     return pieces
+
+
+def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
+    """The whole document that a piece is of, as its shard holds it; see `PackedDataset.text_of`."""
+    if not isinstance(piece, Piece):
+        raise ConfigError(
+            f"The piece is {piece!r:.80}.",
+            "It names no document.",
+            "Pass one of those that dataset.locate(batch) returns.",
+        )
+    found = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
+    if not isinstance(found, ShardedSource) or piece.shard not in found.manifest.paths:
+        raise ConfigError(
+            f"The piece is of {piece.shard!r}, which is no file of the dataset's source.",
+            "Its document cannot be read again.",
+            "Ask the dataset that made the batch; for what comes from an iterable there is "
+            "batch.decode(number, tokenizer).",
+        )
+    shard = found.manifest.paths.index(piece.shard)
+    weight = int(found.manifest.weights[shard])
+    for block, _, _ in found.read_shard(shard, 0, weight, None, Skips("skip")):
+        (places,) = np.nonzero(block.origin["index"] == piece.index)
+        if not len(places):
+            continue
+        document = block.take(places[:1])
+        if isinstance(document, Texts):
+            return document.texts[0]
+        if isinstance(document, Conversations):
+            return json.dumps(asdict(document.conversations[0]), ensure_ascii=False, default=list)
+        return decoder(tokenizer)(document.document(0).astype(np.int64))
+    raise ConfigError(
+        f"{piece.shard} has no document {piece.index}.",
+        "It is not the file that the batch was made from.",
+        "Ask for it beside the files as they were.",
+    )

@@ -10,10 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from streampack.batch import PackedBatch
 from streampack.dealing.board import Board
@@ -25,6 +28,7 @@ from streampack.lane.batch import LaneEnd
 from streampack.lane.empty_batch import padding_rows
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
+from streampack.run.by_source import SourceReport, counted, source_report
 from streampack.run.plan import RunPlan
 from streampack.run.state import Deferred, RunState, batches_due, batches_known
 from streampack.sources.mixture.source import Mixture
@@ -71,6 +75,7 @@ class RankRun:
         self._ranks = ranks
         self._end = end
         self._timeout_s = timeout_s
+        self._passes: dict[int, NDArray[np.int64]] = {}  # over each source, by lane
         self._gave = False  # a document, from where it was started
         # How many batches lanes had, and their states, where no batch of this rank's says so.
         self._ends: dict[int, tuple[int, Deferred]] = {}
@@ -93,6 +98,7 @@ class RankRun:
         self.plan, self.state = plan, start
         self._recent.clear()
         self._ends.clear()
+        self._passes.clear()
 
     # ------------------------------------------------------------------ giving
 
@@ -231,11 +237,18 @@ class RankRun:
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source
-        if isinstance(source, Mixture):
-            counts = batch.tokens_by_source(len(source.sources)).tolist()
-            total = Counter(metrics.source_tokens)  # another one, as threads may be reading that
-            total.update(dict(zip(source.sources, counts, strict=True)))
-            metrics.source_tokens = total
+        if isinstance(source, Mixture) and batch.by_source is not None:
+            slots = self._number(batch) * self.plan.config.batch_tokens
+            at = int(slots * metrics.composition.utilisation)
+            metrics.sources = counted(metrics.sources, source, batch.by_source, at)
+            self._passes[batch.lane] = batch.by_source[:, 3]
+
+    def by_source(self) -> SourceReport:
+        """What was taken of each source of a mixture; no rows for any other source."""
+        source = self.plan.config.source
+        if not isinstance(source, Mixture):
+            return SourceReport()
+        return source_report(source, self.metrics.sources, self._passes)
 
     def _record_ends(self) -> None:
         """Keep the states of lanes that had fewer batches than turns."""

@@ -47,8 +47,8 @@ class WorkerShare(Iterator[PackedBatch]):
         used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
         if worker == 0 and used < workers:
             logger.warning(
-                "num_workers is %d, and this rank runs %d lanes: %d workers give batches and the "
-                "others none, since equally many lanes go to each. lanes= of the dataset sets "
+                "num_workers is %d, and the number of lanes of this rank is %d: only %d of the "
+                "workers get lanes, since equally many go to each. lanes= of the dataset sets "
                 "their number; PackedLoader(num_workers=) need not divide it.",
                 workers,
                 len(own),

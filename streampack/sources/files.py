@@ -36,6 +36,7 @@ _NAMED = ("text", "tokens", "column", "loss_mask", "key", "dtype", "eos_id")
 _FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)
 
 #: What Hugging Face's library writes beside the Arrow files of a dataset.
+_TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _OF_DATASETS = ("/dataset_dict.json", "/dataset_info.json", "/state.json")
 _LONGEST_PATH = 4096
 _NAME = re.compile(r"[^\s]*(/|\\|\.\w{1,8}$)[^\s]*")
@@ -189,6 +190,12 @@ def _is_indexed(path: str, storage: Storage) -> bool:
 
 
 def _unknown(path: str, listed: dict[Any, str], wanted: Sequence[Any]) -> ConfigError:
+    if {name for name in listed.values() if has_ending(name, _TABLES)}:
+        return ConfigError(
+            f'"{shown(path)}" names files of values between commas or tabs.',
+            "They are not read as a stream.",
+            "Pass pandas.read_csv(path), or write them as Parquet.",
+        )
     names = " or ".join(ending for known in wanted for ending in known.endings[:1])
     calls = ", ".join(known.example([path]) for known in wanted)
     return ConfigError(

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-__all__ = ["expand_braces", "has_ending", "has_glob", "local_files", "local_names", "wanted"]
+from streampack.errors import ConfigError
+
+__all__ = [
+    "alike",
+    "expand_braces",
+    "has_ending",
+    "has_glob",
+    "local_files",
+    "local_names",
+    "named_paths",
+    "wanted",
+]
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
+
+
+def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
+    """What a user passed as one path or several, as a list.
+
+    Raises:
+        ConfigError: it is something else, such as records.
+    """
+    several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+    listed = list(several) if isinstance(several, Iterable) else [several]
+    for path in listed:
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigError(
+                f"A path was expected, and {path!r:.80} is a {type(path).__name__}.",
+                "This source reads files.",
+                "Pass paths. Texts, ids or records in memory go to PackedDataset themselves; write "
+                "conversations to a file first, json.dumps(record) on each line.",
+            )
+    return list(map(str, listed))
+
+
+def alike(path: str) -> list[str]:
+    """Names beside a local path that is missing which look like it, at most two."""
+    folder, name = os.path.split(path)
+    try:
+        return difflib.get_close_matches(name, os.listdir(folder or "."), 2)
+    except OSError:
+        return []
 
 
 def expand_braces(pattern: str) -> Iterator[str]:

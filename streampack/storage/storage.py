@@ -20,7 +20,14 @@ from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.failures import is_bucket_missing
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import FileInfo, in_threads, list_remote
-from streampack.storage.patterns import expand_braces, local_files, local_names
+from streampack.storage.patterns import (
+    alike,
+    expand_braces,
+    has_ending,
+    local_files,
+    local_names,
+    named_paths,
+)
 from streampack.storage.read_ahead import ReadAhead
 from streampack.storage.remote import (
     AZURE,
@@ -138,9 +145,8 @@ class Storage:
                 its protocol needs a package.
             StorageError: the listing failed after all retries.
         """
-        several = [patterns] if isinstance(patterns, str | Path) else patterns
         found: dict[str, FileInfo] = {}
-        for pattern in map(str, several):
+        for pattern in named_paths(patterns):
             protocol, rest = split_url(pattern)
             if protocol is None:
                 names = local_names(rest)
@@ -161,12 +167,7 @@ class Storage:
                 if not infos:
                     if protocol in AZURE:  # or is there no such container?
                         self._look_up_container(name)
-                    kinds = f" that ends in {' or '.join(endings)}" if endings else ""
-                    raise ConfigError(
-                        f'No file{kinds} matches "{shown(name)}".',
-                        "Its documents would be missing.",
-                        "Check the path; relative paths start at the working directory.",
-                    )
+                    raise _nothing_there(name, endings, local=protocol is None)
                 found.update((info.path, info) for info in infos)
         return [found[path] for path in sorted(found)]
 
@@ -360,6 +361,19 @@ class Storage:
             with suppress(KeyError):  # there may be another version now: look it up again
                 del self._process.looked_up[url]
             raise
+
+
+def _nothing_there(name: str, endings: Sequence[str], *, local: bool) -> ConfigError:
+    """The error for a path or pattern that names nothing."""
+    listed = endings and not has_ending(name, endings)  # a folder, or a pattern of folders
+    kinds = f" that ends in {' or '.join(endings)}" if listed else ""
+    others = " or ".join(f'"{other}"' for other in (alike(name) if local else []))
+    return ConfigError(
+        f'No file{kinds} matches "{shown(name)}".',
+        "Its documents would be missing.",
+        (f"Did you mean {others}? " if others else "")
+        + "Check the path; relative paths start at the working directory.",
+    )
 
 
 def _replaced(url: str, before: str, now: str) -> StateError:

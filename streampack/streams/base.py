@@ -87,6 +87,10 @@ class LaneStream(ABC):
         """Of every source that the lane is dealt, in the order of the rule's lines."""
         return []
 
+    def passes(self) -> list[int]:
+        """Of every source of a mixture, the epochs of which the lane has read all its part."""
+        return []
+
     @property
     @abstractmethod
     def empty_documents(self) -> int:

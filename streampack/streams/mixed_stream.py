@@ -180,6 +180,13 @@ class MixedStream(LaneStream):
                 outlooks.append(Outlook(len(members), 0, 0, 0))
         return outlooks
 
+    def passes(self) -> list[int]:
+        return [
+            epochs if member.place.ended and epochs is not None
+            else max(member.place.epoch, member.stream.epoch)
+            for member, epochs in zip(self._members, self._epochs, strict=True)
+        ]  # fmt: skip
+
     def consume(self, count: int) -> None:
         """Step over the next `count` documents of what `peek` returned."""
         if not count:

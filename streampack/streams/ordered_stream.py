@@ -142,6 +142,9 @@ class OrderedStream(LaneStream):
         """Records of what was skipped after `mark`."""
         return self._stream.skipped_since(mark)
 
+    def passes(self) -> list[int]:
+        return self._stream.passes()
+
     def _next_documents(self) -> Documents | None:
         """The next ordering window."""
         stream = self._stream

@@ -69,6 +69,12 @@ class Preparation:
     fields: FieldTypes = field(default_factory=FieldTypes)
     group: str | None = None
 
+    @property
+    def any_tokenizer(self) -> Any:
+        """That of the first source that has one; None if all are tokenized."""
+        found = next((own for own in self.tokenizers if own is not None), None)
+        return getattr(found, "tokenizer", found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:

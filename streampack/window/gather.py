@@ -22,6 +22,7 @@ from streampack.window.buffer import TokenBuffer
 from streampack.window.entries import Entries
 from streampack.window.grouped_rows import split_groups
 from streampack.window.packed_rows import PROVENANCE, PackedRows
+from streampack.window.source_counts import count_sources
 from streampack.window.window import PlannedWindow, Window
 
 __all__ = ["RowFormat", "gather_rows"]
@@ -38,6 +39,7 @@ class RowFormat:
         provenance: record where each piece came from.
         fields: what else rows have for each token and document piece.
         grouped: documents are groups, and pieces the documents that these consist of.
+        sources: of a mixture, how many; each is counted. 0 if there is only one.
     """
 
     pad_id: int
@@ -47,6 +49,7 @@ class RowFormat:
     provenance: bool = False
     fields: FieldTypes = field(default_factory=FieldTypes)
     grouped: bool = False
+    sources: int = 0
 
 
 def gather_rows(
@@ -118,6 +121,11 @@ def gather_rows(
         )
         if layout.fields:
             packed = _with_fields(packed, segment[first:last], planned, window, layout)
+        if layout.sources:
+            own = segment[first:last]
+            begin = entries.start[plan.document[own]] + plan.start[own] + plan.overlap[own]
+            begins = np.ones(len(packed.source_ids), bool) if layout.grouped else begin == 0
+            packed = packed._replace(by_source=count_sources(packed, begins, layout.sources))
         made.append(packed)
     return made
 

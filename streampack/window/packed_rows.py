@@ -59,6 +59,8 @@ class PackedRows(NamedTuple):
         composition: counts of these rows.
         token_fields: by name, (T,) values of the tokens; 0 on padding.
         document_fields: by name, (D,) values of the documents that the pieces belong to.
+        by_source: of a mixture, (sources, 4) int64: tokens, documents, loss tokens, and the epochs
+            of which the lane has read all its part; or None.
     """
 
     seq_len: int
@@ -75,3 +77,4 @@ class PackedRows(NamedTuple):
     composition: Composition
     token_fields: Fields = NO_FIELDS
     document_fields: Fields = NO_FIELDS
+    by_source: NDArray[np.int64] | None = None

@@ -108,10 +108,10 @@ def feed_from_workers(
     count = min(settings.num_workers, len(lanes))
     if count < settings.num_workers:
         logger.warning(
-            "num_workers is %d, and this rank runs %d lanes: %d worker processes are started, "
-            "since a lane is run by one. lanes= of the dataset sets their number.",
+            "num_workers is %d, and the number of lanes of this rank is %d: so many worker "
+            "processes are started, since a lane is run by one. lanes= of the dataset sets their "
+            "number.",
             settings.num_workers,
-            len(lanes),
             count,
         )
     workers: list[WorkerHandle] = []

@@ -173,7 +173,7 @@ def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
 
 
 def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
-    from streampack.conversion.mosaic import streaming_module
+    from tests.support.mosaic import streaming_module
 
     with streaming_module("base.format.mds") as mds:
         columns = {"a": "str", "b": "str"}

@@ -118,7 +118,7 @@ def test_json_lines_become_mds_with_token_ids(
 
 
 def test_mds_written_here_is_read_by_mosaicml_streaming(lines: Path, tmp_path: Path) -> None:
-    from streampack.conversion.mosaic import streaming_module
+    from tests.support.mosaic import streaming_module
 
     run(lines, tmp_path / "out", "--to", "mds", "--shard-size", "10KB", "--compression", "zstd")
     index = json.loads((tmp_path / "out" / "index.json").read_text())

@@ -81,6 +81,24 @@ def test_it_prints_the_batch_of_that_step_and_rank(run: Any) -> None:
         assert sum(" index " in line for line in output) == batch.num_documents
 
 
+def test_as_json_it_has_place_ids_loss_and_text_of_every_piece(run: Any) -> None:
+    script, states, following = run
+    shown = replay(*states, "--dataset", f"{script}:make", "--step", 2, "--rank", 1, "--json")
+    found, batch = json.loads(shown), following[1][1]
+    head = (batch.lane + 4 * batch.step, batch.lane, batch.num_tokens, batch.num_loss_tokens)
+    assert tuple(found[name] for name in ("batch", "lane", "tokens", "loss_tokens")) == head
+    for number, piece in enumerate(found["pieces"]):
+        own = batch.document_ids == number
+        assert piece["input_ids"] == batch.input_ids[own].tolist()
+        assert piece["loss"] == (batch.labels[own] != -100).tolist()
+        assert piece["row"] == int(own.nonzero()[0, 0])
+        assert piece["text"] == batch.decode(number, byte_tokenizer())
+        assert piece["shard"].endswith(f"{piece['source']}.jsonl")
+    assert len(found["pieces"]) == batch.num_documents
+    shown = replay(*states, "--dataset", f"{script}:make", "--step", 10_000, "--json")
+    assert json.loads(shown)["pieces"] == []
+
+
 def test_beyond_the_end_it_says_that_the_lane_had_ended(run: Any) -> None:
     script, states, _ = run
     assert "had ended" in replay(*states, "--dataset", f"{script}:make", "--step", 10_000)

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack.conversion.mosaic import streaming_module
 from streampack.reading.base import Block
 from streampack.reading.options import TURN_DOCUMENTS, Reading
 from streampack.reading.sharded import ShardedSource
@@ -23,6 +22,7 @@ from streampack.sources.mds.source import MDS
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.tar.source import WebDataset
 from tests.support.corpora import write_tar
+from tests.support.mosaic import streaming_module
 from tests.support.source_contract import read_lane
 
 SHARDS, DOCUMENTS = 10, 600

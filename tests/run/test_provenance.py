@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.errors import ConfigError
+from streampack.run.provenance import Piece, text_of
 from tests.support.every_source import SEQ_LEN, jsonl, mixture, parquet, token_documents
 
 TOKENS = {"topology": Topology(), "lanes": 2, "provenance": True, "seq_len": SEQ_LEN}
@@ -78,3 +80,50 @@ def test_a_batch_without_provenance_or_of_another_dataset_is_refused() -> None:
     other["source"] = 3
     with pytest.raises(ConfigError, match="is of another dataset"):
         dataset.locate(other)
+
+
+@pytest.mark.parametrize(
+    "kind", ["jsonl", "jsonl-gz", "mds-text", "mds-tokens", "megatron", "npy", "table", "tar"]
+)
+def test_a_piece_leads_to_the_text_of_its_whole_document(tmp_path: Path, kind: str) -> None:
+    from tests.support.corpora import byte_tokenizer
+    from tests.support.every_source import SOURCES
+
+    tokenizer = byte_tokenizer()
+    source = SOURCES[kind](tmp_path)
+    dataset = PackedDataset(
+        source, tokenizer=None if source.tokenized else tokenizer,
+        token_rules=TokenRules(eos="as-is"), **TOKENS,
+    )  # fmt: skip
+    count = 0
+    for piece, ids in pieces_with_ids(dataset):
+        text = dataset.text_of(piece)
+        if source.tokenized:
+            assert [int(word) for word in text.split()][piece.start : piece.stop] == ids
+        else:
+            assert tokenizer.encode(text).ids[piece.start : piece.stop] == ids
+        count += 1
+    assert count > 20
+
+
+def test_a_text_is_not_made_up_for_what_cannot_be_read_again(tmp_path: Path) -> None:
+    iterable = PackedDataset([[1, 2, 3]] * 4, **{**TOKENS, "lanes": 1})
+    piece, _ = next(pieces_with_ids(iterable))
+    with pytest.raises(ConfigError, match=r"batch\.decode"):
+        iterable.text_of(piece)
+    path = parquet(tmp_path, "ids", [d.tolist() for d in token_documents()])
+    dataset = PackedDataset(sources.Parquet(path, tokens="ids"), **TOKENS)
+    piece, _ = next(pieces_with_ids(dataset))
+    with pytest.raises(ConfigError, match="no document 1000"):
+        dataset.text_of(replace(piece, index=1000))
+    with pytest.raises(ConfigError, match="no file of the dataset"):
+        dataset.text_of(replace(piece, shard="other.parquet"))
+
+
+def test_of_a_conversation_the_messages_are_given_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    messages = [{"role": "user", "content": "é?"}, {"role": "assistant", "content": "yes"}]
+    path.write_text(json.dumps({"messages": messages}))
+    source = sources.Chat(str(path))
+    piece = Piece(None, str(path), 0, 0, 1)
+    assert json.loads(text_of(source, piece, None))["messages"] == messages

@@ -29,9 +29,9 @@ from streampack import (
     WindowConfig,
     sources,
 )
-from streampack.conversion.mosaic import streaming_module
 from tests.support.chats import write_lines
 from tests.support.corpora import byte_tokenizer
+from tests.support.mosaic import streaming_module
 
 SEQ_LEN = 32
 LENGTHS = (np.exp(np.random.default_rng(3).normal(2.4, 0.8, 150)).astype(int) + 1).tolist()

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streampack.conversion.mosaic import streaming_module
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.reading.integer_arrays import Spans
@@ -25,6 +24,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.mds.source import MDS
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds
+from tests.support.mosaic import streaming_module
 from tests.support.servers import HTTPServer, S3Server
 from tests.support.source_contract import check_source_contract, read_all
 
@@ -650,7 +650,7 @@ except Exception as error:
 """
     helper = """
 import sys
-from streampack.conversion.mosaic import streaming_module
+from tests.support.mosaic import streaming_module
 before = {key for key in sys.modules if key.startswith("streaming")}
 with streaming_module("base.format.mds") as mds:
     assert mds.MDSWriter
@@ -670,7 +670,7 @@ import sys, types
 package = types.ModuleType("streaming"); package.__path__ = []
 part = types.ModuleType("streaming.part")
 sys.modules.update({"streaming": package, "streaming.part": part})
-from streampack.conversion.mosaic import streaming_module
+from tests.support.mosaic import streaming_module
 with streaming_module("part") as found:
     print(found is part, sys.modules["streaming"] is package)
 print(sys.modules["streaming"] is package)

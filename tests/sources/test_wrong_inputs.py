@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a missing path": (lambda: "nowhere/a.jsonl", "No file"),
     "a name on the Hub": (lambda: "someone/fineweb", "load_dataset"),
     "a path as bytes": (lambda: b"web.jsonl", "decoded"),
-    "a file of another kind": (lambda: "table.csv", "no kinds"),
+    "a file of another kind": (lambda: "table.csv", "read_csv"),
     "an empty folder": (lambda: Path("empty"), "No file"),
     "a folder of two kinds": (lambda: "both", "2 kinds"),
     "paths of two kinds": (lambda: ["web.jsonl", "other.parquet"], "2 kinds"),

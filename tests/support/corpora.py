@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from streampack.conversion.mosaic import streaming_module
+from tests.support.mosaic import streaming_module
 
 
 def byte_tokenizer() -> Tokenizer:

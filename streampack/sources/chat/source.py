@@ -27,7 +27,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.chat.rows import ChatLines, ChatRows
 from streampack.sources.parquet.source import Parquet
-from streampack.storage.patterns import has_ending
+from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.storage import Storage
 from streampack.turn_rules import PARTS, TurnRules
 
@@ -96,17 +96,17 @@ class Chat(ShardedSource):
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading, storage=storage)
-        self.paths = paths
+        names = named_paths(paths)
+        self.paths = names
         self.template = None if template is None else _read_template(template)
         self.template_kwargs = _checked_kwargs(template_kwargs or {})
         self.rules = TurnRules.of(turns, thoughts, learn)
         self.shape = _checked_shape(shape)
-        names = [paths] if isinstance(paths, (str, Path)) else list(paths)
         self._rows: ChatLines | ChatRows
-        if names and all(has_ending(str(name), Parquet.endings) for name in names):
-            self._rows = ChatRows(paths, reading=self.reading, storage=self.storage)
+        if names and all(has_ending(name, Parquet.endings) for name in names):
+            self._rows = ChatRows(names, reading=self.reading, storage=self.storage)
         else:
-            self._rows = ChatLines(paths, reading=self.reading, storage=self.storage)
+            self._rows = ChatLines(names, reading=self.reading, storage=self.storage)
         self._rows.shape = shape
         self.position_unit = self._rows.position_unit
 

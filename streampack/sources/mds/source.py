@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from streampack.sources.mds.index import (
 )
 from streampack.storage.decompression import DamagedError, decompress, map_file
 from streampack.storage.failures import is_missing
+from streampack.storage.patterns import named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
@@ -91,8 +91,7 @@ class MDS(ShardedSource):
         super().__init__(reading=reading, storage=storage)
         if dtype is not None:
             integer_kind(dtype)
-        several = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        self.folders = [normal_folder(path) for path in several]
+        self.folders = [normal_folder(path) for path in named_paths(paths)]
         self.column = column
         self.loss_mask = loss_mask
         self.dtype = None if dtype is None else np.dtype(dtype).name

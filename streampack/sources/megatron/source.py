@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.sources.megatron.index import HEADER_BYTES, Header, Index, parse_header
 from streampack.storage.decompression import map_file
-from streampack.storage.patterns import has_ending
+from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import FileInfo, Storage, in_threads
 
@@ -55,10 +54,10 @@ class MegatronIndexed(FlatSource):
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading, storage=storage)
-        self.paths = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        self.paths = named_paths(paths)
 
     def list_shards(self) -> Manifest:
-        found = {info.path: info for path in self.paths for info in self._list(str(path))}
+        found = {info.path: info for path in self.paths for info in self._list(path)}
         missing = sorted({_partner(path) for path in found} - set(found))
         if missing:
             found |= {info.path: info for info in self.storage.list(missing)}

@@ -49,7 +49,7 @@ from streampack.sources.tar.records import (
     record_block,
 )
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
-from streampack.storage.patterns import expand_braces
+from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.storage import Storage
 
 __all__ = ["WebDataset"]
@@ -112,8 +112,7 @@ class WebDataset(ShardedSource):
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading, storage=storage)
-        several = [paths] if isinstance(paths, (str, Path)) else list(paths)
-        self.paths = [str(path) for path in several]
+        self.paths = named_paths(paths)
         self.key = key.lower().removeprefix(".")
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.form = self._form()

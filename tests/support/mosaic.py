@@ -2,8 +2,8 @@
 
 `import streaming` imports torchvision, which fails if torchvision was built for another torch (a
 CUDA build with a CPU torch, for example), although nothing in `streaming.base` needs it. So a bare
-module takes the place of the package, with its path but without its `__init__`. Only writing MDS
-shards needs this (and comparing with the original), not reading them.
+module takes the place of the package, with its path but without its `__init__`. What it writes is
+what MDS shards are like, and what it reads of ours must be what we wrote.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
-
-from streampack.errors import ConfigError
 
 __all__ = ["streaming_module"]
 
@@ -38,7 +36,7 @@ def streaming_module(name: str) -> Iterator[Any]:
     bare package.
 
     Raises:
-        ConfigError: mosaicml-streaming is not installed.
+        ImportError: mosaicml-streaming is not installed.
     """
     with _lock:
         if _is_complete(sys.modules.get(_PACKAGE)):
@@ -66,11 +64,7 @@ def _take_out() -> dict[str, ModuleType]:
 def _bare_package() -> dict[str, ModuleType]:
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.submodule_search_locations is None:
-        raise ConfigError(
-            "mosaicml-streaming is not installed.",
-            "MDS shards can be read without it, but not written.",
-            'Install it with `pip install "streampack[mds]"`.',
-        )
+        raise ImportError("mosaicml-streaming is not installed")
     package = ModuleType(_PACKAGE)
     package.__path__ = list(spec.submodule_search_locations)
     package.__spec__ = spec

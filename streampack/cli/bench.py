@@ -1,0 +1,208 @@
+"""`streampack bench`: how fast a corpus loads on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from streampack.batch import PackedBatch
+from streampack.cli.options import Column, EndToken, Integers, TextField, TokensField
+from streampack.cli.say import say
+from streampack.dataset import PackedDataset
+from streampack.job.topology import Topology
+from streampack.lane.lane import warm_up
+from streampack.loader import PackedLoader
+from streampack.metrics import LaneTimes, Metrics
+from streampack.sources.infer import open as open_source
+
+__all__ = ["bench"]
+
+ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
+STAGES = {
+    "read_s": "reading",
+    "prepare_s": "tokenizing and checking",
+    "order_s": "ordering",
+    "pack_s": "planning",
+    "gather_s": "copying rows",
+}
+
+
+def bench(
+    source: Annotated[
+        str,
+        typer.Argument(help="A file, folder, glob or URL of any format that can be read."),
+    ],
+    seq_len: Annotated[int, typer.Option(metavar="N", help="Tokens per row.")] = 2048,
+    batch_rows: Annotated[int, typer.Option(metavar="N", help="Rows per batch.")] = 8,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="PATH", help="tokenizer.json, for text.")
+    ] = None,
+    text: TextField = None,
+    tokens: TokensField = None,
+    column: Column = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="EXT", help="Extension of the files in tar shards.")
+    ] = None,
+    dtype: Integers = None,
+    eos_id: EndToken = None,
+    workers: Annotated[
+        list[int], typer.Option(min=0, metavar="N", help="Worker processes; may be repeated.")
+    ] = [0, 1, 2],  # noqa: B006
+    seconds: Annotated[float, typer.Option(min=0.01, help="To measure each of them for.")] = 3.0,
+    step_ms: Annotated[
+        float, typer.Option(min=0.0, help="Of your loop per batch; 0 takes batches at full speed.")
+    ] = 0.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of words.")
+    ] = False,
+) -> None:
+    """Load your corpus with some numbers of workers, and say at what rate batches come.
+
+    One rank, no model: a batch is taken, its fields are made, and the next one is taken. With
+    --step-ms the loop sleeps that long for each, as a device that computes would let it.
+    """
+    console = Console(quiet=as_json, stderr=True)
+    with console.status("opening"):
+        corpus = open_source(
+            source, text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id
+        )
+        dataset = PackedDataset(
+            corpus, seq_len=seq_len, batch_rows=batch_rows, tokenizer=tokenizer, epochs=None,
+            topology=Topology(),
+        )  # fmt: skip
+        warm_up(dataset.plan.config)
+    lanes = dataset.plan.config.lanes
+    found = []
+    for number in dict.fromkeys(min(number, lanes) for number in workers):  # each runs one
+        with console.status(f"{number} workers"):
+            found.append(measure(dataset, number, seconds=seconds, step_s=step_ms / 1000))
+    if as_json:
+        head = {"lanes": lanes, "step_s": step_ms / 1000}
+        print(json.dumps({**head, "runs": [asdict(own) for own in found]}))
+        return
+    _say(Console(), found, step_ms)
+    if max(workers) > lanes:
+        say(
+            Console(),
+            f"A corpus of this size has {lanes} lane{'s'[lanes == 1 :]}, and no more workers.",
+        )
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What a loader gave with some number of workers.
+
+    Attributes:
+        workers: processes.
+        first_batch_s: from the loop's beginning to its first batch, when kernels are compiled.
+        batches, tokens, seconds: taken, and in what time, once every lane had given a batch.
+        tokens_per_s, batches_per_s: of those.
+        waiting: share of that time in which the loop waited for a batch, 0 to 1.
+        stage_s: seconds that lanes spent by stage, all of them together; see `LaneTimes`.
+    """
+
+    workers: int
+    first_batch_s: float
+    batches: int
+    tokens: int
+    seconds: float
+    tokens_per_s: float
+    batches_per_s: float
+    waiting: float
+    stage_s: dict[str, float]
+
+
+def measure(
+    dataset: PackedDataset,
+    workers: int,
+    *,
+    seconds: float,
+    step_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Rate:
+    """Take batches for so long.
+
+    Args:
+        dataset: endless.
+        workers: processes; 0 makes batches in the loop's own.
+        seconds: after the first batch of each lane; at least one batch is taken.
+        step_s: that the loop sleeps for each batch.
+        clock: in seconds.
+    """
+    loader = PackedLoader(dataset, num_workers=workers)
+    began = clock()
+    batches = iter(loader)
+    _use(next(batches), 0.0)
+    first = clock() - began
+    for _ in range(dataset.plan.config.lanes - 1):  # the others fill their windows
+        _use(next(batches), 0.0)
+    before, began = loader.metrics(), clock()
+    while True:
+        _use(next(batches), step_s)
+        took = clock() - began
+        if took >= seconds:
+            break
+    after = loader.metrics()
+    count = after.batches - before.batches
+    tokens = after.composition.placed - before.composition.placed
+    took = max(took, 1e-9)
+    return Rate(
+        workers,
+        first,
+        count,
+        tokens,
+        took,
+        tokens / took,
+        count / took,
+        min((after.wait_s - before.wait_s) / took, 1.0),
+        _spent(before, after),
+    )
+
+
+def _use(batch: PackedBatch, step_s: float) -> None:
+    batch.make_fields()
+    if step_s:
+        time.sleep(step_s)
+
+
+def _spent(before: Metrics, after: Metrics) -> dict[str, float]:
+    times = after.times - before.times
+    return {stage.name: getattr(times, stage.name) for stage in fields(LaneTimes)}
+
+
+def _say(console: Console, found: list[Rate], step_ms: float) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    for name in ("workers", "first batch", "batches/s", "tokens/s", *["loop waits"][: step_ms > 0]):
+        table.add_column(name, justify="right", no_wrap=True)
+    for own in found:
+        table.add_row(
+            str(own.workers),
+            f"{own.first_batch_s:.2f} s",
+            f"{own.batches_per_s:,.1f}",
+            f"{own.tokens_per_s:,.0f}",
+            *[f"{own.waiting:.1%}"][: step_ms > 0],
+        )
+    console.print(table)
+    best = max(found, key=lambda own: own.tokens_per_s)
+    size = best.tokens / max(best.batches, 1)
+    with_them = f"{best.workers} worker{'s' if best.workers != 1 else ''}"
+    if not step_ms:
+        say(
+            console,
+            f"With {with_them} a loop that takes {1000 * ROOM / best.batches_per_s:.3g} ms or more "
+            f"for a batch of {size:,.0f} tokens does not wait; --step-ms measures it with yours.",
+        )
+    spent = {STAGES[name]: value for name, value in best.stage_s.items()}
+    total = sum(spent.values())
+    if total:
+        shares = sorted(spent.items(), key=lambda own: -own[1])
+        named = ", ".join(f"{what} {100 * own / total:.0f} %" for what, own in shares if own)
+        say(console, f"Of the time in which batches are made: {named}.")

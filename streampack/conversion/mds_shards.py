@@ -1,0 +1,132 @@
+"""MDS shards of one column; the format is described in `streampack.sources.mds.index`."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streampack.conversion.shard_writer import Payload, ShardWriter
+from streampack.documents import offsets_of
+from streampack.errors import ConfigError
+
+__all__ = ["MDSShards"]
+
+
+class _Codec(NamedTuple):
+    """Levels that a compression has, none or from `least` to `most`, and what is taken if none is
+    named."""
+
+    least: int
+    most: int
+    default: int | None
+
+
+_CODECS = {
+    "zstd": _Codec(1, 22, 3),
+    "gz": _Codec(0, 9, 9),
+    "br": _Codec(0, 11, 11),
+    "bz2": _Codec(1, 9, 9),
+    "snappy": _Codec(0, -1, None),
+}
+
+
+class MDSShards(ShardWriter):
+    """MDS shards with one column, `tokens` or `text`."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` for a compression that MDS does not know."""
+        if self.compression is not None and _named(self.compression) is None:
+            raise ConfigError(
+                f'MDS knows no compression "{self.compression}".',
+                "The shards cannot be written.",
+                "Use zstd, gz, br, bz2 or snappy, with a level after a colon if wanted: zstd:9.",
+            )
+
+    def write(
+        self, folder: Path, shard: int, first: int, documents: Sequence[Payload]
+    ) -> tuple[Path, Any]:
+        """Write ``shard.00012.mds``; what the index needs is its entry for the shard."""
+        text = self.dtype == "str"
+        info: dict[str, Any] = {
+            "column_encodings": ["str" if text else f"ndarray:{self.dtype}"],
+            "column_names": ["text" if text else "tokens"],
+            "column_sizes": [None],
+            "compression": self.compression,
+            "format": "mds",
+            "hashes": [],
+            "size_limit": None,
+            "version": 2,
+        }
+        stored = raw = _shard([_value(document) for document in documents], info)
+        name = f"shard.{shard:05}.mds"
+        info |= {"raw_data": _described(name, raw), "samples": len(documents), "zip_data": None}
+        if self.compression is not None:
+            codec, _, _ = self.compression.partition(":")
+            stored, name = _compressed(raw, self.compression), f"{name}.{codec}"
+            info["zip_data"] = _described(name, stored)
+        (folder / name).write_bytes(stored)
+        return folder / name, info
+
+    def index(self, shards: Sequence[Any]) -> tuple[str, bytes] | None:
+        """``index.json``, of version 2."""
+        content = {"version": 2, "shards": list(shards)}
+        return "index.json", json.dumps(content, sort_keys=True).encode()
+
+
+def _value(document: Payload) -> bytes:
+    """Text in UTF-8; an array with its number of dimensions, their width, and its length."""
+    if isinstance(document, str):
+        return document.encode()
+    count = len(document)
+    width = int(np.searchsorted((1 << 8, 1 << 16, 1 << 32), count, side="right"))
+    head = bytes((1 << 2 | width,)) + count.to_bytes(1 << width, "little")
+    return head + document.astype(document.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _shard(values: Sequence[bytes], config: dict[str, Any]) -> bytes:
+    """A shard of samples with one column of variable size."""
+    described = json.dumps(config, sort_keys=True).encode()
+    sizes = np.fromiter(map(len, values), dtype="<u4", count=len(values))
+    offsets = offsets_of(sizes + np.int64(4))  # each begins with the size of its column
+    offsets += 4 * (1 + len(offsets)) + len(described)
+    samples = (part for pair in zip(sizes, values, strict=True) for part in pair)
+    table = np.concatenate(([len(values)], offsets)).astype("<u4")
+    return b"".join((table.data, described, *samples))
+
+
+def _described(name: str, data: bytes) -> dict[str, Any]:
+    return {"basename": name, "bytes": len(data), "hashes": {}}
+
+
+def _named(compression: str) -> tuple[str, int | None] | None:
+    """Codec and level of "zstd:9"; None if there is no such one."""
+    name, colon, level = compression.partition(":")
+    codec = _CODECS.get(name)
+    if codec is None:
+        return None
+    if not colon:
+        return name, codec.default
+    known = level.isdecimal() and str(int(level)) == level
+    return (name, int(level)) if known and codec.least <= int(level) <= codec.most else None
+
+
+def _compressed(data: bytes, compression: str) -> bytes:
+    """The same bytes for the same data, at any time."""
+    named = _named(compression)
+    assert named is not None
+    name, level = named
+    if name == "gz":
+        return gzip.compress(data, level or 0, mtime=0)
+    if name == "bz2":
+        return bz2.compress(data, level or 9)
+    import pyarrow
+
+    codec = pyarrow.Codec({"br": "brotli"}.get(name, name), compression_level=level)
+    compressed: bytes = codec.compress(data, asbytes=True)
+    return compressed

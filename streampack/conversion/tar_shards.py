@@ -1,0 +1,54 @@
+"""Tar shards, as webdataset reads them."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from streampack.conversion.shard_writer import Payload, ShardWriter
+from streampack.errors import ConfigError
+
+__all__ = ["TarShards"]
+
+
+class TarShards(ShardWriter):
+    """Tar shards with a member for each document: `000000000.npy` or `000000000.txt`."""
+
+    overhead: ClassVar[int] = (
+        1200  # a member's header, the padding to 512 bytes, and the header of a .npy
+    )
+
+    def check(self) -> None:
+        """Raise `ConfigError` for a compression."""
+        if self.compression is not None:
+            raise ConfigError(
+                f'Compression "{self.compression}" was asked for tar shards.',
+                "They are written plain, so that they can be read in bulk.",
+                "Leave --compression out, or convert to mds.",
+            )
+
+    def write(
+        self, folder: Path, shard: int, first: int, documents: Sequence[Payload]
+    ) -> tuple[Path, Any]:
+        """Write ``shard-00012.tar`` with one member per document."""
+        file = folder / f"shard-{shard:05}.tar"
+        with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as archive:
+            for number, document in enumerate(documents, start=first):
+                extension, data = _member(document)
+                member = tarfile.TarInfo(f"{number:09}.{extension}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        return file, {"basename": file.name, "samples": len(documents)}
+
+
+def _member(document: Payload) -> tuple[str, bytes]:
+    if isinstance(document, str):
+        return "txt", document.encode()
+    data = io.BytesIO()
+    np.save(data, document, allow_pickle=False)
+    return "npy", data.getvalue()

@@ -1,0 +1,107 @@
+"""Arguments of the wrong kind, as newcomers write them, and what the errors advise."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from streampack import (
+    ConfigError,
+    ContentError,
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    StateError,
+    Topology,
+    sources,
+)
+from tests.support.corpora import byte_tokenizer
+
+DOCUMENTS = [[1, 2, 3]] * 20
+ALONE: dict[str, Any] = {"seq_len": 16, "topology": Topology()}
+
+
+@pytest.mark.parametrize("name", ["shuffle", "provenance"])
+@pytest.mark.parametrize("value", ["no", "false", 0, 1, None])
+def test_what_is_neither_true_nor_false_does_not_count_as_true(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is .*Pass {name}=True or False"):
+        PackedDataset(DOCUMENTS, **ALONE, **{name: value})
+    PackedDataset(DOCUMENTS, **ALONE, **{name: np.bool_(False)})
+
+
+@pytest.mark.parametrize("name", ["filter", "map"])
+def test_a_plain_function_is_no_hook(name: str) -> None:
+    def function(documents: Any, seeds: Any) -> Any:
+        return documents if name == "map" else np.ones(len(documents), dtype=bool)
+
+    with pytest.raises(ConfigError, match=rf'{name}=Hook\("a-name", function\)'):
+        PackedDataset(DOCUMENTS, **ALONE, **{name: function})
+    following = {name: Hook("a-name", function)}
+    assert next(iter(PackedDataset(DOCUMENTS, **ALONE, **following))).num_documents == 20
+
+
+def test_a_loader_wants_a_dataset() -> None:
+    for source in ("texts.jsonl", DOCUMENTS, None):
+        with pytest.raises(ConfigError, match="PackedLoader\\(PackedDataset"):
+            PackedLoader(source)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_of_one_json_array_it_is_said_what_to_pass(tmp_path: Path, indent: int | None) -> None:
+    path = tmp_path / "texts.json"
+    path.write_text(json.dumps([{"text": f"text {i}"} for i in range(30)], indent=indent))
+    arguments = {**ALONE, "tokenizer": byte_tokenizer()}
+    with pytest.raises((ContentError, ConfigError), match=re.escape("pass json.load(file)")):
+        next(iter(PackedDataset(str(path), **arguments)))
+    with path.open() as file:
+        assert next(iter(PackedDataset(json.load(file), **arguments))).num_documents > 0
+
+
+def test_of_a_csv_file_it_is_said_what_to_pass(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    pd.DataFrame({"text": ["one", "two"] * 10}).to_csv(path)
+    arguments = {**ALONE, "tokenizer": byte_tokenizer()}
+    for named in (path, tmp_path):
+        with pytest.raises(ConfigError, match=re.escape("pandas.read_csv(path)")):
+            PackedDataset(str(named), **arguments)
+    table = pd.read_csv(path)[["text"]]
+    assert next(iter(PackedDataset(table, **arguments))).num_documents == 20
+
+
+@pytest.mark.parametrize("name", ["Chat", "JSONL", "Parquet", "WebDataset", "MDS", "Arrow"])
+def test_records_are_no_paths(name: str) -> None:
+    kind = getattr(sources, name)
+    more = {"WebDataset": {"key": "npy"}, "MDS": {"column": "t"}}.get(name, {})
+    for given in ([{"messages": [{"role": "user", "content": "a"}]}], 5, [1, 2], None):
+        with pytest.raises(ConfigError, match=r"A path was expected.*json\.dumps"):
+            kind(given, **more).prepare()
+
+
+def test_a_file_whose_name_is_misspelt_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(ConfigError, match=r'/text.jsonl".*Did you mean "texts.jsonl"') as found:
+        PackedDataset(str(tmp_path / "text.jsonl"), **ALONE, tokenizer=byte_tokenizer())
+    assert ".ndjson" not in str(found.value)  # the name says what is meant
+    with pytest.raises(ConfigError, match=r"that ends in \.jsonl"):
+        sources.JSONL(str(tmp_path / "other")).prepare()
+
+
+def test_a_source_that_joins_a_mixture_is_told_how() -> None:
+    weights = {"a": 1, "b": 1}
+    parts = {"a": DOCUMENTS * 500, "b": DOCUMENTS * 500}
+    loader = PackedLoader(PackedDataset(sources.Mixture(parts, weights=weights), **ALONE, lanes=1))
+    next(iter(loader))
+    weights["c"] = 1
+    grown = sources.Mixture({**parts, "c": DOCUMENTS}, weights=weights)
+    again = PackedLoader(PackedDataset(grown, **ALONE, lanes=1))
+    with pytest.raises(StateError, match="If sources were added") as found:
+        again.load_state_dict(loader.state_dict())
+    assert 'allow={"source"}' in str(found.value)
+    again.load_state_dict(loader.state_dict(), allow={"source"})
+    assert next(iter(again)).num_documents
