@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -201,7 +202,7 @@ def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
         zip(found.document.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)
     )
     ends = found.row_offsets.tolist()
-    rows = [segments[low:high] for low, high in zip(ends[:-1], ends[1:], strict=True)]
+    rows = [segments[low:high] for low, high in pairwise(ends)]
     assert rows == [row for batch in expected for row in batch]
     assert np.diff(found.batches).tolist() == list(map(len, expected))
 
