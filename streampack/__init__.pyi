@@ -40,5 +40,6 @@ from .run.torchdata import extract_state as extract_state
 from .tokenization import Tokenizer as Tokenizer
 from .tokenization import TokenRules as TokenRules
 from .window.config import WindowConfig as WindowConfig
+from .window.context_schedule import ContextSchedule as ContextSchedule
 
 __version__: str

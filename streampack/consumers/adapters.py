@@ -81,6 +81,9 @@ class BatchAdapters:
     def _with_input_ids(self, input_ids: Tensor) -> Any:
         raise NotImplementedError
 
+    def _label_positions(self) -> Tensor:
+        raise NotImplementedError
+
     def decode(self, number: int, tokenizer: Any) -> str:
         """The text of a document piece, special tokens included.
 
@@ -341,7 +344,8 @@ class BatchAdapters:
         """Targets of multi-token prediction: what comes `depth` tokens later.
 
         (rows, seq_len) int64, shifted: compare them with what slot t predicts, without shifting.
-        -100 where that lies beyond the attention segment, or carries no loss.
+        -100 where that lies beyond the attention segment (as it is without a `ContextSchedule`), or
+        carries no loss.
 
         Args:
             depth: 1 is the next token.
@@ -350,7 +354,7 @@ class BatchAdapters:
             ConfigError: `depth` is no whole number of at least one.
         """
         depth = whole_number("depth", depth, "The next token is 1 later.")
-        inside = self.position_ids.view(-1) >= depth
+        inside = self._label_positions() >= depth
         labels = self.labels.view(-1).masked_fill(~inside, -100)
         slots = self.rows * self.seq_len
         return pad(labels[depth:], (0, min(depth, slots)), value=-100).view(self.rows, self.seq_len)
