@@ -30,6 +30,7 @@ from .packing import Buckets as Buckets
 from .packing import Concat as Concat
 from .packing import Cost as Cost
 from .packing import Curriculum as Curriculum
+from .packing import Decomposition as Decomposition
 from .packing import FirstFitDecreasing as FirstFitDecreasing
 from .packing import Pad as Pad
 from .packing import Seamless as Seamless
@@ -39,5 +40,6 @@ from .run.torchdata import extract_state as extract_state
 from .tokenization import Tokenizer as Tokenizer
 from .tokenization import TokenRules as TokenRules
 from .window.config import WindowConfig as WindowConfig
+from .window.context_schedule import ContextSchedule as ContextSchedule
 
 __version__: str

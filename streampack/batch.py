@@ -52,7 +52,8 @@ class PackedBatch(BatchAdapters):
 
     Attributes:
         cu_seqlens: (segments + 1,) int32, ends of the attention segments over the flattened rows;
-            padding segments included, none empty, the last entry is R * seq_len.
+            padding segments included, none empty, the last entry is R * seq_len. A
+            `ContextSchedule` cuts them further; labels are those without it.
         num_segments: attention segments, padding segments included.
         max_seqlen: longest attention segment, padding segments included (an int, on the host).
         num_documents: document pieces in the batch.
@@ -104,6 +105,8 @@ class PackedBatch(BatchAdapters):
         self.spent = spent
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
+        self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
+        self._is_cut = packed.uncut is not None
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
         self._compact: dict[str, Tensor] | None = None
@@ -257,6 +260,8 @@ class PackedBatch(BatchAdapters):
                 "piece": torch.from_numpy(packed.piece),
                 "source_ids": torch.from_numpy(packed.source_ids),
             }
+            if packed.uncut is not None:
+                self._compact["uncut"] = torch.from_numpy(packed.uncut)
             if packed.loss_mask is not None:
                 self._compact["loss_mask"] = torch.from_numpy(packed.loss_mask)
             for kind, fields in (
@@ -266,6 +271,12 @@ class PackedBatch(BatchAdapters):
                 for name, values in fields.items():
                     self._compact[kind + name] = torch.from_numpy(values)
         return self._compact
+
+    def _label_positions(self) -> Tensor:
+        """(T,) int64: every slot's place in what its label may be predicted from."""
+        if not self._is_cut:
+            return self.position_ids.view(-1)
+        return _positions(self._tensors["uncut"], self.rows * self.seq_len)
 
     @property
     def _derived(self) -> dict[str, Tensor]:
@@ -352,11 +363,10 @@ def _derive_on_device(compact: dict[str, Tensor], rows: int, seq_len: int) -> di
     tokens = compact["tokens"]
     ids = tokens.to(torch.int64) & ((1 << (8 * tokens.element_size())) - 1)
     cu_seqlens, boundaries = compact["cu_seqlens"], compact["boundaries"]
-    lengths = cu_seqlens.diff()
-    starts = torch.repeat_interleave(cu_seqlens[:-1], lengths, output_size=slots)
-    positions = torch.arange(slots, device=ids.device) - starts
+    positions = _positions(cu_seqlens, slots)
+    uncut = _positions(compact["uncut"], slots) if "uncut" in compact else positions
     documents = torch.repeat_interleave(compact["piece"], boundaries.diff(), output_size=slots)
-    ignored = (positions == 0) | (documents < 0)
+    ignored = (uncut == 0) | (documents < 0)
     if "loss_mask" in compact:
         ignored |= ~compact["loss_mask"]
     shape = (rows, seq_len)
@@ -366,3 +376,9 @@ def _derive_on_device(compact: dict[str, Tensor], rows: int, seq_len: int) -> di
         "labels": ids.masked_fill(ignored, -100).view(shape),
         "document_ids": documents.view(shape),
     }
+
+
+def _positions(ends: Tensor, slots: int) -> Tensor:
+    """(T,) int64: every slot's place in its segment, of those that end at `ends` (n + 1,)."""
+    starts = torch.repeat_interleave(ends[:-1], ends.diff(), output_size=slots)
+    return torch.arange(slots, device=ends.device) - starts

@@ -30,6 +30,7 @@ from streampack.run.options import (
     batch_size,
     check_attention,
     check_balance,
+    check_boundaries,
     check_group,
     check_hooks,
     check_order,
@@ -46,6 +47,7 @@ from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
 from streampack.tokenization import TokenRules
 from streampack.window.config import WindowConfig
+from streampack.window.context_schedule import ContextSchedule
 
 __all__ = ["PackedDataset"]
 
@@ -87,6 +89,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
             with ``attention="row"`` and a packer that keeps the order.
         balance: "attention" gives every rank batches whose attention costs about the same in
             each step; None goes by no costs. See docs/balance.md.
+        boundaries: how far attention reaches back in each batch, few tokens at first and then
+            more: a `ContextSchedule`. Rows and labels stay as they are. None does not limit it.
         window: how far a lane looks ahead.
         seed: of every random decision.
         shuffle: shuffle shards, and documents inside blocks.
@@ -120,6 +124,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         group: str | None = None,
         order: DocumentOrder | None = None,
         balance: Literal["attention"] | None = None,
+        boundaries: ContextSchedule | None = None,
         window: WindowConfig | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -156,6 +161,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
         schedule = check_balance(balance, attention, packer)
+        check_boundaries(boundaries, balance, packer)
         self._detected = topology is None
         topology = Topology.detect() if topology is None else topology
         source.prepare()  # a path that is wrong is said before anything else about what it holds
@@ -191,6 +197,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             on_error=on_error,
             order=order,
             balance=schedule,
+            boundaries=boundaries,
         )
         if lanes:
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
@@ -230,10 +237,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
     def __repr__(self) -> str:
         config, place = self._settings.config, self.topology
         lanes = self._plan.config.lanes if self._plan is not None else config.lanes
+        boundaries = f"boundaries={config.boundaries!r}, " if config.boundaries else ""
         return (
             f"PackedDataset({config.source!r}, packer={config.packer!r}, "
             f"batch_tokens={config.batch_tokens}, lanes={lanes or None}, epochs={config.epochs}, "
-            f"seed={config.seed}, rank={place.rank} of {place.world_size})"
+            f"{boundaries}seed={config.seed}, rank={place.rank} of {place.world_size})"
         )
 
     @property

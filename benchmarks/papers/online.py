@@ -1,11 +1,13 @@
-"""What packers lose online, in the window of a lane, and the same packers over a whole corpus.
+"""What packers lose or cut online, in the window of a lane, and over a whole corpus.
 
     python -m benchmarks.papers.online [--documents 12000] [--seq-len 2048]
 
 The corpora are those of the machine: manual pages, C headers, and the Python files of the standard
 library and of installed packages, tokenized by DeepSeek's tokenizer, each document ended by an EOS,
 in random order. Offline is one plan over all documents; online is a dry run of one lane with the
-default window and eight rows per batch. The numbers depend on what is installed. About a minute.
+default window and eight rows per batch. `Buckets` has batches of 65,536 tokens and the shares of
+4,096 documents, as a run measures them; beside it stand pools of 2,000 documents at a time. The
+numbers depend on what is installed. Some minutes, nearly all of it the tokenizer's.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.papers.in_context import python_files
-from streampack import BestFitCrop, Seamless, WindowConfig
+from streampack import BestFitCrop, Buckets, Seamless, WindowConfig
 from streampack.forecast.dry_run import stream_plan
-from streampack.packing import Packer, Plan
+from streampack.packing import Composition, Packer, Plan
 from streampack.packing.rng import permutation
 
 ROWS_PER_BATCH = 8
+BUCKETS = ((2048, 4096, 8192, 16384), (1024, 2048, 4096, 8192, 16384))
+BUCKET_BATCH = 65_536  # tokens
+SAMPLE = 4096  # documents that a run measures shares on
+POOL = 2000  # documents
 
 
 def corpora() -> dict[str, list[Path]]:
@@ -64,25 +70,61 @@ def figures(plan: Plan, lengths: NDArray[np.int64]) -> str:
     return f"{100 * found.dropped_ratio:.2f} % | {lost:.1f} % | {repeated:.2f} %"
 
 
+def print_losses(corpus: str, lengths: NDArray[np.int64], seq_len: int) -> None:
+    """Rows for the packers with rows of one length."""
+    packers: list[Packer] = [BestFitCrop(seq_len=seq_len), Seamless(seq_len=seq_len)]
+    for packer in packers:
+        whole = packer.plan(lengths, final=True, seed=0)
+        config, batch = WindowConfig(), ROWS_PER_BATCH * seq_len
+        online = stream_plan(lengths, packer, config, batch_tokens=batch)
+        head = f"| {corpus} | {type(packer).__name__}"
+        print(f"{head} | offline | {figures(whole, lengths)} |")
+        print(f"{head} | online | {figures(online, lengths)} |", flush=True)
+
+
+def print_buckets(corpus: str, lengths: NDArray[np.int64]) -> None:
+    """Rows for `Buckets`: over all, a pool of documents at a time, and online."""
+    sample = lengths[permutation(len(lengths), 1)[:SAMPLE]]
+    for sizes in BUCKETS:
+        packer = Buckets(seq_lens=sizes).with_sample(sample)
+        pools = Composition()
+        for first in range(0, len(lengths), POOL):
+            part = lengths[first : first + POOL]
+            pools += packer.plan(part, final=True, seed=0).metrics(part)
+        online = stream_plan(lengths, packer, WindowConfig(), batch_tokens=BUCKET_BATCH)
+        longer = 100 * (lengths > sizes[-1]).mean()
+        for way, found in (
+            ("offline", packer.plan(lengths, final=True, seed=0).metrics(lengths)),
+            (f"pools of {POOL:,}", pools),
+            ("online", online.metrics(lengths)),
+        ):
+            print(
+                f"| {corpus} | {sizes[0]:,} | {longer:.2f} % | {way} "
+                f"| {100 * found.truncation_ratio:.2f} % | {found.concatenation_ratio:.2f} "
+                f"| {100 * found.padding_ratio:.2f} % |",
+                flush=True,
+            )
+
+
 def main() -> None:
     """Print a row for every corpus, packer and way."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--documents", type=int, default=12_000)
     parser.add_argument("--seq-len", type=int, default=2048)
     options = parser.parse_args()
-    seq_len = options.seq_len
-    packers: list[Packer] = [BestFitCrop(seq_len=seq_len), Seamless(seq_len=seq_len)]
+    lengths = {
+        f"{len(found):,} {name}": found
+        for name, files in corpora().items()
+        if len(found := read_lengths(files, options.documents))
+    }
     print("| corpus | packer | | tokens dropped | documents that lose some | tokens repeated |")
     print("|---|---|---|---|---|---|")
-    for name, files in corpora().items():
-        lengths = read_lengths(files, options.documents)
-        for packer in packers:
-            whole = packer.plan(lengths, final=True, seed=0)
-            config, batch = WindowConfig(), ROWS_PER_BATCH * seq_len
-            online = stream_plan(lengths, packer, config, batch_tokens=batch)
-            head = f"| {name}, {len(lengths):,} | {type(packer).__name__}"
-            print(f"{head} | offline | {figures(whole, lengths)} |")
-            print(f"{head} | online | {figures(online, lengths)} |", flush=True)
+    for corpus, found in lengths.items():
+        print_losses(corpus, found, options.seq_len)
+    print("\n| corpus | buckets from | longer than all | | cut | documents per row | padding |")
+    print("|---|---|---|---|---|---|---|")
+    for corpus, found in lengths.items():
+        print_buckets(corpus, found)
 
 
 if __name__ == "__main__":

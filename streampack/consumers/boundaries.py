@@ -64,6 +64,9 @@ class KernelBoundaries:
         """Where the tensors are."""
         raise NotImplementedError
 
+    def _label_positions(self) -> Tensor:
+        raise NotImplementedError
+
     def varlen(
         self,
         api: Literal["flash_attn", "torch", "torchtitan"] = "flash_attn",
@@ -136,7 +139,8 @@ class KernelBoundaries:
         """Targets of multi-token prediction: what comes `depth` tokens later.
 
         (rows, seq_len) int64, shifted: compare them with what slot t predicts, without shifting.
-        -100 where that lies beyond the attention segment, or carries no loss.
+        -100 where that lies beyond the attention segment (as it is without a `ContextSchedule`), or
+        carries no loss.
 
         Args:
             depth: 1 is the next token.
@@ -145,7 +149,7 @@ class KernelBoundaries:
             ConfigError: `depth` is no whole number of at least one.
         """
         depth = whole_number("depth", depth, "The next token is 1 later.")
-        inside = self.position_ids.view(-1) >= depth
+        inside = self._label_positions() >= depth
         labels = self.labels.view(-1).masked_fill(~inside, -100)
         slots = self.rows * self.seq_len
         return pad(labels[depth:], (0, min(depth, slots)), value=-100).view(self.rows, self.seq_len)

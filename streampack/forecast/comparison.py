@@ -26,11 +26,13 @@ from streampack.packing import (
     Buckets,
     Composition,
     Concat,
+    Decomposition,
     FirstFitDecreasing,
     Packer,
     Pad,
     Seamless,
 )
+from streampack.packing.buckets.decomposition import powers_of_two
 from streampack.window.config import WindowConfig
 
 __all__ = [
@@ -125,6 +127,8 @@ def measure(
     sizes = bucket_lengths(seq_lens)
     if len(sizes) > 1:
         packers.append(Buckets(seq_lens=sizes).with_sample(lengths))
+    if len(sizes) > 1 and powers_of_two(sizes):
+        packers.append(Decomposition(seq_lens=sizes).with_sample(lengths))
     return [_timed(packer, lengths, seed, clock) for packer in packers]
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from streampack.errors import StateError, StreampackError
+from streampack.packing.buckets.decomposition import Decomposition
 from streampack.packing.buckets.packer import Buckets
 from streampack.packing.buckets.schedule import Curriculum
 from streampack.packing.concat import Concat
@@ -22,7 +23,8 @@ __all__ = ["rebuild_packer"]
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        BestFitCrop, BestFitDecreasing, Buckets, Concat, FirstFitDecreasing, Pad, Seamless,
+        BestFitCrop, BestFitDecreasing, Buckets, Concat, Decomposition, FirstFitDecreasing, Pad,
+        Seamless,
     )
 }  # fmt: skip
 

@@ -34,6 +34,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
         "balance": config.balance.describe() if config.balance else None,
+        "boundaries": config.boundaries.describe() if config.boundaries else None,
         "window": config.window.describe(),
         "batch_tokens": config.batch_tokens,
         "seed": config.seed,

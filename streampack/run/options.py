@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -21,12 +22,14 @@ from streampack.sources.mixture.source import sources_of
 from streampack.streams.stream import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
 from streampack.tokenization.rules import check_in_vocabulary
+from streampack.window.context_schedule import ContextSchedule
 from streampack.window.gather import RowFormat
 
 __all__ = [
     "batch_size",
     "check_attention",
     "check_balance",
+    "check_boundaries",
     "check_group",
     "check_hooks",
     "check_order",
@@ -130,6 +133,34 @@ def check_balance(balance: str | None, attention: str, packer: Packer) -> Balanc
             "Leave out balance=, or use BestFitDecreasing.",
         )
     return Balance()
+
+
+def check_boundaries(
+    boundaries: ContextSchedule | None, balance: str | None, packer: Packer
+) -> None:
+    """Raise `ConfigError` unless it is a schedule that goes with balance and packer."""
+    if boundaries is None:
+        return
+    if not isinstance(boundaries, ContextSchedule):
+        raise ConfigError(
+            f"boundaries is {boundaries!r:.80}.",
+            "It says how far attention reaches back in each batch.",
+            "Pass a ContextSchedule(start=, end=, batches=), or leave it out.",
+        )
+    if balance is not None:
+        raise ConfigError(
+            f'balance is "{balance}", and there are boundaries.',
+            "Attention inside windows does not cost what the lengths of documents say.",
+            "Leave out balance= or boundaries=.",
+        )
+    align = getattr(packer, "align", 1)
+    if boundaries.multiple % align:
+        raise ConfigError(
+            f"Windows are a multiple of {boundaries.multiple}, and the packer has align={align}.",
+            "A window could not be split evenly over context-parallel ranks.",
+            f"Pass ContextSchedule(multiple={math.lcm(boundaries.multiple, align)}) or another "
+            f"multiple of {align}.",
+        )
 
 
 def check_group(

@@ -37,7 +37,8 @@ def derive_fields(packed: PackedRows) -> Fields:
     """The per-token fields of a batch, in one pass.
 
     Positions count from the start of each attention segment. Labels are the ids, unshifted, and
-    -100 on padding, on the first token of every attention segment and where the mask says so.
+    -100 on padding, on the first token of every attention segment (but not where a
+    `ContextSchedule` cut one) and where the mask says so.
     """
     slots, seq_len = len(packed.tokens), packed.seq_len
     wide = np.empty((3, slots // seq_len, seq_len), dtype=np.int64)
@@ -48,6 +49,8 @@ def derive_fields(packed: PackedRows) -> Fields:
         _NO_MASK if mask is None else mask, mask is not None,
         wide.reshape(3, slots), document_ids.reshape(slots),
     )  # fmt: skip
+    ends = packed.cu_seqlens if packed.uncut is None else packed.uncut
+    wide[2].reshape(slots)[ends[:-1]] = -100
     return Fields(wide, document_ids)
 
 
@@ -62,7 +65,7 @@ def _derive(
     wide: NDArray[np.int64],
     document_ids: NDArray[np.int32],
 ) -> None:
-    """One pass over the slots; see `derive_fields` for the rules."""
+    """One pass over the slots; what has no label because of where it lies has one yet."""
     run = 0
     for a in range(len(cu_seqlens) - 1):
         low = np.int64(cu_seqlens[a])
@@ -90,4 +93,3 @@ def _derive(
                 for k in range(len(held)):
                     labels[k] = held[k]
             run += 1
-        wide[2, low] = -100

@@ -159,7 +159,7 @@ def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
     (folder / "e.tar").write_text("not an archive")
     for path, options, words in (
         ("*.[jt]*", {}, "3 kinds"),
-        ("c.csv", {}, "no kinds"),
+        ("c.csv", {}, "pandas.read_csv(path)"),
         ("missing", {}, "missing"),
         ("d.tar", {}, "--key"),
         ("e.tar", {}, "--key"),

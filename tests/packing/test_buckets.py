@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
 from streampack.packing import Buckets, Curriculum, Plan, check_plan
+from streampack.packing.buckets.rows import fill_batches
 from streampack.packing.buckets.schedule import bucket_schedule
+from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
+from tests.support.bucket_reference import scheduled_rows
 from tests.support.plans import PATIENT, rows_of, window_request
 
 LENGTHS = st.lists(
@@ -158,6 +162,56 @@ def scheduled(packer: Buckets, lengths: list[int], **changes: Any) -> tuple[Plan
 
 def rounds_left(must_go: np.ndarray) -> np.ndarray:
     return np.where(must_go, 0, PATIENT)
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 12), st.integers(0, 60), st.integers(9, 12)), max_size=60),
+    st.lists(st.sampled_from([False, False, True]), min_size=60, max_size=60),
+    st.lists(st.integers(2, 40), min_size=1, max_size=4, unique=True).map(sorted),
+    st.lists(st.integers(0, 3), min_size=40, max_size=40),
+    THRESHOLD,
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 5),
+)
+@settings(max_examples=400, deadline=None)
+def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
+    lengths: list[int],
+    flags: list[bool],
+    seq_lens: list[int],
+    turns: list[int],
+    threshold: float,
+    count: int,
+    final: bool,
+    seed: int,
+) -> None:
+    must_go = flags[: len(lengths)]
+    buckets = [turn % len(seq_lens) for turn in turns]
+    order = permutation(len(lengths), seed)
+    batch_tokens = 2 * seq_lens[-1]
+    found = fill_batches(
+        np.array(lengths, dtype=np.int64), np.array(must_go, dtype=np.bool_), order,
+        np.array(seq_lens, dtype=np.int64), np.array(buckets, dtype=np.int8),
+        count, batch_tokens, threshold, final,
+    )  # fmt: skip
+    expected = scheduled_rows(
+        lengths, must_go, order.tolist(), seq_lens, buckets,
+        count=count, batch_tokens=batch_tokens, threshold=threshold, final=final,
+    )  # fmt: skip
+    segments = list(
+        zip(found.document.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)
+    )
+    ends = found.row_offsets.tolist()
+    rows = [segments[low:high] for low, high in pairwise(ends)]
+    assert rows == [row for batch in expected for row in batch]
+    assert np.diff(found.batches).tolist() == list(map(len, expected))
+
+
+def test_a_row_that_would_cut_a_document_waits_for_one_that_fits() -> None:
+    packer = Buckets(seq_lens=(16,), shares=(1,))
+    lengths = [13, 13, 13, 9, 7, 9, 7]
+    plan, _ = scheduled(packer, lengths, batch_tokens=16, carry=0.56)  # 32 of 71 tokens
+    assert sorted(map(sorted, rows_of(plan))) == [[(3, 0, 9), (4, 0, 7)], [(5, 0, 9), (6, 0, 7)]]
 
 
 @given(

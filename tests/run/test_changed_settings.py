@@ -18,6 +18,7 @@ from streampack.packing import (
     BestFitDecreasing,
     Buckets,
     Concat,
+    Decomposition,
     FirstFitDecreasing,
     Packer,
     Pad,
@@ -41,6 +42,7 @@ def lossless(seq_len: int) -> list[Packer]:
         Pad(seq_len=seq_len, atom=2 * seq_len),
         BestFitCrop(seq_len=seq_len, keep_cropped=True),
         Buckets(seq_lens=(seq_len // 4, seq_len), shares=(0.5, 0.5)),
+        Decomposition(seq_lens=(seq_len // 2, seq_len), shares=(0.5, 0.5)),
         Seamless(seq_len=seq_len, extra_capacity=0),
     ]
 
@@ -60,7 +62,7 @@ def stages(draw: st.DrawFn) -> dict[str, Any]:
         max_carries=draw(st.sampled_from([0, 2, 16])),
         carry=draw(st.sampled_from([0.0, 0.5, 0.9])),
     )
-    costs = [None] if isinstance(packer, Buckets) else [None, "attention"]
+    costs = [None, "attention"] if packer.follows_balance else [None]
     return {
         "packer": packer,
         "batch_tokens": batch_tokens,

@@ -14,7 +14,6 @@ from streampack.errors import ConfigError, PlanError, StreampackError
 from streampack.lane.lane import Lane
 from streampack.packing import (
     BestFitDecreasing,
-    Buckets,
     Packer,
     Plan,
     Selection,
@@ -195,7 +194,7 @@ def test_all_plans_are_held_against_all_rules_if_that_is_asked_for(
     with pytest.raises(PlanError, match=r"for round 6 .*check_plan"):
         run(Lane(config(), 0))
     for packer in PACKERS:
-        if isinstance(packer, Buckets):
+        if packer.needs_sample:
             packer = packer.with_sample(np.array(LENGTHS))
         run(Lane(lane_config(LENGTHS, packer, window=WindowConfig(rows=8)), 0))
 

@@ -70,7 +70,7 @@ class Buckets(Packer):
     warm_up: int = 0
     align: int | Sequence[int] = 1
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     follows_balance = False
 
@@ -189,12 +189,12 @@ class Buckets(Packer):
             ConfigError: the shares are neither given nor measured.
         """
         lengths = np.minimum(request.held, request.lengths)
-        must_go = (request.rounds_left <= 0) | request.final
+        must_go = request.rounds_left <= 0
         room = _aligned(lengths, self._multiple)
         batch_tokens, total = request.batch_tokens, int(room.sum())
         least_tokens = math.ceil((1 - request.carry) * int(request.held.sum()))
         count = max(min(-(-least_tokens // batch_tokens), total // batch_tokens), 1)
-        if must_go.all():
+        if request.final or must_go.all():
             count = max(-(-total // batch_tokens), 1)
         schedule = bucket_schedule(self.curriculum, request.schedule_seed)
         sizes = np.array(self.seq_lens, dtype=np.int64)
@@ -203,8 +203,9 @@ class Buckets(Packer):
         while True:
             buckets = schedule.buckets(request.step, at_most)
             found = fill_batches(
-                room, must_go, order, sizes, buckets, count, batch_tokens, self.padding_threshold
-            )
+                room, must_go, order, sizes, buckets, count, batch_tokens,
+                self.padding_threshold, request.final,
+            )  # fmt: skip
             if found.complete:
                 break
             at_most *= 2

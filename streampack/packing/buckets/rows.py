@@ -2,22 +2,28 @@
 
 Steps, batch by batch, each of the bucket its rotation has, row by row:
   1. A document opens the row: the first that there is of
-     - one that must go and belongs to the bucket (it is longer than the next smaller bucket);
+     - one that must go and belongs to the bucket (it is longer than the next smaller bucket, or
+       than half of the smallest);
      - any other that belongs to the bucket, in seeded random order;
      - the longest that fits and must go;
      - the longest that fits;
      - the head of the shortest of those that do not fit.
   2. The longest document that fits the room left is added, those that must go first, until none
      fits.
-  3. If room / bucket is above the threshold, the head of the shortest remaining document fills it.
-So long documents wait for their bucket, and documents are cut only where none fits the room. When
-the batches asked for are made and documents that must go are left, more batches follow: in these,
-the documents that must go open the rows, longest first, and are cut to fit.
+  3. If room / bucket is above the threshold, a row that was opened in random order is given up: its
+     documents are there again, but the one that opened it opens no other row by its turn. The head
+     of the shortest remaining document fills any other row.
+So long documents wait for their bucket, rows that would cut a document wait for one that fits, and
+documents are cut only where nothing else opens a row. When the batches asked for are made and
+documents that must go are left, more batches follow: in these, the documents that must go open the
+rows, longest first, and are cut to fit. At the end of a run batches follow until nothing is left.
 
-Documents open rows in random order, and not longest first as in the offline algorithm. What is not
-placed stays in the window, and it should not be the same lengths again and again.
+Documents open rows in random order, and not longest first as in the offline algorithm: what is not
+placed stays in the window, and it should not be the same lengths again and again. Short ones open
+none while there are longer ones, for they are what fills rows to the end.
 
-Cost: O(documents), one compiled pass. Keeps every token.
+Cost: one compiled pass, O(documents), and for each row that is given up the documents it had; every
+document opens at most one of those. Keeps every token.
 """
 
 from __future__ import annotations
@@ -105,6 +111,7 @@ def fill_batches(
     count: int,
     batch_tokens: int,
     threshold: float,
+    final: bool,
 ) -> BatchRows:
     """Rows for `count` batches and then for what must go, as long as documents are left.
 
@@ -115,6 +122,7 @@ def fill_batches(
         count: batches asked for.
         batch_tokens: a batch has ``batch_tokens // size`` rows.
         threshold: share of a row that may be padding.
+        final: everything must go, however long it may still wait.
     """
     stock = _fill(lengths, must_go, sizes[-1])
     queues = _line_up(lengths, must_go, order, sizes)
@@ -133,10 +141,13 @@ def fill_batches(
     batches = np.zeros(len(buckets) + 1, dtype=np.int64)
     made = 0
     rows = 0
-    while made < len(buckets):
+    complete = False
+    while True:
         late = made >= count
-        pressing = _longest(stock.pressing, sizes[-1]) >= 0
-        if not pressing and (late or _longest(stock.patient, sizes[-1]) < 0):
+        complete = _longest(stock.pressing, sizes[-1]) < 0
+        if not late or final:
+            complete = complete and _longest(stock.patient, sizes[-1]) < 0
+        if complete or made == len(buckets):
             break
         b = int(buckets[made])
         for _ in range(batch_tokens // sizes[b]):
@@ -149,7 +160,7 @@ def fill_batches(
         batches[made] = rows
     k = segments.used[0]
     return BatchRows(
-        made < len(buckets) or _longest(stock.pressing, sizes[-1]) < 0,
+        complete,
         row_offsets[: rows + 1],
         seq_len[:rows],
         segments.document[:k],
@@ -170,30 +181,46 @@ def _fill_row(
     threshold: float,
 ) -> bool:
     """One row of bucket b; False if no documents are left."""
-    room = sizes[b]
-    opener = _opener(stock, queues, sizes, b, late)
-    if opener < 0:
-        return False
-    room -= _place(stock, segments, opener, room)
-    while room > 0:
-        d = _longest(stock.pressing, room)
+    begin = segments.used[0]
+    while True:
+        opener = _opener(stock, queues, sizes, b, late)
+        if opener < 0:
+            return False
+        room = sizes[b] - _place(stock, segments, opener, sizes[b])
+        while room > 0:
+            d = _longest(stock.pressing, room)
+            if d < 0:
+                d = _longest(stock.patient, room)
+            if d < 0:
+                break
+            room -= _place(stock, segments, d, room)
+        d = _shortest(stock) if room / sizes[b] > threshold else -1
         if d < 0:
-            d = _longest(stock.patient, room)
-        if d < 0:
-            break
-        room -= _place(stock, segments, d, room)
-    if room / sizes[b] > threshold:
-        d = _shortest(stock)
-        if d >= 0:
+            return True
+        if queues.first[b] == queues.last[b] or queues.queue[queues.first[b]] != opener:
             _place(stock, segments, d, room)
-    return True
+            return True
+        queues.first[b] += 1
+        _give_up(stock, segments, begin)
+
+
+@kernel
+def _give_up(stock: _Stock, segments: _Segments, begin: int) -> None:
+    """Put back the documents of a row, all of them whole, whose segments begin at `begin`."""
+    while segments.used[0] > begin:
+        segments.used[0] -= 1
+        k = segments.used[0]
+        d = segments.document[k]
+        stock.left[d] = segments.stop[k] - segments.start[k]
+        stock.at[d] = segments.start[k]
+        _put_on(stock, d)
 
 
 @kernel
 def _opener(stock: _Stock, queues: _Queues, sizes: NDArray[np.int64], b: int, late: bool) -> int:
     """The document that opens a row of bucket b, or -1 if none is left."""
     size = sizes[b]
-    class_above = sizes[b - 1] if b > 0 else 0
+    class_above = sizes[b - 1] if b > 0 else sizes[0] // 2
     if late:
         d = _longest(stock.pressing, sizes[-1])
         if d >= 0:

@@ -1,0 +1,214 @@
+"""Decomposition: every document in pieces whose lengths are powers of two, a row for each of them.
+
+Steps:
+  1. A document is as many pieces of the largest bucket as it fills, and of what is left the powers
+     of two that add up to it, as far down as the smallest bucket. Less than that is its tail.
+  2. A piece is a row of its own, of the bucket that it fills to the last slot. Tails of several
+     documents share rows of the smallest bucket, the longest that fits first; or they are dropped
+     (`keep_tails`).
+  3. Online the schedule of `Buckets` says which bucket each batch has, and its rows are drawn at
+     random from the pieces of that length in the window. Where the window has none, shorter pieces
+     share a row; where these fill less than half of it, a part of a longer one does.
+  4. The pieces of a document are cut from it one after the other, in the order in which their rows
+     go.
+
+Cost: that of `Buckets`, for as many pieces as there are. Keeps every token, unless tails are
+dropped; cuts nearly every document; pads some rows of tails.
+
+Source: H. Pouransari et al., "Dataset Decomposition: Faster LLM Training with Variable Sequence
+Length Curriculum" (2024). Its released code cuts from 8,192 down to 256 and drops tails; it
+decomposes a corpus before training, so that any mixture of lengths can be drawn at any time, where
+a lane has only its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import offsets_of
+from streampack.errors import ConfigError
+from streampack.packing.buckets.packer import Buckets
+from streampack.packing.buckets.schedule import Curriculum
+from streampack.packing.overflow import checked_lengths
+from streampack.packing.packer import Packer
+from streampack.packing.plan import Plan
+from streampack.packing.request import Selection, WindowRequest
+
+__all__ = ["Decomposition", "powers_of_two"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decomposition(Packer):
+    """Rows of several lengths, each a piece of one document; batches after a schedule.
+
+    Args:
+        seq_lens: the buckets, tokens per row: powers of two, each twice the one before.
+        shares: share of the tokens (so of the batches) that each bucket gets: numbers, or a
+            `Curriculum` that changes them over training. None: measured on a sample of the corpus
+            when a dataset starts, and kept in its state.
+        warm_up: rotations over which the longer buckets come in one after another.
+        keep_tails: what is left of documents below the smallest bucket shares rows of it; False
+            drops it, and documents that are shorter whole.
+    """
+
+    seq_lens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
+    shares: Curriculum | Sequence[float] | None = None
+    warm_up: int = 0
+    keep_tails: bool = True
+
+    revision: ClassVar[int] = 1
+
+    follows_balance = False
+
+    def __post_init__(self) -> None:
+        buckets = self._buckets  # checks them
+        if not powers_of_two(buckets.seq_lens):
+            raise ConfigError(
+                f"seq_lens is {self.seq_lens!r}.",
+                "Documents are cut into powers of two, and each needs a bucket.",
+                "Pass for example seq_lens=(256, 512, 1024, 2048), or use Buckets.",
+            )
+        if not isinstance(self.keep_tails, bool):
+            raise ConfigError(
+                f"keep_tails is {self.keep_tails!r}.",
+                "It says whether what is below the smallest bucket stays.",
+                "Pass True or False.",
+            )
+        for name in ("seq_lens", "shares", "warm_up"):
+            object.__setattr__(self, name, getattr(buckets, name))
+
+    @property
+    def _buckets(self) -> Buckets:
+        """What packs pieces: it cuts one only to fill a row that is not half full."""
+        return Buckets(
+            seq_lens=self.seq_lens, padding_threshold=0.5, shares=self.shares, warm_up=self.warm_up
+        )
+
+    @property
+    def needs_sample(self) -> bool:
+        """True while the shares are not known."""
+        return self.shares is None
+
+    def with_sample(self, lengths: NDArray[np.int64]) -> Decomposition:
+        """The same with the token shares that the pieces of documents of these lengths (N,) have.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        sizes = self._pieces(checked_lengths(lengths)).sizes
+        return replace(self, shares=self._buckets.with_sample(sizes).shares)
+
+    def with_saved(self, description: Mapping[str, Any]) -> Decomposition:
+        """The same with the shares of a saved run that had the same buckets."""
+        return replace(self, shares=self._buckets.with_saved(description).shares)
+
+    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
+        """A row for every piece, the longest first, then rows of tails.
+
+        Neither `final` nor `seed` changes anything, for nothing here is random.
+        """
+        pieces = self._pieces(checked_lengths(lengths))
+        return pieces.joined(self._buckets.plan(pieces.sizes, final=final, seed=seed))
+
+    def plan_window(self, request: WindowRequest) -> Selection:
+        """Rows for the lane's next batches, each of the bucket that the schedule gives it.
+
+        Raises:
+            ConfigError: the shares are neither given nor measured.
+        """
+        held = np.minimum(request.held, request.lengths)
+        pieces = self._pieces(held, in_part=request.in_part)
+        some = replace(
+            request,
+            lengths=pieces.sizes,
+            remaining=pieces.sizes,
+            held=pieces.sizes,
+            delivered=np.zeros_like(pieces.sizes),
+            rounds_left=request.rounds_left[pieces.document],
+        )
+        found = self._buckets.plan_window(some)
+        return Selection(pieces.joined(found.plan), found.rows, found.batches)
+
+    def seq_len_at(self, step: int, *, schedule_seed: int) -> int:
+        """Tokens per row of batch number `step` of every lane, by the schedule."""
+        return self._buckets.seq_len_at(step, schedule_seed=schedule_seed)
+
+    def describe(self) -> dict[str, Any]:
+        """Class, parameters and algorithm revision."""
+        buckets = self._buckets.describe()
+        return {
+            "kind": "Decomposition",
+            "revision": self.revision,
+            "keep_tails": self.keep_tails,
+            **{name: buckets[name] for name in ("seq_lens", "shares", "warm_up")},
+        }
+
+    def _pieces(self, lengths: NDArray[np.int64], *, in_part: bool = False) -> _Pieces:
+        """The pieces of documents of these lengths (N,).
+
+        With `in_part` more follows of the last one, so only pieces of the largest bucket are known.
+        """
+        smallest, largest = self.seq_lens[0], self.seq_lens[-1]
+        sizes = np.array([*reversed(self.seq_lens), 0], dtype=np.int64)
+        counts = np.empty((len(lengths), len(sizes)), dtype=np.int64)
+        counts[:, 0] = lengths // largest
+        counts[:, 1:-1] = (lengths[:, None] & sizes[1:-1]) > 0
+        tails = lengths % smallest
+        counts[:, -1] = (tails > 0) & self.keep_tails
+        if in_part:
+            counts[-1, 1:] = tails[-1] = 0
+        document, kind = np.divmod(
+            np.repeat(np.arange(counts.size, dtype=np.int64), counts.ravel()), len(sizes)
+        )
+        sizes = np.where(sizes[kind] > 0, sizes[kind], tails[document])
+        return _Pieces(document, sizes, np.zeros_like(tails) if self.keep_tails else tails)
+
+
+def powers_of_two(seq_lens: tuple[int, ...]) -> bool:
+    """True if `seq_lens` are powers of two, each twice the one before."""
+    smallest = seq_lens[0]
+    doubled = tuple(smallest << i for i in range(len(seq_lens)))
+    return smallest & (smallest - 1) == 0 and seq_lens == doubled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pieces:
+    """Pieces of N documents.
+
+    Attributes:
+        document: (P,) int64, ascending; sizes: (P,) int64, tokens of each piece.
+        lost: (N,) int64, tokens at the end of each document that are no piece.
+    """
+
+    document: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    lost: NDArray[np.int64]
+
+    def joined(self, plan: Plan) -> Plan:
+        """A plan over the pieces as one over their documents.
+
+        Each document is cut in the order of the rows, so what no row holds of it is its tail. That
+        of dropped tokens goes with what is last of the document.
+        """
+        document = self.document[plan.document]
+        size = plan.stop - plan.start
+        order = np.argsort(document, kind="stable")
+        ends = np.cumsum(size[order])
+        counts = np.bincount(document, minlength=len(self.lost))
+        before = np.concatenate([[0], ends])[offsets_of(counts)[:-1]]
+        stop = np.empty_like(size)
+        stop[order] = ends - before[document[order]]
+        left = np.bincount(self.document, self.sizes, len(self.lost)).astype(np.int64)
+        np.subtract.at(left, document, size)
+        return replace(
+            plan,
+            document=document,
+            start=stop - size,
+            stop=stop,
+            dropped=np.where(left == 0, self.lost, 0),
+        )

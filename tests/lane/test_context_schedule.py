@@ -1,0 +1,278 @@
+"""ContextSchedule: windows by the number of the batch, rows and labels as without it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import (
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    ContextSchedule,
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    Topology,
+    WindowConfig,
+    sources,
+)
+from streampack.errors import ConfigError, StateError
+from streampack.window.context_schedule import cut_context
+from streampack.window.token_fields import derive_fields
+from tests.support.memory_source import heavy_tailed
+
+SEQ_LEN = 32
+SCHEDULE = ContextSchedule(start=5, end=SEQ_LEN, batches=30)
+
+
+def dataset(*, topology: Topology | None = None, **changes: Any) -> PackedDataset:
+    documents = [
+        [(7 * i + k) % 250 + 1 for k in range(n)] for i, n in enumerate(heavy_tailed(300, seed=4))
+    ]
+    options: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=SEQ_LEN),
+        "batch_tokens": 2 * SEQ_LEN,
+        "window": WindowConfig(rows=12),
+        "lanes": 2,
+        "topology": topology or Topology(),
+        "boundaries": SCHEDULE,
+    }
+
+    def part(lane: int, lanes: int) -> list[list[int]]:
+        return documents[lane::lanes]
+
+    return PackedDataset(sources.Iterable(part), **{**options, **changes})
+
+
+def number(batch: PackedBatch) -> int:
+    return batch.step * 2 + batch.lane
+
+
+def ends_without(batch: PackedBatch, attention: str) -> list[int]:
+    """Where attention segments end in the flattened rows, slot by slot, without a schedule."""
+    documents = batch.document_ids
+    ends = []
+    for row in range(batch.rows):
+        for slot in range(batch.seq_len):
+            last = slot + 1 == batch.seq_len
+            here, there = (documents[row, at].item() for at in (slot, slot if last else slot + 1))
+            other = here != there if attention == "document" else (here < 0) != (there < 0)
+            if last or other:
+                ends.append(row * batch.seq_len + slot + 1)
+    return ends
+
+
+@pytest.mark.parametrize("attention", ["document", "row"])
+@pytest.mark.parametrize(
+    "packer",
+    [
+        BestFitDecreasing(seq_len=SEQ_LEN),
+        Concat(seq_len=SEQ_LEN),
+        Buckets(seq_lens=(8, SEQ_LEN), shares=(1, 2)),
+    ],
+    ids=lambda packer: type(packer).__name__,
+)
+def test_segments_end_at_multiples_of_the_window_and_nothing_else_changes(
+    attention: Any, packer: Any
+) -> None:
+    found = list(dataset(attention=attention, packer=packer))
+    plain = list(dataset(attention=attention, packer=packer, boundaries=None))
+    assert len(found) == len(plain) > 40
+    for batch, other in zip(found, plain, strict=True):
+        for name in ("input_ids", "labels", "document_ids", "source_ids"):
+            assert getattr(batch, name).equal(getattr(other, name))
+        assert batch.num_loss_tokens == other.num_loss_tokens == (batch.labels >= 0).sum()
+        assert batch.composition == other.composition
+        assert batch.next_tokens(2).equal(other.next_tokens(2))
+        if not batch.num_documents:
+            continue
+        window = SCHEDULE.window_at(number(batch))
+        ends = set(ends_without(other, attention))
+        assert sorted(ends) == other.cu_seqlens[1:].tolist()
+        for row in range(batch.rows):
+            ends |= {row * batch.seq_len + at for at in range(window, batch.seq_len, window)}
+        assert batch.cu_seqlens.tolist() == [0, *sorted(ends)]
+        lengths = batch.cu_seqlens.diff()
+        assert batch.max_seqlen == lengths.max() <= window
+        starts = torch.repeat_interleave(batch.cu_seqlens[:-1], lengths)
+        assert batch.position_ids.view(-1).equal(torch.arange(len(starts)) - starts)
+        firsts = batch.document_ids.view(-1)[batch.cu_seqlens[:-1].long()]
+        assert batch.sum_squared_lengths == (lengths[firsts >= 0].long() ** 2).sum()
+    assert found[0].max_seqlen == 5
+    assert found[-1].cu_seqlens.equal(plain[-1].cu_seqlens)  # it has grown to the row
+
+
+def allowed(batch: PackedBatch) -> torch.Tensor:
+    """(T, T) bool: which slots each slot attends to, by `cu_seqlens`."""
+    slots = batch.rows * batch.seq_len
+    segment = torch.bucketize(torch.arange(slots), batch.cu_seqlens[1:].long(), right=True)
+    return (segment[:, None] == segment[None]) & torch.ones(slots, slots).tril().bool()
+
+
+def by_segment(segment: torch.Tensor) -> torch.Tensor:
+    return (segment[:, None] == segment[None]) & torch.ones(
+        len(segment), len(segment)
+    ).tril().bool()
+
+
+@pytest.mark.parametrize("attention", ["document", "row"])
+def test_every_form_has_the_same_boundaries(attention: Any) -> None:
+    batches = [b for b in dataset(attention=attention) if b.num_documents][:10]
+    for batch in batches:
+        mask = allowed(batch)
+        slots = len(mask)
+        filled = batch.document_ids.view(-1) >= 0
+        restarts = (batch.position_ids.view(-1) == 0).cumsum(0)  # as eager, SDPA and torchtitan
+        assert by_segment(restarts).equal(mask)
+        assert by_segment(batch.seq_idx.view(-1)).equal(mask)
+        block = batch.flex(block_size=16)
+        at = torch.arange(slots)
+        zero = torch.tensor(0)
+        assert block.mask_mod(zero, zero, at[:, None], at[None]).equal(mask)
+        hf = batch.hf()
+        assert hf["cu_seq_lens_q"].equal(batch.cu_seqlens)
+        assert hf["max_length_q"] == batch.max_seqlen
+        assert batch.fla()["cu_seqlens_cpu"].tolist() == batch.cu_seqlens.tolist()
+        megatron = batch.packed_seq_params()
+        assert megatron["cu_seqlens_q"].equal(batch.cu_seqlens)
+        arrays = batch.numpy()
+        row = np.arange(slots) // batch.seq_len * slots
+        segment = torch.from_numpy(arrays["inputs_segmentation"].reshape(-1) + row)
+        both = filled[:, None] & filled[None]
+        assert (by_segment(segment) & both).equal(mask & both)
+        following = batch.labels.view(-1)[1:]
+        targets = torch.from_numpy(arrays["targets"].reshape(-1))[:-1]
+        counts = torch.from_numpy(arrays["targets_segmentation"].reshape(-1))[:-1] > 0
+        assert counts.equal(following >= 0)
+        assert targets[counts].long().equal(following[counts])
+        shifted = batch.megatron()
+        assert int(shifted["loss_mask"].sum()) == batch.num_loss_tokens
+        samples = batch.samples()
+        assert [int(s["original_seq_len"]) for s in samples] == [
+            int(high - low)
+            for low, high in zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
+            if filled[low]
+        ]
+        assert sum(int(s["loss_mask"].sum()) for s in samples) == batch.num_loss_tokens
+
+
+def test_fields_made_on_a_device_are_those_made_on_the_host() -> None:
+    for batch in list(dataset())[:12]:
+        moved = batch._moved(lambda buffer: buffer.clone())
+        for name in ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens"):
+            assert getattr(moved, name).equal(getattr(batch, name))
+        assert moved.next_tokens(3).equal(batch.next_tokens(3))
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_labels_and_counts_are_those_of_the_rows_that_are_cut(data: Any) -> None:
+    batch = data.draw(st.sampled_from(PLAIN))
+    window = data.draw(st.integers(1, SEQ_LEN + 3))
+    packed = batch._packed
+    cut = cut_context(packed, window)
+    before, after = derive_fields(packed), derive_fields(cut)
+    assert np.array_equal(before.wide[[0, 2]], after.wide[[0, 2]])
+    assert np.array_equal(before.document_ids, after.document_ids)
+    assert after.wide[1].max() < window
+    assert set(packed.cu_seqlens) <= set(cut.cu_seqlens) <= set(cut.boundaries)
+
+
+PLAIN = list(dataset(boundaries=None))[:20]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_batch_has_its_window_on_any_number_of_ranks_and_workers(ranks: int) -> None:
+    expected = {number(b): b.cu_seqlens.tolist() for b in dataset() if b.num_documents}
+    found = {}
+    for rank in range(ranks):
+        topology = Topology(rank=rank, world_size=ranks)
+        for batch in dataset(topology=topology):
+            if batch.num_documents:
+                found[number(batch)] = batch.cu_seqlens.tolist()
+    assert found == expected
+
+
+def test_a_run_goes_on_with_the_windows_that_were_to_follow() -> None:
+    batches = list(PackedLoader(dataset()))
+    loader = PackedLoader(dataset(), num_workers=1)
+    coming = iter(loader)
+    for _ in range(9):
+        next(coming)
+    state = json.loads(json.dumps(loader.state_dict()))
+    coming.close()
+    again = PackedLoader(dataset())
+    again.load_state_dict(state)
+    rest = list(again)
+    assert [b.cu_seqlens.tolist() for b in rest] == [b.cu_seqlens.tolist() for b in batches[9:]]
+    other = PackedLoader(dataset(boundaries=ContextSchedule(start=6, end=SEQ_LEN, batches=30)))
+    with pytest.raises(StateError, match=r"boundaries\.start"):
+        other.load_state_dict(state)
+    with pytest.raises(StateError, match="boundaries"):
+        PackedLoader(dataset(boundaries=None)).load_state_dict(state)
+
+
+@given(st.integers(1, 500), st.integers(0, 500), st.integers(1, 300), st.integers(1, 40))
+def test_a_window_grows_linearly_and_is_rounded_up(
+    start: int, more: int, batches: int, multiple: int
+) -> None:
+    end = -(-(start + more) // multiple) * multiple
+    schedule = ContextSchedule(start=start, end=end, batches=batches, multiple=multiple)
+    windows = [schedule.window_at(batch) for batch in range(batches + 3)]
+    for batch, window in enumerate(windows):
+        exact = start + (end - start) * min(batch, batches) / batches
+        assert window % multiple == 0
+        assert exact - 1e-6 <= window < exact + multiple + 1e-6
+    assert windows == sorted(windows)
+    assert windows[batches] == end
+    assert windows[0] == math.ceil(start / multiple) * multiple
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"boundaries": 512}, "Pass a ContextSchedule"),
+        ({"balance": "attention"}, "Leave out balance= or boundaries="),
+        (
+            {"packer": BestFitDecreasing(seq_len=SEQ_LEN, align=4)},
+            r"ContextSchedule\(multiple=4\)",
+        ),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_go_together_are_refused(changes: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        dataset(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"start": 0}, {"start": 64}, {"end": 33, "multiple": 2}, {"batches": 0}, {"start": 2.5}],
+    ids=str,
+)
+def test_senseless_schedules_are_refused(changes: Any) -> None:
+    with pytest.raises(ConfigError):
+        ContextSchedule(**{"start": 4, "end": 32, "batches": 10, **changes})
+
+
+def test_windows_of_aligned_documents_are_split_over_context_parallel_ranks() -> None:
+    schedule = ContextSchedule(start=4, end=SEQ_LEN, batches=30, multiple=4)
+    packer = BestFitDecreasing(seq_len=SEQ_LEN, align=4)
+    for batch in list(dataset(packer=packer, boundaries=schedule))[:15]:
+        parts = [batch.context_parallel("zigzag", cp_size=2, cp_rank=rank) for rank in (0, 1)]
+        slots = torch.cat([part["slots"] for part in parts])
+        assert sorted(slots.tolist()) == list(range(batch.rows * batch.seq_len))
+        labels = torch.cat([part["shift_labels"].view(-1) for part in parts])
+        assert (labels >= 0).sum() == batch.num_loss_tokens
+
+
+def test_it_shows_in_the_repr() -> None:
+    assert "boundaries=ContextSchedule(start=5, end=32, batches=30" in repr(dataset())
