@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from streampack.conversion.mosaic import streaming_module
+from streampack.conversion.payloads import Payload
 from streampack.errors import ConfigError
 
-__all__ = ["MDSShards", "Payload", "ShardWriter", "TarShards", "shard_writer"]
-
-#: Content of one document: token ids, or text.
-Payload = NDArray[np.generic] | str
+__all__ = ["MDSShards", "ParquetShards", "ShardWriter", "TarShards", "shard_writer"]
 
 
 @dataclass(frozen=True)
@@ -147,6 +146,35 @@ class TarShards(ShardWriter):
         return file, {"basename": file.name, "samples": len(documents)}
 
 
+class ParquetShards(ShardWriter):
+    """Parquet shards with one column, `tokens` or `text`, in row groups of 4,096 documents."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` for a compression that Parquet does not know."""
+        if self.compression not in (None, "zstd", "gz", "br", "snappy"):
+            raise ConfigError(
+                f'Parquet knows no compression "{self.compression}".',
+                "The shards cannot be written.",
+                "Use zstd, gz, br or snappy, or leave --compression out.",
+            )
+
+    def write(
+        self, folder: Path, shard: int, first: int, documents: Sequence[Payload]
+    ) -> tuple[Path, Any]:
+        """Write ``part-00012.parquet``."""
+        if self.dtype == "str":
+            table = pa.table({"text": pa.array(documents, pa.large_string())})
+        else:
+            offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+            ids = np.concatenate([np.zeros(0, self.dtype), *documents]).astype(self.dtype)
+            table = pa.table({"tokens": pa.LargeListArray.from_arrays(offsets, pa.array(ids))})
+        file = folder / f"part-{shard:05}.parquet"
+        known = {None: "none", "gz": "gzip", "br": "brotli"}
+        compression = known.get(self.compression, self.compression)
+        pq.write_table(table, file, row_group_size=4096, compression=compression)
+        return file, {"basename": file.name, "samples": len(documents)}
+
+
 def _member(document: Payload) -> tuple[str, bytes]:
     if isinstance(document, str):
         return "txt", document.encode()
@@ -161,8 +189,10 @@ def shard_writer(to: str, dtype: str, compression: str | None) -> ShardWriter:
         return MDSShards(dtype, compression)
     if to == "webdataset":
         return TarShards(dtype, compression)
+    if to == "parquet":
+        return ParquetShards(dtype, compression)
     raise ConfigError(
         f'"{to}" is not a format to convert to.',
         "There is no writer for it.",
-        "Use mds or webdataset.",
+        "Use mds, webdataset or parquet.",
     )
