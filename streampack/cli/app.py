@@ -10,6 +10,7 @@ from streampack import __version__
 from streampack.cli.compare import compare
 from streampack.cli.convert import convert
 from streampack.cli.demo import demo
+from streampack.cli.order import order
 from streampack.cli.replay import replay
 from streampack.cli.warm import warm
 from streampack.cli.where import where
@@ -46,6 +47,7 @@ def _program(
 app.command("compare")(compare)
 app.command("convert")(convert)
 app.command("demo", add_help_option=False, context_settings=_PASSED_ON)(demo)
+app.command("order")(order)
 app.command("replay")(replay)
 app.command("warm")(warm)
 app.command("where")(where)

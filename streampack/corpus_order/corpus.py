@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,7 @@ class Corpus:
     work: Work
     parts: int
     _opened: dict[int, Part] = field(default_factory=dict, repr=False, compare=False)
-    _mapped: dict[int, NDArray[np.float16]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _mapped: dict[int, NDArray[np.float16]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def gather_notes(cls, work: Work, parts: int) -> Corpus:
@@ -139,7 +138,7 @@ class Corpus:
         part = np.searchsorted(self.first, ids, side="right") - 1
         order = np.argsort(part, kind="stable")
         bounds = np.flatnonzero(np.diff(part[order], prepend=-1, append=-1))
-        for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+        for low, high in pairwise(bounds.tolist()):
             yield int(part[order[low]]), order[low:high]
 
     def lengths(self) -> NDArray[np.int64]:

@@ -13,6 +13,8 @@ Cost: what the pairs take. Lost: pairs that the search does not find, and that s
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -96,15 +98,13 @@ def choose_duplicates(job: CorpusOrder) -> None:
     job.files.save("duplicates/duplicate_of.npy", duplicate_of)
 
 
-def _without(
-    pairs: NDArray[np.int64], known: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
+def _without(pairs: NDArray[np.int64], known: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     keys = pairs[:, 0] * count + pairs[:, 1]
     return pairs[~np.isin(keys, known[:, 0] * count + known[:, 1])]
 
 
 def _are_alike(
-    job: CorpusOrder, corpus: Corpus, pairs: NDArray[np.integer], *, only_whole: bool = False
+    job: CorpusOrder, corpus: Corpus, pairs: NDArray[Any], *, only_whole: bool = False
 ) -> NDArray[np.bool_]:
     """(M,) whether the pairs (M, 2) exceed the threshold, as embedded and as whole documents."""
     wanted = job.files.load("duplicates/wanted.npy")

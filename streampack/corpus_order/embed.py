@@ -77,7 +77,9 @@ def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) ->
                 dimension = vectors.shape[1]
                 header = {"descr": "<f2", "fortran_order": False}
                 shape = (len(part.offsets) - 1, dimension)
-                np.lib.format.write_array_header_2_0(file, {**header, "shape": shape})
+                np.lib.format.write_array_header_2_0(  # type: ignore[no-untyped-call]
+                    file, {**header, "shape": shape}
+                )
             if vectors.shape[1] != dimension:
                 raise _other_dimension(
                     vectors.shape[1],

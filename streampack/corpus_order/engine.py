@@ -70,7 +70,8 @@ class OnRay:
         ray = self._ray
         remote = ray.remote(max_retries=RETRIES)(function)
         shared = ray.put(job)
-        waiting, running, done = deque(tasks), {}, 0
+        waiting, done = deque(tasks), 0
+        running: dict[Any, tuple[int, ...]] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < self._width:

@@ -4,11 +4,11 @@ Steps:
   1. A sample of the vectors trains the lists of an inverted file and a product quantizer, here.
   2. By shard of the index, that of consecutive parts: their vectors are added to a copy.
 
-The rule, which gives the paper's numbers for its 235 million documents (appendix A.2: 32,768 lists,
-trained on 48 vectors for each, 64 lists searched): lists grow with the square root of the number of
-documents, and are a power of two. Codes have half a byte for every two numbers of a vector where the
-paper has a byte for three: faiss scans those many times faster on a CPU, and `search` computes the
-similarities of what it finds again.
+The rule, which gives the paper's numbers for its 235 million documents (appendix A.2: 32,768
+lists, trained on 48 vectors for each, 64 lists searched): lists grow with the square root of the
+number of documents, and are a power of two. Codes have half a byte for every two numbers of a
+vector where the paper has a byte for three: faiss scans those many times faster on a CPU, and
+`search` computes the similarities of what it finds again.
 """
 
 from __future__ import annotations

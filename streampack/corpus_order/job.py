@@ -108,8 +108,8 @@ class _Run:
             pairs = [(s, p) for s in range(shards) for p in parts]
             self._tasks(search.search_part, pairs, "search/{0:05}.{1:05}.npy")
         with self._timed("duplicates"):
-            tasks = [(shards, p) for p in parts]
-            self._tasks(duplicates.find_pairs, tasks, "duplicates/{1:05}.pairs.npy")
+            pairs = [(shards, p) for p in parts]
+            self._tasks(duplicates.find_pairs, pairs, "duplicates/{1:05}.pairs.npy")
             self._here(duplicates.gather_wanted, "duplicates/wanted.npy")
             tasks = [(p,) for p in parts]
             self._tasks(duplicates.embed_whole, tasks, "duplicates/{0:05}.whole.npy")

@@ -118,9 +118,7 @@ def _mean(corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]) -> 
     return total / max(len(left), 1)
 
 
-def _within_rows(
-    corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> float:
+def _within_rows(corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> float:
     """Mean cosine of all pairs of documents in rows along the path."""
     row_units = ROW_TOKENS * (BYTES_PER_TOKEN if corpus.dtype == "str" else 1)
     row = np.cumsum(lengths[order]) // row_units  # of the end of each document

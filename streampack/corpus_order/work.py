@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,7 @@ class Work:
 
     def load(self, name: str, *, in_memory: bool = False) -> NDArray[Any]:
         """An array; left on the disk unless it is wanted in memory."""
-        mode = None if in_memory else "r"
+        mode: Literal["r"] | None = None if in_memory else "r"
         return np.asarray(np.load(self.path(name), mmap_mode=mode, allow_pickle=False))
 
     def note(self, name: str, content: dict[str, Any]) -> None:

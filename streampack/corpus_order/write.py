@@ -35,9 +35,7 @@ def plan_shards(job: CorpusOrder) -> int:
 
 
 @kernel
-def cut_shards(
-    sizes: NDArray[np.int64], runs: NDArray[np.int64], limit: int
-) -> NDArray[np.int64]:
+def cut_shards(sizes: NDArray[np.int64], runs: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
     """(S,) int64 where shards begin among documents of these sizes (M,).
 
     Args:
