@@ -209,13 +209,15 @@ def measure_rates(job: CorpusOrder) -> Rates:
     some = many[:512]
     _, exact_s = _timed(lambda: faiss.knn(some, many, 31, metric=faiss.METRIC_INNER_PRODUCT))
     scanned = _scan_rate(faiss, many)
-    near = rng.integers(0, len(many), (512, 30))
-    cosines = np.zeros(near.shape)
-    norms = squared_norms(many)
-    compute_cosines(many[:2], norms[:2], near[:1] % 2, cosines)
-    _, refined_s = _timed(
-        lambda: compute_cosines(np.concatenate([some, many[near.ravel()]]), norms, near, cosines)
-    )
+    near = rng.integers(0, len(many), (len(some), 30))
+    at = len(some) + np.arange(near.size).reshape(near.shape)
+    cosines, norms = np.zeros(near.shape), squared_norms(many)
+    compute_cosines(many, norms, near[:1], cosines)
+
+    def refine() -> None:
+        compute_cosines(np.concatenate([some, many[near.ravel()]]), norms, at, cosines)
+
+    _, refined_s = _timed(refine)
     return Rates(
         dimension=dimension,
         mean_units=float(part.offsets[-1]) / count,
