@@ -161,7 +161,7 @@ def judge_planted(
     found = len(dropped.intersection(near.tolist()))
     print(
         f"planted copies above the threshold found: {found:,} of {len(near):,} "
-        f"({100 * found / max(len(near), 1):.2f} %); dropped: {len(dropped):,}, of these no copies: "
+        f"({100 * found / max(len(near), 1):.2f} %); dropped: {len(dropped):,}, no copies: "
         f"{len(dropped.difference(copies.tolist())):,}"
     )
     share = 1 / len(np.unique(topics))

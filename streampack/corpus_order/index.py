@@ -55,7 +55,8 @@ def shape_of(documents: int, dimension: int) -> Shape:
     lists = 1 << max(round(float(power)), 0)
     sample = min(max(SAMPLE_PER_LIST * lists, LEAST_SAMPLE), documents)
     width = -(-dimension // 4) * 4
-    return Shape(min(lists, documents), min(PAPER_PROBES, lists), sample, width, width // 4)
+    lists = min(lists, documents)
+    return Shape(lists, min(PAPER_PROBES, lists), sample, width, width // 4)
 
 
 def padded(vectors: NDArray[Any], dimension: int) -> NDArray[np.float32]:
