@@ -6,7 +6,7 @@
 "planted" makes short documents of topics with vocabularies of their own, and copies of some of them
 with one token in fifty replaced; "files" takes text files of this machine (sources, manuals,
 documentation), each cut to its first 6,000 characters, in random order. Both are written as Parquet
-and put in order by `order_corpus`, whose summary is printed. With --compare the same documents are
+and put in order by `run_job`, whose summary is printed. With --compare the same documents are
 ordered in windows (`SimilarityOrder`) of several sizes and by exact search too, and the mean cosine
 of documents side by side is printed for each.
 
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from streampack import SimilarityOrder, sources
 from streampack.conversion.destination import Destination
-from streampack.corpus_order import CorpusOrder, Summary, order_corpus
+from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.documents import Documents
 from streampack.ordering import HashedNgrams
 from streampack.ordering.embedding import heads
@@ -251,7 +251,7 @@ def main() -> None:
         )
         print(f"corpus of {file.stat().st_size / 1e6:,.0f} MB, {job.num_parts} parts", flush=True)
         began = time.monotonic()
-        summary = order_corpus(job, workers=options.workers)
+        summary = run_job(job, workers=options.workers)
         report(summary, time.monotonic() - began)
         if options.corpus == "planted":
             judge_planted(out, in_memory(file), topics, originals)

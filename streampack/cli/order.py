@@ -14,7 +14,7 @@ from streampack.cli.convert import Format, Ids, OnError, parse_bytes
 from streampack.cli.options import Column, EndToken, Integers, TextField, TokensField
 from streampack.cli.say import say
 from streampack.conversion.destination import Destination
-from streampack.corpus_order import CorpusOrder, Summary, order_corpus
+from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
 from streampack.corpus_order.plan import plan_corpus
 from streampack.errors import ConfigError
@@ -152,7 +152,7 @@ def order(
                 bar.start_task(shown[stage])
             bar.update(shown[stage], completed=done, total=total)
 
-        summary = order_corpus(job, address=address, workers=workers, report=report)
+        summary = run_job(job, address=address, workers=workers, report=report)
     for line in _words(summary, destination):
         say(console, line)
     console.print(_stages(summary))

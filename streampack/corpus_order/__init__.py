@@ -4,8 +4,8 @@ Knows sources, embeddings, neighbours and the writers of shards; it does not kno
 training. One file per stage: embed, index, search, duplicates, path, write; `job` runs them.
 """
 
-from streampack.corpus_order.job import order_corpus
+from streampack.corpus_order.job import order_corpus, run_job
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary
 
-__all__ = ["CorpusOrder", "Summary", "order_corpus"]
+__all__ = ["CorpusOrder", "Summary", "order_corpus", "run_job"]

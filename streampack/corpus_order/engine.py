@@ -7,6 +7,7 @@ that is lost with its worker is simply done again.
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from streampack.errors import ConfigError, StreampackError, WorkerError
 
 __all__ = ["Engine", "opened"]
 
+ANSWER_S = 10.0
 RETRIES = 3  # of a task whose worker was lost
 OBJECT_STORE_BYTES = 128 << 20  # a job and its tasks' numbers travel, and no data
 
@@ -141,10 +143,13 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     if address is not None:
         try:
+            host, colon, port = address.rpartition("://")[2].rpartition(":")
+            if colon:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
             ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, SystemExit) as error:  # Ray gives up by exiting
             raise ConfigError(
-                f'No Ray cluster answers at "{address}": {str(error).splitlines()[0]}',
+                f'No Ray cluster answers at "{address}": {error}',
                 "There are no workers.",
                 "Check the address (ray start prints it), or leave --address out to use this "
                 "machine.",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.conversion.destination import Destination
 from streampack.corpus_order import duplicates, embed, index, path, search, write
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.engine import Engine, opened
@@ -22,35 +23,45 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.errors import ConfigError
 from streampack.ordering.approximate import require_faiss
+from streampack.reading.base import Source
+from streampack.reading.options import Reading
+from streampack.sources.infer import open as open_source
 
-__all__ = ["STAGES", "order_corpus"]
+__all__ = ["STAGES", "order_corpus", "run_job"]
 
 STAGES = ("embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
+IN_ORDER = Reading(open_shards=1)
 
 Report = Callable[[str, int, int], None]
 
 
 def order_corpus(
-    job: CorpusOrder,
+    source: Any,
+    destination: str,
     *,
     address: str | None = None,
     workers: int | None = None,
     report: Report = lambda stage, done, total: None,
+    **settings: Any,
 ) -> Summary:
     """Write a corpus in an order in which related documents lie side by side.
 
-    The same job goes on where it was stopped and gives the same shards, with any number of workers.
-    On another machine faiss may find other neighbours.
+    Called again after it was stopped, it goes on, and ends with the same shards: with any number
+    of workers, on one machine. On another one faiss may find other neighbours.
 
     Args:
-        job: what to do.
+        source: what `PackedDataset` takes, but no mixture; it must be readable more than once.
+        destination: folder or URL for the shards; empty, or holding an unfinished run of the same
+            settings. Beside the shards it gets ``_order/`` with `summary.json`,
+            `duplicates.jsonl` and `runs.npy`, the numbers of the documents with which runs begin.
         address: of a Ray cluster, whose machines see the same files; None starts Ray here, or uses
             what this process has started.
         workers: of Ray on this machine; None is one for each core, 0 does it all in this process,
             without Ray.
-        report: called with a stage and how many of its tasks are done.
+        report: called with a stage, how many of its tasks are done, and how many there are.
+        settings: of `CorpusOrder`.
 
     Raises:
         ConfigError: the destination is not empty, or holds another job; a setting cannot work; an
@@ -59,6 +70,19 @@ def order_corpus(
         StorageError: reading or writing failed; run the same again to go on.
         WorkerError: Ray lost the workers of a task again and again.
     """
+    opened_source = source if isinstance(source, Source) else open_source(source, reading=IN_ORDER)
+    job = CorpusOrder(source=opened_source, destination=Destination(destination), **settings)
+    return run_job(job, address=address, workers=workers, report=report)
+
+
+def run_job(
+    job: CorpusOrder,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    report: Report = lambda stage, done, total: None,
+) -> Summary:
+    """Run a job to its end, or go on with it; see `order_corpus`."""
     require_faiss()
     job.source.prepare()
     _begin(job)

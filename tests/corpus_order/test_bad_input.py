@@ -13,7 +13,7 @@ import pytest
 
 from streampack import sources
 from streampack.conversion.destination import Destination
-from streampack.corpus_order import CorpusOrder, order_corpus
+from streampack.corpus_order import CorpusOrder, run_job
 from streampack.errors import ConfigError
 from streampack.ordering import TextEmbedder, TokenEmbedder
 from tests.support.ordered_corpora import make_job, shards_of, write_parquet, write_topics
@@ -26,7 +26,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def refused(job: CorpusOrder, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        order_corpus(job, workers=0)
+        run_job(job, workers=0)
 
 
 def embedder(change: Callable[[np.ndarray], Any]) -> TokenEmbedder:
@@ -98,7 +98,7 @@ def test_an_embedder_of_texts_sees_the_first_words(tmp_path: Path) -> None:
     job = make_job(
         source, tmp_path / "out", embedder=TextEmbedder("own", embed), first_tokens=3, parts=1
     )
-    order_corpus(job, workers=0)
+    run_job(job, workers=0)
     assert seen == ["one two,", "", "eins", "  zwei  drei vier"]
 
 
@@ -120,7 +120,7 @@ def test_a_destination_that_is_not_empty_is_refused(corpus: Path, tmp_path: Path
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "other.txt").write_text("mine")
     refused(make_job(corpus, tmp_path / "out"), "no unfinished order")
-    order_corpus(make_job(corpus, tmp_path / "done"), workers=0)
+    run_job(make_job(corpus, tmp_path / "done"), workers=0)
     refused(make_job(corpus, tmp_path / "done"), "no unfinished order")
 
 
@@ -134,7 +134,7 @@ def stopped(job: CorpusOrder) -> None:
             raise StopError
 
     with pytest.raises(StopError):
-        order_corpus(job, workers=0, report=report)
+        run_job(job, workers=0, report=report)
 
 
 @pytest.mark.parametrize(
@@ -185,14 +185,14 @@ def test_settings_out_of_their_range_are_refused(
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from streampack.corpus_order import order_corpus
+from streampack.corpus_order import run_job
 from streampack.errors import StorageError
 from tests.support.ordered_corpora import make_job
 
 job = make_job(Path(sys.argv[1]), Path(sys.argv[2]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
 try:
-    order_corpus(job, workers=0)
+    run_job(job, workers=0)
 except StorageError as error:
     print(error)
 """
@@ -208,8 +208,8 @@ def test_where_nothing_more_can_be_written_it_says_so_and_goes_on_later(
     )  # fmt: skip
     assert "cannot be written: File too large" in run.stdout
     assert "--plan" in run.stdout
-    order_corpus(make_job(corpus, out), workers=0)
-    order_corpus(make_job(corpus, tmp_path / "whole"), workers=0)
+    run_job(make_job(corpus, out), workers=0)
+    run_job(make_job(corpus, tmp_path / "whole"), workers=0)
     assert shards_of(out) == shards_of(tmp_path / "whole")
 
 
@@ -218,4 +218,4 @@ def test_without_ray_it_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"streampack\[order\]"):
-        order_corpus(make_job(corpus, tmp_path / "out"))
+        run_job(make_job(corpus, tmp_path / "out"))

@@ -12,7 +12,7 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, Tokenizer, TokenRules, sources
 from streampack.conversion.destination import Destination
-from streampack.corpus_order import CorpusOrder, order_corpus
+from streampack.corpus_order import CorpusOrder, run_job
 from streampack.corpus_order.job import STAGES
 from streampack.ordering import HashedNgrams
 from streampack.packing import Concat
@@ -39,7 +39,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "out"
-    order_corpus(make_job(corpus, out), workers=0)
+    run_job(make_job(corpus, out), workers=0)
     return out
 
 
@@ -50,7 +50,7 @@ def listed(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("to", ["mds", "webdataset", "parquet"])
 def test_every_document_is_in_the_shards_or_listed(corpus: Path, tmp_path: Path, to: str) -> None:
-    summary = order_corpus(make_job(corpus, tmp_path / "out", to=to), workers=0)
+    summary = run_job(make_job(corpus, tmp_path / "out", to=to), workers=0)
     read = documents_of(corpus)
     assert summary.documents == len(read) == summary.written + summary.duplicates
     named = {"mds": {"column": "tokens"}, "webdataset": {"key": "npy"}, "parquet": {}}[to]
@@ -94,7 +94,7 @@ def test_of_a_hundred_copies_one_stays_though_the_search_finds_few_of_them(
     arrays = [documents.document(i) for i in range(60)]
     arrays += [arrays[7].copy() for _ in range(100)]
     source = write_parquet(tmp_path / "in", arrays)
-    summary = order_corpus(make_job(source, tmp_path / "out", k=2), workers=0)
+    summary = run_job(make_job(source, tmp_path / "out", k=2), workers=0)
     assert summary.duplicates == 100
     assert len(set(documents_of(tmp_path / "out"))) == summary.written == 60
 
@@ -102,7 +102,7 @@ def test_of_a_hundred_copies_one_stays_though_the_search_finds_few_of_them(
 def test_the_path_is_that_of_the_reference(tmp_path: Path) -> None:
     documents, _ = topical(150)
     source = write_parquet(tmp_path / "in", [documents.document(i) for i in range(150)])
-    order_corpus(make_job(source, tmp_path / "out", k=4, duplicate_threshold=1), workers=0)
+    run_job(make_job(source, tmp_path / "out", k=4, duplicate_threshold=1), workers=0)
     vectors = unit(HashedNgrams()(documents))
     cosines = np.rint(vectors @ vectors.T * 2**22) / 2**22  # as float32 keeps them, about
     _, _, nearest = reference.neighbours(cosines, 4, 2.0)
@@ -123,7 +123,7 @@ def test_most_documents_side_by_side_share_their_topic(corpus: Path, whole: Path
 def test_the_inverted_file_finds_nearly_what_comparing_every_pair_finds(
     corpus: Path, whole: Path, tmp_path: Path
 ) -> None:
-    found = order_corpus(make_job(corpus, tmp_path / "out", search="faiss"), workers=0)
+    found = run_job(make_job(corpus, tmp_path / "out", search="faiss"), workers=0)
     exact = json.loads((whole / "_order" / "summary.json").read_text())
     assert found.duplicates == exact["duplicates"]
     assert found.neighbours > exact["neighbours"] - 0.02
@@ -140,7 +140,7 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_shards(
 ) -> None:
     job = make_job(corpus, tmp_path / "whole", search=search)
     events: list[tuple[str, int, int]] = []
-    order_corpus(job, workers=0, report=lambda *event: events.append(event))
+    run_job(job, workers=0, report=lambda *event: events.append(event))
     assert {stage for stage, _, _ in events} == set(STAGES)
     expected = shards_of(tmp_path / "whole")
     if search == "exact":
@@ -156,8 +156,8 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_shards(
                     raise StopError
 
             with pytest.raises(StopError):
-                order_corpus(make_job(corpus, out, search=search), workers=0, report=report)
-        order_corpus(make_job(corpus, out, search=search), workers=0)
+                run_job(make_job(corpus, out, search=search), workers=0, report=report)
+        run_job(make_job(corpus, out, search=search), workers=0)
         assert shards_of(out) == expected
 
 
@@ -167,7 +167,7 @@ def test_texts_stay_texts_and_are_compared_by_their_words(tmp_path: Path) -> Non
     texts = [" ".join(rng.choice(words[i % 4], 40)) + "。" for i in range(80)]
     texts.append(texts[5])
     source = write_parquet(tmp_path / "in", texts)
-    summary = order_corpus(make_job(source, tmp_path / "out"), workers=0)
+    summary = run_job(make_job(source, tmp_path / "out"), workers=0)
     assert summary.duplicates == 1
     found = documents_of(tmp_path / "out")
     assert sorted(found) == sorted(texts[:-1])
@@ -180,7 +180,7 @@ def test_a_tokenizer_makes_ids_of_texts(tmp_path: Path) -> None:
     source = write_parquet(tmp_path / "in", texts)
     tokenizer = Tokenizer(byte_tokenizer(), eos_id=256)
     job = make_job(source, tmp_path / "out", tokenizer=tokenizer, duplicate_threshold=1)
-    order_corpus(job, workers=0)
+    run_job(job, workers=0)
     expected = [(*text.encode(), 256) for text in texts]
     decoded = [
         (*tokenizer.decode(np.array(ids[:-1])).encode(), ids[-1])
@@ -194,7 +194,7 @@ def test_empty_documents_are_kept_and_counted(tmp_path: Path) -> None:
     arrays = [documents.document(i) for i in range(40)]
     arrays[3] = arrays[17] = arrays[3][:0]
     source = write_parquet(tmp_path / "in", arrays)
-    summary = order_corpus(make_job(source, tmp_path / "out"), workers=0)
+    summary = run_job(make_job(source, tmp_path / "out"), workers=0)
     assert (summary.documents, summary.empty, summary.written) == (40, 2, 40)
     assert summary.without_neighbours == 2
     assert counted(documents_of(tmp_path / "out"))[()] == 2
@@ -207,4 +207,4 @@ def test_lists_in_memory_are_ordered_too(tmp_path: Path) -> None:
         destination=Destination(str(tmp_path / "out")),
         to="parquet",
     )
-    assert order_corpus(job, workers=0).written == 100
+    assert run_job(job, workers=0).written == 100

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streampack.corpus_order import order_corpus
+from streampack.corpus_order import run_job
 from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.ordering import HashedNgrams, TokenEmbedder
@@ -46,11 +46,11 @@ def test_two_workers_and_one_give_the_shards_of_none_and_a_dead_one_is_replaced(
 ) -> None:
     marker = tmp_path / "marker"
     monkeypatch.setenv("MARKER", str(marker))
-    order_corpus(make_job(corpus, tmp_path / "none", search=search), workers=0)
+    run_job(make_job(corpus, tmp_path / "none", search=search), workers=0)
     for workers in (1, 2):
         out = tmp_path / f"workers-{workers}"
         job = make_job(corpus, out, search=search, embedder=DiesOnce() if workers == 2 else None)
-        order_corpus(job, workers=workers)
+        run_job(job, workers=workers)
         assert shards_of(out) == shards_of(tmp_path / "none")
     assert marker.exists()
 
@@ -58,12 +58,12 @@ def test_two_workers_and_one_give_the_shards_of_none_and_a_dead_one_is_replaced(
 def test_an_error_of_a_task_is_told_as_it_is(corpus: Path, tmp_path: Path) -> None:
     broken = TokenEmbedder("own", lambda documents: np.full((len(documents), 2), np.nan))
     with pytest.raises(ConfigError, match=r"row \d+ of .*parquet"):
-        order_corpus(make_job(corpus, tmp_path / "out", embedder=broken), workers=1)
+        run_job(make_job(corpus, tmp_path / "out", embedder=broken), workers=1)
 
 
 def test_no_cluster_at_the_address_is_told(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No Ray cluster answers"):
-        order_corpus(make_job(corpus, tmp_path / "out"), address="127.0.0.1:1")
+        run_job(make_job(corpus, tmp_path / "out"), address="127.0.0.1:1")
 
 
 def test_a_job_that_is_killed_in_every_stage_goes_on_to_the_same_shards(

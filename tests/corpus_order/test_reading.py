@@ -7,14 +7,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from streampack import PackedDataset, PackedLoader, TokenRules, sources
-from streampack.corpus_order import order_corpus
+from streampack.corpus_order import run_job
 from streampack.packing import Concat
 from tests.support.ordered_corpora import documents_of, make_job, write_topics
 
 
 def test_shuffled_by_shards_the_documents_of_each_stay_in_order(tmp_path: Path) -> None:
     source = write_topics(tmp_path / "in")
-    summary = order_corpus(make_job(source, tmp_path / "out"), workers=0)
+    summary = run_job(make_job(source, tmp_path / "out"), workers=0)
     assert summary.shards > 8
     shards = {
         tuple(map(tuple, pq.read_table(file)["tokens"].to_pylist()))
@@ -40,7 +40,7 @@ def test_shuffled_by_shards_the_documents_of_each_stay_in_order(tmp_path: Path) 
 
 def test_the_dataset_reads_it_as_the_page_says_and_resumes(tmp_path: Path) -> None:
     source = write_topics(tmp_path / "in")
-    summary = order_corpus(make_job(source, tmp_path / "out"), workers=0)
+    summary = run_job(make_job(source, tmp_path / "out"), workers=0)
 
     def loader(seed: int) -> PackedLoader:
         reading = sources.Reading(open_shards=1, shuffle_blocks=False)
