@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
+from streampack.corpus_order.work import Work
 from streampack.ordering.approximate import require_faiss
 from streampack.packing.rng import permutation
 
@@ -87,8 +88,7 @@ def train_index(job: CorpusOrder) -> None:
     index.cp.max_points_per_centroid = SAMPLE_PER_LIST
     index.cp.seed = index.pq.cp.seed = 1 + job.seed % (1 << 30)
     index.train(padded(corpus.vectors(chosen), shape.dimension))
-    with job.files.writing(TRAINED) as path:
-        faiss.write_index(index, str(path))
+    _save(job.files, TRAINED, index)
 
 
 def fill_shard(job: CorpusOrder, shard: int) -> None:
@@ -100,5 +100,11 @@ def fill_shard(job: CorpusOrder, shard: int) -> None:
         vectors = corpus.part_vectors(part)
         for start in range(0, len(vectors), 1 << 15):
             index.add(padded(vectors[start : start + (1 << 15)], index.d))
-    with job.files.writing(f"index/{shard:05}.faiss") as path:
-        faiss.write_index(index, str(path))
+    _save(job.files, f"index/{shard:05}.faiss", index)
+
+
+def _save(work: Work, name: str, index: Any) -> None:
+    """Through Python, since faiss does not notice a disk that is full at the end."""
+    faiss = require_faiss()
+    with work.writing(name) as path, path.open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from streampack.conversion.destination import Destination
 from streampack.corpus_order import duplicates, embed, index, path, search, write
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.engine import Engine, opened
+from streampack.corpus_order.picture import draw_similarity
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.errors import ConfigError
@@ -32,6 +34,7 @@ __all__ = ["STAGES", "order_corpus", "run_job"]
 STAGES = ("embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
+EXTRA = 'Install it with `pip install "streampack[order]"`.'
 IN_ORDER = Reading(open_shards=1)
 
 Report = Callable[[str, int, int], None]
@@ -83,7 +86,7 @@ def run_job(
     report: Report = lambda stage, done, total: None,
 ) -> Summary:
     """Run a job to its end, or go on with it; see `order_corpus`."""
-    require_faiss()
+    require_faiss("Related documents of a whole corpus are found by it.", EXTRA)
     job.source.prepare()
     _begin(job)
     with opened(address, workers) as engine:
@@ -181,16 +184,24 @@ def _finish(job: CorpusOrder, shards: int) -> Summary:
     """Check that nothing is lost, and leave the results only."""
     seconds = job.files.read("seconds.json")
     summary = summarise(job, shards, {stage: seconds[stage] for stage in STAGES})
+    with job.files.telling(job.files.folder):
+        _put_results(job, shards, summary)
+    job.files.path(SETTINGS).unlink()  # from here on there is nothing to go on with
+    job.files.clear()
+    return summary
+
+
+def _put_results(job: CorpusOrder, shards: int, summary: Summary) -> None:
+    """Write what lies beside the shards."""
     write.write_index(job, shards)
     folder = job.files.folder
     listed = folder / "duplicates.jsonl"
-    with job.files.telling(listed), listed.open("w", encoding="utf-8") as file:
+    with listed.open("w", encoding="utf-8") as file:
         for record in duplicates_listed(job):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     job.destination.put(listed, f"{RESULTS}/duplicates.jsonl")
     np.save(runs := io.BytesIO(), job.files.load("path/runs.npy"))
     job.destination.write(f"{RESULTS}/runs.npy", runs.getvalue(), folder)
+    if find_spec("matplotlib") is not None:
+        job.destination.write(f"{RESULTS}/similarity.png", draw_similarity(job), folder)
     job.destination.write(f"{RESULTS}/summary.json", summary.as_json(), folder)
-    job.files.path(SETTINGS).unlink()  # from here on there is nothing to go on with
-    job.files.clear()
-    return summary

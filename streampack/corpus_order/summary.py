@@ -16,7 +16,7 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import StateError
 from streampack.packing.rng import permutation
 
-__all__ = ["Summary", "duplicates_listed", "summarise"]
+__all__ = ["Summary", "duplicates_listed", "sampled_cosines", "summarise"]
 
 PAIRS = 20_000  # sampled
 ROWS = 400
@@ -82,9 +82,7 @@ def summarise(job: CorpusOrder, shards: int, seconds: dict[str, float]) -> Summa
         )
     lengths = corpus.lengths()
     note = job.files.read("path/note.json")
-    sampled = np.linspace(0, max(len(order) - 2, 0), min(PAIRS, max(len(order) - 1, 0)))
-    at = np.unique(sampled.astype(np.int64))
-    mixed = permutation(len(order), job.seed)
+    along, random = sampled_cosines(job)
     stages = [path.name for path in sorted(job.files.folder.iterdir()) if path.is_dir()]
     num_bytes = {stage: job.files.num_bytes(stage) for stage in stages}
     num_bytes["write"] = sum(
@@ -101,21 +99,33 @@ def summarise(job: CorpusOrder, shards: int, seconds: dict[str, float]) -> Summa
         duplicate_units=int(lengths[dropped].sum()),
         shards=shards,
         runs=int(note["runs"]),
-        neighbours=_mean(corpus, order[at], order[at + 1]),
+        neighbours=float(along.mean()) if len(along) else 0.0,
         within_rows=_within_rows(corpus, order, lengths),
-        random_pairs=_mean(corpus, order[mixed[at]], order[mixed[at + 1]]),
+        random_pairs=float(random.mean()) if len(random) else 0.0,
         seconds=seconds,
         num_bytes=num_bytes,
     )
 
 
-def _mean(corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]) -> float:
-    """Mean cosine of the documents `left` (M,) and `right` (M,), 0 of none."""
-    total = 0.0
+def sampled_cosines(job: CorpusOrder) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(S,) cosines of documents side by side along the path, and of as many random pairs."""
+    corpus = Corpus(job.files, job.num_parts)
+    order = np.asarray(job.files.load("path/order.npy"), dtype=np.int64)
+    sampled = np.linspace(0, max(len(order) - 2, 0), min(PAIRS, max(len(order) - 1, 0)))
+    at = np.unique(sampled.astype(np.int64))
+    mixed = order[permutation(len(order), job.seed)]
+    return _cosines(corpus, order[at], order[at + 1]), _cosines(corpus, mixed[at], mixed[at + 1])
+
+
+def _cosines(
+    corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """(M,) cosines of the documents `left` (M,) and `right` (M,)."""
+    found = np.zeros(len(left))
     for start in range(0, len(left), 1 << 12):
         here = slice(start, start + (1 << 12))
-        total += float(cosines_of(corpus, left[here], right[here, None]).sum())
-    return total / max(len(left), 1)
+        found[here] = cosines_of(corpus, left[here], right[here, None])[:, 0]
+    return found
 
 
 def _within_rows(corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> float:

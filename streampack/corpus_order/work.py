@@ -68,13 +68,11 @@ class Work:
         """
         try:
             yield
-        except (OSError, RuntimeError) as error:  # faiss raises RuntimeError where it cannot write
-            of_faiss = type(error) is RuntimeError and "write" in str(error)
-            if isinstance(error, StorageError) or not (is_of_system(error) or of_faiss):
+        except OSError as error:
+            if not is_of_system(error):
                 raise
-            said = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise StorageError(
-                f"{path} cannot be written: {said}.",
+                f"{path} cannot be written: {error.strerror}.",
                 "The stage stops; what is finished stays.",
                 "Make room (--plan says how much is needed) and repeat the command: it goes on "
                 "from there.",

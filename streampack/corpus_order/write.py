@@ -73,9 +73,9 @@ def write_shard(job: CorpusOrder, shard: int) -> None:
     if dtype != "str":
         payloads = [np.asarray(ids_of).astype(dtype, copy=False) for ids_of in payloads]
     writer = shard_writer(job.to, dtype, job.compression)
-    with TemporaryDirectory(prefix=".shard-", dir=job.files.folder) as scratch:
-        with job.files.telling(Path(scratch)):
-            file, info = writer.write(Path(scratch), shard, int(low), payloads)
+    folder = job.files.folder
+    with job.files.telling(folder), TemporaryDirectory(prefix=".shard-", dir=folder) as scratch:
+        file, info = writer.write(Path(scratch), shard, int(low), payloads)
         num_bytes = file.stat().st_size
         job.destination.put(file, file.name)
     note = {"info": info, "bytes": num_bytes, "documents": len(ids)}

@@ -40,8 +40,16 @@ LISTS_SEARCHED = 32
 MARGIN = 3  # candidates per neighbour wanted, so that k remain where many are dropped
 
 
-def require_faiss() -> Any:
+def require_faiss(
+    consequence: str = "An ordering window this large cannot be searched exactly in reasonable "
+    "time.",
+    remedy: str = "Install streampack[ordering], or use a smaller order_window_documents or "
+    'search="exact".',
+) -> Any:
     """The faiss module.
+
+    Args:
+        consequence, remedy: of the error, in other cases than that of an ordering window.
 
     Raises:
         ConfigError: it is not installed.
@@ -49,12 +57,7 @@ def require_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise ConfigError(
-            "faiss is not installed.",
-            "An ordering window this large cannot be searched exactly in reasonable time.",
-            "Install streampack[ordering], or use a smaller order_window_documents or "
-            'search="exact".',
-        ) from None
+        raise ConfigError("faiss is not installed.", consequence, remedy) from None
     return faiss
 
 

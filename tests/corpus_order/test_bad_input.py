@@ -17,6 +17,7 @@ from streampack.corpus_order import CorpusOrder, run_job
 from streampack.errors import ConfigError
 from streampack.ordering import TextEmbedder, TokenEmbedder
 from tests.support.ordered_corpora import make_job, shards_of, write_parquet, write_topics
+from tests.support.servers import s3_server
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,30 @@ def test_a_destination_that_is_not_empty_is_refused(corpus: Path, tmp_path: Path
     refused(make_job(corpus, tmp_path / "done"), "no unfinished order")
 
 
+def test_a_url_needs_a_folder_for_the_stages_and_goes_on_there(
+    corpus: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("moto")
+    with s3_server() as server:
+        url = f"s3://{server.bucket}/deep/er"
+        with pytest.raises(ConfigError, match="--work"):
+            make_job(corpus, url)
+        work = str(tmp_path / "work")
+        stopped(make_job(corpus, url, work=work))
+        run_job(make_job(corpus, url, work=work), workers=0)
+        run_job(make_job(corpus, tmp_path / "local"), workers=0)
+        listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="deep/er/")["Contents"]
+        found = {
+            item["Key"].removeprefix("deep/er/"): server.client.get_object(
+                Bucket=server.bucket, Key=item["Key"]
+            )["Body"].read()
+            for item in listed
+        }
+    del found["_order/summary.json"]
+    assert found == shards_of(tmp_path / "local")
+    assert not list((tmp_path / "work").rglob("*.npy"))
+
+
 class StopError(Exception):
     pass
 
@@ -187,6 +212,7 @@ import resource, sys
 from pathlib import Path
 from streampack.corpus_order import run_job
 from streampack.errors import StorageError
+from tests.support.servers import s3_server
 from tests.support.ordered_corpora import make_job
 
 job = make_job(Path(sys.argv[1]), Path(sys.argv[2]))

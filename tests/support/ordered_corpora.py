@@ -41,7 +41,7 @@ def write_parquet(folder: Path, documents: Sequence[Any], files: int = 1) -> Pat
     return folder
 
 
-def make_job(source: Path, out: Path, **settings: Any) -> CorpusOrder:
+def make_job(source: Path, out: Path | str, **settings: Any) -> CorpusOrder:
     """A job of three parts and small shards."""
     settings = {"to": "parquet", "parts": 3, "shard_bytes": 20_000, **settings}
     return CorpusOrder(
