@@ -41,7 +41,7 @@ class Part:
     def opened(cls, work: Work, part: int, dtype: str) -> Part:
         """The part of this number, whose content is left on the disk; dtype "str" is text."""
         content = np.zeros(0, dtype=np.uint8 if dtype == "str" else dtype)
-        offsets = work.load(f"embed/{part:05}.offsets.npy", in_memory=True)
+        offsets = work.load(f"embed/{part:05}.offsets.npy")
         if offsets[-1]:
             mapped = np.memmap(work.path(f"embed/{part:05}.bin"), content.dtype, "r")
             content = np.asarray(mapped)

@@ -24,7 +24,7 @@ from streampack.tokenization import Tokenizer
 __all__ = ["CorpusOrder"]
 
 PART_TOKENS = 1 << 20  # of a part, about
-MOST_PARTS = 1 << 15
+MOST_PARTS = 1 << 14  # a process maps up to three files of each, and Linux allows 65,530
 UNKNOWN_PARTS = 16  # where a source cannot say how large it is
 
 
@@ -47,7 +47,7 @@ class CorpusOrder:
             to 65,536 documents.
         seed: of the sample that trains the index.
         parts: pieces in which the source is read, and what is done again after a kill; None
-            is one for every million tokens, up to 32,768.
+            is one for every million tokens, up to 16,384.
         shard_bytes: a shard ends before it would hold more content than this.
         compression, dtype, on_error: as for `Conversion`.
 
