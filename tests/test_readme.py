@@ -32,7 +32,7 @@ PAGES = [
     *(
         README.parent / "docs" / f"{name}.md"
         for name in (
-            *("quickstart", "sources", "storage", "packers", "loops"),
+            *("quickstart", "sources", "storage", "packers", "order", "loops"),
             *("fields", "rollouts", "chat"),
         )
     ),

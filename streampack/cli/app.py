@@ -11,6 +11,7 @@ from streampack.cli.bench import bench
 from streampack.cli.compare import compare
 from streampack.cli.convert import convert
 from streampack.cli.demo import demo
+from streampack.cli.order import order
 from streampack.cli.replay import replay
 from streampack.cli.warm import warm
 from streampack.cli.where import where
@@ -48,6 +49,7 @@ app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("convert")(convert)
 app.command("demo", add_help_option=False, context_settings=_PASSED_ON)(demo)
+app.command("order")(order)
 app.command("replay")(replay)
 app.command("warm")(warm)
 app.command("where")(where)

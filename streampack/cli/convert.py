@@ -30,6 +30,7 @@ class Format(str, Enum):
 
     mds = "mds"
     webdataset = "webdataset"
+    parquet = "parquet"
 
 
 class Ids(str, Enum):

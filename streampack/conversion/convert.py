@@ -17,15 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from streampack.conversion.destination import HIDDEN, Destination
-from streampack.conversion.mds_shards import MDSShards
+from streampack.conversion.payloads import payloads_of
 from streampack.conversion.shard_writer import Payload, ShardWriter
-from streampack.conversion.tar_shards import TarShards
-from streampack.documents import Conversations, Documents, Texts
-from streampack.errors import ConfigError, StateError
-from streampack.reading.base import Block, Cursor, Source
+from streampack.conversion.shard_writers import shard_writer
+from streampack.errors import ConfigError
+from streampack.reading.base import Cursor, Source
 from streampack.reading.skips import Skips
 from streampack.storage.storage import in_threads
 from streampack.tokenization import Tokenizer
@@ -33,7 +30,6 @@ from streampack.tokenization import Tokenizer
 __all__ = ["Conversion", "Progress", "convert_source"]
 
 _SETTINGS = f"{HIDDEN}/settings.json"
-_WRITERS: dict[str, type[ShardWriter]] = {"mds": MDSShards, "webdataset": TarShards}
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Conversion:
     Attributes:
         source: read in one lane without shuffling.
         destination: empty, or holding an unfinished run of the same conversion.
-        to: "mds" or "webdataset".
+        to: "mds", "webdataset" or "parquet".
         tokenizer: for a source of text; None writes the text itself.
         shard_bytes: a shard ends before it would hold more content than this.
         compression: for MDS: "zstd", "gz", "br", "bz2" or "snappy", or with a level "zstd:9".
@@ -103,17 +99,11 @@ class Conversion:
                 "streampack reads and writes ids of 16 and 32 bits without sign.",
                 "Use uint16 or uint32, or leave it out.",
             )
-        if self.to not in _WRITERS:
-            raise ConfigError(
-                f'"{self.to}" is not a format to convert to.',
-                "There is no writer for it.",
-                "Use mds or webdataset.",
-            )
         self.writer("uint16").check()
 
     def writer(self, dtype: str) -> ShardWriter:
         """What writes its shards: of "uint16" or "uint32" ids, or of "str"."""
-        return _WRITERS[self.to](dtype, self.compression)
+        return shard_writer(self.to, dtype, self.compression)
 
     def settings(self) -> dict[str, Any]:
         """What the result depends on; a run with other settings does not continue this one."""
@@ -198,25 +188,10 @@ def _resume(conversion: Conversion) -> tuple[Progress, list[Any]]:
     destination = conversion.destination
     names = set(destination.names())
     if _SETTINGS not in names:
-        visible = sorted(name for name in names if not name.startswith(f"{HIDDEN}/"))
-        if visible:
-            raise ConfigError(
-                f"{destination.url} holds {len(visible)} files ({visible[0]}, ...) and no "
-                "unfinished conversion.",
-                "Writing there would mix two sets of shards.",
-                "Choose another destination, or remove what is there.",
-            )
+        destination.refuse_filled("conversion")
         return Progress(), []
     found = json.loads(destination.read(_SETTINGS))
-    wanted = json.loads(json.dumps(conversion.settings()))
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            raise ConfigError(
-                f"{destination.url} holds an unfinished conversion with {name} "
-                f"{found.get(name)!r}; this one has {value!r}.",
-                "Continuing would mix two sets of shards.",
-                "Repeat the first command to continue, or remove what is there to start again.",
-            )
+    destination.refuse_other("conversion", found, conversion.settings())
     done: list[str] = []
     while f"{HIDDEN}/{len(done):05}.json" in names:
         done.append(f"{HIDDEN}/{len(done):05}.json")
@@ -254,7 +229,7 @@ def _shards(
 
     cursor = before
     for block, cursor in reader.read(before, skips):
-        dtype, payloads = _payloads(block, conversion.tokenizer, dtype, skips)
+        dtype, payloads, _ = payloads_of(block, conversion.tokenizer, dtype, skips)
         for i, payload in enumerate(payloads[inside:], start=inside):
             more = overhead + (
                 len(payload.encode()) if isinstance(payload, str) else payload.nbytes
@@ -270,42 +245,3 @@ def _shards(
         report(replace(progress_at(before, 0), shards=progress.shards))
     if gathered:
         yield progress_at(cursor, 0), first, gathered
-
-
-def _payloads(
-    block: Block, tokenizer: Tokenizer | None, dtype: str, skips: Skips
-) -> tuple[str, list[Payload]]:
-    """The block's documents as they are written, and their dtype."""
-    if isinstance(block, Texts):
-        if tokenizer is None:
-            return "str", list(block.texts)
-        block = tokenizer.encode(block, skips)
-    if isinstance(block, Conversations):
-        raise ConfigError(
-            "The documents are conversations.",
-            "`streampack convert` writes token ids only, and would lose which of them are learnt.",
-            "Train on them with sources.Chat.",
-        )
-    if block.loss_mask is not None:
-        raise ConfigError(
-            "The documents have loss masks.",
-            "`streampack convert` writes token ids only, and would lose the masks.",
-            "Write such shards with the format's own writer.",
-        )
-    return _ids(block, dtype)
-
-
-def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload]]:
-    if not dtype:
-        dtype = "uint16" if block.tokens.dtype == np.uint16 else "uint32"
-    tokens = block.tokens[block.offsets[0] : block.offsets[-1]]
-    if len(tokens) and (int(tokens.max()) > np.iinfo(dtype).max or int(tokens.min()) < 0):
-        raise StateError(
-            f"Documents have token ids from {int(tokens.min())} to {int(tokens.max())}, and the "
-            f"shards so far hold {dtype}.",
-            "The ids do not fit.",
-            "Convert to another destination with --dtype uint32; no id may be negative.",
-        )
-    ids = tokens.astype(dtype, copy=False)
-    places = block.offsets - block.offsets[0]
-    return dtype, [ids[places[i] : places[i + 1]] for i in range(len(block))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -70,6 +71,28 @@ class Destination:
             return sorted(name.removeprefix(root) for name in found)
 
         return self._attempt("Listing", self.url, find)
+
+    def refuse_filled(self, what: str) -> None:
+        """Raise `ConfigError` if it holds files, and none of an unfinished `what`."""
+        visible = sorted(name for name in self.names() if not name.startswith(f"{HIDDEN}/"))
+        if visible:
+            raise ConfigError(
+                f"{self.url} holds {len(visible)} files ({visible[0]}, ...) and no "
+                f"unfinished {what}.",
+                "Writing there would mix two sets of shards.",
+                "Choose another destination, or remove what is there.",
+            )
+
+    def refuse_other(self, what: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+        """Raise `ConfigError` if the settings of the unfinished `what` are not the wanted ones."""
+        for name, value in json.loads(json.dumps(wanted)).items():
+            if found.get(name) != value:
+                raise ConfigError(
+                    f"{self.url} holds an unfinished {what} with {name} {found.get(name)!r}; this "
+                    f"one has {value!r}.",
+                    "Continuing would mix two sets of shards.",
+                    "Repeat the first command to continue, or remove what is there to start again.",
+                )
 
     def scratch(self) -> Path:
         """A new local folder to write shards in before they are put; `clear` it afterwards."""

@@ -34,14 +34,22 @@ from streampack.ordering.neighbours import (
     squared_norms,
 )
 
-__all__ = ["find_neighbours_approximately", "require_faiss"]
+__all__ = ["MARGIN", "compute_cosines", "find_neighbours_approximately", "require_faiss"]
 
 LISTS_SEARCHED = 32
 MARGIN = 3  # candidates per neighbour wanted, so that k remain where many are dropped
 
 
-def require_faiss() -> Any:
+def require_faiss(
+    consequence: str = "An ordering window this large cannot be searched exactly in reasonable "
+    "time.",
+    remedy: str = "Install streampack[ordering], or use a smaller order_window_documents or "
+    'search="exact".',
+) -> Any:
     """The faiss module.
+
+    Args:
+        consequence, remedy: of the error, in other cases than that of an ordering window.
 
     Raises:
         ConfigError: it is not installed.
@@ -49,12 +57,7 @@ def require_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise ConfigError(
-            "faiss is not installed.",
-            "An ordering window this large cannot be searched exactly in reasonable time.",
-            "Install streampack[ordering], or use a smaller order_window_documents or "
-            'search="exact".',
-        ) from None
+        raise ConfigError("faiss is not installed.", consequence, remedy) from None
     return faiss
 
 
@@ -85,7 +88,7 @@ def find_neighbours_approximately(
     similarity = np.full((count, k), NONE, dtype=np.float64)
     cosines = np.full(candidates.shape, NONE, dtype=np.float64)
     threshold = on_grid(duplicate_threshold)
-    _compute_cosines(vectors, norms, candidates, cosines)
+    compute_cosines(vectors, norms, candidates, cosines)
     wholes = Wholes(None) if wholes is None else wholes
     if threshold < 1 and len(wholes.row):
         over = cosines > threshold
@@ -98,13 +101,13 @@ def find_neighbours_approximately(
 
 
 @kernel
-def _compute_cosines(
+def compute_cosines(
     vectors: NDArray[np.float32],
     norms: NDArray[np.float64],
     candidates: NDArray[np.int64],
     cosines: NDArray[np.float64],
 ) -> None:
-    """Cosines (N, C) of all documents and their candidates."""
+    """Cosines (N, C) of the first N documents and their candidates among all."""
     count, width = candidates.shape
     for i in range(count):
         mine = vectors[i]

@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 from streampack.documents import Documents, gather_ragged, offsets_of
 from streampack.errors import ConfigError
 
-__all__ = ["Embedder", "TextEmbedder", "TokenEmbedder", "embed", "embedder_name", "heads"]
+__all__ = [
+    "Embedder",
+    "TextEmbedder",
+    "TokenEmbedder",
+    "checked",
+    "embed",
+    "embedder_name",
+    "heads",
+]
 
 #: `Documents` of N documents -> (N, D) float32.
 Embedder = Callable[[Documents], NDArray[np.float32]]
@@ -56,16 +64,27 @@ class TextEmbedder:
     Attributes:
         name: stands for the model in the fingerprint; change it when the model changes.
         function: N texts -> (N, D) numbers.
-        decode: lists of ids -> texts, such as the tokenizer's `decode_batch`.
+        decode: lists of ids -> texts, such as the tokenizer's `decode_batch`; None for documents
+            that are texts.
     """
 
     name: str
     function: Callable[[list[str]], Any]
-    decode: Callable[[Sequence[list[int]]], Sequence[str]]
+    decode: Callable[[Sequence[list[int]]], Sequence[str]] | None = None
     exact: bool = False
 
     def __call__(self, documents: Documents) -> NDArray[np.float32]:
-        """(N, D) float32."""
+        """(N, D) float32.
+
+        Raises:
+            ConfigError: there is no `decode`.
+        """
+        if self.decode is None:
+            raise ConfigError(
+                f'The embedder "{self.name}" reads texts, and the documents are token ids.',
+                "It cannot tell what they say.",
+                "Pass TextEmbedder(..., decode=), the tokenizer's decode_batch for example.",
+            )
         ids = [documents.document(i).tolist() for i in range(len(documents))]
         return np.asarray(self.function(list(self.decode(ids))), dtype=np.float32)
 
@@ -94,20 +113,46 @@ def embed(embedder: Embedder, documents: Documents, first_tokens: int) -> NDArra
     Raises:
         ConfigError: the embedder did not return N finite vectors.
     """
-    vectors = np.asarray(embedder(heads(documents, first_tokens)), dtype=np.float32)
+    return checked(embedder, embedder(heads(documents, first_tokens)), len(documents))
+
+
+def checked(
+    embedder: Embedder, found: Any, count: int, name_of: Callable[[int], str] | None = None
+) -> NDArray[np.float32]:
+    """What an embedder found for `count` documents, as (N, D) float32.
+
+    Args:
+        embedder: that found it.
+        found: an array, or what numpy makes one of.
+        count: N.
+        name_of: the name of a document, by its number among them.
+
+    Raises:
+        ConfigError: it is not N finite vectors.
+    """
     name = embedder_name(embedder)
-    if vectors.ndim != 2 or len(vectors) != len(documents) or vectors.shape[1] == 0:
+    first = "" if name_of is None or not count else f", {name_of(0)} and those after it,"
+    try:
+        vectors = np.asarray(found, dtype=np.float32)
+    except (TypeError, ValueError) as error:
         raise ConfigError(
-            f'The embedder "{name}" was given {len(documents)} documents and returned an array of '
+            f'The embedder "{name}" was given {count} documents{first} and returned a '
+            f"{type(found).__name__} that is no array of numbers.",
+            "Documents cannot be compared.",
+            "Return one vector per document, shape (N, D).",
+        ) from error
+    if vectors.ndim != 2 or len(vectors) != count or vectors.shape[1] == 0:
+        raise ConfigError(
+            f'The embedder "{name}" was given {count} documents{first} and returned an array of '
             f"shape {vectors.shape}.",
             "Documents cannot be compared.",
             "Return one vector per document, shape (N, D).",
         )
     if not np.isfinite(vectors).all():
         wrong = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
+        which = f"document {wrong} of {count}" if name_of is None else name_of(wrong)
         raise ConfigError(
-            f'The embedder "{name}" returned a vector that is not finite, for document {wrong} of '
-            f"{len(documents)}.",
+            f'The embedder "{name}" returned a vector that is not finite, for {which}.',
             "It cannot be compared with others.",
             "Return zeros for what cannot be embedded.",
         )

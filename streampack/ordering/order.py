@@ -156,6 +156,11 @@ class SimilarityOrder:
             require_faiss()
 
     @property
+    def embedding(self) -> Embedder:
+        """The embedder that is used."""
+        return self._embed
+
+    @property
     def _approximate(self) -> bool:
         large = self.order_window_documents > EXACT_DOCUMENTS
         return self.search == "faiss" or (self.search == "auto" and large)

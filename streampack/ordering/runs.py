@@ -20,6 +20,8 @@ so. Choosing the side is ours.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,11 +37,11 @@ def merge_runs(
     path: NDArray[np.int64],
     run: NDArray[np.int64],
     offsets: NDArray[np.int64],
-    neighbour: NDArray[np.int64],
-    weight: NDArray[np.float64],
+    neighbour: NDArray[Any],
+    weight: NDArray[Any],
     shortest: int,
-) -> NDArray[np.int64]:
-    """The path (M,) int64 with its short runs dissolved.
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The path (M,) int64 with its short runs dissolved, and the run (M,) of each document now.
 
     Args:
         path: (M,) a permutation of the documents.
@@ -83,7 +85,7 @@ def merge_runs(
     for p in range(count):
         i = after[i]
         merged[p] = i
-    return merged
+    return merged, run[:count]
 
 
 @kernel
@@ -91,8 +93,8 @@ def _nearest(
     i: int,
     run: NDArray[np.int64],
     offsets: NDArray[np.int64],
-    neighbour: NDArray[np.int64],
-    weight: NDArray[np.float64],
+    neighbour: NDArray[Any],
+    weight: NDArray[Any],
 ) -> int:
     """The most similar neighbour of i in another run, -1 if there is none."""
     best = -1
@@ -113,8 +115,8 @@ def _left_of(
     after: NDArray[np.int64],
     run: NDArray[np.int64],
     offsets: NDArray[np.int64],
-    neighbour: NDArray[np.int64],
-    weight: NDArray[np.float64],
+    neighbour: NDArray[Any],
+    weight: NDArray[Any],
 ) -> int:
     """Behind which document i is put so that it lies beside its target and in the same run."""
     left = before[target]

@@ -18,13 +18,15 @@ document of least degree, this at the first one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.ordering.runs import SHORTEST, merge_runs
 
-__all__ = ["walk"]
+__all__ = ["walk", "walk_runs"]
 
 
 def walk(
@@ -37,16 +39,27 @@ def walk(
         similarity: (M, k) of each edge; must be the same from both of its ends.
         shortest_run: runs of fewer documents are merged into others; 1 leaves all as they are.
     """
+    return walk_runs(ids, similarity, shortest_run=shortest_run)[0]
+
+
+def walk_runs(
+    ids: NDArray[Any], similarity: NDArray[Any], *, shortest_run: int = SHORTEST
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """As `walk`, and where each of its R runs begins in the order, (R,) int64.
+
+    The graph is held in the dtypes of `ids` and `similarity`: int32 and float32 halve its memory.
+    """
     offsets, neighbour, weight = _build_graph(ids, similarity)
     starts = np.argsort(np.diff(offsets), kind="stable")
     path, run = _follow(offsets, neighbour, weight, starts)
-    return merge_runs(path, run, offsets, neighbour, weight, shortest_run)
+    path, run = merge_runs(path, run, offsets, neighbour, weight, shortest_run)
+    return path, np.flatnonzero(np.diff(run[path], prepend=-1))
 
 
 @kernel
 def _build_graph(
-    ids: NDArray[np.int64], similarity: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    ids: NDArray[Any], similarity: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
     """Undirected edges by document: offsets (M + 1,), neighbours and their similarities."""
     count, k = ids.shape
     mutual = np.zeros((count, k), dtype=np.bool_)
@@ -65,8 +78,8 @@ def _build_graph(
                 offsets[j + 1] += 1
     for i in range(count):
         offsets[i + 1] += offsets[i]
-    neighbour = np.empty(offsets[count], dtype=np.int64)
-    weight = np.empty(offsets[count], dtype=np.float64)
+    neighbour = np.empty(offsets[count], dtype=ids.dtype)
+    weight = np.empty(offsets[count], dtype=similarity.dtype)
     end = offsets[:-1].copy()
     for i in range(count):
         for n in range(k):
@@ -86,8 +99,8 @@ def _build_graph(
 @kernel
 def _follow(
     offsets: NDArray[np.int64],
-    neighbour: NDArray[np.int64],
-    weight: NDArray[np.float64],
+    neighbour: NDArray[Any],
+    weight: NDArray[Any],
     starts: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Visit every document; `starts` holds them all by number of edges, ties by arrival.

@@ -25,18 +25,22 @@ class Reading:
             None is 512 divided by `open_shards`, but at least 16, so that a window of 512
             documents holds some of every open shard.
         block_bytes: a block ends as soon as it holds this many bytes of tokens or text.
+        shuffle_blocks: False leaves the documents of a block in their order where a dataset is
+            shuffled, so that only the order of shards is random. With `open_shards=1` documents
+            that lie side by side in a shard stay together: see docs/order.md.
         max_document_bytes: a document that is larger is broken, and so is what would have to be
             unpacked at once to get at documents: a page of Parquet. It bounds the memory that a
             small file can claim.
 
     Raises:
-        ConfigError: one of them is not a whole number of at least 1.
+        ConfigError: one of them is not a whole number of at least 1, or not a bool.
     """
 
     open_shards: int = 2
     block_documents: int | None = None
     block_bytes: int = 4 << 20
     max_document_bytes: int = 256 << 20
+    shuffle_blocks: bool = True
 
     def __post_init__(self) -> None:
         for name in ("open_shards", "block_documents", "block_bytes", "max_document_bytes"):
@@ -44,6 +48,12 @@ class Reading:
             if value is not None or name != "block_documents":
                 checked = whole_number(name, value, "A lane could not read a document.")
                 object.__setattr__(self, name, checked)
+        if not isinstance(self.shuffle_blocks, bool):
+            raise ConfigError(
+                f"shuffle_blocks is {self.shuffle_blocks!r}.",
+                "It decides whether documents are shuffled inside a block.",
+                "Pass True or False.",
+            )
 
     @property
     def documents_per_block(self) -> int:
@@ -54,12 +64,13 @@ class Reading:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able, for the fingerprint."""
-        return {
+        described: dict[str, Any] = {
             "open_shards": self.open_shards,
             "block_documents": self.documents_per_block,
             "block_bytes": self.block_bytes,
             "max_document_bytes": self.max_document_bytes,
         }
+        return described if self.shuffle_blocks else {**described, "shuffle_blocks": False}
 
 
 def checked_reading(reading: Reading | None) -> Reading:

@@ -245,7 +245,8 @@ class ShardedSource(Source):
     def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> LinePart:
         """The part [low, high) of an epoch's line."""
         line = self._line(derive_seed(seed, epoch) if shuffle else None)
-        block_seed = derive_seed(seed, epoch, 1) if shuffle else None
+        in_blocks = shuffle and self.reading.shuffle_blocks
+        block_seed = derive_seed(seed, epoch, 1) if in_blocks else None
         pieces = line.pieces(low, high)
         if self.group_field is None:
             return SpanReader(self, pieces, block_seed, self.reading.open_shards)

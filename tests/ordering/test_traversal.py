@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.ordering import find_neighbours, walk
+from streampack.ordering.traversal import walk_runs
 from tests.support import ordering_reference as reference
 
 
@@ -77,3 +78,25 @@ def test_merging_keeps_every_document(count: int, k: int, seed: int) -> None:
 def test_no_documents_and_one() -> None:
     assert walk(np.zeros((0, 10), np.int64), np.zeros((0, 10))).tolist() == []
     assert walk(np.full((1, 10), -1), np.full((1, 10), -2.0)).tolist() == [0]
+
+
+@given(st.integers(2, 80), st.integers(1, 8), st.integers(0, 1 << 32))
+@settings(deadline=None, max_examples=60)
+def test_runs_begin_where_the_walk_starts_again_and_dtypes_change_nothing(
+    count: int, k: int, seed: int
+) -> None:
+    vectors = np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
+    found = find_neighbours(vectors, k)
+    similarity = found.similarity.astype(np.float32)
+    path, starts = walk_runs(found.ids, similarity.astype(np.float64), shortest_run=1)
+    small = walk_runs(found.ids.astype(np.int32), similarity, shortest_run=1)
+    assert path.tolist() == small[0].tolist()
+    assert starts.tolist() == small[1].tolist()
+    edges = {(i, j) for i, row in enumerate(found.ids.tolist()) for j in row if j >= 0}
+    edges |= {(j, i) for i, j in edges}
+    torn = {p for p in range(1, count) if (path[p - 1], path[p]) not in edges}
+    assert starts[0] == 0
+    assert torn <= set(starts.tolist())
+    merged, fewer = walk_runs(found.ids, found.similarity)
+    assert sorted(merged.tolist()) == list(range(count))
+    assert len(fewer) <= len(starts)

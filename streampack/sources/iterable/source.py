@@ -94,7 +94,8 @@ class ItemSource(Source):
                 self._more_lanes(most),
             )
         if self.group_field is None:
-            return [_ItemLane(self, lane, n, seed, epoch, shuffle, shuffle) for lane in range(n)]
+            in_blocks = shuffle and self.reading.shuffle_blocks
+            return [_ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks) for lane in range(n)]
         return [
             GroupedReader(
                 _ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks=False),

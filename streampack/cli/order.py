@@ -1,0 +1,213 @@
+"""`streampack order`: a whole corpus in an order in which related documents lie side by side."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from streampack.cli.convert import Format, Ids, OnError, parse_bytes
+from streampack.cli.options import Column, EndToken, Integers, TextField, TokensField
+from streampack.cli.say import say
+from streampack.conversion.destination import Destination
+from streampack.corpus_order import CorpusOrder, Summary, run_job
+from streampack.corpus_order.job import STAGES
+from streampack.corpus_order.plan import plan_corpus
+from streampack.errors import ConfigError
+from streampack.reading.options import Reading
+from streampack.sources.infer import open as open_source
+from streampack.tokenization import load_tokenizer
+
+__all__ = ["order"]
+
+
+class Search(str, Enum):
+    """What `--search` takes."""
+
+    auto = "auto"
+    exact = "exact"
+    faiss = "faiss"
+
+
+def order(
+    source: Annotated[
+        str, typer.Argument(help="Files of any format: a file, folder, glob or URL.")
+    ],
+    destination: Annotated[
+        str, typer.Argument(metavar="DEST", help="Empty folder or URL for the shards.")
+    ],
+    to: Annotated[Format, typer.Option(help="Format of the shards.")] = Format.mds,
+    text: TextField = None,
+    tokens: TokensField = None,
+    column: Column = None,
+    key: Annotated[
+        str | None, typer.Option(help="Extension of the documents inside tar shards.")
+    ] = None,
+    dtype_in: Integers = None,
+    end_token: EndToken = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="PATH", help="tokenizer.json, to write token ids.")
+    ] = None,
+    eos_id: Annotated[
+        int | None, typer.Option(help="End-of-document id, where the tokenizer names none.")
+    ] = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="wordllama, sentence-transformers:NAME or package.module:function (texts to "
+            "vectors); default: n-grams of tokens.",
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option(help="Neighbours of each document in the graph.")] = 10,
+    duplicate_threshold: Annotated[
+        float, typer.Option(help="Cosine above which the later document is dropped; 1 drops none.")
+    ] = 0.95,
+    first_tokens: Annotated[int, typer.Option(help="Tokens that the embedder sees.")] = 512,
+    search: Annotated[Search, typer.Option(help="auto: exact up to 65,536.")] = Search.auto,
+    seed: Annotated[int, typer.Option(help="Of the sample that trains the index.")] = 0,
+    parts: Annotated[
+        int | None, typer.Option(help="Pieces in which the source is read; default: by its size.")
+    ] = None,
+    shard_size: Annotated[str, typer.Option(help="Content of a shard.")] = "64MiB",
+    compression: Annotated[str | None, typer.Option(help="As for `streampack convert`.")] = None,
+    dtype: Annotated[
+        Ids | None, typer.Option(help="Type of the ids; default: as they come.")
+    ] = None,
+    on_error: Annotated[OnError, typer.Option(help="What broken documents do.")] = OnError.stop,
+    work: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder for the stages' results, where DEST is a URL; all workers see it."
+        ),
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; default: here.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="On this machine: default one per core; 0 uses no Ray.")
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Measure, and print time, memory and disk; do nothing.")
+    ] = False,
+    documents: Annotated[
+        int | None, typer.Option(help="With --plan: so many instead of the source's.")
+    ] = None,
+) -> None:
+    """Write a corpus in an order in which related documents lie side by side.
+
+    A run that was stopped goes on where it was when the same command is given again, and ends
+    with the same shards. Near-duplicates are left out and listed in DEST/_order.
+    """
+    if eos_id is not None and tokenizer is None:
+        raise ConfigError(
+            f"--eos-id {eos_id} was given without --tokenizer.",
+            "Ends are added to documents when they are tokenized.",
+            "Leave it out, or pass --tokenizer.",
+        )
+    job = CorpusOrder(
+        source=open_source(
+            source,
+            text=text,
+            tokens=tokens,
+            column=column,
+            key=key,
+            dtype=dtype_in,
+            eos_id=end_token,
+            reading=Reading(open_shards=1),
+        ),
+        destination=Destination(destination),
+        to=to.value,
+        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer, eos_id=eos_id),
+        work=work,
+        embedder=embedder,
+        k=k,
+        duplicate_threshold=duplicate_threshold,
+        first_tokens=first_tokens,
+        search=search.value,
+        seed=seed,
+        parts=parts,
+        shard_bytes=parse_bytes(shard_size),
+        compression=compression,
+        dtype=None if dtype is None else dtype.value,
+        on_error="skip" if on_error is OnError.skip else "raise",
+    )
+    console = Console(stderr=True)
+    if plan:
+        _print_plan(job, documents, workers)
+        return
+    with Progress(
+        TextColumn("{task.description:<10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as bar:
+        shown = {stage: bar.add_task(stage, total=None, start=False) for stage in STAGES}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if not bar.tasks[shown[stage]].started:
+                bar.start_task(shown[stage])
+            bar.update(shown[stage], completed=done, total=total)
+
+        summary = run_job(job, address=address, workers=workers, report=report)
+    for line in _words(summary, destination):
+        say(console, line)
+    console.print(_stages(summary))
+
+
+def _words(found: Summary, destination: str) -> list[str]:
+    skipped = f"; {found.skipped:,} broken ones were skipped" if found.skipped else ""
+    return [
+        f"{found.documents:,} documents = {found.written:,} in {found.shards:,} shards + "
+        f"{found.duplicates:,} near-duplicates{skipped}, in {destination}",
+        f"Mean cosine: {found.neighbours:.3f} of documents side by side, {found.within_rows:.3f} "
+        f"within rows, {found.random_pairs:.3f} in random order. {found.runs:,} runs; "
+        f"{found.without_neighbours:,} documents are like no other, {found.empty:,} are empty.",
+    ]
+
+
+def _stages(found: Summary) -> Table:
+    table = Table("stage", "time", "on disk")
+    for stage in STAGES:
+        size = _size(found.num_bytes.get(stage, 0))
+        table.add_row(stage, _time(found.seconds.get(stage, 0.0)), size)
+    return table
+
+
+def _print_plan(job: CorpusOrder, documents: int | None, workers: int | None) -> None:
+    found = plan_corpus(job, documents, workers)
+    exact = (
+        "every pair" if found.exact else f"{found.lists:,} lists, {found.probes} of them searched"
+    )
+    print(
+        f"{found.documents:,} documents of {found.mean_units:,.0f} tokens (bytes of text), "
+        f"{found.workers} workers as fast as this machine's cores are now; search: {exact}"
+    )
+    print(f"{'stage':<12}{'time':>12}{'memory':>12}{'disk':>12}")
+    for stage, cost in found.stages.items():
+        sizes = f"{_size(cost.memory):>12}{_size(cost.disk):>12}"
+        print(f"{stage:<12}{_time(cost.seconds):>12}{sizes}")
+    total = sum(cost.seconds for cost in found.stages.values())
+    disk = sum(cost.disk for cost in found.stages.values())
+    most = max(cost.memory for cost in found.stages.values())
+    print(f"{'all':<12}{_time(total):>12}{_size(most):>12}{_size(disk):>12}")
+    print("Memory is of all workers together, besides what the system keeps of files it may drop.")
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    if seconds < 3 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:,.0f} h"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.1f} TB"

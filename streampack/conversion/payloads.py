@@ -1,0 +1,65 @@
+"""Payloads: what a shard holds of each document of a block, which is its ids or its text."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.conversion.shard_writer import Payload
+from streampack.documents import Conversations, Documents, Texts
+from streampack.errors import ConfigError, StateError
+from streampack.reading.base import Block
+from streampack.reading.skips import Skips
+from streampack.tokenization import Tokenizer
+
+__all__ = ["payloads_of"]
+
+
+def payloads_of(
+    block: Block, tokenizer: Tokenizer | None, dtype: str, skips: Skips
+) -> tuple[str, list[Payload], NDArray[np.void]]:
+    """The block's N documents as they are written, and their dtype and origins (N,).
+
+    Args:
+        block: of any kind but conversations; documents may have no loss masks.
+        tokenizer: for texts; None leaves them as they are.
+        dtype: of the ids so far, "uint16" or "uint32"; "" takes that of the block.
+        skips: for documents that cannot be tokenized.
+
+    Raises:
+        ConfigError: the block holds what shards of ids would lose.
+        StateError: ids do not fit into `dtype`.
+    """
+    if isinstance(block, Texts):
+        if tokenizer is None:
+            return "str", list(block.texts), block.origin
+        block = tokenizer.encode(block, skips)
+    if isinstance(block, Conversations):
+        raise ConfigError(
+            "The documents are conversations.",
+            "Token ids only are written, and which of them are learnt would be lost.",
+            "Train on them with sources.Chat.",
+        )
+    if block.loss_mask is not None:
+        raise ConfigError(
+            "The documents have loss masks.",
+            "Token ids only are written, and the masks would be lost.",
+            "Write such shards with the format's own writer.",
+        )
+    return _ids(block, dtype)
+
+
+def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload], NDArray[np.void]]:
+    if not dtype:
+        dtype = "uint16" if block.tokens.dtype == np.uint16 else "uint32"
+    tokens = block.tokens[block.offsets[0] : block.offsets[-1]]
+    if len(tokens) and (int(tokens.max()) > np.iinfo(dtype).max or int(tokens.min()) < 0):
+        raise StateError(
+            f"Documents have token ids from {int(tokens.min())} to {int(tokens.max())}, and the "
+            f"shards so far hold {dtype}.",
+            "The ids do not fit.",
+            "Convert to another destination with --dtype uint32; no id may be negative.",
+        )
+    ids = tokens.astype(dtype, copy=False)
+    places = block.offsets - block.offsets[0]
+    return dtype, [ids[places[i] : places[i + 1]] for i in range(len(block))], block.origin

@@ -1,0 +1,165 @@
+"""The embedded corpus: N documents in parts, each with its content, name and vector on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.conversion.shard_writer import Payload
+from streampack.corpus_order.work import Work
+from streampack.documents import Documents, gather_ragged, make_origin, offsets_of
+from streampack.ordering.words import hash_words
+
+__all__ = ["Corpus", "Part", "batches"]
+
+NOTES = "embed/parts.json"
+BATCH_DOCUMENTS = 2048
+BATCH_UNITS = 8 << 20  # tokens, or bytes of text
+
+
+@dataclass(frozen=True)
+class Part:
+    """The documents of one part.
+
+    Attributes:
+        content: (T,) uint16 or uint32 ids, or uint8 of UTF-8.
+        offsets: (n + 1,) int64 into it.
+        is_text: which of the two.
+    """
+
+    content: NDArray[Any]
+    offsets: NDArray[np.int64]
+    is_text: bool
+
+    @classmethod
+    def opened(cls, work: Work, part: int, dtype: str) -> Part:
+        """The part of this number, whose content is left on the disk; dtype "str" is text."""
+        content = np.zeros(0, dtype=np.uint8 if dtype == "str" else dtype)
+        offsets = work.load(f"embed/{part:05}.offsets.npy")
+        if offsets[-1]:
+            mapped = np.memmap(work.path(f"embed/{part:05}.bin"), content.dtype, "r")
+            content = np.asarray(mapped)
+        return cls(content, offsets, dtype == "str")
+
+    def gathered(self, chosen: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Content and offsets of the documents `chosen` (M,), in that order."""
+        starts = self.offsets[chosen]
+        offsets = offsets_of(self.offsets[chosen + 1] - starts)
+        content = np.empty(offsets[-1], dtype=self.content.dtype)
+        gather_ragged(self.content, starts, offsets, content)
+        return content, offsets
+
+    def documents(self, chosen: NDArray[np.int64]) -> Documents:
+        """The documents `chosen` (M,): their ids, or the words of their texts."""
+        content, offsets = self.gathered(chosen)
+        if self.is_text:
+            return hash_words(content, offsets)[0]
+        return Documents(content, offsets, make_origin(0, chosen))
+
+    def payload(self, i: int) -> Payload:
+        """Document i as it is written."""
+        content = self.content[self.offsets[i] : self.offsets[i + 1]]
+        return content.tobytes().decode() if self.is_text else content
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All parts, after the first stage.
+
+    Attributes:
+        work: where they are.
+        parts: P, how many.
+    """
+
+    work: Work
+    parts: int
+    _opened: dict[int, Part] = field(default_factory=dict, repr=False, compare=False)
+    _mapped: dict[int, NDArray[np.float16]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def gather_notes(cls, work: Work, parts: int) -> Corpus:
+        """Put the notes of all parts into one file, so that a task opens no other one."""
+        notes = [work.read(f"embed/{part:05}.json") for part in range(parts)]
+        work.note(NOTES, {"parts": notes})
+        return cls(work, parts)
+
+    @cached_property
+    def notes(self) -> list[dict[str, Any]]:
+        """What the first stage noted of each part."""
+        found: list[dict[str, Any]] = self.work.read(NOTES)["parts"]
+        return found
+
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """(P + 1,) number of the first document of each part."""
+        return offsets_of(np.array([note["documents"] for note in self.notes], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    @cached_property
+    def dimension(self) -> int:
+        """Of the vectors."""
+        return max(int(note["dimension"]) for note in self.notes)
+
+    @cached_property
+    def dtype(self) -> str:
+        """ "str", "uint32" if any part has it, or "uint16"."""
+        found = {note["dtype"] for note in self.notes if note["documents"]}
+        return min(found, key=["str", "uint32", "uint16"].index, default="uint32")
+
+    def part(self, part: int) -> Part:
+        """The documents of a part, left on the disk."""
+        if part not in self._opened:
+            self._opened[part] = Part.opened(self.work, part, self.notes[part]["dtype"])
+        return self._opened[part]
+
+    def part_vectors(self, part: int) -> NDArray[np.float16]:
+        """(n, D) float16 unit vectors of a part, left on the disk; 0 of what has no token."""
+        if part not in self._mapped:
+            self._mapped[part] = self.work.load(f"embed/{part:05}.vectors.npy")
+        return self._mapped[part]
+
+    def vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """(M, D) vectors of the documents `ids` (M,)."""
+        found = np.empty((len(ids), self.dimension), dtype=np.float32)
+        for part, where in self.by_part(ids):
+            found[where] = self.part_vectors(part)[ids[where] - self.first[part]]
+        return found
+
+    def by_part(self, ids: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Each part that holds some of the documents `ids` (M,), and where in `ids` they are."""
+        part = np.searchsorted(self.first, ids, side="right") - 1
+        order = np.argsort(part, kind="stable")
+        bounds = np.flatnonzero(np.diff(part[order], prepend=-1, append=-1))
+        for low, high in pairwise(bounds.tolist()):
+            yield int(part[order[low]]), order[low:high]
+
+    def lengths(self) -> NDArray[np.int64]:
+        """(N,) tokens of the documents, or bytes of texts."""
+        parts = [np.diff(self.part(part).offsets) for part in range(self.parts)]
+        return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+    def origins(self, ids: NDArray[np.int64]) -> NDArray[np.void]:
+        """(M,) origins of the documents `ids` (M,)."""
+        found = make_origin(0, ids)
+        for part, where in self.by_part(ids):
+            own = self.work.load(f"embed/{part:05}.origin.npy")
+            found[where] = own[ids[where] - self.first[part]]
+        return found
+
+
+def batches(offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The documents [0, N) in consecutive batches that fit into memory."""
+    start = 0
+    while start < len(offsets) - 1:
+        stop = int(np.searchsorted(offsets, offsets[start] + BATCH_UNITS, side="right")) - 1
+        stop = min(max(stop, start + 1), start + BATCH_DOCUMENTS)
+        yield np.arange(start, min(stop, len(offsets) - 1), dtype=np.int64)
+        start = stop

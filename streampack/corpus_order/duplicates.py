@@ -1,0 +1,151 @@
+"""Stage 4: near-duplicates, by the similarity of what the embedder saw and of whole documents.
+
+Steps:
+  1. By part: pairs of documents whose vectors have a cosine above the threshold (`search`).
+  2. By part: the documents of such pairs are embedded whole (`ordering.duplicates`).
+  3. Here: a document whose cosine to an earlier kept one exceeds the threshold as a whole, too, is
+     a near-duplicate of the first such one.
+  4. A document that is like a near-duplicate is compared with the one that this was dropped for,
+     which the search may not have found among many copies; then 3 again, until nothing is new.
+
+Cost: what the pairs take. Lost: pairs that the search does not find, and that step 4 does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.corpus_order.corpus import Corpus, batches
+from streampack.corpus_order.search import candidates_of, cosines_of
+from streampack.corpus_order.settings import CorpusOrder
+from streampack.ordering.duplicates import Wholes, alike
+from streampack.ordering.hashing import HashedNgrams
+from streampack.ordering.neighbours import on_grid
+
+__all__ = ["choose_duplicates", "embed_whole", "find_pairs", "gather_wanted"]
+
+PAIRS = 1 << 13  # compared at a time
+
+
+def find_pairs(job: CorpusOrder, shards: int, part: int) -> None:
+    """Write the pairs (M, 2) int32 of a part: later document, earlier document."""
+    first = int(Corpus(job.files, job.num_parts).first[part])
+    ids, similarity = candidates_of(job, shards, part)
+    threshold = on_grid(job.duplicate_threshold)
+    over = (similarity > np.float32(threshold)) & (ids >= 0)
+    if job.duplicate_threshold >= 1:
+        over[:] = False
+    row, column = np.nonzero(over)
+    own, other = row + first, ids[row, column].astype(np.int64)
+    pairs = np.stack([np.maximum(own, other), np.minimum(own, other)], axis=1)
+    job.files.save(f"duplicates/{part:05}.pairs.npy", np.unique(pairs, axis=0).astype(np.int32))
+
+
+def gather_wanted(job: CorpusOrder) -> None:
+    """Write which documents are in a pair (M,), ascending."""
+    names = [f"duplicates/{part:05}.pairs.npy" for part in range(job.num_parts)]
+    found = [np.unique(job.files.load(name)) for name in names]
+    wanted = np.unique(np.concatenate([np.zeros(0, dtype=np.int32), *found]))
+    job.files.save("duplicates/wanted.npy", wanted)
+
+
+def embed_whole(job: CorpusOrder, part: int) -> None:
+    """Write the vectors int32 of the part's documents that are in a pair, as wholes."""
+    corpus = Corpus(job.files, job.num_parts)
+    low, high = corpus.first[part : part + 2]
+    wanted = job.files.load("duplicates/wanted.npy")
+    own = wanted[np.searchsorted(wanted, low) : np.searchsorted(wanted, high)] - low
+    embedder = _whole_embedder(job)
+    content = corpus.part(part)
+    vectors = [np.zeros((0, embedder.dimension), dtype=np.int32)]
+    lengths = np.diff(content.offsets)[own]
+    for chosen in batches(np.append(0, np.cumsum(lengths))):
+        documents = content.documents(own[chosen])
+        wholes = Wholes(documents, embedder)
+        wholes.embed(np.ones(len(documents), dtype=np.bool_))
+        vectors.append(wholes.vectors)
+    job.files.save(f"duplicates/{part:05}.whole.npy", np.concatenate(vectors))
+
+
+def _whole_embedder(job: CorpusOrder) -> HashedNgrams:
+    embedder = job.similarity.embedding
+    return embedder if isinstance(embedder, HashedNgrams) else HashedNgrams()
+
+
+def choose_duplicates(job: CorpusOrder) -> None:
+    """Write for each of the N documents the kept one that it is dropped for, -1 if it stays."""
+    corpus = Corpus(job.files, job.num_parts)
+    names = [f"duplicates/{part:05}.pairs.npy" for part in range(job.num_parts)]
+    found = [job.files.load(name) for name in names]
+    pairs = np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int32), *found]), axis=0)
+    pairs = pairs[_are_alike(job, corpus, pairs, only_whole=True)].astype(np.int64)
+    compared = pairs
+    while True:
+        duplicate_of = np.full(len(corpus), -1, dtype=np.int32)
+        _choose(pairs, duplicate_of)
+        left = pairs[(duplicate_of[pairs[:, 0]] < 0) & (duplicate_of[pairs[:, 1]] >= 0)]
+        new = np.stack([left[:, 0], duplicate_of[left[:, 1]]], axis=1).astype(np.int64)
+        new = _without(np.unique(new, axis=0), compared, len(corpus))
+        if not len(new):
+            break
+        compared = np.concatenate([compared, new])
+        pairs = np.concatenate([pairs, new[_are_alike(job, corpus, new)]])
+        pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+    job.files.save("duplicates/duplicate_of.npy", duplicate_of)
+
+
+def _without(pairs: NDArray[np.int64], known: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    keys = pairs[:, 0] * count + pairs[:, 1]
+    return pairs[~np.isin(keys, known[:, 0] * count + known[:, 1])]
+
+
+def _are_alike(
+    job: CorpusOrder, corpus: Corpus, pairs: NDArray[Any], *, only_whole: bool = False
+) -> NDArray[np.bool_]:
+    """(M,) whether the pairs (M, 2) exceed the threshold, as embedded and as whole documents."""
+    wanted = job.files.load("duplicates/wanted.npy")
+    threshold = on_grid(job.duplicate_threshold)
+    first = np.searchsorted(wanted, corpus.first)
+    files = [job.files.load(f"duplicates/{p:05}.whole.npy") for p in range(job.num_parts)]
+    result = np.zeros(len(pairs), dtype=np.bool_)
+    for start in range(0, len(pairs), PAIRS):
+        some = pairs[start : start + PAIRS].astype(np.int64)
+        if not only_whole:
+            cosines = cosines_of(corpus, some[:, 0], some[:, 1:])[:, 0]
+        documents = np.unique(some)
+        vectors = np.empty((len(documents), _whole_embedder(job).dimension), dtype=np.int32)
+        for part, where in corpus.by_part(documents):
+            at = np.searchsorted(wanted, documents[where]) - first[part]
+            vectors[where] = files[part][at]
+        whole = vectors.astype(np.int64)
+        norms = np.maximum((whole * whole).sum(axis=1), 1).astype(np.float64)
+        passed = _whole_alike(np.searchsorted(documents, some), vectors, norms, threshold)
+        result[start : start + PAIRS] = passed if only_whole else passed & (cosines > threshold)
+    return result
+
+
+@kernel
+def _whole_alike(
+    pairs: NDArray[np.int64],
+    vectors: NDArray[np.int32],
+    norms: NDArray[np.float64],
+    threshold: float,
+) -> NDArray[np.bool_]:
+    row = np.arange(len(vectors))
+    found = np.zeros(len(pairs), dtype=np.bool_)
+    for p in range(len(pairs)):
+        found[p] = alike(pairs[p, 0], pairs[p, 1], row, vectors, norms, threshold)
+    return found
+
+
+@kernel
+def _choose(pairs: NDArray[np.int64], duplicate_of: NDArray[np.int32]) -> None:
+    """Pairs are sorted by the later document, then by the earlier one."""
+    for p in range(len(pairs)):
+        later, earlier = pairs[p, 0], pairs[p, 1]
+        if duplicate_of[later] < 0 and duplicate_of[earlier] < 0:
+            duplicate_of[later] = earlier

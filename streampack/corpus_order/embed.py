@@ -1,0 +1,145 @@
+"""Stage 1, by part: documents are copied to the disk and embedded.
+
+A part is a lane of the source. Its documents are read once and kept as they will be written, since
+the last stage takes them in an order that no source can be read in. Vectors are of unit length and
+float16; a document without tokens has the vector 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.conversion.payloads import payloads_of
+from streampack.corpus_order.corpus import Corpus, Part, batches
+from streampack.corpus_order.settings import CorpusOrder
+from streampack.documents import ORIGIN, offsets_of
+from streampack.errors import ConfigError
+from streampack.ordering.embedding import TextEmbedder, checked, heads
+from streampack.ordering.words import hash_words
+from streampack.reading.skips import Skips
+
+__all__ = ["check_dimensions", "embed_batch", "embed_part"]
+
+
+def embed_part(job: CorpusOrder, part: int) -> None:
+    """Write the documents of a part, their names and vectors; and a note, when all is there.
+
+    Raises:
+        ConfigError: the embedder returned something else than one finite vector per document.
+        ContentError: a broken document, with on_error="raise".
+        StorageError: reading or writing failed.
+    """
+    name = f"embed/{part:05}"
+    dtype, lengths, origin, skipped = _copy(job, part)
+    offsets = offsets_of(lengths)
+    job.files.save(f"{name}.offsets.npy", offsets)
+    job.files.save(f"{name}.origin.npy", origin)
+    dimension = _embed(job, name, Part.opened(job.files, part, dtype), origin)
+    job.files.note(
+        f"{name}.json",
+        {
+            "documents": len(lengths),
+            "units": int(offsets[-1]),
+            "empty": int((lengths == 0).sum()),
+            "dtype": dtype,
+            "dimension": dimension,
+            "skipped": skipped,
+        },
+    )
+
+
+def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[np.void], int]:
+    """Write the content of a part; its dtype, lengths (n,), origins (n,) and what was skipped."""
+    reader = job.source.lanes(job.num_parts, seed=0, epoch=0, shuffle=False)[part]
+    skips = Skips(job.on_error)
+    dtype = job.dtype or ""
+    lengths: list[int] = []
+    origins = [np.zeros(0, dtype=ORIGIN)]
+    with job.files.writing(f"embed/{part:05}.bin") as path, path.open("wb") as file:
+        for block, _ in reader.read(None, skips):
+            dtype, payloads, origin = payloads_of(block, job.tokenizer, dtype, skips)
+            data = [p.encode() if isinstance(p, str) else p for p in payloads]
+            lengths += map(len, data)
+            origins.append(origin)
+            file.writelines(d if isinstance(d, bytes) else d.tobytes() for d in data)
+    dtype = dtype or ("uint32" if job.source.tokenized or job.tokenizer else "str")
+    return dtype, np.array(lengths, dtype=np.int64), np.concatenate(origins), skips.count
+
+
+def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) -> int:
+    """Write the vectors of a part; returns their dimension, 0 if there are none."""
+    dimension = 0
+    with job.files.writing(f"{name}.vectors.npy") as path, path.open("wb") as file:
+        for chosen in batches(part.offsets):
+            vectors = embed_batch(job, part, chosen, origin)
+            if not dimension:
+                dimension = vectors.shape[1]
+                header = {"descr": "<f2", "fortran_order": False}
+                shape = (len(part.offsets) - 1, dimension)
+                np.lib.format.write_array_header_2_0(  # type: ignore[no-untyped-call]
+                    file, {**header, "shape": shape}
+                )
+            if vectors.shape[1] != dimension:
+                raise _other_dimension(
+                    vectors.shape[1],
+                    job.source.document_name(origin[chosen[0]]),
+                    dimension,
+                    job.source.document_name(origin[0]),
+                )
+            file.write(vectors.tobytes())
+        if not dimension:
+            np.save(file, np.zeros((0, 0), dtype=np.float16))
+    return dimension
+
+
+def embed_batch(
+    job: CorpusOrder, part: Part, chosen: NDArray[np.int64], origin: NDArray[np.void]
+) -> NDArray[np.float16]:
+    """(M, D) float16 vectors, of length 1 or 0, of the documents `chosen` (M,) of a part."""
+    embedder, first = job.similarity.embedding, job.first_tokens
+    content, offsets = part.gathered(chosen)
+    if part.is_text:
+        words, ends = hash_words(content, offsets)
+        if isinstance(embedder, TextEmbedder):
+            last = np.minimum(words.offsets[1:], words.offsets[:-1] + first) - 1
+            stops = np.where(words.lengths > 0, np.append(ends, 0)[last], offsets[:-1])
+            pairs = zip(offsets[:-1], stops, strict=True)
+            texts = [content[a:b].tobytes().decode(errors="ignore") for a, b in pairs]
+            found = embedder.function(texts)
+        else:
+            found = embedder(heads(words, first))
+        empty = words.lengths == 0
+    else:
+        documents = part.documents(chosen)
+        found = embedder(heads(documents, first))
+        empty = documents.lengths == 0
+    vectors = checked(
+        embedder, found, len(chosen), lambda i: job.source.document_name(origin[chosen[i]])
+    )
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    unit = np.where((norms == 0) | empty[:, None], 0, vectors / np.where(norms == 0, 1, norms))
+    return unit.astype(np.float16)
+
+
+def check_dimensions(job: CorpusOrder) -> None:
+    """Raise `ConfigError` if parts have vectors of different dimensions."""
+    known: tuple[int, str] | None = None
+    for part, note in enumerate(Corpus(job.files, job.num_parts).notes):
+        dimension = int(note["dimension"])
+        if not dimension:
+            continue
+        origin = job.files.load(f"embed/{part:05}.origin.npy")[0]
+        name = job.source.document_name(origin)
+        if known is not None and known[0] != dimension:
+            raise _other_dimension(dimension, name, *known)
+        known = known or (dimension, name)
+
+
+def _other_dimension(found: int, where: str, before: int, there: str) -> ConfigError:
+    return ConfigError(
+        f"The embedder returned vectors of {found} numbers for {where} and those after it, and of "
+        f"{before} for {there}.",
+        "They cannot be compared.",
+        "Return vectors of one dimension, remove the destination and start again.",
+    )

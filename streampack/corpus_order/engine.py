@@ -1,0 +1,165 @@
+"""Who runs the tasks of a stage: Ray's workers, here or on a cluster, or this process.
+
+A task is a function of the job and its numbers; what it does lies in the work folder. So a task
+that is lost with its worker is simply done again.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from streampack.corpus_order.settings import CorpusOrder
+from streampack.errors import ConfigError, StreampackError, WorkerError
+
+__all__ = ["Engine", "opened"]
+
+ANSWER_S = 10.0
+RETRIES = 3  # of a task whose worker was lost
+OBJECT_STORE_BYTES = 128 << 20  # a job and its tasks' numbers travel, and no data
+
+Report = Callable[[int], None]
+
+
+class Engine(Protocol):
+    """Runs tasks."""
+
+    def run(
+        self,
+        function: Callable[..., None],
+        job: CorpusOrder,
+        tasks: Sequence[tuple[int, ...]],
+        report: Report,
+    ) -> None:
+        """Call ``function(job, *task)`` for each task, in any order; report how many are done."""
+
+
+class Here:
+    """One task after the other, in this process."""
+
+    def run(
+        self,
+        function: Callable[..., None],
+        job: CorpusOrder,
+        tasks: Sequence[tuple[int, ...]],
+        report: Report,
+    ) -> None:
+        """See `Engine`."""
+        for number, task in enumerate(tasks, start=1):
+            function(job, *task)
+            report(number)
+
+
+class OnRay:
+    """Tasks of Ray, two for each core at a time."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._width = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+
+    def run(
+        self,
+        function: Callable[..., None],
+        job: CorpusOrder,
+        tasks: Sequence[tuple[int, ...]],
+        report: Report,
+    ) -> None:
+        """See `Engine`."""
+        ray = self._ray
+        remote = ray.remote(max_retries=RETRIES)(function)
+        shared = ray.put(job)
+        waiting, done = deque(tasks), 0
+        running: dict[Any, tuple[int, ...]] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._width:
+                    task = waiting.popleft()
+                    running[remote.remote(shared, *task)] = task
+                (ready,), _ = ray.wait(list(running), num_returns=1)
+                self._finish(ready, function.__name__, running.pop(ready))
+                done += 1
+                report(done)
+        finally:
+            for reference in running:
+                ray.cancel(reference, force=True)
+
+    def _finish(self, reference: Any, name: str, task: tuple[int, ...]) -> None:
+        exceptions = self._ray.exceptions
+        try:
+            self._ray.get(reference)
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, StreampackError):
+                raise error.cause from None
+            raise
+        except exceptions.RayError as error:
+            raise WorkerError(
+                f"Ray lost the workers of {name}{task} {RETRIES + 1} times: "
+                f"{str(error).strip().splitlines()[0]}",
+                "What other tasks have done stays.",
+                "Give them more memory (fewer workers, more parts), and repeat the command: it "
+                "goes on from there.",
+            ) from error
+
+
+@contextmanager
+def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
+    """The engine of a job.
+
+    Args:
+        address: of a Ray cluster; None starts Ray on this machine, if this process has not.
+        workers: of Ray on this machine; None is one for each core, 0 uses no Ray.
+
+    Raises:
+        ConfigError: Ray is not installed, or nothing answers at the address.
+    """
+    if workers == 0 and address is None:
+        yield Here()
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            "Ray is not installed.",
+            "A corpus is put in order by its workers.",
+            'Install it with `pip install "streampack[order]"`, or use this process alone '
+            "(--workers 0).",
+        ) from None
+    ours = not ray.is_initialized()
+    if ours:
+        _start(ray, address, workers)
+    try:
+        yield OnRay(ray)
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _start(ray: Any, address: str | None, workers: int | None) -> None:
+    quiet = {"logging_level": "ERROR", "log_to_driver": False}
+    if address is not None:
+        try:
+            host, colon, port = address.rpartition("://")[2].rpartition(":")
+            if colon:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+            ray.init(address=address, **quiet)
+        except (OSError, RuntimeError, ValueError, SystemExit) as error:  # Ray gives up by exiting
+            raise ConfigError(
+                f'No Ray cluster answers at "{address}": {error}',
+                "There are no workers.",
+                "Check the address (ray start prints it), or leave --address out to use this "
+                "machine.",
+            ) from error
+        return
+    ray.init(
+        address="local",
+        num_cpus=workers,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",  # a machine without a network will do
+        **quiet,
+    )

@@ -1,0 +1,110 @@
+"""Stage 2: the index in which large corpora are searched; small ones are searched without.
+
+Steps:
+  1. A sample of the vectors trains the lists of an inverted file and a product quantizer, here.
+  2. By shard of the index, that of consecutive parts: their vectors are added to a copy.
+
+The rule, which gives the paper's numbers for its 235 million documents (appendix A.2: 32,768
+lists, trained on 48 vectors for each, 64 lists searched): lists grow with the square root of the
+number of documents, and are a power of two. Codes have half a byte for every two numbers of a
+vector where the paper has a byte for three: faiss scans those many times faster on a CPU, and
+`search` computes the similarities of what it finds again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.corpus_order.corpus import Corpus
+from streampack.corpus_order.settings import CorpusOrder
+from streampack.corpus_order.work import Work
+from streampack.ordering.approximate import require_faiss
+from streampack.packing.rng import permutation
+
+__all__ = ["Shape", "fill_shard", "index_shards", "padded", "shape_of", "train_index"]
+
+PAPER_DOCUMENTS, PAPER_LISTS, PAPER_PROBES = 235_266_464, 32_768, 64
+SAMPLE_PER_LIST = 48
+LEAST_SAMPLE = 1 << 14
+SHARD_DOCUMENTS = 10_000_000
+TRAINED = "index/trained.faiss"
+
+
+class Shape(NamedTuple):
+    """What the rule says.
+
+    Attributes:
+        lists: of the inverted file; probes: of them searched.
+        sample: vectors that train it.
+        dimension: of a vector with zeros behind it, so that the quantizer divides it.
+        code_bytes: of a vector in the index.
+    """
+
+    lists: int
+    probes: int
+    sample: int
+    dimension: int
+    code_bytes: int
+
+
+def shape_of(documents: int, dimension: int) -> Shape:
+    """The index of so many documents, with vectors of so many numbers."""
+    power = np.log2(PAPER_LISTS * np.sqrt(max(documents, 1) / PAPER_DOCUMENTS))
+    lists = 1 << max(round(float(power)), 0)
+    sample = min(max(SAMPLE_PER_LIST * lists, LEAST_SAMPLE), documents)
+    width = -(-dimension // 4) * 4
+    lists = min(lists, documents)
+    return Shape(lists, min(PAPER_PROBES, lists), sample, width, width // 4)
+
+
+def padded(vectors: NDArray[Any], dimension: int) -> NDArray[np.float32]:
+    """(M, dimension) float32, zeros behind each vector."""
+    missing = dimension - vectors.shape[1]
+    return np.ascontiguousarray(np.pad(vectors.astype(np.float32), ((0, 0), (0, missing))))
+
+
+def index_shards(corpus: Corpus) -> list[tuple[int, int]]:
+    """The parts [a, b) of each shard of the index, of about ten million documents."""
+    number = corpus.first[:-1] // SHARD_DOCUMENTS
+    starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
+    return list(zip(starts, [*starts[1:], corpus.parts], strict=True))
+
+
+def train_index(job: CorpusOrder) -> None:
+    """Write the trained index, which holds no vector."""
+    faiss = require_faiss()
+    corpus = Corpus(job.files, job.num_parts)
+    shape = shape_of(len(corpus), corpus.dimension)
+    chosen = np.sort(permutation(len(corpus), job.seed)[: shape.sample])
+    index = faiss.index_factory(
+        shape.dimension,
+        f"IVF{shape.lists},PQ{shape.dimension // 2}x4fs",
+        faiss.METRIC_INNER_PRODUCT,
+    )
+    index.cp.min_points_per_centroid = 1  # small corpora are no reason to warn
+    index.cp.max_points_per_centroid = SAMPLE_PER_LIST
+    index.cp.seed = index.pq.cp.seed = 1 + job.seed % (1 << 30)
+    index.train(padded(corpus.vectors(chosen), shape.dimension))
+    _save(job.files, TRAINED, index)
+
+
+def fill_shard(job: CorpusOrder, shard: int) -> None:
+    """Write the index of one shard."""
+    faiss = require_faiss()
+    corpus = Corpus(job.files, job.num_parts)
+    index = faiss.read_index(str(job.files.path(TRAINED)))
+    for part in range(*index_shards(corpus)[shard]):
+        vectors = corpus.part_vectors(part)
+        for start in range(0, len(vectors), 1 << 15):
+            index.add(padded(vectors[start : start + (1 << 15)], index.d))
+    _save(job.files, f"index/{shard:05}.faiss", index)
+
+
+def _save(work: Work, name: str, index: Any) -> None:
+    """Through Python, since faiss does not notice a disk that is full at the end."""
+    faiss = require_faiss()
+    with work.writing(name) as path, path.open("wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))

@@ -1,0 +1,207 @@
+"""The job: stages one after the other, each going on where it was stopped.
+
+Results of stages lie in the work folder until the end; then the destination has the shards, and
+beside them ``_order/`` with the summary, the near-duplicates' names and where runs begin.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from streampack.conversion.destination import Destination
+from streampack.corpus_order import duplicates, embed, index, path, search, write
+from streampack.corpus_order.corpus import Corpus
+from streampack.corpus_order.engine import Engine, opened
+from streampack.corpus_order.picture import draw_similarity
+from streampack.corpus_order.settings import CorpusOrder
+from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
+from streampack.errors import ConfigError
+from streampack.ordering.approximate import require_faiss
+from streampack.reading.base import Source
+from streampack.reading.options import Reading
+from streampack.sources.infer import open as open_source
+
+__all__ = ["STAGES", "order_corpus", "run_job"]
+
+STAGES = ("embed", "index", "search", "duplicates", "path", "write")
+SETTINGS = "settings.json"
+RESULTS = "_order"
+EXTRA = 'Install it with `pip install "streampack[order]"`.'
+IN_ORDER = Reading(open_shards=1)
+
+Report = Callable[[str, int, int], None]
+
+
+def order_corpus(
+    source: Any,
+    destination: str,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    report: Report = lambda stage, done, total: None,
+    **settings: Any,
+) -> Summary:
+    """Write a corpus in an order in which related documents lie side by side.
+
+    Called again after it was stopped, it goes on, and ends with the same shards: with any number
+    of workers, on one machine. On another one faiss may find other neighbours.
+
+    Args:
+        source: what `PackedDataset` takes, but no mixture; it must be readable more than once.
+        destination: folder or URL for the shards; empty, or holding an unfinished run of the same
+            settings. Beside the shards it gets ``_order/`` with `summary.json`,
+            `duplicates.jsonl` and `runs.npy`, the numbers of the documents with which runs begin.
+        address: of a Ray cluster, whose machines see the same files; None starts Ray here, or uses
+            what this process has started.
+        workers: of Ray on this machine; None is one for each core, 0 does it all in this process,
+            without Ray.
+        report: called with a stage, how many of its tasks are done, and how many there are.
+        settings: of `CorpusOrder`.
+
+    Raises:
+        ConfigError: the destination is not empty, or holds another job; a setting cannot work; an
+            embedder returned what cannot be compared; Ray or faiss is not installed.
+        ContentError: a broken document, with on_error="raise".
+        StorageError: reading or writing failed; run the same again to go on.
+        WorkerError: Ray lost the workers of a task again and again.
+    """
+    opened_source = source if isinstance(source, Source) else open_source(source, reading=IN_ORDER)
+    job = CorpusOrder(source=opened_source, destination=Destination(destination), **settings)
+    return run_job(job, address=address, workers=workers, report=report)
+
+
+def run_job(
+    job: CorpusOrder,
+    *,
+    address: str | None = None,
+    workers: int | None = None,
+    report: Report = lambda stage, done, total: None,
+) -> Summary:
+    """Run a job to its end, or go on with it; see `order_corpus`."""
+    require_faiss("Related documents of a whole corpus are found by it.", EXTRA)
+    job.source.prepare()
+    _begin(job)
+    with opened(address, workers) as engine:
+        shards = _Run(job, engine, report).run()
+    return _finish(job, shards)
+
+
+def _begin(job: CorpusOrder) -> None:
+    found, what = job.files.read(SETTINGS), "order"
+    if found:
+        job.destination.refuse_other(what, found, job.describe())
+    else:
+        job.destination.refuse_filled(what)
+        job.files.note(SETTINGS, job.describe())
+
+
+class _Run:
+    """One run of the stages."""
+
+    def __init__(self, job: CorpusOrder, engine: Engine, report: Report) -> None:
+        self.job, self.files = job, job.files
+        self.engine, self.report = engine, report
+
+    def run(self) -> int:
+        """All stages; returns the number of shards."""
+        job, parts = self.job, range(self.job.num_parts)
+        with self._timed("embed"):
+            self._tasks(embed.embed_part, [(p,) for p in parts], "embed/{0:05}.json")
+            corpus = Corpus.gather_notes(job.files, job.num_parts)
+            embed.check_dimensions(job)
+        if not len(corpus):
+            self.files.clear()
+            raise ConfigError(
+                "The source holds no document.",
+                "Nothing was written.",
+                "Check the path and the name of the column.",
+            )
+        shards = 1
+        with self._timed("index"):
+            if not job.exact(len(corpus)):
+                shards = len(index.index_shards(corpus))
+                self._here(index.train_index, index.TRAINED)
+                tasks = [(s,) for s in range(shards)]
+                self._tasks(index.fill_shard, tasks, "index/{0:05}.faiss")
+        with self._timed("search"):
+            pairs = [(s, p) for s in range(shards) for p in parts]
+            self._tasks(search.search_part, pairs, "search/{0:05}.{1:05}.npy")
+        with self._timed("duplicates"):
+            pairs = [(shards, p) for p in parts]
+            self._tasks(duplicates.find_pairs, pairs, "duplicates/{1:05}.pairs.npy")
+            self._here(duplicates.gather_wanted, "duplicates/wanted.npy")
+            tasks = [(p,) for p in parts]
+            self._tasks(duplicates.embed_whole, tasks, "duplicates/{0:05}.whole.npy")
+            self._here(duplicates.choose_duplicates, "duplicates/duplicate_of.npy")
+        with self._timed("path"):
+            self._here(lambda job: path.find_path(job, shards), "path/note.json")
+        with self._timed("write"):
+            self._here(write.plan_shards, "write/starts.npy")
+            count = len(self.files.load("write/starts.npy")) - 1
+            self._tasks(write.write_shard, [(s,) for s in range(count)], "write/{0:05}.json")
+        return count
+
+    def _tasks(
+        self, function: Callable[..., None], tasks: Sequence[tuple[int, ...]], result: str
+    ) -> None:
+        """Run the tasks of a stage whose last file, `result`, is not there yet."""
+        left = [task for task in tasks if not self.files.has(result.format(*task))]
+        done = len(tasks) - len(left)
+        self.report(self.stage, done, len(tasks))
+        self.engine.run(
+            function, self.job, left, lambda n: self.report(self.stage, done + n, len(tasks))
+        )
+
+    def _here(self, function: Callable[[CorpusOrder], Any], result: str) -> None:
+        if not self.files.has(result):
+            function(self.job)
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        """Add the time of a stage to what stopped runs took for it."""
+        self.stage = stage
+        self.report(stage, 0, 1)
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = self.files.read("seconds.json")
+            if self.files.has(SETTINGS):
+                took = round(time.monotonic() - began, 3)
+                self.files.note("seconds.json", {**seconds, stage: seconds.get(stage, 0) + took})
+        self.report(stage, 1, 1)
+
+
+def _finish(job: CorpusOrder, shards: int) -> Summary:
+    """Check that nothing is lost, and leave the results only."""
+    seconds = job.files.read("seconds.json")
+    summary = summarise(job, shards, {stage: seconds[stage] for stage in STAGES})
+    with job.files.telling(job.files.folder):
+        _put_results(job, shards, summary)
+    job.files.path(SETTINGS).unlink()  # from here on there is nothing to go on with
+    job.files.clear()
+    return summary
+
+
+def _put_results(job: CorpusOrder, shards: int, summary: Summary) -> None:
+    """Write what lies beside the shards."""
+    write.write_index(job, shards)
+    folder = job.files.folder
+    listed = folder / "duplicates.jsonl"
+    with listed.open("w", encoding="utf-8") as file:
+        for record in duplicates_listed(job):
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    job.destination.put(listed, f"{RESULTS}/duplicates.jsonl")
+    np.save(runs := io.BytesIO(), job.files.load("path/runs.npy"))
+    job.destination.write(f"{RESULTS}/runs.npy", runs.getvalue(), folder)
+    if find_spec("matplotlib") is not None:
+        job.destination.write(f"{RESULTS}/similarity.png", draw_similarity(job), folder)
+    job.destination.write(f"{RESULTS}/summary.json", summary.as_json(), folder)

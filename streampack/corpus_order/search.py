@@ -1,0 +1,138 @@
+"""Stage 3, by shard of the index and part: the nearest documents of each document.
+
+Steps:
+  1. faiss finds candidates, three for each neighbour wanted, so that k remain where near-duplicates
+     go: in a small corpus by comparing every pair, in a large one in one shard of the index.
+  2. Their cosines are computed again from the vectors as they lie on the disk, the same for both
+     documents of a pair, and the candidates sorted by them, ties by number.
+
+What is kept is (n, 3 k) ids int32, -1 where there are fewer, and similarities float32. Results of
+several shards of the index are put together where they are read (`candidates_of`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.corpus_order.corpus import Corpus
+from streampack.corpus_order.index import index_shards, padded, shape_of
+from streampack.corpus_order.settings import CorpusOrder
+from streampack.ordering.approximate import MARGIN, compute_cosines, require_faiss
+from streampack.ordering.neighbours import NONE, squared_norms
+
+__all__ = ["candidates_of", "cosines_of", "search_part"]
+
+BATCH = 2048  # documents searched at a time
+REFINED = 256  # documents whose candidates' vectors are in memory together
+
+
+def search_part(job: CorpusOrder, shard: int, part: int) -> None:
+    """Write the candidates of a part's documents among those of a shard of the index."""
+    faiss = require_faiss()
+    faiss.omp_set_num_threads(1)  # Ray's workers are as many as there are cores
+    corpus = Corpus(job.files, job.num_parts)
+    first, count = int(corpus.first[part]), len(corpus.part_vectors(part))
+    width = MARGIN * job.k
+    ids = np.full((count, width), -1, dtype=np.int32)
+    similarity = np.full((count, width), NONE, dtype=np.float32)
+    for start in range(0, count, BATCH):
+        queries = np.arange(start, min(start + BATCH, count))
+        vectors = np.asarray(corpus.part_vectors(part)[queries], dtype=np.float32)
+        if job.exact(len(corpus)):
+            found = _compare_all(faiss, corpus, vectors, width + 1)
+        else:
+            found = _look_up(job, corpus, shard, vectors, width + 1)
+        found[~vectors.any(axis=1)] = -1  # nothing is like a document without tokens
+        for low in range(0, len(queries), REFINED):
+            here = slice(low, low + REFINED)
+            own = first + queries[here]
+            near, cosines = _nearest(own, found[here], cosines_of(corpus, own, found[here]), width)
+            ids[queries[here], : near.shape[1]] = near
+            similarity[queries[here], : near.shape[1]] = cosines
+    job.files.save(f"search/{shard:05}.{part:05}.ids.npy", ids)
+    job.files.save(f"search/{shard:05}.{part:05}.npy", similarity)
+
+
+def _compare_all(
+    faiss: Any, corpus: Corpus, queries: NDArray[np.float32], width: int
+) -> NDArray[np.int64]:
+    """(M, width) the nearest of all documents to M vectors, -1 where there are fewer."""
+    best = np.full((len(queries), width), -1, dtype=np.int64)
+    score = np.full((len(queries), width), -np.inf, dtype=np.float32)
+    for part in range(corpus.parts):
+        vectors = corpus.part_vectors(part)
+        for start in range(0, len(vectors), 1 << 14):
+            block = np.asarray(vectors[start : start + (1 << 14)], dtype=np.float32)
+            found, near = faiss.knn(
+                queries, block, min(width, len(block)), metric=faiss.METRIC_INNER_PRODUCT
+            )
+            score = np.concatenate([score, found], axis=1)
+            near = np.where(near < 0, -1, near + int(corpus.first[part]) + start)
+            best = np.concatenate([best, near], axis=1)
+            order = np.argsort(-score, axis=1, kind="stable")[:, :width]
+            score = np.take_along_axis(score, order, axis=1)
+            best = np.take_along_axis(best, order, axis=1)
+    return best
+
+
+def _look_up(
+    job: CorpusOrder, corpus: Corpus, shard: int, queries: NDArray[np.float32], width: int
+) -> NDArray[np.int64]:
+    """The same, approximately, in a shard of the index."""
+    low, high = index_shards(corpus)[shard]
+    first = int(corpus.first[low])
+    file = job.files.path(f"index/{shard:05}.faiss")
+    index = _opened(str(file), file.stat().st_mtime_ns)
+    index.nprobe = shape_of(len(corpus), corpus.dimension).probes
+    width = min(width, int(corpus.first[high]) - first)
+    _, near = index.search(padded(queries, index.d), width)
+    return np.where(near < 0, -1, near + first)
+
+
+@lru_cache(maxsize=1)
+def _opened(file: str, written_ns: int) -> Any:
+    return require_faiss().read_index(file)  # kept by a worker from task to task
+
+
+def cosines_of(
+    corpus: Corpus, own: NDArray[np.int64], others: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """(M, C) cosines of M documents and C others each, multiples of 2**-40.
+
+    NONE where `others` is -1 or the document itself.
+    """
+    wanted = np.unique(others[others >= 0])
+    vectors = corpus.vectors(np.concatenate([own, wanted]))
+    mapped = len(own) + np.searchsorted(wanted, others)
+    mapped[(others < 0) | (others == own[:, None])] = -1
+    cosines = np.full(others.shape, NONE, dtype=np.float64)
+    compute_cosines(vectors, squared_norms(vectors), mapped, cosines)
+    return cosines
+
+
+def _nearest(
+    own: NDArray[np.int64], found: NDArray[np.int64], cosines: NDArray[np.float64], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The nearest of the candidates (M, C) without the document itself, ties by number."""
+    cosines = np.where(found == own[:, None], NONE, cosines)
+    found = np.where(cosines == NONE, -1, found)
+    order = np.lexsort((found, -cosines), axis=1)[:, :width]
+    return np.take_along_axis(found, order, axis=1), np.take_along_axis(cosines, order, axis=1)
+
+
+def candidates_of(
+    job: CorpusOrder, shards: int, part: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """(n, 3 k) nearest documents of a part's documents and their similarities, of all shards."""
+    names = [f"search/{shard:05}.{part:05}" for shard in range(shards)]
+    ids = np.concatenate([job.files.load(f"{name}.ids.npy") for name in names], axis=1)
+    similarity = np.concatenate([job.files.load(f"{name}.npy") for name in names], axis=1)
+    if shards > 1:
+        order = np.lexsort((ids, -similarity), axis=1)[:, : MARGIN * job.k]
+        ids = np.take_along_axis(ids, order, axis=1)
+        similarity = np.take_along_axis(similarity, order, axis=1)
+    return ids, similarity

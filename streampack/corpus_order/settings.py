@@ -1,0 +1,171 @@
+"""What is to be put in order, where to and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from streampack.conversion.destination import HIDDEN, Destination
+from streampack.conversion.shard_writers import shard_writer
+from streampack.corpus_order.embedders import named_embedder
+from streampack.corpus_order.work import Work
+from streampack.errors import ConfigError
+from streampack.numeric import whole_number
+from streampack.ordering.embedding import Embedder
+from streampack.ordering.order import EXACT_DOCUMENTS, Search, SimilarityOrder
+from streampack.reading.base import Source
+from streampack.tokenization import Tokenizer
+
+__all__ = ["CorpusOrder"]
+
+PART_TOKENS = 1 << 20  # of a part, about
+MOST_PARTS = 1 << 14  # a process maps up to three files of each, and Linux allows 65,530
+UNKNOWN_PARTS = 16  # where a source cannot say how large it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOrder:
+    """What to put in order, where to and how.
+
+    Attributes:
+        source: read in lanes without shuffling; it must be readable more than once.
+        destination: empty, or holding an unfinished run of the same settings.
+        to: "mds", "webdataset" or "parquet".
+        tokenizer: for a source of text; None writes the text itself and compares its words.
+        work: folder of the stages' results, which all processes see; None is in the destination,
+            where that is a local folder.
+        embedder: as for `SimilarityOrder`; or a name, see `embedders`.
+        k: neighbours of each document in the graph.
+        duplicate_threshold: as for `SimilarityOrder`, over the whole corpus.
+        first_tokens: tokens (words of a text without tokenizer) that the embedder sees.
+        search: "exact" compares every pair, "faiss" searches an inverted file, "auto" is exact up
+            to 65,536 documents.
+        seed: of the sample that trains the index.
+        parts: pieces in which the source is read, and what is done again after a kill; None
+            is one for every million tokens, up to 16,384.
+        shard_bytes: a shard ends before it would hold more content than this.
+        compression, dtype, on_error: as for `Conversion`.
+
+    Raises:
+        ConfigError: a value is out of its range, or something that is needed is not installed.
+    """
+
+    source: Source
+    destination: Destination
+    to: str = "mds"
+    tokenizer: Tokenizer | None = None
+    work: str | None = None
+    embedder: Embedder | str | None = None
+    k: int = 10
+    duplicate_threshold: float = 0.95
+    first_tokens: int = 512
+    search: Search = "auto"
+    seed: int = 0
+    parts: int | None = None
+    shard_bytes: int = 64 << 20
+    compression: str | None = None
+    dtype: str | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+    #: The rules of similarity, which are those of one window that holds the corpus.
+    similarity: SimilarityOrder = field(init=False, repr=False)
+    files: Work = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        embedder = self.embedder
+        if isinstance(embedder, str):
+            decode = None if self.tokenizer is None else partial(_decoded, self.tokenizer)
+            embedder = named_embedder(embedder, decode)
+        similarity = SimilarityOrder(
+            embedder=embedder,
+            k=self.k,
+            duplicate_threshold=self.duplicate_threshold,
+            first_tokens=self.first_tokens,
+            search=self.search,
+        )
+        object.__setattr__(self, "similarity", similarity)
+        object.__setattr__(self, "files", Work(self._folder()))
+        whole_number("seed", self.seed, "The sample could not be drawn.", least=0)
+        if self.tokenizer is not None and self.source.tokenized:
+            raise ConfigError(
+                "A tokenizer was given for documents that are tokenized already.",
+                "There is no text to tokenize.",
+                "Leave --tokenizer out, or name a column of text with --text.",
+            )
+        if self.source.once:
+            raise ConfigError(
+                f"{self.source!r} can be read once only.",
+                "Other processes, and a run that goes on after a kill, could not read it again.",
+                "Write the documents to files, or pass a list.",
+            )
+        if not 0 < self.shard_bytes < 1 << 32:
+            raise ConfigError(
+                f"A shard is to hold {self.shard_bytes} bytes.",
+                "Offsets in a shard are 32-bit numbers, and a shard needs at least one byte.",
+                "Pass a size below 4 GiB, such as 64MiB.",
+            )
+        shard_writer(self.to, "uint16", self.compression).check()
+        most = self.source.max_lanes()
+        most = MOST_PARTS if most is None else min(most, MOST_PARTS)
+        if self.parts is None:
+            tokens = self.source.estimate_tokens()
+            wanted = UNKNOWN_PARTS if tokens is None else -(-tokens // PART_TOKENS)
+            object.__setattr__(self, "parts", min(max(wanted, 1), most))
+        unfit = "The source cannot be read in so many pieces."
+        object.__setattr__(self, "parts", whole_number("parts", self.parts, unfit, most=most))
+
+    def _folder(self) -> Path:
+        local = self.destination.local
+        if self.work is not None and local is not None:
+            raise ConfigError(
+                f'work="{self.work}" was given, and {self.destination.url} is a local folder.',
+                "The stages' results are kept in it, so that shards are moved, not copied.",
+                "Leave --work out.",
+            )
+        if local is not None:
+            return local / HIDDEN / "order"
+        if self.work is None:
+            raise ConfigError(
+                f"{self.destination.url} is no local folder.",
+                "The stages' results are read at random places, which an object store is slow at.",
+                "Name a folder for them that all processes see: --work /scratch/order.",
+            )
+        return Path(self.work).expanduser().absolute() / "order"
+
+    @property
+    def num_parts(self) -> int:
+        """Pieces in which the source is read."""
+        assert self.parts is not None
+        return self.parts
+
+    def exact(self, documents: int) -> bool:
+        """Whether every pair of so many documents is compared."""
+        return self.search == "exact" or (self.search == "auto" and documents <= EXACT_DOCUMENTS)
+
+    def describe(self) -> dict[str, Any]:
+        """What the result depends on; a run of other settings does not continue this one."""
+        described = self.similarity.describe()
+        names = ("embedder", "k", "duplicate_threshold", "first_tokens", "revision")
+        return {
+            "version": 1,
+            "source": self.source.describe(),
+            "to": self.to,
+            "tokenizer": None if self.tokenizer is None else self.tokenizer.fingerprint,
+            **{name: described[name] for name in names},
+            "search": self.search,
+            "seed": self.seed,
+            "parts": self.num_parts,
+            "shard_bytes": self.shard_bytes,
+            "compression": self.compression,
+            "dtype": self.dtype,
+            "on_error": self.on_error,
+        }
+
+
+def _decoded(tokenizer: Tokenizer, documents: Sequence[list[int]]) -> list[str]:
+    return [tokenizer.decode(np.array(ids, dtype=np.int64)) for ids in documents]

@@ -1,0 +1,160 @@
+"""What came of it: counts, how alike the documents side by side are, time and bytes of stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.corpus_order.corpus import Corpus
+from streampack.corpus_order.search import cosines_of
+from streampack.corpus_order.settings import CorpusOrder
+from streampack.errors import StateError
+from streampack.packing.rng import permutation
+
+__all__ = ["Summary", "duplicates_listed", "sampled_cosines", "summarise"]
+
+PAIRS = 20_000  # sampled
+ROWS = 400
+ROW_TOKENS = 8192
+BYTES_PER_TOKEN = 4  # of text
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of a job.
+
+    Attributes:
+        documents: read; skipped: broken ones left out; empty: of the read ones, without a token.
+        written: documents in the shards; duplicates: those that are not; together all read ones.
+        without_neighbours: written ones that are like no other, so that chance placed them.
+        units, duplicate_units: tokens read, and of duplicates; bytes, of texts.
+        shards, runs: how many; a shard begins where a run does, unless the run is larger.
+        neighbours: mean cosine of documents that follow one another, within_rows: of all pairs in
+            rows of 8,192 tokens, and random_pairs: of any two documents; from samples, as embedded.
+        seconds, num_bytes: of each stage: time it took when it was last run to its end, and the
+            files that it left.
+    """
+
+    documents: int
+    skipped: int
+    empty: int
+    written: int
+    duplicates: int
+    without_neighbours: int
+    units: int
+    duplicate_units: int
+    shards: int
+    runs: int
+    neighbours: float
+    within_rows: float
+    random_pairs: float
+    seconds: dict[str, float]
+    num_bytes: dict[str, int]
+
+    def as_json(self) -> bytes:
+        """For a file."""
+        return json.dumps(asdict(self), indent=1).encode()
+
+
+def summarise(job: CorpusOrder, shards: int, seconds: dict[str, float]) -> Summary:
+    """The figures, after all stages.
+
+    Raises:
+        StateError: documents are missing: the work folder was changed by others.
+    """
+    corpus = Corpus(job.files, job.num_parts)
+    order = np.asarray(job.files.load("path/order.npy"), dtype=np.int64)
+    duplicate_of = job.files.load("duplicates/duplicate_of.npy")
+    dropped = np.flatnonzero(duplicate_of >= 0)
+    written = [int(job.files.read(f"write/{s:05}.json")["documents"]) for s in range(shards)]
+    lost = not np.array_equal(np.sort(np.concatenate([order, dropped])), np.arange(len(corpus)))
+    if lost or sum(written) != len(order):
+        raise StateError(
+            f"{len(corpus):,} documents were read, {sum(written):,} were written, and "
+            f"{len(dropped):,} are near-duplicates.",
+            "Documents are missing or there twice: files of the work folder are not of this run.",
+            f"Remove {job.files.folder} and the shards, and start again.",
+        )
+    lengths = corpus.lengths()
+    note = job.files.read("path/note.json")
+    along, random = sampled_cosines(job)
+    stages = [path.name for path in sorted(job.files.folder.iterdir()) if path.is_dir()]
+    num_bytes = {stage: job.files.num_bytes(stage) for stage in stages}
+    num_bytes["write"] = sum(
+        int(job.files.read(f"write/{s:05}.json")["bytes"]) for s in range(shards)
+    )
+    return Summary(
+        documents=len(corpus),
+        skipped=sum(int(part["skipped"]) for part in corpus.notes),
+        empty=sum(int(part["empty"]) for part in corpus.notes),
+        written=len(order),
+        duplicates=len(dropped),
+        without_neighbours=int(note["without_neighbours"]),
+        units=int(lengths.sum()),
+        duplicate_units=int(lengths[dropped].sum()),
+        shards=shards,
+        runs=int(note["runs"]),
+        neighbours=float(along.mean()) if len(along) else 0.0,
+        within_rows=_within_rows(corpus, order, lengths),
+        random_pairs=float(random.mean()) if len(random) else 0.0,
+        seconds=seconds,
+        num_bytes=num_bytes,
+    )
+
+
+def sampled_cosines(job: CorpusOrder) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(S,) cosines of documents side by side along the path, and of as many random pairs."""
+    corpus = Corpus(job.files, job.num_parts)
+    order = np.asarray(job.files.load("path/order.npy"), dtype=np.int64)
+    sampled = np.linspace(0, max(len(order) - 2, 0), min(PAIRS, max(len(order) - 1, 0)))
+    at = np.unique(sampled.astype(np.int64))
+    mixed = order[permutation(len(order), job.seed)]
+    return _cosines(corpus, order[at], order[at + 1]), _cosines(corpus, mixed[at], mixed[at + 1])
+
+
+def _cosines(
+    corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """(M,) cosines of the documents `left` (M,) and `right` (M,)."""
+    found = np.zeros(len(left))
+    for start in range(0, len(left), 1 << 12):
+        here = slice(start, start + (1 << 12))
+        found[here] = cosines_of(corpus, left[here], right[here, None])[:, 0]
+    return found
+
+
+def _within_rows(corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> float:
+    """Mean cosine of all pairs of documents in rows along the path."""
+    row_units = ROW_TOKENS * (BYTES_PER_TOKEN if corpus.dtype == "str" else 1)
+    row = np.cumsum(lengths[order]) // row_units  # of the end of each document
+    starts = np.flatnonzero(np.diff(row, prepend=-1))
+    total, pairs = 0.0, 0
+    chosen = np.unique(np.linspace(0, max(len(starts) - 1, 0), min(ROWS, len(starts))).astype(int))
+    for number in chosen.tolist():
+        stop = starts[number + 1] if number + 1 < len(starts) else len(order)
+        vectors = corpus.vectors(order[starts[number] : stop][:256]).astype(np.float64)
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        total += float((vectors @ vectors.T).sum()) - float((vectors * vectors).sum())
+        pairs += len(vectors) * (len(vectors) - 1)
+    return total / max(pairs, 1)
+
+
+def duplicates_listed(job: CorpusOrder) -> Iterator[dict[str, Any]]:
+    """What was dropped: its name, its tokens or bytes, and the document that it is like."""
+    corpus = Corpus(job.files, job.num_parts)
+    duplicate_of = job.files.load("duplicates/duplicate_of.npy")
+    unit = "bytes" if corpus.dtype == "str" else "tokens"
+    name = job.source.document_name
+    for part in range(corpus.parts):
+        low, high = corpus.first[part : part + 2]
+        dropped = np.flatnonzero(duplicate_of[low:high] >= 0)
+        like = np.asarray(duplicate_of[low:high][dropped], dtype=np.int64)
+        lengths = np.diff(corpus.part(part).offsets)[dropped]
+        origins = zip(corpus.origins(low + dropped), corpus.origins(like), lengths, strict=True)
+        for origin, other, length in origins:
+            yield {"document": name(origin), unit: int(length), "like": name(other)}

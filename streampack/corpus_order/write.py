@@ -1,0 +1,91 @@
+"""Stage 6, by shard: the documents along the path, in shards that begin where runs do.
+
+A shard ends at the last run that it can hold whole; a run that is larger than a shard is cut. So
+a reader that shuffles shards, and no documents, keeps related ones together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.conversion.shard_writer import Payload
+from streampack.conversion.shard_writers import shard_writer
+from streampack.corpus_order.corpus import Corpus
+from streampack.corpus_order.settings import CorpusOrder
+
+__all__ = ["cut_shards", "plan_shards", "write_index", "write_shard"]
+
+
+def plan_shards(job: CorpusOrder) -> int:
+    """Write where shards begin along the path, and the end (S + 1,); returns S."""
+    corpus = Corpus(job.files, job.num_parts)
+    dtype = corpus.dtype
+    width = 1 if dtype == "str" else np.dtype(dtype).itemsize
+    order = job.files.load("path/order.npy", in_memory=True)
+    sizes = corpus.lengths()[order] * width + shard_writer(job.to, dtype, None).overhead
+    runs = job.files.load("path/runs.npy", in_memory=True)
+    starts = cut_shards(sizes, np.append(runs, len(order)), job.shard_bytes)
+    job.files.save("write/starts.npy", np.append(starts, len(order)))
+    return len(starts)
+
+
+@kernel
+def cut_shards(sizes: NDArray[np.int64], runs: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    """(S,) int64 where shards begin among documents of these sizes (M,).
+
+    Args:
+        sizes: of the documents, along the path.
+        runs: (R + 1,) where runs begin, and M.
+        limit: a shard holds at most this, or one document.
+    """
+    starts = []
+    start = run = 0  # runs[run] is the first beginning of a run after the shard's
+    while start < len(sizes):
+        starts.append(start)
+        stop, total = start + 1, sizes[start]
+        while stop < len(sizes) and total + sizes[stop] <= limit:
+            total += sizes[stop]
+            stop += 1
+        last = start
+        while run < len(runs) and runs[run] <= stop:
+            last = max(last, runs[run])
+            run += 1
+        start = last if last > start else stop
+    return np.array(starts, dtype=np.int64)
+
+
+def write_shard(job: CorpusOrder, shard: int) -> None:
+    """Write a shard, put it in place, and note what the index needs of it."""
+    corpus = Corpus(job.files, job.num_parts)
+    low, high = job.files.load("write/starts.npy")[shard : shard + 2]
+    ids = np.asarray(job.files.load("path/order.npy")[low:high], dtype=np.int64)
+    payloads: list[Payload] = [""] * len(ids)
+    for number, where in corpus.by_part(ids):
+        part = corpus.part(number)
+        for i in where.tolist():
+            payloads[i] = part.payload(int(ids[i] - corpus.first[number]))
+    dtype = corpus.dtype
+    if dtype != "str":
+        payloads = [np.asarray(ids_of).astype(dtype, copy=False) for ids_of in payloads]
+    writer = shard_writer(job.to, dtype, job.compression)
+    folder = job.files.folder
+    with job.files.telling(folder), TemporaryDirectory(prefix=".shard-", dir=folder) as scratch:
+        file, info = writer.write(Path(scratch), shard, int(low), payloads)
+        num_bytes = file.stat().st_size
+        job.destination.put(file, file.name)
+    note = {"info": info, "bytes": num_bytes, "documents": len(ids)}
+    job.files.note(f"write/{shard:05}.json", note)
+
+
+def write_index(job: CorpusOrder, shards: int) -> None:
+    """Write the index over all shards, where the format has one."""
+    notes = [job.files.read(f"write/{shard:05}.json") for shard in range(shards)]
+    writer = shard_writer(job.to, Corpus(job.files, job.num_parts).dtype, job.compression)
+    index = writer.index([note["info"] for note in notes])
+    if index is not None:
+        job.destination.write(*index, job.files.folder)

@@ -1,0 +1,247 @@
+"""What cannot work is refused by a sentence, and what fails leaves what can be gone on with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import sources
+from streampack.conversion.destination import Destination
+from streampack.corpus_order import CorpusOrder, run_job
+from streampack.errors import ConfigError
+from streampack.ordering import TextEmbedder, TokenEmbedder
+from tests.support.ordered_corpora import make_job, shards_of, write_parquet, write_topics
+from tests.support.servers import s3_server
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_topics(tmp_path_factory.mktemp("corpus") / "in", count=120)
+
+
+def refused(job: CorpusOrder, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_job(job, workers=0)
+
+
+def embedder(change: Callable[[np.ndarray], Any]) -> TokenEmbedder:
+    def embed(documents: Any) -> Any:
+        sums = [documents.document(i).astype(float).sum() for i in range(len(documents))]
+        return change(np.stack([sums, np.ones(len(sums))], axis=1))
+
+    return TokenEmbedder("own", embed)
+
+
+def test_vectors_that_are_not_finite_are_refused_by_the_name_of_the_document(
+    corpus: Path, tmp_path: Path
+) -> None:
+    def broken(vectors: np.ndarray) -> np.ndarray:
+        vectors[5] = np.nan
+        return vectors
+
+    refused(make_job(corpus, tmp_path / "out", embedder=embedder(broken)), r"row 5 of .*0\.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda v: v[:-1], r"row 0 of .*shape \(\d+, 2\)"),
+        (lambda v: v[:, 0], r"shape \(\d+,\)"),
+        (lambda v: [[1.0], [1.0, 2.0]], "no array of numbers"),
+        (lambda v: "vectors", "no array of numbers"),
+    ],
+)
+def test_vectors_of_other_shapes_are_refused(
+    corpus: Path, tmp_path: Path, change: Callable[..., Any], words: str
+) -> None:
+    job = make_job(corpus, tmp_path / "out")
+    job = make_job(corpus, tmp_path / "out", embedder=_Raw("own", change))
+    refused(job, words)
+
+
+class _Raw(TokenEmbedder):
+    """Returns what the function returns, unchanged."""
+
+    def __call__(self, documents: Any) -> Any:
+        return self.function(np.ones((len(documents), 2)))
+
+
+def test_vectors_of_another_dimension_are_refused(corpus: Path, tmp_path: Path) -> None:
+    calls = []
+
+    def other(vectors: np.ndarray) -> np.ndarray:
+        calls.append(1)
+        return vectors if len(calls) == 1 else np.ones((len(vectors), 3))
+
+    refused(make_job(corpus, tmp_path / "out", embedder=embedder(other)), "of 3 numbers .* of 2")
+
+
+def test_an_embedder_of_texts_needs_to_decode_ids(corpus: Path, tmp_path: Path) -> None:
+    job = make_job(corpus, tmp_path / "out", embedder=TextEmbedder("own", len))
+    refused(job, "decode=")
+
+
+def test_an_embedder_of_texts_sees_the_first_words(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def embed(texts: list[str]) -> np.ndarray:
+        seen.extend(texts)
+        return np.array([[len(text), 1.0] for text in texts])
+
+    texts = ["one two, three four", "", "eins", "  zwei  drei vier fünf"]
+    source = write_parquet(tmp_path / "in", texts)
+    job = make_job(
+        source, tmp_path / "out", embedder=TextEmbedder("own", embed), first_tokens=3, parts=1
+    )
+    run_job(job, workers=0)
+    assert seen == ["one two,", "", "eins", "  zwei  drei vier"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("word2vec", "names no embedder"),
+        ("no.such.module:function", "cannot be imported"),
+        ("numpy:no_such_function", "names no embedder"),
+        ("sentence-transformers:no/such-model", "sentence_transformers"),
+    ],
+)
+def test_unknown_embedders_are_refused(corpus: Path, tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_job(corpus, tmp_path / "out", embedder=name)
+
+
+def test_a_destination_that_is_not_empty_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "other.txt").write_text("mine")
+    refused(make_job(corpus, tmp_path / "out"), "no unfinished order")
+    run_job(make_job(corpus, tmp_path / "done"), workers=0)
+    refused(make_job(corpus, tmp_path / "done"), "no unfinished order")
+
+
+def test_a_url_needs_a_folder_for_the_stages_and_goes_on_there(
+    corpus: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("moto")
+    with s3_server() as server:
+        url = f"s3://{server.bucket}/deep/er"
+        with pytest.raises(ConfigError, match="--work"):
+            make_job(corpus, url)
+        work = str(tmp_path / "work")
+        stopped(make_job(corpus, url, work=work))
+        run_job(make_job(corpus, url, work=work), workers=0)
+        run_job(make_job(corpus, tmp_path / "local"), workers=0)
+        listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="deep/er/")["Contents"]
+        found = {
+            item["Key"].removeprefix("deep/er/"): server.client.get_object(
+                Bucket=server.bucket, Key=item["Key"]
+            )["Body"].read()
+            for item in listed
+        }
+    del found["_order/summary.json"]
+    assert found == shards_of(tmp_path / "local")
+    assert not list((tmp_path / "work").rglob("*.npy"))
+
+
+class StopError(Exception):
+    pass
+
+
+def stopped(job: CorpusOrder) -> None:
+    def report(stage: str, done: int, total: int) -> None:
+        if stage == "search":
+            raise StopError
+
+    with pytest.raises(StopError):
+        run_job(job, workers=0, report=report)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("k", 3), ("shard_bytes", 9), ("parts", 2), ("search", "faiss")]
+)
+def test_another_job_does_not_go_on_with_an_unfinished_one(
+    corpus: Path, tmp_path: Path, name: str, value: Any
+) -> None:
+    stopped(make_job(corpus, tmp_path / "out"))
+    refused(make_job(corpus, tmp_path / "out", **{name: value}), f"unfinished order with {name}")
+
+
+def test_a_source_without_documents_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text("\n\n")
+    job = make_job(tmp_path / "in.jsonl", tmp_path / "out", parts=1)
+    refused(job, "holds no document")
+    assert not shards_of(tmp_path / "out")
+
+
+def test_what_can_be_read_once_only_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="once only"):
+        CorpusOrder(
+            source=sources.open(iter([[1, 2], [3]])),
+            destination=Destination(str(tmp_path / "out")),
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"k": 0}, "k is 0"),
+        ({"duplicate_threshold": 0}, "duplicate_threshold is 0"),
+        ({"shard_bytes": 0}, "hold 0 bytes"),
+        ({"parts": 0}, "parts is 0"),
+        ({"seed": -1}, "seed is -1"),
+        ({"to": "csv"}, '"csv" is not a format'),
+        ({"work": "/tmp/x"}, "is a local folder"),
+        ({"to": "parquet", "compression": "lzma"}, "no compression"),
+    ],
+)
+def test_settings_out_of_their_range_are_refused(
+    corpus: Path, tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_job(corpus, tmp_path / "out", **settings)
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from streampack.corpus_order import run_job
+from streampack.errors import StorageError
+from tests.support.servers import s3_server
+from tests.support.ordered_corpora import make_job
+
+job = make_job(Path(sys.argv[1]), Path(sys.argv[2]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
+try:
+    run_job(job, workers=0)
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_where_nothing_more_can_be_written_it_says_so_and_goes_on_later(
+    corpus: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(corpus), str(out)],
+        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert "cannot be written: File too large" in run.stdout
+    assert "--plan" in run.stdout
+    run_job(make_job(corpus, out), workers=0)
+    run_job(make_job(corpus, tmp_path / "whole"), workers=0)
+    assert shards_of(out) == shards_of(tmp_path / "whole")
+
+
+def test_without_ray_it_names_the_extra(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"streampack\[order\]"):
+        run_job(make_job(corpus, tmp_path / "out"))
