@@ -20,6 +20,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.papers.tables import table
 from streampack.packing import (
     BestFitDecreasing,
     Composition,
@@ -127,13 +128,6 @@ def seconds(packer: Packer, lengths: NDArray[np.int64], rounds: int) -> float:
 
     once()
     return statistics.median(once() for _ in range(rounds))
-
-
-def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Print as Markdown."""
-    print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
 
 
 def main() -> None:
