@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from streampack import PackedBatch
 
-__all__ = ["Size", "SmallGPT", "label_losses", "segment_mask"]
+__all__ = ["Size", "SmallGPT", "adamw", "descend", "label_losses", "segment_mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,3 +156,20 @@ def label_losses(model: SmallGPT, batch: PackedBatch) -> Tensor:
     with torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda"):
         logits = model(batch)
     return functional.cross_entropy(logits.float(), labels[labels != -100], reduction="none")
+
+
+def adamw(model: SmallGPT) -> torch.optim.Optimizer:
+    """The experiments' optimiser; `descend` sets its learning rate."""
+    return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
+
+
+def descend(
+    model: SmallGPT, optimizer: torch.optim.Optimizer, loss: Tensor, learning_rate: float
+) -> None:
+    """One step, with the gradient cut at norm 1."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.zero_grad(set_to_none=True)
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()

@@ -28,13 +28,13 @@ from benchmarks.papers.recall.protocol import (
     planned,
 )
 from benchmarks.papers.recall.report import report
-from benchmarks.papers.recall.results import Results
 from benchmarks.papers.recall.training import learn, rows_of
+from benchmarks.papers.results import Results
 from benchmarks.papers.statistics import holm, mean_and_error, paired, student_tail
 from streampack.errors import StateError
 from streampack.packing import BestFitDecreasing, Concat
 
-RESULTS = Path("benchmarks/papers/recall/results.jsonl")
+RESULTS = Path("benchmarks.papers.results.jsonl")
 TINY = replace(PRESET, steps=20, warmup_steps=2, held_out=8, curve_every=10)
 
 

@@ -18,8 +18,8 @@ import torch
 from benchmarks.papers.recall.measures import HeldOut
 from benchmarks.papers.recall.protocol import PRESET, digest, planned
 from benchmarks.papers.recall.report import report
-from benchmarks.papers.recall.results import Results
 from benchmarks.papers.recall.training import learn
+from benchmarks.papers.results import Results
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 

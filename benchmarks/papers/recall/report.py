@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.papers.recall.measures import DISTANCES
 from benchmarks.papers.recall.protocol import ARMS, COMPARISONS, planned
-from benchmarks.papers.recall.results import Results
+from benchmarks.papers.results import Results
 from benchmarks.papers.statistics import holm, mean_and_error, paired
 from benchmarks.papers.tables import table
 from streampack.packing import Composition

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.papers.model import SmallGPT, label_losses
+from benchmarks.papers.model import SmallGPT, adamw, descend, label_losses
 from benchmarks.papers.recall.documents import Kind, facts_corpus, groups_corpus
 from benchmarks.papers.recall.measures import HeldOut, batches_of, measured, same_piece
 from benchmarks.papers.recall.protocol import Arm, Preset
@@ -42,9 +42,7 @@ def learn(arm: Arm, seed: int, preset: Preset, held_out: HeldOut) -> dict[str, A
     began = time.process_time()
     torch.manual_seed(seed)
     model = SmallGPT(preset.model)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=preset.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
-    )
+    optimizer = adamw(model)
     rows = Composition()
     losses: list[float] = []
     asked = seen = 0
@@ -52,15 +50,11 @@ def learn(arm: Arm, seed: int, preset: Preset, held_out: HeldOut) -> dict[str, A
         if step == preset.steps:
             break
         left = (preset.steps - step) / (preset.falling * preset.steps)
-        for group in optimizer.param_groups:
-            group["lr"] = preset.learning_rate * min((step + 1) / preset.warmup_steps, left, 1)
         found = label_losses(model, batch)
         kind = batch.fields["kind"][:, 1:][batch.labels[:, 1:] != -100]
         loss = (found * torch.where(kind >= Kind.EVENT_CUT, preset.event_weight, 1.0)).mean()
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        slope = min((step + 1) / preset.warmup_steps, left, 1)
+        descend(model, optimizer, loss, slope * preset.learning_rate)
         losses.append(float(found[kind < Kind.EVENT_CUT].detach().mean()))
         rows += batch.composition
         own = batch.fields["kind"] == Kind.OWN

@@ -28,15 +28,18 @@ class Results:
         self.file, self.protocol, self.runs = file, protocol, runs
 
     @classmethod
-    def read(cls, file: Path, protocol: str) -> Results:
-        """What the file has; nothing if there is none.
+    def read(cls, file: Path, protocol: str | None = None) -> Results:
+        """What the file has; nothing if there is none; of any protocol, but one, if not given.
 
         Raises:
             StateError: a run of another protocol is in it.
         """
         lines = file.read_text().splitlines() if file.exists() else []
         runs = [json.loads(line) for line in lines]
-        others = {run["protocol"] for run in runs} - {protocol}
+        found = {run["protocol"] for run in runs}
+        if protocol is None:
+            protocol = min(found, default="")
+        others = found - {protocol}
         if others:
             raise StateError(
                 f"{file} holds runs of protocol {', '.join(sorted(others))}, and this is "
