@@ -76,7 +76,7 @@ def _cell(values: Iterable[float], percent: bool = True) -> str:
     if not found:
         return "not run"
     mean, error = mean_and_error(found)
-    scale, form = (100, ".1f") if percent else (1, ".3f")
+    scale, form = (100, ".2f") if percent else (1, ".3f")
     text = format(scale * mean, form)
     return f"{text} ± {format(scale * error, form)}" if len(found) > 1 else f"{text} (1 seed)"
 
@@ -110,13 +110,17 @@ def _primary(results: Results) -> None:
         rows.append([
             comparison.question, f"{comparison.arm} - {second}", what,
             f"{100 * each.mean:+.2f} ± {100 * each.half_width:.2f}",
-            f"{each.p:.4f}", f"{p:.4f}", str(seeds),
+            _p(each.p), _p(p), str(seeds),
         ])  # fmt: skip
     table(
         "Primary comparisons: difference in points with its 95 % interval",
         ["question", "arms", "measure", "difference", "p", "Holm", "seeds"],
         rows,
     )
+
+
+def _p(p: float) -> str:
+    return f"{p:.4f}" if p >= 0.0001 else "< 0.0001"
 
 
 def _compositions(results: Results, names: list[str]) -> None:
