@@ -68,11 +68,13 @@ class _Attention:
         from torch.nn.attention.varlen import varlen_attn
 
         rows, _, length, _ = query.shape
-        q, k, v = (t.transpose(1, 2).flatten(0, 1).bfloat16() for t in (query, key, value))
+        q, k, v = (
+            t.transpose(1, 2).flatten(0, 1).bfloat16().contiguous() for t in (query, key, value)
+        )
         ends, longest = self.ends, self.longest
         found = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0))
         assert isinstance(found, Tensor)
-        return found.view(rows, length, *found.shape[1:]).transpose(1, 2)
+        return found.reshape(rows, length, *found.shape[1:]).transpose(1, 2)
 
 
 class Block(nn.Module):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from benchmarks.papers.model import SmallGPT
 from benchmarks.papers.recall import documents as made
 from benchmarks.papers.recall import training
+from benchmarks.papers.recall.__main__ import RESULTS
 from benchmarks.papers.recall.documents import Document, Kind
 from benchmarks.papers.recall.measures import HeldOut, answers_of, batches_of, same_piece
 from benchmarks.papers.recall.protocol import (
@@ -34,7 +35,6 @@ from benchmarks.papers.statistics import holm, mean_and_error, paired, student_t
 from streampack.errors import StateError
 from streampack.packing import BestFitDecreasing, Concat
 
-RESULTS = Path("benchmarks.papers.results.jsonl")
 TINY = replace(PRESET, steps=20, warmup_steps=2, held_out=8, curve_every=10)
 
 
@@ -80,7 +80,7 @@ def test_every_question_is_answered_by_one_statement_before_it(length: int, seed
 def test_no_other_document_says_the_answer() -> None:
     rng = np.random.default_rng(0)
     corpus = made.facts_corpus(rng, 200_000)
-    values = {}
+    values: dict[int, list[int]] = {}
     for document in corpus:
         for _, key, answer in questions(document, Kind.OWN):
             values.setdefault(key, []).append(answer)
@@ -234,6 +234,16 @@ def test_the_committed_results_are_of_the_committed_protocol() -> None:
     assert set(runs) == {(arm.name, seed) for arm, seed in planned()}
 
 
+def test_the_docs_have_the_tables_of_the_committed_results(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report(Results.read(RESULTS, digest(PRESET)))
+    docs = (Path(__file__).parents[2] / "docs" / "papers.md").read_text().splitlines()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(lines) > 40
+    assert set(lines) <= set(docs)
+
+
 def test_packing_whole_documents_leaves_every_question_answerable() -> None:
     rng = np.random.default_rng(5)
     whole = [made.facts_document(rng, int(length)) for length in rng.integers(64, 257, 40)]
@@ -258,7 +268,9 @@ def test_a_paired_interval_by_hand() -> None:
     assert math.isnan(paired([1.0]).p)
     assert paired([2.0, 2.0]).p == 0
     assert paired([0.0, 0.0]).p == 1
-    assert mean_and_error([1, 2, 3]) == (2, pytest.approx(1 / math.sqrt(3)))
+    mean, error = mean_and_error([1, 2, 3])
+    assert mean == 2
+    assert error == pytest.approx(1 / math.sqrt(3))
 
 
 def test_holm_by_hand() -> None:

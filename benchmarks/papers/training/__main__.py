@@ -5,9 +5,10 @@
     python -m benchmarks.papers.training --report [FILE] [--preset gpu]
 
 Trains the runs that the file of results lacks, for so many minutes: a run that is not through is
-kept as a checkpoint in the folder, and the same command goes on with it. `--preset rehearsal
---device cpu` does everything at a hundredth of the size. The corpus is made of the packages of the
-machine, so all pieces of an experiment belong on one machine. Protocol and state: docs/papers.md.
+kept as a checkpoint in the folder, beside the corpus, and the same command goes on with it.
+`--preset rehearsal --device cpu` does everything at a hundredth of the size. The corpus is made of
+the packages of the machine, so all pieces of an experiment belong on one machine. Protocol and
+state: docs/papers.md.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.papers.results import Results
-from benchmarks.papers.training.corpus import package_files, tokenized
+from benchmarks.papers.training.corpus import Corpus, package_files, tokenized
 from benchmarks.papers.training.probes import Probes
-from benchmarks.papers.training.protocol import PRESETS, digest, planned
+from benchmarks.papers.training.protocol import PRESETS, Preset, digest, planned
 from benchmarks.papers.training.report import report
 from benchmarks.papers.training.run import Run
 
@@ -52,10 +53,20 @@ def main() -> None:
     )
 
 
+def corpus_of(preset: Preset, folder: Path) -> Corpus:
+    """The machine's corpus, kept in the folder for the next piece."""
+    kept = folder / "corpus.npz"
+    if kept.exists():
+        return Corpus.load(kept)
+    corpus = tokenized(package_files(preset.corpus_bytes), preset.size.vocab_size)
+    corpus.save(kept)
+    return corpus
+
+
 def experiment(name: str, device: str, file: Path, folder: Path, until: float) -> Results:
     """Go on with the preset's runs until that time of `time.monotonic`."""
     preset = PRESETS[name]
-    corpus = tokenized(package_files(preset.corpus_bytes), preset.size.vocab_size)
+    corpus = corpus_of(preset, folder)
     protocol = digest(preset, corpus)
     results = Results.read(file, protocol)
     probes = Probes(preset, corpus, device)

@@ -15,10 +15,11 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import ByteLevelBPETokenizer, Encoding
+from tokenizers import ByteLevelBPETokenizer, Encoding, Tokenizer
 
 __all__ = ["Corpus", "Document", "package_files", "tokenized"]
 
@@ -42,12 +43,12 @@ class Document:
         tokens: (L,) uint16.
         copied: (L,) int32, of a token inside an identifier that training lacks and that occurred
             before in the document: tokens back to the latest occurrence; 0 elsewhere, and of an
-            occurrence's first token. Held-out documents alone have it.
+            occurrence's first token.
     """
 
     package: str
     tokens: NDArray[np.uint16]
-    copied: NDArray[np.int32] | None = None
+    copied: NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Corpus:
     """Tokenized documents.
 
     Attributes:
-        train, held_out: the documents.
+        train, held_out: the documents; of those for training, their tokens.
         tokenizer: the BPE.
         vocab_size, eos_id: of the ids.
         digest: of all ids, to tell corpora apart.
@@ -63,7 +64,7 @@ class Corpus:
 
     train: list[NDArray[np.uint16]]
     held_out: list[Document]
-    tokenizer: ByteLevelBPETokenizer
+    tokenizer: Tokenizer
     vocab_size: int
     eos_id: int
     digest: str
@@ -71,6 +72,51 @@ class Corpus:
     def encode(self, text: str) -> list[int]:
         """Ids, without an EOS."""
         return list(self.tokenizer.encode(text).ids)
+
+    def save(self, file: Path) -> None:
+        """Write everything as one npz, or leave the file as it was."""
+        held_out = [document.tokens for document in self.held_out]
+        new = file.with_suffix(".new.npz")
+        np.savez(
+            new,
+            train=np.concatenate(self.train),
+            train_lengths=[len(tokens) for tokens in self.train],
+            held_out=np.concatenate(held_out),
+            held_out_lengths=[len(tokens) for tokens in held_out],
+            copied=np.concatenate([document.copied for document in self.held_out]),
+            packages=[document.package for document in self.held_out],
+            about=[self.tokenizer.to_str(), self.digest],
+            numbers=[self.vocab_size, self.eos_id],
+        )
+        new.replace(file)
+
+    @classmethod
+    def load(cls, file: Path) -> Corpus:
+        """What `save` wrote."""
+        with np.load(file) as kept:
+            lengths = kept["held_out_lengths"]
+            tokenizer, digest = map(str, kept["about"])
+            vocab_size, eos_id = map(int, kept["numbers"])
+            return cls(
+                train=_split(kept["train"], kept["train_lengths"]),
+                held_out=[
+                    Document(str(package), tokens, copied)
+                    for package, tokens, copied in zip(
+                        kept["packages"],
+                        _split(kept["held_out"], lengths),
+                        _split(kept["copied"], lengths),
+                        strict=True,
+                    )
+                ],
+                tokenizer=Tokenizer.from_str(tokenizer),
+                vocab_size=vocab_size,
+                eos_id=eos_id,
+                digest=digest,
+            )
+
+
+def _split(joined: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+    return np.split(joined, np.cumsum(lengths)[:-1])
 
 
 def package_files(limit_bytes: int) -> list[tuple[str, str]]:
@@ -150,7 +196,7 @@ def tokenized(files: list[tuple[str, str]], vocab_size: int) -> Corpus:
     return Corpus(
         train=arrays,
         held_out=documents,
-        tokenizer=engine,
+        tokenizer=Tokenizer.from_str(engine.to_str()),
         vocab_size=int(engine.get_vocab_size()),
         eos_id=eos_id,
         digest=digest.hexdigest(),

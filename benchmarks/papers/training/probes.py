@@ -67,7 +67,7 @@ class Probes:
         self.sets["copied"] = self._batches(
             Piece(document.tokens[:row], document.copied[:row])
             for document in corpus.held_out
-            if document.copied is not None and document.copied[:row].any()
+            if document.copied[:row].any()
         )
         self.sets |= self._contexts()
         self.sets |= {f"{count} examples": self._examples(count) for count in EXAMPLES}
