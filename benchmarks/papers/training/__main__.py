@@ -43,6 +43,8 @@ def main() -> None:
         file = results if options.report is True else options.report
         report(Results.read(file), PRESETS[options.preset])
         return
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no GPU here; --preset rehearsal --device cpu runs without one")
     until = time.monotonic() + 60 * options.minutes
     folder = options.folder or Path(tempfile.gettempdir()) / f"streampack-{options.preset}"
     folder.mkdir(parents=True, exist_ok=True)
