@@ -16,7 +16,7 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.seamless import table
+from benchmarks.papers.tables import table
 from streampack.packing import Concat, Pad, check_plan
 
 TOKENS = 114_400_095

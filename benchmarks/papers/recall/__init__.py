@@ -1,0 +1,1 @@
+"""Synthetic recall: what packing does to a model that must read its documents."""

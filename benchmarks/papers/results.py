@@ -1,0 +1,70 @@
+"""The runs that were made, a JSON line each."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from streampack.errors import StateError
+
+__all__ = ["Results"]
+
+
+class Results:
+    """Runs by arm and seed, of one protocol.
+
+    Args:
+        file: where `add` appends.
+        protocol: digest of it; every line carries it.
+        runs: the lines there.
+    """
+
+    def __init__(self, file: Path, protocol: str, runs: list[dict[str, Any]]) -> None:
+        self.file, self.protocol, self.runs = file, protocol, runs
+
+    @classmethod
+    def read(cls, file: Path, protocol: str | None = None) -> Results:
+        """What the file has; nothing if there is none; of any protocol, but one, if not given.
+
+        Raises:
+            StateError: a run of another protocol is in it.
+        """
+        lines = file.read_text().splitlines() if file.exists() else []
+        runs = [json.loads(line) for line in lines]
+        found = {run["protocol"] for run in runs}
+        if protocol is None:
+            protocol = min(found, default="")
+        others = found - {protocol}
+        if others:
+            raise StateError(
+                f"{file} holds runs of protocol {', '.join(sorted(others))}, and this is "
+                f"{protocol}.",
+                "Runs of different sizes or arms would be averaged.",
+                "Name another file with --results, or remove this one.",
+            )
+        return cls(file, protocol, runs)
+
+    def has(self, arm: str, seed: int) -> bool:
+        """Whether the run was made."""
+        return any(run["arm"] == arm and run["seed"] == seed for run in self.runs)
+
+    def add(self, run: dict[str, Any]) -> None:
+        """Append it, with the protocol and what it was made on."""
+        made_on = {"torch": torch.__version__, "python": platform.python_version()}
+        line = {"protocol": self.protocol, **run, **made_on}
+        with self.file.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self.runs.append(line)
+
+    def of(self, arm: str, measure: str | Callable[[dict[str, Any]], float]) -> dict[int, float]:
+        """By seed, a measure of the arm's runs, or what a function makes of each run."""
+        return {
+            run["seed"]: measure(run) if callable(measure) else run["measures"][measure]
+            for run in sorted(self.runs, key=lambda run: run["seed"])
+            if run["arm"] == arm
+        }

@@ -1,0 +1,1 @@
+"""A training experiment for one GPU: real source text, five ways to make rows, equal tokens."""
