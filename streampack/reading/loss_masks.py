@@ -1,7 +1,8 @@
 """Which tokens of a document carry loss: from a mask of 0 and 1, or from labels.
 
 Labels are what trainers store: a token's own id where it is learnt, and -100 where not (it is the
-model that shifts). A column may hold either, and says which by its values.
+model that shifts). A field "labels" holds labels. Any other says which by its values: labels have
+others than 0 and 1, unless those are all the ids that a document has.
 """
 
 from __future__ import annotations
@@ -15,28 +16,26 @@ from streampack.reading.records import BrokenDocumentError
 
 __all__ = ["IGNORED", "mask_of", "mask_of_labels", "masks_of_rows"]
 
+LABELS = "labels"
 #: The label of a token without loss, as `torch.nn.CrossEntropyLoss` has it.
 IGNORED = -100
 
 
-def mask_of(values: NDArray[Any], ids: NDArray[Any]) -> NDArray[np.bool_]:
+def mask_of(values: NDArray[Any], ids: NDArray[Any], name: str) -> NDArray[np.bool_]:
     """(T,) True where a token carries loss.
 
     Args:
         values: (T,) booleans, or whole numbers: 0 and 1, or labels.
         ids: (T,) the document's.
+        name: of the field.
 
     Raises:
-        BrokenDocumentError: they are neither, or may be both.
+        BrokenDocumentError: they are neither.
     """
     if values.dtype.kind == "b":
         return values.astype(np.bool_)
-    if ((values != 0) & (values != 1)).any():
+    if name == LABELS or ((values != 0) & (values != 1)).any():
         return mask_of_labels(values, ids)
-    if (values == 0).any() and np.array_equal(values, ids):
-        raise BrokenDocumentError(
-            "has a loss mask that equals its ids, all of which are 0 and 1, so it may be labels"
-        )
     return values.astype(np.bool_)
 
 
@@ -58,7 +57,11 @@ def mask_of_labels(labels: NDArray[Any], ids: NDArray[Any]) -> NDArray[np.bool_]
 
 
 def masks_of_rows(
-    values: NDArray[Any], ids: NDArray[Any], offsets: NDArray[np.int64], reasons: dict[int, str]
+    values: NDArray[Any],
+    ids: NDArray[Any],
+    offsets: NDArray[np.int64],
+    name: str,
+    reasons: dict[int, str],
 ) -> NDArray[np.bool_]:
     """`mask_of` of N documents end to end.
 
@@ -66,16 +69,21 @@ def masks_of_rows(
         values: (T,) as for `mask_of`.
         ids: (T,)
         offsets: (N + 1,) of the documents.
+        name: of the field.
         reasons: gets what is wrong with a document, by its number.
     """
     mask: NDArray[np.bool_] = values == 1
-    if values.dtype.kind == "b":
+    strange = values != mask
+    if values.dtype.kind == "b" or (name != LABELS and not strange.any()):
         return mask
-    unsure = (values != mask) | (values == ids)  # no 0 or 1, or the token's own id
-    for row in np.unique(np.searchsorted(offsets, np.flatnonzero(unsure), "right") - 1).tolist():
-        part = slice(offsets[row], offsets[row + 1])
+    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    labelled = np.full(len(offsets) - 1, name == LABELS)
+    labelled[row[strange]] = True
+    np.copyto(mask, values != IGNORED, where=labelled[row])
+    for wrong in np.unique(row[mask & labelled[row] & (values != ids)]).tolist():
+        part = slice(offsets[wrong], offsets[wrong + 1])
         try:
-            mask[part] = mask_of(values[part], ids[part])
+            mask_of_labels(values[part], ids[part])
         except BrokenDocumentError as reason:
-            reasons.setdefault(row, str(reason))
+            reasons.setdefault(wrong, str(reason))
     return mask

@@ -108,22 +108,25 @@ def test_a_class_per_document_is_no_loss_mask(kind: str) -> None:
         learnt(KINDS[kind]({"input_ids": IDS, "labels": [0, 1, 2]}))
 
 
-def test_what_may_be_a_mask_or_labels_is_refused() -> None:
-    with pytest.raises(BrokenDocumentError, match="so it may be labels"):
-        mask_of(np.array([0, 1]), np.array([0, 1]))
-    assert mask_of(np.array([1, 1]), np.array([1, 1])).all()
-    assert mask_of(np.array([-100, 0]), np.array([5, 0])).tolist() == [False, True]
+def test_zeros_and_ones_are_labels_in_a_field_of_that_name() -> None:
+    ids, values = np.array([0, 1]), np.array([0, 1])
+    assert mask_of(values, ids, "loss_mask").tolist() == [False, True]
+    assert mask_of(values, ids, "labels").tolist() == [True, True]
+    assert mask_of(np.array([-100, 0]), np.array([5, 0]), "any").tolist() == [False, True]
 
 
-def alone(values: Any, ids: Any) -> tuple[list[bool] | None, str | None]:
+def alone(values: Any, ids: Any, name: str) -> tuple[list[bool] | None, str | None]:
     try:
-        return mask_of(values, ids).tolist(), None
+        return mask_of(values, ids, name).tolist(), None
     except BrokenDocumentError as reason:
         return None, str(reason)
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([-100, 0, 1, 2, 3])))))
-def test_rows_together_are_read_as_rows_alone(rows: list[list[tuple[int, int]]]) -> None:
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([-100, 0, 1, 2, 3])))),
+    st.sampled_from(["labels", "loss_mask"]),
+)
+def test_rows_together_are_read_as_rows_alone(rows: list[list[tuple[int, int]]], name: str) -> None:
     ids = [np.array([i for i, _ in row], dtype=np.uint32) for row in rows]
     values = [np.array([v for _, v in row], dtype=np.int64) for row in rows]
     offsets = offsets_of(np.array([len(row) for row in rows], dtype=np.int64))
@@ -131,9 +134,9 @@ def test_rows_together_are_read_as_rows_alone(rows: list[list[tuple[int, int]]])
     reasons: dict[int, str] = {}
     joined = np.concatenate([*none, *values])
     together = masks_of_rows(
-        joined, np.concatenate([*none, *ids]).astype(np.uint32), offsets, reasons
+        joined, np.concatenate([*none, *ids]).astype(np.uint32), offsets, name, reasons
     )
     for i, (own, own_ids) in enumerate(zip(values, ids, strict=True)):
         part = together[offsets[i] : offsets[i + 1]].tolist()
         found = (part, None) if i not in reasons else (None, reasons[i])
-        assert found == alone(own, own_ids)
+        assert found == alone(own, own_ids, name)

@@ -22,7 +22,7 @@ def labelled_ids_of(record: Mapping[str, Any]) -> tuple[NDArray[np.uint32], NDAr
     require_field(record, "input_ids")
     ids = ids_of(record, "input_ids")
     if record.get("loss_mask") is not None:
-        mask = mask_of(numbers_of(record, "loss_mask", len(ids), "mask values"), ids)
+        mask = mask_of(numbers_of(record, "loss_mask", len(ids), "mask values"), ids, "loss_mask")
     elif record.get("labels") is not None:
         mask = mask_of_labels(numbers_of(record, "labels", len(ids), "labels"), ids)
     else:

@@ -160,7 +160,7 @@ def _mask_of(item: Any, field: str, ids: NDArray[Any]) -> NDArray[np.bool_]:
         raise BrokenDocumentError(
             f"has {length} ids and a loss mask of shape {mask.shape} and dtype {mask.dtype}"
         )
-    return mask_of(mask, ids)
+    return mask_of(mask, ids, field)
 
 
 def _token_block(

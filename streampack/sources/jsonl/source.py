@@ -170,7 +170,7 @@ class JSONL(ShardedSource):
                     mask = None
                     if self.fields.loss_mask is not None:
                         name = self.fields.loss_mask
-                        mask = mask_of(numbers_of(record, name, len(ids), "mask values"), ids)
+                        mask = mask_of(numbers_of(record, name, len(ids), "mask values"), ids, name)
                     more.add(record, len(ids))
                     masks += [] if mask is None else [mask]
                     arrays.append(ids)

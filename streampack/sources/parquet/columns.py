@@ -277,7 +277,7 @@ class TokenBlocks:
         if self.loss_mask is not None:
             others = _Lists.of(rows.column(self.loss_mask))
             values = _token_values(lists, others, "mask value", reasons)
-            mask = masks_of_rows(values, ids, lists.offsets, reasons)
+            mask = masks_of_rows(values, ids, lists.offsets, self.loss_mask, reasons)
         token_fields = {
             name: _token_values(lists, _Lists.of(rows.column(name)), f'value in "{name}"', reasons)
             for name in self.token_fields
