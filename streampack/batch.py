@@ -104,6 +104,7 @@ class PackedBatch(BatchAdapters):
         self.spent = spent
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
+        self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
         self._compact: dict[str, Tensor] | None = None
