@@ -40,7 +40,7 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
                 f"A path was expected, and {path!r:.80} is a {type(path).__name__}.",
                 "This source reads files.",
                 "Pass paths. Texts, ids or records in memory go to PackedDataset themselves, "
-                "conversations to sources.Chat.",
+                "conversations to sources.Chat(records).",
             )
     return list(map(str, listed))
 
