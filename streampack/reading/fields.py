@@ -100,6 +100,8 @@ def usual_field(
     """
     found = [name for name in _USUAL if name in names] or list(names)[: len(names) == 1]
     beside = chat_fields(names)
+    if not found and {"instruction", "output"} <= set(names):
+        beside = ["output"]
     if any(name in ("tokens", "input_ids") for name in found):  # ids of pairs have "chosen" beside
         beside = [name for name in beside if name in ("messages", "conversations")]
     if not found and not beside:

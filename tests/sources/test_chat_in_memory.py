@@ -277,11 +277,20 @@ def test_storage_beside_a_stream_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["list", "generator function", "Dataset", "IterableDataset"])
-def test_following_the_advice_of_the_dataset_works(kind: str) -> None:
-    data = KINDS[kind](CHATS)
+@pytest.mark.parametrize("shape", ["messages", "conversations", "completion", "alpaca"])
+def test_following_the_advice_of_the_dataset_works(kind: str, shape: str) -> None:
+    alpaca = [{"instruction": f"say {i}", "output": f"{i}"} for i in range(40)]
+    data = KINDS[kind](SHARED.get(shape, alpaca))
     with pytest.raises(ConfigError, match=r"Pass sources.Chat\(data\), or name"):
         loader(data)
-    assert len(said(loader(chat(data)))) == len(CHATS)
+    assert len(said(loader(chat(data)))) == 40
+
+
+def test_a_stream_has_as_many_lanes_as_shards() -> None:
+    source = chat(hf_dataset(CHATS).to_iterable_dataset(num_shards=4))
+    assert said(loader(source, lanes=4, shuffle=True)) == said(loader(chat(CHATS)))
+    with pytest.raises(ConfigError, match="Chat can be split into 4 lanes at most, not 5"):
+        loader(source, lanes=5)
 
 
 def test_a_frame_of_mixed_content_is_read_as_records_as_advised() -> None:
