@@ -271,9 +271,10 @@ def test_what_holds_no_conversations_is_refused_at_once(data: Any, words: str) -
         sources.Chat(data).prepare()
 
 
-def test_storage_beside_a_stream_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["list", "pyarrow", "generator function"])
+def test_storage_beside_records_in_memory_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match="Leave storage out"):
-        sources.Chat(lambda: CHATS, storage=sources.Storage())
+        sources.Chat(KINDS[kind](CHATS), storage=sources.Storage())
 
 
 @pytest.mark.parametrize("kind", ["list", "generator function", "Dataset", "IterableDataset"])

@@ -116,6 +116,12 @@ class Chat(Source):
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
+        if storage is not None and not _names_files(data):
+            raise ConfigError(
+                f"storage was given, and data is {kind_name(data)}.",
+                "It says how files are reached.",
+                "Leave storage out.",
+            )
         self.template = None if template is None else _read_template(template)
         self.template_kwargs = _checked_kwargs(template_kwargs or {})
         self.rules = TurnRules.of(turns, thoughts, learn)
@@ -204,12 +210,6 @@ class ChatStream(Chat, ItemSource):
 
     def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
         ItemSource.__init__(self, reading)
-        if storage is not None:
-            raise ConfigError(
-                f"storage was given, and data is {kind_name(data)}.",
-                "It says how files are reached.",
-                "Leave storage out.",
-            )
         self.items: ItemSource = Iterable(data, text="messages", reading=reading)
         first = self.items.first_item()
         if kind_name(data).startswith("datasets.") and hasattr(data, "set_epoch"):
