@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streampack.consumers import BatchAdapters
+from streampack.consumers import BatchAdapters, refuse_collating
 from streampack.device.staging import Staged, stage
 from streampack.errors import ConfigError
 from streampack.lane.batch import LaneBatch
@@ -337,6 +337,9 @@ class BatchGroup:
 
     def __repr__(self) -> str:
         return f"BatchGroup(batches={len(self)}, num_loss_tokens={self.num_loss_tokens})"
+
+
+refuse_collating(PackedBatch)
 
 
 def _rebuild(

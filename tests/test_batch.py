@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from streampack import PackedBatch, PackedDataset, TokenRules, Topology, WindowConfig
 from streampack.errors import ConfigError
@@ -210,3 +211,23 @@ def test_a_pad_id_beyond_the_ids_dtype_is_written_in_full() -> None:
     )  # fmt: skip
     ids = torch.cat([batch.input_ids.ravel() for batch in dataset])
     assert (ids == 100_000).sum() == SEQ_LEN - 14
+
+
+def test_a_batch_that_is_taken_for_a_dict_says_what_to_write() -> None:
+    (batch,) = batches_of(random_documents([9, 9]), PACKERS[0])
+    with pytest.raises(TypeError, match=r"no dict.*Write batch\.labels, or batch\.hf\("):
+        batch["labels"]
+    with pytest.raises(TypeError, match=r"Write batch\.input_ids"):
+        list(batch)
+    with pytest.raises(TypeError, match=r"model\(\*\*batch\.hf\(model=model\)\)"):
+        dict(**batch)
+    assert {"input_ids", "labels"} <= batch.hf().keys()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataloader_that_would_join_batches_says_how_to_be_made(workers: int) -> None:
+    dataset = PackedDataset([[1, 2, 3]] * 9, seq_len=8, topology=Topology())
+    with pytest.raises(Exception, match=r"whole already.*DataLoader\(dataset, batch_size=None\)"):
+        next(iter(DataLoader(dataset, num_workers=workers)))
+    (batch,) = DataLoader(dataset, batch_size=None, num_workers=workers)
+    assert batch.num_documents == 9

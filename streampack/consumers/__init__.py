@@ -1,5 +1,6 @@
 """What kernels and trainers take, made from a packed batch."""
 
 from streampack.consumers.adapters import BatchAdapters
+from streampack.consumers.misuse import refuse_collating
 
-__all__ = ["BatchAdapters"]
+__all__ = ["BatchAdapters", "refuse_collating"]

@@ -17,6 +17,7 @@ from streampack.consumers.boundaries import KernelBoundaries
 from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
 from streampack.consumers.megatron import megatron_batch, megatron_samples
+from streampack.consumers.misuse import NoMapping
 from streampack.consumers.numpy_arrays import numpy_arrays
 from streampack.consumers.pairs import pairs_of
 from streampack.consumers.text import decoder, shown_text
@@ -27,7 +28,7 @@ from streampack.window.packed_rows import PackedRows
 __all__ = ["BatchAdapters"]
 
 
-class BatchAdapters(KernelBoundaries):
+class BatchAdapters(NoMapping, KernelBoundaries):
     """The methods of `PackedBatch` that give a person or a trainer what it takes."""
 
     num_documents: int

@@ -69,6 +69,11 @@ class Source(ABC):
     #: a whole group; None if it does not.
     own_groups: str | None = None
 
+    @property
+    def kind(self) -> str:
+        """What it is called in messages and fingerprints."""
+        return type(self).__name__
+
     def with_fields(self, types: FieldTypes) -> Source:
         """The same source, whose blocks have these fields of its records."""
         made = copy.copy(self)

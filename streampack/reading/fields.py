@@ -79,7 +79,12 @@ def loss_field(names: Collection[str]) -> str | None:
     return next((name for name in _OF_LOSS if name in names), None)
 
 
-def usual_field(names: Collection[str], what: str, example: Callable[[str], str]) -> str:
+def usual_field(
+    names: Collection[str],
+    what: str,
+    example: Callable[[str], str],
+    chats: str = "Pass files of JSON lines or Parquet with such records to sources.Chat(paths)",
+) -> str:
     """The field that holds the documents, if nobody says so: the only one, or "text", "tokens" or
     "input_ids" if one of them is there.
 
@@ -87,6 +92,7 @@ def usual_field(names: Collection[str], what: str, example: Callable[[str], str]
         names: all fields.
         what: begins the sentence that ends with them: "a.parquet has the columns".
         example: how one is named, as code.
+        chats: begins the sentence that says how conversations are read.
 
     Raises:
         ConfigError: there is none or several such fields, or fields beside it say that it is a
@@ -94,13 +100,15 @@ def usual_field(names: Collection[str], what: str, example: Callable[[str], str]
     """
     found = [name for name in _USUAL if name in names] or list(names)[: len(names) == 1]
     beside = chat_fields(names)
+    if not found and {"instruction", "output"} <= set(names):
+        beside = ["output"]
     if any(name in ("tokens", "input_ids") for name in found):  # ids of pairs have "chosen" beside
         beside = [name for name in beside if name in ("messages", "conversations")]
     if not found and not beside:
         consequence, remedy = "None of them is known to hold the documents.", ""
     elif beside:
         consequence = f'"{beside[0]}" holds conversations.'
-        remedy = "Pass files of JSON lines or Parquet with such records to sources.Chat(paths), or "
+        remedy = f"{chats}, or "
     elif len(found) > 1:
         consequence, remedy = f"Both {found[0]!r} and {found[1]!r} may be the documents.", ""
     else:

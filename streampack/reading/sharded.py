@@ -75,7 +75,7 @@ class ShardedSource(Source):
         parts += [f"and {len(several) - 1} more"] if several[1:] else []
         if self._manifest is not None:
             parts.append(f"shards={len(self._manifest)}")
-        return f"{type(self).__name__}({', '.join(parts)})"
+        return f"{self.kind}({', '.join(parts)})"
 
     @classmethod
     def example(cls, paths: Sequence[str]) -> str:
@@ -182,7 +182,7 @@ class ShardedSource(Source):
             manifest = self.listed()
             if len(manifest) == 0 or manifest.weight == 0:
                 raise ConfigError(
-                    f"{type(self).__name__} found {len(manifest)} shards and no document in them.",
+                    f"{self.kind} found {len(manifest)} shards and no document in them.",
                     "There is nothing to stream.",
                     "Check the path or pattern, and that the shards are complete.",
                 )
@@ -209,7 +209,7 @@ class ShardedSource(Source):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": type(self).__name__,
+            "kind": self.kind,
             "manifest": self.manifest.digest,
             "reading": self.reading.describe(),
         }

@@ -18,6 +18,8 @@ __all__ = ["Skips"]
 
 logger = logging.getLogger(__name__)
 
+NAMED = 10  # of the broken documents of a lane that are logged by name
+
 AnyBlock = TypeVar(
     "AnyBlock", Documents, Texts, Documents | Texts | Conversations,
     Documents | Texts | Conversations | Spans,
@@ -99,7 +101,17 @@ class Skips:
         late = self._late and not error.rest_of_shard
         kind = None if late else error.rest_of_shard
         self.records.append([error.shard, error.index, kind, str(error)])
-        logger.warning("skipped: %s", error)
+        self._log(error)
+
+    def _log(self, error: ContentError) -> None:
+        """Name the first documents, and then each at a power of ten; shards all."""
+        count = self.count
+        if count > NAMED and not error.rest_of_shard and str(count).strip("0") != "1":
+            return
+        so_far = f" ({count:,} so far in this lane)" if count > NAMED else ""
+        if count == NAMED:
+            so_far = "; further ones are counted (metrics: skipped), and few are named"
+        logger.warning("skipped: %s%s", error, so_far)
 
     def expect(self, records: list[list[Any]], count: int) -> None:
         """Set the skips of a saved state, so that the same is skipped when it is read again."""

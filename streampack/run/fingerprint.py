@@ -61,25 +61,29 @@ def changed_fields(
             f"Use a set of names from {', '.join(CHANGEABLE)}.",
         )
     before, now = dict(_flat(saved)), dict(_flat(current))
-    # The kind of a thing first: another packer also has other parameters.
-    names = sorted(before.keys() | now.keys(), key=lambda name: (not name.endswith("kind"), name))
-    changed: set[str] = set()
-    for name in names:
-        if before.get(name) == now.get(name):
-            continue
-        field = name.partition(".")[0]
-        if field == "dealing":  # kept as it was saved; where it cannot be, another field differs
-            continue
-        changed.add(field)
+    # Of "dealing" what was saved is kept; where that cannot be, another field differs.
+    differing = {
+        name: name.partition(".")[0]
+        for name in sorted(before.keys() | now.keys(), key=_cause_first)
+        if before.get(name) != now.get(name) and not name.startswith("dealing")
+    }
+    for name, field in differing.items():
         if field not in allow:
             joined = name.startswith("source.sources.") and name not in before
             raise StateError(
                 f"`{name}` was {_shown(before, name)} when the state was saved and is "
                 f"{_shown(now, name)} now.",
                 "The batches after the state would not be those that were to follow.",
-                _JOINED if joined else _remedy(field),
+                _JOINED if joined else _remedy(field, differing.values()),
             )
-    return sorted(changed)
+    return sorted(set(differing.values()))
+
+
+def _cause_first(name: str) -> tuple[bool, bool, str]:
+    """The kind of a thing is named before its parameters, the length of rows before what fills
+    them.
+    """
+    return not name.endswith("kind"), not name.startswith("packer.seq_len"), name
 
 
 _JOINED = (
@@ -92,7 +96,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
     return f"{values[name]!r:.200}" if name in values else "absent"
 
 
-def _remedy(field: str) -> str:
+def _remedy(field: str, differing: Collection[str]) -> str:
     if field == "source":
         return (
             "Pass the source as it was, with the files that it had; or, if others are to join it, "
@@ -100,8 +104,10 @@ def _remedy(field: str) -> str:
             'allow={"source"}.'
         )
     if field in CHANGEABLE:
+        allowed = [name for name in CHANGEABLE if name in differing and name != "source"]
+        needed = ", ".join(f'"{name}"' for name in allowed)
         return (
-            f'Restore the old setting, or pass allow={{"{field}"}} to go on with the new one from '
+            f"Restore the old setting, or pass allow={{{needed}}} to go on with the new one from "
             "here."
         )
     return "Restore the old setting, or start a new run."

@@ -39,8 +39,8 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
             raise ConfigError(
                 f"A path was expected, and {path!r:.80} is a {type(path).__name__}.",
                 "This source reads files.",
-                "Pass paths. Texts, ids or records in memory go to PackedDataset themselves; write "
-                "conversations to a file first, json.dumps(record) on each line.",
+                "Pass paths. Texts, ids or records in memory go to PackedDataset themselves, "
+                "conversations to sources.Chat(records).",
             )
     return list(map(str, listed))
 

@@ -11,6 +11,7 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from tests.support.chats import write_lines
+from tests.support.corpora import byte_tokenizer
 
 #: Number 11 is outside of the vocabulary, which is found when the block is shuffled already.
 DOCUMENTS = [[900, 900] if i == 11 else [i % 50] * (3 + i % 9) for i in range(60)]
@@ -49,3 +50,34 @@ def test_a_run_that_skipped_an_id_goes_on_from_anywhere(kind: str, tmp_path: Pat
         again = loader()
         again.load_state_dict(first.state_dict())
         assert [batch.input_ids.tolist() for batch in again] == whole[step:]
+
+
+def test_the_first_skips_are_named_and_later_ones_at_powers_of_ten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    documents: list[Any] = [[-1] if i % 3 == 1 else [1, 2, 3] for i in range(450)]
+    dataset = PackedDataset(
+        documents, seq_len=32, lanes=1, shuffle=False, on_error="skip", topology=Topology()
+    )
+    loader = PackedLoader(dataset)
+    assert sum(batch.num_documents for batch in loader) == 300
+    assert loader.metrics().skipped == 150
+    named = [message for message in caplog.messages if message.startswith("skipped: ")]
+    assert [f"Item {3 * i + 1} of lane 0" in named[i] for i in range(10)] == [True] * 10
+    assert "further ones are counted" in named[9]
+    assert len(named) == 11
+    assert "Item 298 of lane 0" in named[10]
+    assert named[10].endswith("(100 so far in this lane)")
+
+
+def test_every_broken_shard_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_lines(tmp_path / "good.jsonl", [{"text": "x"}] * 9)
+    for number in range(25):
+        (tmp_path / f"{number}.jsonl.gz").write_bytes(b"no gzip at all")
+    source = sources.JSONL(sorted(map(str, tmp_path.iterdir()), key=lambda p: "good" not in p))
+    tokenizer = byte_tokenizer()
+    dataset = PackedDataset(
+        source, seq_len=32, lanes=1, tokenizer=tokenizer, on_error="skip", topology=Topology()
+    )
+    list(PackedLoader(dataset))
+    assert sum(".jsonl.gz is broken" in message for message in caplog.messages) == 25

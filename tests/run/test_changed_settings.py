@@ -221,6 +221,28 @@ def test_a_change_that_is_not_named_is_refused_with_both_values_and_the_way_to_a
         elsewhere.load_state_dict(state, allow=EVERYTHING)
 
 
+@pytest.mark.parametrize("packer", [Concat, BestFitDecreasing])
+def test_another_seq_len_is_named_before_what_follows_from_it_and_can_be_allowed(
+    packer: Any,
+) -> None:
+    def loader(seq_len: int) -> PackedLoader:
+        documents = [[n + 1] * 9 for n in range(60)]
+        dataset = PackedDataset(
+            documents, packer=packer(seq_len=seq_len), batch_rows=2, lanes=1, topology=Topology()
+        )
+        return PackedLoader(dataset)
+
+    first = loader(16)
+    found = [next(iter(first))]
+    other = loader(32)
+    words = r"`packer.seq_len` was 16 .* is 32 .*allow=\{\"batch_tokens\", \"packer\"\}"
+    with pytest.raises(StateError, match=words):
+        other.load_state_dict(first.state_dict())
+    other.load_state_dict(first.state_dict(), allow={"batch_tokens", "packer"})
+    tokens = sum(batch.num_tokens for batch in [*found, *other])
+    assert tokens == 60 * 9
+
+
 class Custom(Packer):
     """A packer of somebody's own."""
 

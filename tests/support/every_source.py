@@ -139,11 +139,15 @@ def hf_stream(folder: Path) -> Any:
     return sources.HFStream(stream, text="text", reading=sources.Reading(block_documents=9))
 
 
-def chat_lines(folder: Path) -> str:
+def chat_records() -> list[dict[str, Any]]:
     texts = [text[:20] for text in text_documents()]
     pairs = [{"prompt": a, "completion": b} for a, b in zip(texts[:20], texts[20:40], strict=True)]
     talks = [{"messages": messages(a, b)} for a, b in zip(texts[40:46], texts[46:52], strict=True)]
-    return write_lines(folder / "chat.jsonl", pairs + talks)
+    return pairs + talks
+
+
+def chat_lines(folder: Path) -> str:
+    return write_lines(folder / "chat.jsonl", chat_records())
 
 
 def chat_table(folder: Path) -> str:
@@ -189,6 +193,10 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     ),
     "chat": lambda f: sources.Chat(chat_lines(f), **SMALL),
     "chat-parquet": lambda f: sources.Chat(chat_table(f), **SMALL),
+    "chat-list": lambda f: sources.Chat(chat_records(), **SMALL),
+    "chat-generator": lambda f: sources.Chat(
+        lambda lane, lanes: iter(chat_records()[lane::lanes]), **SMALL
+    ),
     "list": lambda f: sources.Iterable(
         text_documents(), reading=sources.Reading(block_documents=9)
     ),

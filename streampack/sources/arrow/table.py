@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
-from streampack.sources.parquet.columns import row_sizes
 from streampack.sources.parquet.source import Parquet
 
 __all__ = ["Table"]
@@ -38,6 +38,8 @@ class Table(Parquet):
     """
 
     endings = ()
+    #: What a document is called, and what all of them are.
+    words = ("row", "table")
     listing_fields = ()
 
     def __init__(
@@ -51,7 +53,14 @@ class Table(Parquet):
     ) -> None:
         super().__init__((), text=text, tokens=tokens, loss_mask=loss_mask, reading=reading)
         indexed = hasattr(data, "with_format")  # a dataset gives tables when it is sliced
-        self.data = data.with_format("arrow") if indexed else pa.table(data)
+        try:
+            self.data = data.with_format("arrow") if indexed else pa.table(data)
+        except pa.ArrowException as error:
+            raise ConfigError(
+                f"The table has a column that Arrow has no type for: {error}.",
+                "It cannot be read by columns.",
+                'Pass its rows as records: data.to_dict("records") of a pandas frame.',
+            ) from error
 
     def __repr__(self) -> str:
         return f"Table({len(self.data):,} rows, {self.column!r})"
@@ -59,8 +68,8 @@ class Table(Parquet):
     def list_shards(self) -> Manifest:
         count = len(self.data)
         first = self._batch(0, min(count, _BATCH_ROWS))
-        narrow = self._check_schema("The table", first.schema)
-        sizes = row_sizes(first.column(self.column))
+        narrow = self._check_schema(f"The {self.words[1]}", first.schema)
+        sizes = self._row_sizes(first)
         begins = np.arange(0, count, _SHARD_ROWS, dtype=np.int64)
         rows = np.minimum(count - begins, _SHARD_ROWS)
         details = {
@@ -76,7 +85,8 @@ class Table(Parquet):
         return int(mean * self.weight) // (1 if self.tokenized else 4)
 
     def document_name(self, origin: np.void) -> str:
-        return f"row {int(origin['shard']) * _SHARD_ROWS + int(origin['index'])} of the table"
+        number = int(origin["shard"]) * _SHARD_ROWS + int(origin["index"])
+        return f"{self.words[0]} {number} of the {self.words[1]}"
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips

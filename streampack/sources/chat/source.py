@@ -1,4 +1,4 @@
-"""Chat: conversations in JSON lines or Parquet, of which only the assistant's turns are learnt.
+"""Chat: conversations in files or in memory, of which only the assistant's turns are learnt.
 
 The source reads and checks records. `streampack.tokenization.chat` renders and tokenizes them, and
 decides which tokens carry loss.
@@ -9,33 +9,43 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
-from streampack.reading.base import Block
+from streampack.reading.base import Block, Source
+from streampack.reading.fields import Fields
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
+from streampack.reading.records import BrokenDocumentError
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
+from streampack.sources.chat.blocks import block_of, field_names, holds_ids, record_size
 from streampack.sources.chat.records import SHAPES
-from streampack.sources.chat.rows import ChatLines, ChatRows
+from streampack.sources.chat.rows import ChatItems, ChatLines, ChatRows, ChatTable
+from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.objects import is_random_access, kind_name
+from streampack.sources.iterable.recognise import is_table, refuse_no_corpus
+from streampack.sources.iterable.source import ItemSource, Iterable
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.storage import Storage
 from streampack.turn_rules import PARTS, TurnRules
 
-__all__ = ["Chat"]
+__all__ = ["Chat", "ChatInShards"]
 
 
-class Chat(ShardedSource):
-    """Instruction and chat data: one conversation per line of JSON or row of Parquet.
+class Chat(Source):
+    """Instruction and chat data: one conversation per line of JSON, row of a table, or item.
 
     A record has one of these shapes, known by its fields:
 
@@ -57,8 +67,11 @@ class Chat(ShardedSource):
     passed does something else.
 
     Args:
-        paths: files, directories, globs or brace expansions, local or any fsspec URL. They are
-            read as Parquet if all names end so, otherwise as JSON lines (plain or compressed).
+        data: files, directories, globs or brace expansions, local or any fsspec URL, read as
+            Parquet if all names end so, otherwise as JSON lines (plain or compressed). Or records
+            in memory: a list of them, a dataset of Hugging Face, a table of pyarrow, pandas or
+            polars, and whatever else `Iterable` takes. Lists and tables are cut among any number
+            of lanes; of what comes one by one there are as many as `Iterable` and `HFStream` give.
         template: a Jinja chat template, or the path of one. None is the tokenizer's.
         template_kwargs: what the template can use besides, by name, such as
             ``{"enable_thinking": False}``; values are what JSON has. "strftime_now" is the date
@@ -70,11 +83,11 @@ class Chat(ShardedSource):
         learn: the parts of a turn that carry loss. One that a message has and the template leaves
             out makes the conversation broken.
         shape: of all records; None tells it by each record's fields.
-        reading: how a lane reads the files.
-        storage: how files are reached and cached.
+        reading: how a lane reads the data.
+        storage: how files are reached and cached; for files.
 
     Raises:
-        ConfigError: no such template, arguments that do not go together, or files whose fields hold
+        ConfigError: no such template, arguments that do not go together, or data whose fields hold
             no conversations.
     """
 
@@ -82,9 +95,17 @@ class Chat(ShardedSource):
 
     own_groups = "group"
 
+    kind = "Chat"
+
+    def __new__(cls, data: Any = None, **_: Any) -> Chat:
+        """One of the two below, by how the data can be read."""
+        if cls is not Chat:  # made already, and copied or sent to another process
+            return super().__new__(cls)
+        return super().__new__(ChatInShards if _in_shards(data) else ChatStream)
+
     def __init__(
         self,
-        paths: str | Path | Sequence[str | Path],
+        data: Any,
         *,
         template: str | Path | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -95,20 +116,59 @@ class Chat(ShardedSource):
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
-        super().__init__(reading=reading, storage=storage)
-        names = named_paths(paths)
-        self.paths = names
+        if storage is not None and not _names_files(data):
+            raise ConfigError(
+                f"storage was given, and data is {kind_name(data)}.",
+                "It says how files are reached.",
+                "Leave storage out.",
+            )
         self.template = None if template is None else _read_template(template)
         self.template_kwargs = _checked_kwargs(template_kwargs or {})
         self.rules = TurnRules.of(turns, thoughts, learn)
         self.shape = _checked_shape(shape)
-        self._rows: ChatLines | ChatRows
-        if names and all(has_ending(name, Parquet.endings) for name in names):
-            self._rows = ChatRows(names, reading=self.reading, storage=self.storage)
-        else:
-            self._rows = ChatLines(names, reading=self.reading, storage=self.storage)
-        self._rows.shape = shape
+        self._open(data, reading, storage)
+
+    @abstractmethod
+    def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
+        """Take the data."""
+
+    def described_rules(self) -> dict[str, Any]:
+        """The form of the records, the template that was given, and what is learnt."""
+        template = self.template
+        described = {
+            "tokenized": self.tokenized,
+            "template": template and hashlib.blake2b(template.encode(), digest_size=8).hexdigest(),
+            **self.rules.describe(),
+        }
+        chosen = {"template_kwargs": self.template_kwargs, "shape": self.shape}
+        return described | {name: value for name, value in chosen.items() if value}
+
+
+class ChatInShards(Chat, ShardedSource):
+    """Conversations in files, or in memory where any record can be asked for: of any lanes."""
+
+    def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
+        ShardedSource.__init__(self, reading=reading, storage=storage)
+        self._rows = self._reader(data)
+        self._rows.shape = self.shape
+        self.paths = self._rows.paths
         self.position_unit = self._rows.position_unit
+
+    def _reader(self, data: Any) -> ChatLines | ChatRows:
+        if _is_arrow(data):
+            return ChatTable(data, reading=self.reading)
+        if not _names_files(data):
+            return ChatItems(data, reading=self.reading)
+        names = named_paths(data)
+        if all(has_ending(name, Parquet.endings) for name in names):
+            return ChatRows(names, reading=self.reading, storage=self.storage)
+        return ChatLines(names, reading=self.reading, storage=self.storage)
+
+    def __repr__(self) -> str:
+        rows = self._rows
+        if not isinstance(rows, ChatTable):
+            return super().__repr__()
+        return f"Chat({len(rows.data):,} {rows.words[0]}s)"
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -116,7 +176,7 @@ class Chat(ShardedSource):
         _ = self.manifest
         return self._rows.tokenized
 
-    def with_fields(self, types: FieldTypes) -> Chat:
+    def with_fields(self, types: FieldTypes) -> ChatInShards:
         made = copy.copy(self)
         made._rows = self._rows.with_fields(types)  # type: ignore[assignment]
         return made
@@ -124,17 +184,11 @@ class Chat(ShardedSource):
     def list_shards(self) -> Manifest:
         return self._rows.manifest
 
+    def will_read(self, shards: Sequence[int]) -> None:
+        self._rows.will_read(shards)
+
     def describe(self) -> dict[str, Any]:
-        """Adds the form of the records, the template that was given, and what is learnt."""
-        template = self.template
-        described = {
-            **super().describe(),
-            "tokenized": self.tokenized,
-            "template": template and hashlib.blake2b(template.encode(), digest_size=8).hexdigest(),
-            **self.rules.describe(),
-        }
-        chosen = {"template_kwargs": self.template_kwargs, "shape": self.shape}
-        return described | {name: value for name, value in chosen.items() if value}
+        return {**ShardedSource.describe(self), **self.described_rules()}
 
     def estimate_tokens(self) -> int:
         return self._rows.estimate_tokens()
@@ -149,6 +203,71 @@ class Chat(ShardedSource):
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
         yield from self._rows.read_shard(shard, low, high, position, skips)
+
+
+class ChatStream(Chat, ItemSource):
+    """Conversations that come one by one, as the source of `items` gives them."""
+
+    def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
+        ItemSource.__init__(self, reading)
+        self.items: ItemSource = Iterable(data, text="messages", reading=reading)
+        first = self.items.first_item()
+        if kind_name(data).startswith("datasets.") and hasattr(data, "set_epoch"):
+            self.items = HFStream(data, text=next(iter(first), None), reading=reading)
+        tokenized = holds_ids(field_names([first]), "The first item of data", self.shape)
+        self.tokenized = tokenized
+        self.fields = Fields(tokenized, "input_ids" if tokenized else "messages")
+        self.once = self.items.once
+        self._from = kind_name(data)
+
+    def __repr__(self) -> str:
+        return f"Chat({self._from} of records)"
+
+    def describe(self) -> dict[str, Any]:
+        return {**self.items.describe(), **ItemSource.describe(self), **self.described_rules()}
+
+    def max_lanes(self) -> int | None:
+        return self.items.max_lanes()
+
+    def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
+        return self.items.open_lane(lane, lanes, epoch, shuffle, resume)
+
+    def item_sizes(self, items: list[Any]) -> list[int]:
+        return [record_size(item) for item in items]
+
+    def item_block(
+        self, items: Sequence[Any], origin: NDArray[np.void]
+    ) -> tuple[Block, dict[int, str]]:
+        problems: dict[int, str] = {}
+
+        def broken(i: int, reason: BrokenDocumentError) -> None:
+            problems[i] = str(reason)
+
+        form = (self.tokenized, self.shape, self.field_types)
+        return block_of(items, origin, *form, broken), problems
+
+    def more_lanes(self, most: int) -> str:
+        return self.items.more_lanes(most)
+
+
+def _names_files(data: Any) -> bool:
+    """True for a path, or a list of them."""
+    one = data[0] if isinstance(data, Sequence) and len(data) else data
+    return isinstance(one, (str, os.PathLike))
+
+
+def _is_arrow(data: Any) -> bool:
+    """True for what is read by columns: tables, and datasets without a transform."""
+    is_dataset = kind_name(data) == "datasets.arrow_dataset.Dataset"
+    return is_table(data) or (is_dataset and data.format["type"] != "custom")
+
+
+def _in_shards(data: Any) -> bool:
+    """True for files, and what is in memory and can be asked for any record."""
+    if _names_files(data):
+        return True
+    refuse_no_corpus(data)
+    return _is_arrow(data) or is_random_access(data)
 
 
 def _read_template(template: str | Path) -> str:

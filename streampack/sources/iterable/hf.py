@@ -91,7 +91,7 @@ class HFStream(ItemSource):
             part.set_epoch(epoch)
         return part
 
-    def _more_lanes(self, most: int) -> str:
+    def more_lanes(self, most: int) -> str:
         return (
             f"The dataset has {most} shards: use lanes={most} or fewer (and as few ranks x "
             "workers), split its files further with `dataset.reshard()` where datasets has it, "

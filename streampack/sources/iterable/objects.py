@@ -17,6 +17,7 @@ __all__ = [
     "has_exact_state",
     "has_state",
     "is_by_index",
+    "is_random_access",
     "iterate",
     "kind_name",
     "own_copy",
@@ -95,6 +96,13 @@ def _has_node(node: Any, names: Sequence[str]) -> bool:
 def is_by_index(data: Any) -> bool:
     """True if data can be read by index up to its length."""
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+
+
+def is_random_access(data: Any) -> bool:
+    """True if any item can be asked for at any time: lists, map-style datasets."""
+    if isinstance(data, Sequence) or kind_name(data) == "datasets.arrow_dataset.Dataset":
+        return True
+    return is_by_index(data) and not hasattr(data, "__iter__") and not hasattr(data, "set_epoch")
 
 
 def iterate(items: Any) -> Iterator[Any]:

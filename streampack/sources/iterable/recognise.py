@@ -85,7 +85,7 @@ def fields_of(first: Any, example: Callable[[str], str]) -> Fields:
     """
     if isinstance(first, Mapping):
         names = [str(name) for name in first]
-        usual = usual_field(names, "The items have the fields", example)
+        usual = usual_field(names, "The items have the fields", example, "Pass sources.Chat(data)")
         tokenized = _holds_ids(first[usual], f'The field "{usual}" of the first item')
         return Fields(tokenized, usual, loss_field(names) if tokenized else None)
     return Fields(_holds_ids(first, "The first item"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streampack.documents import make_origin
 from streampack.errors import ConfigError, StateError
@@ -72,7 +73,7 @@ class ItemSource(Source):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": type(self).__name__,
+            "kind": self.kind,
             "tokenized": self.fields.tokenized,
             "field": self.fields.document,
             "loss_mask": self.fields.loss_mask,
@@ -85,13 +86,23 @@ class ItemSource(Source):
     def document_name(self, origin: np.void) -> str:
         return f"item {int(origin['index'])} of lane {int(origin['shard'])}"
 
+    def item_sizes(self, items: list[Any]) -> list[int]:
+        """About the bytes of the document in each item."""
+        return item_sizes(items, self.fields)
+
+    def item_block(
+        self, items: Sequence[Any], origin: NDArray[np.void]
+    ) -> tuple[Block, dict[int, str]]:
+        """A block from items, without the broken ones, and what is wrong with those, by number."""
+        return item_block(items, self.fields, origin, self.field_types)
+
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
         most = self.max_lanes()
         if most is not None and n > most:
             raise ConfigError(
-                f"{type(self).__name__} can be split into {most} lanes at most, not {n}.",
+                f"{self.kind} can be split into {most} lanes at most, not {n}.",
                 "A lane would have nothing to read.",
-                self._more_lanes(most),
+                self.more_lanes(most),
             )
         if self.group_field is None:
             in_blocks = shuffle and self.reading.shuffle_blocks
@@ -105,7 +116,7 @@ class ItemSource(Source):
             for lane in range(n)
         ]
 
-    def _more_lanes(self, most: int) -> str:
+    def more_lanes(self, most: int) -> str:
         return f"Use lanes={most} or fewer (and as few ranks x workers)."
 
 
@@ -180,7 +191,6 @@ class _ItemLane(LaneReader):
             items: where they come from.
             exact: take no item ahead, since the state of the iterable is asked for next.
         """
-        fields = self.source.fields
         most, most_bytes = self.source.reading.documents_per_block, self.source.reading.block_bytes
         taken: list[Any] = []
         size = 0
@@ -188,7 +198,7 @@ class _ItemLane(LaneReader):
             several = items.take(1 if exact else min(AHEAD, most - len(taken)))
             if not several:
                 break
-            sizes = item_sizes(several, fields)
+            sizes = self.source.item_sizes(several)
             if size + sum(sizes) < most_bytes:
                 taken += several
                 size += sum(sizes)
@@ -213,9 +223,7 @@ class _ItemLane(LaneReader):
             )
             if joined is not None:
                 return joined
-        block, problems = item_block(
-            items, fields, make_origin(self.lane, index), self.source.field_types
-        )
+        block, problems = self.source.item_block(items, make_origin(self.lane, index))
         self.source.report_broken(self.lane, first, problems, skips)
         kept, _ = skips.replay(block, self.lane)
         if self.in_blocks and len(kept) > 1:
@@ -288,7 +296,7 @@ class Iterable(ItemSource):
             self._check_function()
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
         if self.fields.document is None:
-            first = self._first()
+            first = self.first_item()
             self.fields = fields_of(
                 first, lambda field: f'sources.Iterable(data, text="{field}"), or tokens='
             )
@@ -316,7 +324,7 @@ class Iterable(ItemSource):
                 "Return an iterable of documents, or make it a generator with `yield`.",
             )
 
-    def _first(self) -> Any:
+    def first_item(self) -> Any:
         """The first item, which is not lost by being looked at."""
         none = object()
         with outside_worker():
@@ -364,7 +372,7 @@ class Iterable(ItemSource):
         items = self.data(*arguments) if self._called else self.data
         return own_copy(items, made_new=self._called)
 
-    def _more_lanes(self, most: int) -> str:
+    def more_lanes(self, most: int) -> str:
         return (
             f"Use lanes={most}, or pass a function (lane, lanes) -> iterable that yields each "
             "lane's part."

@@ -1,0 +1,130 @@
+"""Blocks of conversations, or of ids and masks, from records, wherever these were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import Conversation, Conversations, Documents
+from streampack.errors import ConfigError
+from streampack.fields import FieldTypes
+from streampack.reading.base import Block
+from streampack.reading.record_fields import RecordFields
+from streampack.reading.records import BrokenDocumentError
+from streampack.sources.chat.labelled import labelled_ids_of
+from streampack.sources.chat.records import conversation_of, known_shapes, shape_of
+from streampack.storage.remote import shown
+
+__all__ = ["block_of", "field_names", "holds_ids", "record_size"]
+
+
+def field_names(items: Sequence[Any]) -> set[str]:
+    """The fields that records in memory have; raises `ConfigError` if there are no records."""
+    if not len(items):
+        raise ConfigError(
+            "There are no items in data.",
+            "There is nothing to read.",
+            "Pass data that holds records.",
+        )
+    names = {str(name) for item in items if isinstance(item, Mapping) for name in item}
+    if not names:
+        raise ConfigError(
+            f"The first item of data is {items[0]!r:.80} ({type(items[0]).__name__}).",
+            "A conversation is in a record, a mapping with fields.",
+            'Pass records, such as [{"messages": messages} for messages in data]; paths go in a '
+            "list.",
+        )
+    return names
+
+
+def holds_ids(names: Collection[str], where: str, shape: str | None) -> bool:
+    """True if records with these fields hold ids; raises `ConfigError` if they hold no chats."""
+    try:
+        if shape is not None or shape_of(names):
+            return False
+    except BrokenDocumentError as reason:
+        raise ConfigError(
+            f"{shown(where)} {str(reason).partition(';')[0]}.",
+            "One record would be learnt in two ways.",
+            'Pass shape="messages" or "sharegpt" for conversations, or shape="preference" for '
+            "pairs.",
+        ) from None
+    if "input_ids" in names:
+        return True
+    there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
+    raise ConfigError(
+        f"{shown(where)} has the fields {there}.",
+        f'Chat reads {known_shapes()}; and "input_ids" with "labels" or "loss_mask".',
+        "Bring the records into one of these forms.",
+    )
+
+
+def block_of(
+    records: Iterable[Any],
+    origin: NDArray[np.void],
+    tokenized: bool,
+    shape: str | None,
+    types: FieldTypes,
+    broken: Callable[[int, BrokenDocumentError], None],
+    parse: Callable[[Any], Any] = lambda record: record,
+) -> Block:
+    """What records hold, without the broken ones, which `broken` is told by their numbers.
+
+    Args:
+        records: N of them, or what `parse` makes one of.
+        origin: (N,) theirs.
+        tokenized: they hold ids; otherwise conversations.
+        shape: of all conversations; None tells it by each one's fields.
+        types: the fields that are taken besides.
+        broken: told of a record that is no document.
+        parse: makes a record of an item; it may raise `BrokenDocumentError` too.
+    """
+    more = RecordFields(types)
+    good: list[int] = []
+    values: list[Any] = []
+    for i, item in enumerate(records):
+        try:
+            record = _plain(parse(item))
+            made: Any = labelled_ids_of(record) if tokenized else conversation_of(record, shape)
+            if isinstance(made, Conversation) and made.rejected is not None:
+                record |= {"group": 0, "chosen": True}  # filled in with the two documents
+            more.add(record, len(made[0]) if tokenized else None)
+        except BrokenDocumentError as reason:
+            broken(i, reason)
+            continue
+        good.append(i)
+        values.append(made)
+    if values and tokenized:
+        ids, masks = [v[0] for v in values], [v[1] for v in values]
+        return Documents.from_arrays(ids, origin[good], masks, more.of_tokens, more.of_documents)
+    return Conversations(values, origin[good], more.of_documents)
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """A record of its own, with lists where one in memory has arrays or tuples."""
+    if not isinstance(record, Mapping):
+        raise BrokenDocumentError(f"is of the type {type(record).__name__}, not a record")
+    return {name: _listed(value) for name, value in record.items()}
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, str | list):
+        return value
+    if isinstance(value, tuple):
+        return list(value)
+    return value.tolist() if getattr(value, "ndim", 0) else value
+
+
+def record_size(value: Any) -> int:
+    """About the bytes of a record."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(record_size, value.values()))
+    if isinstance(value, list | tuple):
+        is_ids = len(value) > 0 and isinstance(value[0], int)
+        return 4 * len(value) if is_ids else sum(map(record_size, value))
+    return 4 * len(value) if getattr(value, "ndim", 0) else 4

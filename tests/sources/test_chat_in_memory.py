@@ -1,0 +1,319 @@
+"""Conversations in memory: the same batches as the same records in a file."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, sources
+from streampack.errors import ConfigError, ContentError
+from streampack.tokenization import load_tokenizer
+from tests.support.chats import CHATML, bpe_tokenizer, messages, write_lines
+from tests.support.source_contract import check_source_contract
+
+BPE = bpe_tokenizer()
+SMALL = sources.Reading(block_documents=7)
+Records = list[dict[str, Any]]
+CHATS: Records = [
+    {"id": i, "messages": messages(*(f"{i} and {k}?" for k in range(2 + 2 * (i % 3))))}
+    for i in range(40)
+]
+PAIRS: Records = [
+    {
+        "prompt": messages(f"question {i}"),
+        "chosen": [{"role": "assistant", "content": f"good {i}"}],
+        "rejected": [{"role": "assistant", "content": f"bad {i}"}],
+        "margin": float(i),
+    }
+    for i in range(40)
+]
+SHARED: dict[str, Records] = {
+    "messages": CHATS,
+    "conversations": [
+        {"conversations": [{"from": "human", "value": f"{i}?"}, {"from": "gpt", "value": f"{i}!"}]}
+        for i in range(40)
+    ],
+    "completion": [{"prompt": f"{i} is", "completion": f" {i}"} for i in range(40)],
+    "labels": [{"input_ids": [i, i + 1, 300], "labels": [-100, i + 1, 300]} for i in range(40)],
+}
+
+
+class MapStyle:
+    """What torch calls a map-style dataset."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._records[index]
+
+
+class Stateful:
+    """An iterable that goes on from its own state."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self._at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._at = state["at"]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while self._at < len(self._records):
+            self._at += 1
+            yield self._records[self._at - 1]
+
+
+def hf_dataset(records: Records) -> Any:
+    return pytest.importorskip("datasets").Dataset.from_list(records)
+
+
+def transformed(records: Records) -> Any:
+    numbers = hf_dataset([{"n": i} for i in range(len(records))])
+    return numbers.with_transform(
+        lambda rows: {name: [records[n][name] for n in rows["n"]] for name in records[0]}
+    )
+
+
+def hf_stream(records: Records) -> Any:
+    return hf_dataset(records).to_iterable_dataset(num_shards=1)
+
+
+def arrays(records: Records) -> Records:
+    """The same, with tuples for lists, and arrays for lists of numbers."""
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        return np.array(value) if isinstance(value[0], int) else tuple(value)
+
+    return [{name: changed(value) for name, value in record.items()} for record in records]
+
+
+KINDS: dict[str, Callable[[Records], Any]] = {
+    "list": lambda records: records,
+    "tuples": lambda records: tuple(arrays(records)),
+    "map-style": MapStyle,
+    "generator": iter,
+    "generator function": lambda records: lambda: (record for record in records),
+    "function of lanes": lambda records: lambda lane, lanes: records[lane::lanes],
+    "stateful": Stateful,
+    "Dataset": hf_dataset,
+    "Dataset with a transform": transformed,
+    "IterableDataset": hf_stream,
+    "pyarrow": pa.Table.from_pylist,
+    "pandas": lambda records: pytest.importorskip("pandas").DataFrame(records),
+    "polars": lambda records: pytest.importorskip("polars").DataFrame(records),
+}
+ANY_LANES = [
+    "list", "map-style", "function of lanes", "Dataset", "Dataset with a transform", "pyarrow",
+    "pandas",
+]  # fmt: skip
+
+
+def chat(data: Any, **options: Any) -> sources.Chat:
+    return sources.Chat(data, template=CHATML, reading=SMALL, **options)
+
+
+def loader(source: Any, **settings: Any) -> PackedLoader:
+    chosen: dict[str, Any] = {"seq_len": 96, "batch_rows": 1, "tokenizer": load_tokenizer(BPE)}
+    chosen |= {"lanes": 1, "shuffle": False, "topology": Topology(), **settings}
+    return PackedLoader(PackedDataset(source, **chosen))
+
+
+def ids(batches: Any) -> list[tuple[list[int], list[int]]]:
+    return [(batch.input_ids.ravel().tolist(), batch.labels.ravel().tolist()) for batch in batches]
+
+
+def said(batches: Any) -> list[str]:
+    """The texts of all documents, sorted."""
+    found: list[PackedBatch] = list(batches)
+    return sorted(
+        batch.decode(number, BPE) for batch in found for number in range(batch.num_documents)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHARED)
+def test_records_in_memory_give_the_batches_of_a_file(
+    kind: str, shape: str, tmp_path: Path
+) -> None:
+    records = SHARED[shape]
+    before = copy.deepcopy(records)
+    in_file = ids(loader(chat(write_lines(tmp_path / "a.jsonl", records))))
+    assert len(in_file) > 1
+    assert ids(loader(chat(KINDS[kind](records)))) == in_file
+    assert records == before
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "generator"])
+def test_a_run_over_records_in_memory_goes_on_where_it_was(kind: str) -> None:
+    data = KINDS[kind](CHATS)
+    lanes = 3 if kind in ANY_LANES else 1
+    settings: dict[str, Any] = {"shuffle": True, "lanes": lanes, "epochs": 2}
+    whole = ids(loader(chat(data), **settings))
+    assert len(whole) > 9
+    for step in (0, 1, 5, len(whole) - 1):
+        first = loader(chat(data), **settings)
+        assert ids(islice(first, step)) == whole[:step]
+        again = loader(chat(data), **settings)
+        again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        assert ids(again) == whole[step:]
+
+
+@pytest.mark.parametrize("kind", ANY_LANES)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_number_of_lanes_gives_every_conversation_once(kind: str, workers: int) -> None:
+    dataset = loader(chat(KINDS[kind](CHATS)), lanes=4, shuffle=True).dataset
+    once = said(loader(chat(CHATS)))
+    assert said(PackedLoader(dataset, num_workers=workers)) == once
+    assert len(once) == len(CHATS)
+
+
+@pytest.mark.parametrize("kind", ["list", "map-style", "Dataset", "pyarrow"])
+def test_contract_of_records_by_number(kind: str) -> None:
+    source = sources.Chat(KINDS[kind](CHATS), reading=SMALL)
+    check_source_contract(source, [json.dumps(record["messages"]) for record in CHATS])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pairs_in_memory_stay_together_with_their_fields(kind: str) -> None:
+    fields = {"group": "int64", "chosen": "bool", "margin": "float32"}
+    found: dict[float, list[str]] = {}
+    pairs = loader(chat(KINDS[kind](PAIRS)), document_fields=fields, group="group", shuffle=True)
+    for batch in pairs:
+        chosen, rejected = batch.pairs()
+        for good, bad in zip(chosen.tolist(), rejected.tolist(), strict=True):
+            margin = float(batch.document_fields["margin"][good])
+            assert margin == float(batch.document_fields["margin"][bad])
+            found[margin] = [batch.decode(number, BPE) for number in (good, bad)]
+    assert sorted(found) == [float(i) for i in range(40)]
+    for margin, (good, bad) in found.items():
+        assert f"good {margin:.0f}<" in good
+        assert f"bad {margin:.0f}<" in bad
+
+
+NAMED = {
+    "list": "Item 20 of the list",
+    "Dataset": "Row 20 of the table",
+    "generator function": "Item 20 of lane 0",
+    "IterableDataset": "Item 20 of lane 0",
+    "pandas": "Row 20 of the table",
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_wrong_record_is_named_and_can_be_skipped(kind: str) -> None:
+    records = [*CHATS[:20], {"id": 20, "messages": messages("nobody answers")}, *CHATS[20:]]
+    data = KINDS[kind](records)
+    with pytest.raises(ContentError, match=f"{NAMED[kind]} has no assistant turn"):
+        list(loader(chat(data)))
+    skipping = loader(chat(data), on_error="skip")
+    first = list(islice(skipping, 6))
+    again = loader(chat(data), on_error="skip")
+    again.load_state_dict(json.loads(json.dumps(skipping.state_dict())))
+    assert said([*first, *again]) == said(loader(chat(CHATS)))
+    assert skipping.metrics().skipped == 1
+
+
+@pytest.mark.parametrize("wrong", [["a", "text"], None, 3], ids=repr)
+def test_an_item_that_is_no_record_is_named(wrong: Any) -> None:
+    records = [*CHATS[:3], wrong]
+    for data in (records, lambda: iter(records)):
+        with pytest.raises(ContentError, match=f"Item 3 of .* type {type(wrong).__name__}, not a"):
+            list(loader(chat(data)))
+
+
+def test_provenance_names_the_place_in_the_list() -> None:
+    source = chat(CHATS)
+    made = loader(source, provenance=True)
+    batch = next(iter(made))
+    for number, piece in enumerate(made.dataset.locate(batch)):
+        assert piece.shard == "rows from 0 on"
+        question = CHATS[piece.index]["messages"][0]["content"]
+        assert question in batch.decode(number, BPE)
+        assert question in made.dataset.text_of(piece)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "no items"),
+        (lambda: iter([]), "no items"),
+        ([{"text": "a"}], 'list has the fields "text"'),
+        (lambda: [{"text": "a"}], 'first item of data has the fields "text"'),
+        (pa.table({"text": ["a"]}), 'table has the fields "text"'),
+        ([CHATS[0]["messages"]], r"\[\{\"messages\": messages\} for messages in data\]"),
+        ((path for path in ["a.jsonl"]), "paths go in a list"),
+        (CHATS[0], r"Pass \[data\]"),
+        ({"train": CHATS}, "table by columns"),
+        ([{**CHATS[0], **PAIRS[0]}], 'shape="preference"'),
+        (3, "cannot be iterated"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_holds_no_conversations_is_refused_at_once(data: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sources.Chat(data).prepare()
+
+
+@pytest.mark.parametrize("kind", ["list", "pyarrow", "generator function"])
+def test_storage_beside_records_in_memory_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match="Leave storage out"):
+        sources.Chat(KINDS[kind](CHATS), storage=sources.Storage())
+
+
+@pytest.mark.parametrize("kind", ["list", "generator function", "Dataset", "IterableDataset"])
+@pytest.mark.parametrize("shape", ["messages", "conversations", "completion", "alpaca"])
+def test_following_the_advice_of_the_dataset_works(kind: str, shape: str) -> None:
+    alpaca = [{"instruction": f"say {i}", "output": f"{i}"} for i in range(40)]
+    data = KINDS[kind](SHARED.get(shape, alpaca))
+    with pytest.raises(ConfigError, match=r"Pass sources.Chat\(data\), or name"):
+        loader(data)
+    assert len(said(loader(chat(data)))) == 40
+
+
+def test_a_stream_has_as_many_lanes_as_shards() -> None:
+    source = chat(hf_dataset(CHATS).to_iterable_dataset(num_shards=4))
+    assert said(loader(source, lanes=4, shuffle=True)) == said(loader(chat(CHATS)))
+    with pytest.raises(ConfigError, match="Chat can be split into 4 lanes at most, not 5"):
+        loader(source, lanes=5)
+
+
+def test_a_frame_of_mixed_content_is_read_as_records_as_advised() -> None:
+    parts = [{"type": "text", "text": "in parts"}]
+    mixed = [*CHATS, {"id": 40, "messages": [*CHATS[0]["messages"][:1], {"role": "assistant"}]}]
+    mixed[-1]["messages"][1]["content"] = parts
+    frame = pytest.importorskip("pandas").DataFrame(mixed)
+    with pytest.raises(ConfigError, match=r'data.to_dict\("records"\)'):
+        chat(frame)
+    assert len(said(loader(chat(frame.to_dict("records"))))) == 41
+
+
+def test_a_state_of_other_chats_is_refused() -> None:
+    state = loader(chat(CHATS)).state_dict()
+    with pytest.raises(ValueError, match="source"):
+        loader(chat(CHATS[1:])).load_state_dict(state)
+
+
+def test_chats_in_memory_are_mixed_with_others() -> None:
+    mixed = sources.Mixture(
+        {"list": chat(CHATS), "stream": chat(lambda: SHARED["conversations"])},
+        weights={"list": 1, "stream": 1},
+        quantum_documents=5,
+    )
+    assert len(said(loader(mixed))) == 80
