@@ -36,7 +36,15 @@ PRINTS = {
 }
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted(FOLDER.glob("[!_]*.py"))])
+#: With tests of their own for what they show, and half a minute each.
+LONG = ("elastic_torchrun", "lightning_datamodule")
+EXAMPLES = [
+    pytest.param(path.stem, marks=pytest.mark.slow if path.stem in LONG else ())
+    for path in sorted(FOLDER.glob("[!_]*.py"))
+]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_runs_and_prints_what_it_claims(name: str, tmp_path: Path) -> None:
     if name == "lightning_datamodule":
         pytest.importorskip(

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow  # all kernels are compiled again
 def test_no_kernel_leaves_a_damaged_shard(tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     # Code with checks is kept apart: numba's cache does not know them from one another.

@@ -66,15 +66,14 @@ def test_the_field_of_records_is_found_as_in_tables(tmp_path: Path, name: str) -
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_loss_mask_is_named_or_its_documents_are_refused(tmp_path: Path, name: str) -> None:
+def test_a_loss_mask_is_read_whether_it_is_named_or_not(tmp_path: Path, name: str) -> None:
     masks = [[True, False], [True], [True, True, False]]
     path = RECORDS[name](tmp_path / name, {"input_ids": IDS, "loss_mask": masks})
-    with pytest.raises(ConfigError, match="without their loss mask"):
-        sources.open(path)
-    source: Any = sources.open(path, loss_mask="loss_mask")
-    lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
-    ((block, _),) = lane.read(None, Skips("raise"))
-    assert block.loss_mask.tolist() == [m for mask in masks for m in mask]
+    for named in ({}, {"loss_mask": "loss_mask"}):
+        source: Any = sources.open(path, **named)
+        lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+        ((block, _),) = lane.read(None, Skips("raise"))
+        assert block.loss_mask.tolist() == [m for mask in masks for m in mask]
 
 
 def wrong_columns(folder: Path) -> dict[str, Callable[[], Any]]:

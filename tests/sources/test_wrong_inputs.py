@@ -100,7 +100,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a dataset without text": (lambda: hf("whole", {"url": TEXTS, "body": TEXTS}), '"url", "body"'),
     "a stream without text": (lambda: hf("stream", {"url": TEXTS, "n": [1, 2]}), "HFStream"),
     "a dataset of chats": (lambda: hf("whole", {"messages": [[], []], "id": [1, 2]}), "Chat"),
-    "a dataset with labels": (lambda: hf("whole", {"input_ids": IDS, "labels": IDS}), "loss mask"),
     "a frame without text": (lambda: pandas_frame({"a": TEXTS, "b": [1, 2]}), '"a", "b"'),
     "a frame of numbers": (lambda: pandas_frame({"text": [1.5, 2.5]}), "neither text"),
     "an empty frame": (lambda: pandas_frame({"text": []}), "no items"),
