@@ -130,18 +130,18 @@ def test_a_url_needs_a_folder_for_the_stages_and_goes_on_there(
 ) -> None:
     pytest.importorskip("moto")
     with s3_server() as server:
-        url = f"s3://{server.bucket}/put/in/order"
+        url = f"s3://{server.bucket}/in/order"
         with pytest.raises(ConfigError, match="--work"):
             make_job(corpus, url)
         work = str(tmp_path / "work")
         stopped(make_job(corpus, url, work=work))
         run_job(make_job(corpus, url, work=work), workers=0)
         run_job(make_job(corpus, tmp_path / "local"), workers=0)
-        listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="put/in/order/")[
+        listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="in/order/")[
             "Contents"
         ]
         found = {
-            item["Key"].removeprefix("put/in/order/"): server.client.get_object(
+            item["Key"].removeprefix("in/order/"): server.client.get_object(
                 Bucket=server.bucket, Key=item["Key"]
             )["Body"].read()
             for item in listed
