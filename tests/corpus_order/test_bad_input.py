@@ -137,9 +137,7 @@ def test_a_url_needs_a_folder_for_the_stages_and_goes_on_there(
         stopped(make_job(corpus, url, work=work))
         run_job(make_job(corpus, url, work=work), workers=0)
         run_job(make_job(corpus, tmp_path / "local"), workers=0)
-        listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="in/order/")[
-            "Contents"
-        ]
+        listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="in/order/")["Contents"]
         found = {
             item["Key"].removeprefix("in/order/"): server.client.get_object(
                 Bucket=server.bucket, Key=item["Key"]
