@@ -264,7 +264,7 @@ def test_provenance_names_the_place_in_the_list() -> None:
         ([{**CHATS[0], **PAIRS[0]}], 'shape="preference"'),
         (3, "cannot be iterated"),
     ],
-    ids=lambda value: str(value)[:30],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_holds_no_conversations_is_refused_at_once(data: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
