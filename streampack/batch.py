@@ -106,7 +106,6 @@ class PackedBatch(BatchAdapters):
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
         self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
-        self._is_cut = packed.uncut is not None
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
         self._compact: dict[str, Tensor] | None = None
@@ -274,9 +273,10 @@ class PackedBatch(BatchAdapters):
 
     def _label_positions(self) -> Tensor:
         """(T,) int64: every slot's place in what its label may be predicted from."""
-        if not self._is_cut:
+        uncut = self._tensors.get("uncut")
+        if uncut is None:
             return self.position_ids.view(-1)
-        return _positions(self._tensors["uncut"], self.rows * self.seq_len)
+        return _positions(uncut, self.rows * self.seq_len)
 
     @property
     def _derived(self) -> dict[str, Tensor]:

@@ -14,7 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from streampack.batch import PackedBatch
-from streampack.cli.options import Column, EndToken, Integers, TextField, TokensField
+from streampack.cli.options import (
+    Column,
+    EndToken,
+    Integers,
+    Key,
+    TextField,
+    TextTokenizer,
+    TokensField,
+)
 from streampack.cli.say import say
 from streampack.dataset import PackedDataset
 from streampack.job.topology import Topology
@@ -42,15 +50,11 @@ def bench(
     ],
     seq_len: Annotated[int, typer.Option(metavar="N", help="Tokens per row.")] = 2048,
     batch_rows: Annotated[int, typer.Option(metavar="N", help="Rows per batch.")] = 8,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="tokenizer.json, for text.")
-    ] = None,
+    tokenizer: TextTokenizer = None,
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="EXT", help="Extension of the files in tar shards.")
-    ] = None,
+    key: Key = None,
     dtype: Integers = None,
     eos_id: EndToken = None,
     workers: Annotated[

@@ -13,7 +13,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from streampack.cli.options import Column, EndToken, Integers, TextField, TokensField
+from streampack.cli.options import (
+    Column,
+    EndToken,
+    Integers,
+    Key,
+    TextField,
+    TextTokenizer,
+    TokensField,
+)
 from streampack.cli.picture import Curve, check_target, draw
 from streampack.cli.say import WIDTH, say
 from streampack.errors import ConfigError
@@ -48,15 +56,11 @@ def compare(
     seq_len: Annotated[
         list[int], typer.Option(metavar="N", help="Row length to try; may be repeated.")
     ] = [2048, 4096, 8192],  # noqa: B006
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="tokenizer.json, for text.")
-    ] = None,
+    tokenizer: TextTokenizer = None,
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="EXT", help="Extension of the files in tar shards.")
-    ] = None,
+    key: Key = None,
     dtype: Integers = None,
     eos_id: EndToken = None,
     documents: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 20_000,

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from streampack.cli.options import TextField, TokensField
+from streampack.cli.options import AddedEnd, ShardTokenizer, TextField, TokensField
 from streampack.cli.say import say
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
@@ -20,7 +20,7 @@ from streampack.reading.base import Source
 from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
 from streampack.sources.files import DOCUMENT_FORMATS, open_files
-from streampack.tokenization import load_tokenizer
+from streampack.tokenization import Tokenizer, load_tokenizer
 
 __all__ = ["convert", "parse_bytes"]
 
@@ -58,12 +58,8 @@ def convert(
     to: Annotated[Format, typer.Option(help="Format of the shards.")],
     text: TextField = None,
     tokens: TokensField = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="tokenizer.json, to write token ids.")
-    ] = None,
-    eos_id: Annotated[
-        int | None, typer.Option(help="End-of-document id, where the tokenizer names none.")
-    ] = None,
+    tokenizer: ShardTokenizer = None,
+    eos_id: AddedEnd = None,
     shard_size: Annotated[str, typer.Option(help="Content of a shard.")] = "64MiB",
     compression: Annotated[
         str | None, typer.Option(help="For mds: zstd, gz, br, bz2, snappy, or zstd:9.")
@@ -85,17 +81,11 @@ def convert(
         reading=Reading(open_shards=1),
         formats=DOCUMENT_FORMATS,
     )
-    if eos_id is not None and tokenizer is None:
-        raise ConfigError(
-            f"--eos-id {eos_id} was given without --tokenizer.",
-            "Ends are added to documents when they are tokenized.",
-            "Leave it out, or pass --tokenizer.",
-        )
     conversion = Conversion(
         source=opened,
         destination=Destination(destination),
         to=to.value,
-        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer, eos_id=eos_id),
+        tokenizer=named_tokenizer(tokenizer, eos_id),
         shard_bytes=parse_bytes(shard_size),
         compression=compression,
         dtype=None if dtype is None else dtype.value,
@@ -118,6 +108,19 @@ def convert(
         )
         bar.update(task, total=1, completed=1)
     say(console, f"{_words(figures)} in {destination}")
+
+
+def named_tokenizer(tokenizer: str | None, eos_id: int | None) -> Tokenizer | None:
+    """The tokenizer of shards; raises `ConfigError` for an end without one."""
+    if tokenizer is not None:
+        return load_tokenizer(tokenizer, eos_id=eos_id)
+    if eos_id is not None:
+        raise ConfigError(
+            f"--eos-id {eos_id} was given without --tokenizer.",
+            "Ends are added to documents when they are tokenized.",
+            "Leave it out, or pass --tokenizer.",
+        )
+    return None
 
 
 def _documents(source: Source) -> int | None:

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Column", "EndToken", "Integers", "TextField", "TokensField"]
+__all__ = [
+    "AddedEnd",
+    "Column",
+    "EndToken",
+    "Integers",
+    "Key",
+    "ShardTokenizer",
+    "TextField",
+    "TextTokenizer",
+    "TokensField",
+]
 
 TextField = Annotated[
     str | None, typer.Option(metavar="FIELD", help="Field or column that holds text.")
@@ -22,4 +32,16 @@ EndToken = Annotated[
 ]
 Integers = Annotated[
     str | None, typer.Option(metavar="TYPE", help="Integers of raw files of tokens: uint16, ...")
+]
+Key = Annotated[
+    str | None, typer.Option(metavar="EXT", help="Extension of the files in tar shards.")
+]
+TextTokenizer = Annotated[
+    str | None, typer.Option(metavar="PATH", help="tokenizer.json, for text.")
+]
+ShardTokenizer = Annotated[
+    str | None, typer.Option(metavar="PATH", help="tokenizer.json, to write token ids.")
+]
+AddedEnd = Annotated[
+    int | None, typer.Option(help="End-of-document id, where the tokenizer names none.")
 ]

@@ -10,17 +10,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from streampack.cli.convert import Format, Ids, OnError, parse_bytes
-from streampack.cli.options import Column, EndToken, Integers, TextField, TokensField
+from streampack.cli.convert import Format, Ids, OnError, named_tokenizer, parse_bytes
+from streampack.cli.options import (
+    AddedEnd,
+    Column,
+    EndToken,
+    Integers,
+    ShardTokenizer,
+    TextField,
+    TokensField,
+)
 from streampack.cli.say import say
 from streampack.conversion.destination import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
 from streampack.corpus_order.plan import plan_corpus
-from streampack.errors import ConfigError
 from streampack.reading.options import Reading
 from streampack.sources.infer import open as open_source
-from streampack.tokenization import load_tokenizer
 
 __all__ = ["order"]
 
@@ -49,12 +55,8 @@ def order(
     ] = None,
     dtype_in: Integers = None,
     end_token: EndToken = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="PATH", help="tokenizer.json, to write token ids.")
-    ] = None,
-    eos_id: Annotated[
-        int | None, typer.Option(help="End-of-document id, where the tokenizer names none.")
-    ] = None,
+    tokenizer: ShardTokenizer = None,
+    eos_id: AddedEnd = None,
     embedder: Annotated[
         str | None,
         typer.Option(
@@ -101,12 +103,7 @@ def order(
     A run that was stopped goes on where it was when the same command is given again, and ends
     with the same shards. Near-duplicates are left out and listed in DEST/_order.
     """
-    if eos_id is not None and tokenizer is None:
-        raise ConfigError(
-            f"--eos-id {eos_id} was given without --tokenizer.",
-            "Ends are added to documents when they are tokenized.",
-            "Leave it out, or pass --tokenizer.",
-        )
+    shard_tokenizer = named_tokenizer(tokenizer, eos_id)
     job = CorpusOrder(
         source=open_source(
             source,
@@ -120,7 +117,7 @@ def order(
         ),
         destination=Destination(destination),
         to=to.value,
-        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer, eos_id=eos_id),
+        tokenizer=shard_tokenizer,
         work=work,
         embedder=embedder,
         k=k,

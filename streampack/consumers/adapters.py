@@ -40,9 +40,6 @@ class BatchAdapters(NoMapping, KernelBoundaries):
     def _with_input_ids(self, input_ids: Tensor) -> Any:
         raise NotImplementedError
 
-    def _label_positions(self) -> Tensor:
-        raise NotImplementedError
-
     def decode(self, number: int, tokenizer: Any) -> str:
         """The text of a document piece, special tokens included.
 

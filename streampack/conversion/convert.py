@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from streampack.conversion.checks import check_content, check_shard_bytes, no_documents
 from streampack.conversion.destination import HIDDEN, Destination
 from streampack.conversion.payloads import payloads_of
 from streampack.conversion.shard_writer import Payload, ShardWriter
@@ -81,18 +82,8 @@ class Conversion:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        if not 0 < self.shard_bytes < 1 << 32:
-            raise ConfigError(
-                f"A shard is to hold {self.shard_bytes} bytes.",
-                "Offsets in a shard are 32-bit numbers, and a shard needs at least one byte.",
-                "Pass a size below 4 GiB, such as 64MiB.",
-            )
-        if self.tokenizer is not None and self.source.tokenized:
-            raise ConfigError(
-                "A tokenizer was given for documents that are tokenized already.",
-                "There is no text to tokenize.",
-                "Leave --tokenizer out, or name a column of text with --text.",
-            )
+        check_shard_bytes(self.shard_bytes)
+        check_content(self.source, self.tokenizer)
         if self.dtype not in (None, "uint16", "uint32"):
             raise ConfigError(
                 f'Ids are to be stored as "{self.dtype}".',
@@ -153,11 +144,7 @@ def convert_source(
             _note(destination, name, {"info": info, "progress": progress.__dict__}, scratch)
             report(progress)
         if not infos:
-            raise ConfigError(
-                "The source holds no document.",
-                "Nothing was written.",
-                "Check the path and the name of the column.",
-            )
+            raise no_documents()
         writer = conversion.writer(progress.dtype)
         index = writer.index(infos)
         if index is not None:

@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import ConfigError, StreampackError, WorkerError
@@ -25,33 +25,23 @@ OBJECT_STORE_BYTES = 128 << 20  # a job and its tasks' numbers travel, and no da
 Report = Callable[[int], None]
 
 
-class Engine(Protocol):
-    """Runs tasks."""
-
-    def run(
-        self,
-        function: Callable[..., None],
-        job: CorpusOrder,
-        tasks: Sequence[tuple[int, ...]],
-        report: Report,
-    ) -> None:
-        """Call ``function(job, *task)`` for each task, in any order; report how many are done."""
+#: Calls ``function(job, *task)`` for each task, in any order, and reports how many are done.
+Engine = Callable[
+    [Callable[..., None], CorpusOrder, Sequence[tuple[int, ...]], Report],
+    None,
+]
 
 
-class Here:
-    """One task after the other, in this process."""
-
-    def run(
-        self,
-        function: Callable[..., None],
-        job: CorpusOrder,
-        tasks: Sequence[tuple[int, ...]],
-        report: Report,
-    ) -> None:
-        """See `Engine`."""
-        for number, task in enumerate(tasks, start=1):
-            function(job, *task)
-            report(number)
+def run_here(
+    function: Callable[..., None],
+    job: CorpusOrder,
+    tasks: Sequence[tuple[int, ...]],
+    report: Report,
+) -> None:
+    """One task after the other, in this process; see `Engine`."""
+    for number, task in enumerate(tasks, start=1):
+        function(job, *task)
+        report(number)
 
 
 class OnRay:
@@ -117,7 +107,7 @@ def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
         ConfigError: Ray is not installed, or nothing answers at the address.
     """
     if workers == 0 and address is None:
-        yield Here()
+        yield run_here
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -133,7 +123,7 @@ def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
     if ours:
         _start(ray, address, workers)
     try:
-        yield OnRay(ray)
+        yield OnRay(ray).run
     finally:
         if ours:
             ray.shutdown()

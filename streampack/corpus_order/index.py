@@ -24,7 +24,16 @@ from streampack.corpus_order.work import Work
 from streampack.ordering.approximate import require_faiss
 from streampack.packing.rng import permutation
 
-__all__ = ["Shape", "fill_shard", "index_shards", "padded", "shape_of", "train_index"]
+__all__ = [
+    "Shape",
+    "empty_index",
+    "fill_shard",
+    "index_shards",
+    "padded",
+    "padded_dimension",
+    "shape_of",
+    "train_index",
+]
 
 PAPER_DOCUMENTS, PAPER_LISTS, PAPER_PROBES = 235_266_464, 32_768, 64
 SAMPLE_PER_LIST = 48
@@ -55,9 +64,20 @@ def shape_of(documents: int, dimension: int) -> Shape:
     power = np.log2(PAPER_LISTS * np.sqrt(max(documents, 1) / PAPER_DOCUMENTS))
     lists = 1 << max(round(float(power)), 0)
     sample = min(max(SAMPLE_PER_LIST * lists, LEAST_SAMPLE), documents)
-    width = -(-dimension // 4) * 4
+    width = padded_dimension(dimension)
     lists = min(lists, documents)
     return Shape(lists, min(PAPER_PROBES, lists), sample, width, width // 4)
+
+
+def padded_dimension(dimension: int) -> int:
+    """The next number that the quantizer divides."""
+    return -(-dimension // 4) * 4
+
+
+def empty_index(faiss: Any, lists: int, dimension: int) -> Any:
+    """An inverted file of product codes, not trained yet."""
+    kind = f"IVF{lists},PQ{dimension // 2}x4fs"
+    return faiss.index_factory(dimension, kind, faiss.METRIC_INNER_PRODUCT)
 
 
 def padded(vectors: NDArray[Any], dimension: int) -> NDArray[np.float32]:
@@ -79,11 +99,7 @@ def train_index(job: CorpusOrder) -> None:
     corpus = Corpus(job.files, job.num_parts)
     shape = shape_of(len(corpus), corpus.dimension)
     chosen = np.sort(permutation(len(corpus), job.seed)[: shape.sample])
-    index = faiss.index_factory(
-        shape.dimension,
-        f"IVF{shape.lists},PQ{shape.dimension // 2}x4fs",
-        faiss.METRIC_INNER_PRODUCT,
-    )
+    index = empty_index(faiss, shape.lists, shape.dimension)
     index.cp.min_points_per_centroid = 1  # small corpora are no reason to warn
     index.cp.max_points_per_centroid = SAMPLE_PER_LIST
     index.cp.seed = index.pq.cp.seed = 1 + job.seed % (1 << 30)

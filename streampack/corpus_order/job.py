@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.conversion.checks import no_documents
 from streampack.conversion.destination import Destination
 from streampack.corpus_order import duplicates, embed, index, path, search, write
 from streampack.corpus_order.corpus import Corpus
@@ -23,7 +24,6 @@ from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.picture import draw_similarity
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
-from streampack.errors import ConfigError
 from streampack.ordering.approximate import require_faiss
 from streampack.reading.base import Source
 from streampack.reading.options import Reading
@@ -119,11 +119,7 @@ class _Run:
             embed.check_dimensions(job)
         if not len(corpus):
             self.files.clear()
-            raise ConfigError(
-                "The source holds no document.",
-                "Nothing was written.",
-                "Check the path and the name of the column.",
-            )
+            raise no_documents()
         shards = 1
         with self._timed("index"):
             if not job.exact(len(corpus)):
@@ -156,7 +152,7 @@ class _Run:
         left = [task for task in tasks if not self.files.has(result.format(*task))]
         done = len(tasks) - len(left)
         self.report(self.stage, done, len(tasks))
-        self.engine.run(
+        self.engine(
             function, self.job, left, lambda n: self.report(self.stage, done + n, len(tasks))
         )
 

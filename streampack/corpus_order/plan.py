@@ -24,12 +24,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.conversion.checks import no_documents
 from streampack.conversion.payloads import payloads_of
 from streampack.conversion.shard_writer import Payload
 from streampack.conversion.shard_writers import shard_writer
 from streampack.corpus_order.corpus import Part
 from streampack.corpus_order.embed import embed_batch
-from streampack.corpus_order.index import SHARD_DOCUMENTS, padded, shape_of
+from streampack.corpus_order.index import (
+    SHARD_DOCUMENTS,
+    empty_index,
+    padded,
+    padded_dimension,
+    shape_of,
+)
 from streampack.corpus_order.search import BATCH
 from streampack.corpus_order.settings import PART_TOKENS, CorpusOrder
 from streampack.documents import make_origin, offsets_of
@@ -252,11 +259,7 @@ def _sample(job: CorpusOrder) -> tuple[Part, list[Payload], NDArray[np.void], fl
             break
     read_s = max(time.perf_counter() - began, 1e-6)
     if not payloads:
-        raise ConfigError(
-            "The source holds no document.",
-            "There is nothing to measure.",
-            "Check the path and the name of the column.",
-        )
+        raise no_documents("There is nothing to measure.")
     data = [np.frombuffer(p.encode(), np.uint8) if isinstance(p, str) else p for p in payloads]
     offsets = offsets_of(np.array([len(p) for p in data], dtype=np.int64))
     part = Part(np.concatenate(data), offsets, dtype == "str")
@@ -265,10 +268,8 @@ def _sample(job: CorpusOrder) -> tuple[Part, list[Payload], NDArray[np.void], fl
 
 def _scan_rate(faiss: Any, vectors: NDArray[np.float32]) -> float:
     """Bytes of codes that one core compares in a second, in an index like the job's."""
-    width = -(-vectors.shape[1] // 4) * 4
-    index = faiss.index_factory(
-        width, f"IVF{SCANNED_LISTS},PQ{width // 2}x4fs", faiss.METRIC_INNER_PRODUCT
-    )
+    width = padded_dimension(vectors.shape[1])
+    index = empty_index(faiss, SCANNED_LISTS, width)
     index.cp.min_points_per_centroid = index.pq.cp.min_points_per_centroid = 1
     index.cp.niter = index.pq.cp.niter = 2
     own = padded(vectors, width)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from streampack.conversion.checks import check_content, check_shard_bytes
 from streampack.conversion.destination import HIDDEN, Destination
 from streampack.conversion.shard_writers import shard_writer
 from streampack.corpus_order.embedders import named_embedder
@@ -91,24 +92,14 @@ class CorpusOrder:
         object.__setattr__(self, "similarity", similarity)
         object.__setattr__(self, "files", Work(self._folder()))
         whole_number("seed", self.seed, "The sample could not be drawn.", least=0)
-        if self.tokenizer is not None and self.source.tokenized:
-            raise ConfigError(
-                "A tokenizer was given for documents that are tokenized already.",
-                "There is no text to tokenize.",
-                "Leave --tokenizer out, or name a column of text with --text.",
-            )
+        check_content(self.source, self.tokenizer)
         if self.source.once:
             raise ConfigError(
                 f"{self.source!r} can be read once only.",
                 "Other processes, and a run that goes on after a kill, could not read it again.",
                 "Write the documents to files, or pass a list.",
             )
-        if not 0 < self.shard_bytes < 1 << 32:
-            raise ConfigError(
-                f"A shard is to hold {self.shard_bytes} bytes.",
-                "Offsets in a shard are 32-bit numbers, and a shard needs at least one byte.",
-                "Pass a size below 4 GiB, such as 64MiB.",
-            )
+        check_shard_bytes(self.shard_bytes)
         shard_writer(self.to, "uint16", self.compression).check()
         most = self.source.max_lanes()
         most = MOST_PARTS if most is None else min(most, MOST_PARTS)

@@ -32,11 +32,11 @@ def mask_of(values: NDArray[Any], ids: NDArray[Any], name: str) -> NDArray[np.bo
     Raises:
         BrokenDocumentError: they are neither.
     """
-    if values.dtype.kind == "b":
-        return values.astype(np.bool_)
-    if name == LABELS or ((values != 0) & (values != 1)).any():
-        return mask_of_labels(values, ids)
-    return values.astype(np.bool_)
+    reasons: dict[int, str] = {}
+    mask = masks_of_rows(values, ids, np.array([0, len(ids)]), name, reasons)
+    if reasons:
+        raise BrokenDocumentError(reasons[0])
+    return mask
 
 
 def mask_of_labels(labels: NDArray[Any], ids: NDArray[Any]) -> NDArray[np.bool_]:

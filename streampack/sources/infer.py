@@ -19,7 +19,7 @@ from streampack.sources.arrow.table import Table
 from streampack.sources.files import is_there, open_files, seems_path
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.objects import iterate, kind_name, own_copy
-from streampack.sources.iterable.recognise import fields_of, is_table
+from streampack.sources.iterable.recognise import fields_of, is_by_columns, is_hf_stream
 from streampack.sources.iterable.source import Iterable
 from streampack.storage.storage import Storage
 
@@ -111,7 +111,7 @@ def as_source(source: Any, **given: Any) -> Source:
             return Table(table_of_documents(source), tokens="tokens", loss_mask=mask, **given)
         return Table(table_of_ragged(*source), tokens="tokens", **given)
     _refuse_others(source, given, _OF_OBJECTS)
-    if kind_name(source).startswith("datasets.") and hasattr(source, "set_epoch"):
+    if is_hf_stream(source):
         return _hf_stream(source, given)
     made = Iterable(source, **given)
     if (table := _by_columns(source, made, given)) is not None:
@@ -183,8 +183,7 @@ def _refuse_path(text: str, kind: str) -> None:
 
 def _by_columns(data: Any, rows: Iterable, given: Mapping[str, Any]) -> Table | None:
     """The table that data is, if its documents can be read by columns: no transform, one type."""
-    by_index = kind_name(data) == "datasets.arrow_dataset.Dataset"
-    if not (by_index and data.format["type"] != "custom") and not is_table(data):
+    if not is_by_columns(data):
         return None
     fields = rows.fields
     table = Table(data, **{**fields.arguments(), **given})

@@ -27,7 +27,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
-__all__ = ["BYTES_PER_CHARACTER", "PIECE", "can_be_cut", "pieces_of"]
+__all__ = ["BYTES_PER_CHARACTER", "PIECE", "can_be_cut", "is_long", "pieces_of"]
 
 BYTES_PER_CHARACTER = 100  # of memory, that the library takes
 PIECE = 1 << 18  # characters, at least, of every piece but the last
@@ -53,6 +53,11 @@ _OTHERS = {
     r" ?[\p{P}\p{S}]+[\r\n]*", r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
     r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
 }  # fmt: skip
+
+
+def is_long(text: str) -> bool:
+    """Whether there may be several pieces of a text."""
+    return len(text) > PIECE
 
 
 def pieces_of(text: str) -> list[str]:

@@ -12,6 +12,7 @@ import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -25,7 +26,7 @@ from streampack.errors import ConfigError, ContentError
 from streampack.numeric import whole_number
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
-from streampack.tokenization.pieces import BYTES_PER_CHARACTER, can_be_cut, pieces_of
+from streampack.tokenization.pieces import BYTES_PER_CHARACTER, can_be_cut, is_long, pieces_of
 from streampack.tokenization.rules import check_in_vocabulary
 from streampack.tokenization.threads import configure
 from streampack.tokenization.vocabulary import open_vocabulary
@@ -134,7 +135,6 @@ class Tokenizer:
         # Special tokens are never added here. All that a post-processor would do is to leave white
         # space out of the tokens' places in the text, and `encode_spans` needs whole places.
         self._engine.post_processor = processors.ByteLevel(trim_offsets=False)
-        self._cuts = can_be_cut(self._engine)
         self._said = False  # that a text takes much memory
 
     def __getstate__(self) -> dict[str, Any]:
@@ -229,8 +229,11 @@ class Tokenizer:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError  # the library would join a pair of texts
         encode = self._engine.encode_batch if places else self._engine.encode_batch_fast
-        cuts = self._cuts and not places  # joining encodings would lose some places
-        cut = [pieces_of(text) if cuts else [text] for text in texts]
+        # Joining encodings would lose some places.
+        cut = [
+            pieces_of(text) if not places and is_long(text) and self._cuts else [text]
+            for text in texts
+        ]
         pieces = list(chain.from_iterable(cut))
         self._say_memory(pieces)
         order = _dealt(pieces)
@@ -240,6 +243,11 @@ class Tokenizer:
             encodings[i] = encoding
         coming = iter(encodings)
         return [_joined(list(islice(coming, len(of_text)))) for of_text in cut]
+
+    @cached_property
+    def _cuts(self) -> bool:
+        """Whether long texts are encoded in pieces; looked up for the first one."""
+        return can_be_cut(self._engine)
 
     def _say_memory(self, pieces: Sequence[str]) -> None:
         """Say once if a text is so long that encoding it takes much memory."""

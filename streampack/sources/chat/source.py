@@ -34,7 +34,7 @@ from streampack.sources.chat.records import SHAPES
 from streampack.sources.chat.rows import ChatItems, ChatLines, ChatRows, ChatTable
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.objects import is_random_access, kind_name
-from streampack.sources.iterable.recognise import is_table, refuse_no_corpus
+from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream, refuse_no_corpus
 from streampack.sources.iterable.source import ItemSource, Iterable
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.patterns import has_ending, named_paths
@@ -155,7 +155,7 @@ class ChatInShards(Chat, ShardedSource):
         self.position_unit = self._rows.position_unit
 
     def _reader(self, data: Any) -> ChatLines | ChatRows:
-        if _is_arrow(data):
+        if is_by_columns(data):
             return ChatTable(data, reading=self.reading)
         if not _names_files(data):
             return ChatItems(data, reading=self.reading)
@@ -212,7 +212,7 @@ class ChatStream(Chat, ItemSource):
         ItemSource.__init__(self, reading)
         self.items: ItemSource = Iterable(data, text="messages", reading=reading)
         first = self.items.first_item()
-        if kind_name(data).startswith("datasets.") and hasattr(data, "set_epoch"):
+        if is_hf_stream(data):
             self.items = HFStream(data, text=next(iter(first), None), reading=reading)
         tokenized = holds_ids(field_names([first]), "The first item of data", self.shape)
         self.tokenized = tokenized
@@ -256,18 +256,12 @@ def _names_files(data: Any) -> bool:
     return isinstance(one, (str, os.PathLike))
 
 
-def _is_arrow(data: Any) -> bool:
-    """True for what is read by columns: tables, and datasets without a transform."""
-    is_dataset = kind_name(data) == "datasets.arrow_dataset.Dataset"
-    return is_table(data) or (is_dataset and data.format["type"] != "custom")
-
-
 def _in_shards(data: Any) -> bool:
     """True for files, and what is in memory and can be asked for any record."""
     if _names_files(data):
         return True
     refuse_no_corpus(data)
-    return _is_arrow(data) or is_random_access(data)
+    return is_by_columns(data) or is_random_access(data)
 
 
 def _read_template(template: str | Path) -> str:

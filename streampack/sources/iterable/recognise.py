@@ -15,7 +15,7 @@ from streampack.reading.records import BrokenDocumentError
 from streampack.sources.iterable.items import ids_of
 from streampack.sources.iterable.objects import kind_name
 
-__all__ = ["Rows", "fields_of", "is_table", "refuse_no_corpus"]
+__all__ = ["Rows", "fields_of", "is_by_columns", "is_hf_stream", "is_table", "refuse_no_corpus"]
 
 
 def refuse_no_corpus(data: Any) -> None:
@@ -117,6 +117,17 @@ def is_table(data: Any) -> bool:
     """True for tables with rows and columns: those of pyarrow, pandas, polars and the like."""
     arrow = ("__arrow_c_stream__", "__arrow_c_array__", "iloc")
     return hasattr(data, "columns") and any(hasattr(data, name) for name in arrow)
+
+
+def is_by_columns(data: Any) -> bool:
+    """True for what is read by columns: tables, and datasets without a transform."""
+    is_dataset = kind_name(data) == "datasets.arrow_dataset.Dataset"
+    return is_table(data) or (is_dataset and data.format["type"] != "custom")
+
+
+def is_hf_stream(data: Any) -> bool:
+    """True for streaming datasets of Hugging Face."""
+    return kind_name(data).startswith("datasets.") and hasattr(data, "set_epoch")
 
 
 class Rows:
