@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -97,7 +98,7 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     with s3_server() as server:
         for number in range(2):
             buffer = io.BytesIO()
-            table = pa.table({"text": prose(80, number), "repo": [n % 7 for n in range(80)]})
+            table = pa.table({"text": prose(20, number), "repo": [n % 7 for n in range(20)]})
             pq.write_table(table, buffer)
             put(server.client, f"fineweb/{number}.parquet", buffer.getvalue())
         for file in folder.iterdir():
@@ -114,14 +115,15 @@ def put(client: Any, key: str, content: bytes) -> None:
     client.put_object(Bucket="bucket", Key=key, Body=content)
 
 
+@functools.cache  # so that pages with the same loop try the model once
 def tiny_llama() -> Any:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=257,
-        hidden_size=16,
-        intermediate_size=32,
+        hidden_size=8,
+        intermediate_size=16,
         num_hidden_layers=1,
-        num_attention_heads=2,
+        num_attention_heads=1,
         max_position_embeddings=2048,
     )
     return transformers.LlamaForCausalLM(config)
