@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from streampack.batch import PackedBatch
+from streampack.cli.named import corpus_of
 from streampack.cli.options import (
+    ANY_CORPUS,
     Column,
     EndToken,
     Integers,
@@ -29,7 +31,6 @@ from streampack.job.topology import Topology
 from streampack.lane.lane import warm_up
 from streampack.loader import PackedLoader
 from streampack.metrics import LaneTimes, Metrics
-from streampack.sources.infer import open as open_source
 
 __all__ = ["bench"]
 
@@ -46,7 +47,7 @@ STAGES = {
 def bench(
     source: Annotated[
         str,
-        typer.Argument(help="A file, folder, glob or URL of any format that can be read."),
+        typer.Argument(help=ANY_CORPUS),
     ],
     seq_len: Annotated[int, typer.Option(metavar="N", help="Tokens per row.")] = 2048,
     batch_rows: Annotated[int, typer.Option(metavar="N", help="Rows per batch.")] = 8,
@@ -75,11 +76,12 @@ def bench(
     """
     console = Console(quiet=as_json, stderr=True)
     with console.status("opening"):
-        corpus = open_source(
-            source, text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id
-        )
+        corpus, by = corpus_of(
+            source, tokenizer,
+            text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id,
+        )  # fmt: skip
         dataset = PackedDataset(
-            corpus, seq_len=seq_len, batch_rows=batch_rows, tokenizer=tokenizer, epochs=None,
+            corpus, seq_len=seq_len, batch_rows=batch_rows, tokenizer=by, epochs=None,
             topology=Topology(),
         )  # fmt: skip
         warm_up(dataset.plan.config)

@@ -13,7 +13,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from streampack.cli.named import corpus_of
 from streampack.cli.options import (
+    ANY_CORPUS,
     Column,
     EndToken,
     Integers,
@@ -35,9 +37,8 @@ from streampack.forecast.comparison import (
     window_rows,
 )
 from streampack.forecast.recommendation import Recommendation, recommend
-from streampack.packing import Packer
+from streampack.packing import BestFitDecreasing, Packer
 from streampack.reading.base import Source
-from streampack.sources.infer import open as open_source
 
 if TYPE_CHECKING:
     from streampack.dataset import PackedDataset
@@ -51,7 +52,7 @@ __all__ = ["compare"]
 def compare(
     source: Annotated[
         str,
-        typer.Argument(help="A file, folder, glob or URL of any format that can be read."),
+        typer.Argument(help=ANY_CORPUS),
     ],
     seq_len: Annotated[
         list[int], typer.Option(metavar="N", help="Row length to try; may be repeated.")
@@ -74,12 +75,13 @@ def compare(
 ) -> None:
     """Pack a sample of your corpus with every strategy, and say which one to take and why."""
     check_target(out)
-    corpus = open_source(
-        source, text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id
-    )
+    corpus, by = corpus_of(
+        source, tokenizer,
+        text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id,
+    )  # fmt: skip
     console = Console(quiet=as_json)
     with console.status("reading"):
-        lengths = _lengths(corpus, tokenizer, documents, seed, seq_len)
+        lengths = _lengths(corpus, by, documents, seed, seq_len)
     with console.status("planning"):
         figures = measure(lengths, seq_len, seed=seed)
         found = recommend(lengths, figures)
@@ -94,7 +96,7 @@ def compare(
         ]
     window = smallest_window(windows, curves[0].utilisation, curves[0].whole)
     with console.status("reading"):
-        steps = _dataset(corpus, tokenizer, seed, packer=found.packer).estimate_steps()
+        steps = _dataset(corpus, by, seed, packer=found.packer).estimate_steps()
     said = _Findings(lengths, figures, found, windows, window, curves[0], steps)
     if as_json:
         print(json.dumps(_as_dict(said)))
@@ -172,7 +174,7 @@ def _as_dict(said: _Findings) -> dict[str, Any]:
 
 
 def _lengths(
-    corpus: Source, tokenizer: str | None, documents: int, seed: int, seq_len: list[int]
+    corpus: Source, tokenizer: Any, documents: int, seed: int, seq_len: list[int]
 ) -> NDArray[np.int64]:
     corpus.prepare()
     if tokenizer is None and not corpus.tokenized:
@@ -183,7 +185,7 @@ def _lengths(
         )
     from streampack.forecast.sizing import sample_lengths
 
-    dataset = _dataset(corpus, tokenizer, seed, seq_len=max(seq_len))
+    dataset = _dataset(corpus, tokenizer, seed, packer=BestFitDecreasing(seq_len=max(seq_len)))
     lengths = sample_lengths(dataset.plan.config, documents=documents)
     if not len(lengths):
         raise ConfigError(
@@ -194,7 +196,7 @@ def _lengths(
     return lengths
 
 
-def _dataset(corpus: Source, tokenizer: str | None, seed: int, **packing: Any) -> PackedDataset:
+def _dataset(corpus: Source, tokenizer: Any, seed: int, **packing: Any) -> PackedDataset:
     from streampack.dataset import PackedDataset  # imports torch: other commands need not wait
     from streampack.job.topology import Topology
 

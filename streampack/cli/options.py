@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 __all__ = [
+    "ANY_CORPUS",
     "AddedEnd",
     "Column",
     "EndToken",
@@ -18,6 +19,10 @@ __all__ = [
     "TokensField",
 ]
 
+ANY_CORPUS = (
+    "A file, folder, glob or URL of any format that can be read; or FILE.py:NAME, a source or "
+    "PackedDataset that your code makes."
+)
 TextField = Annotated[
     str | None, typer.Option(metavar="FIELD", help="Field or column that holds text.")
 ]

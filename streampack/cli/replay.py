@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import runpy
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -15,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from streampack.batch import PackedBatch
+from streampack.cli.named import object_at
 from streampack.cli.saved import one_state
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError
@@ -107,32 +105,10 @@ def _as_dict(dataset: PackedDataset, batch: PackedBatch | None, tokenizer: Any) 
 
 def _alone(named: str) -> PackedDataset:
     """The dataset that a user's code makes, as that of a single rank."""
-    place, _, name = named.rpartition(":")
-    if not place or not name:
-        raise ConfigError(
-            f'--dataset is "{named}".',
-            "It does not say which object of which file is the dataset.",
-            "Pass FILE.py:NAME or MODULE:NAME.",
-        )
-    sys.path.insert(0, str(Path(place).parent if place.endswith(".py") else Path.cwd()))
-    try:
-        found = (
-            runpy.run_path(place, run_name="replayed")
-            if place.endswith(".py")
-            else vars(importlib.import_module(place))
-        )
-    except (FileNotFoundError, ModuleNotFoundError) as error:
-        raise ConfigError(
-            f"{place} cannot be loaded: {error}.",
-            "There is no dataset to read again.",
-            "Name a file that exists, or a module that can be imported from here.",
-        ) from error
-    made = found.get(name)
-    if callable(made) and not isinstance(made, PackedDataset):
-        made = made()
+    made = object_at(named)
     if not isinstance(made, PackedDataset):
         raise ConfigError(
-            f'"{name}" of {place} is {type(made).__name__}, not a PackedDataset.',
+            f"{named} is {type(made).__name__}, not a PackedDataset.",
             "There is no dataset to read again.",
             "Name a PackedDataset, or a function without arguments that returns one.",
         )

@@ -10,7 +10,9 @@ from streampack.errors import ConfigError
 __all__ = ["Fields", "chat_fields", "is_usual", "loss_field", "usual_field"]
 
 _USUAL = ("text", "tokens", "input_ids")
-_OF_CHATS = ("messages", "conversations", "completion", "chosen")
+_LISTS = ("messages", "conversations")
+_OF_CHATS = (*_LISTS, "completion", "chosen")
+_IN_OTHER_FILES = "Pass files of JSON lines or Parquet with such records to sources.Chat(paths)"
 _OF_LOSS = ("loss_mask", "labels")
 
 
@@ -83,7 +85,7 @@ def usual_field(
     names: Collection[str],
     what: str,
     example: Callable[[str], str],
-    chats: str = "Pass files of JSON lines or Parquet with such records to sources.Chat(paths)",
+    chats: str | None = None,
 ) -> str:
     """The field that holds the documents, if nobody says so: the only one, or "text", "tokens" or
     "input_ids" if one of them is there.
@@ -92,7 +94,8 @@ def usual_field(
         names: all fields.
         what: begins the sentence that ends with them: "a.parquet has the columns".
         example: how one is named, as code.
-        chats: begins the sentence that says how conversations are read.
+        chats: begins the sentence that says how these records are read as conversations; None if
+            they are not, as they are.
 
     Raises:
         ConfigError: there is none or several such fields, or fields beside it say that it is a
@@ -103,17 +106,22 @@ def usual_field(
     if not found and {"instruction", "output"} <= set(names):
         beside = ["output"]
     if any(name in ("tokens", "input_ids") for name in found):  # ids of pairs have "chosen" beside
-        beside = [name for name in beside if name in ("messages", "conversations")]
+        beside = [name for name in beside if name in _LISTS]
     if not found and not beside:
         consequence, remedy = "None of them is known to hold the documents.", ""
     elif beside:
         consequence = f'"{beside[0]}" holds conversations.'
-        remedy = f"{chats}, or "
+        remedy = f"{chats or _IN_OTHER_FILES}, or "
+        if chats and set(found) <= set(_LISTS) and beside[0] in _LISTS:
+            raise ConfigError(f"{what} {_listed(names)}.", consequence, f"{chats}.")
     elif len(found) > 1:
         consequence, remedy = f"Both {found[0]!r} and {found[1]!r} may be the documents.", ""
     else:
         return found[0]
-    there = ", ".join(f'"{name}"' for name in list(names)[:30]) or "(none)"
     name = (found or list(names) or ["text"])[0]
     remedy = f"{remedy}{'name' if remedy else 'Name'} one field: {example(name)}."
-    raise ConfigError(f"{what} {there}.", consequence, remedy)
+    raise ConfigError(f"{what} {_listed(names)}.", consequence, remedy)
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(f'"{name}"' for name in list(names)[:30]) or "(none)"

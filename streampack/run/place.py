@@ -183,7 +183,7 @@ def run_words(state: Mapping[str, Any]) -> list[str]:
     packer = _packer(fingerprint["packer"])
     sentences.append(f"Packer: {packer}, batches of {batch:,} tokens, a window of {window:,} rows.")
     order = "shuffled" if fingerprint["shuffle"] else "not shuffled"
-    sentences.append(f"{lanes} lanes, seed {fingerprint['seed']}, {order}.")
+    sentences.append(f"{lanes} lane{'s'[lanes == 1 :]}, seed {fingerprint['seed']}, {order}.")
     return sentences
 
 

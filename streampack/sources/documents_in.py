@@ -35,11 +35,14 @@ def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]
     if name is None:
         name = "text"
         if name not in kinds and is_usual(others):
-            call = f"sources.open({(paths[0] if len(paths) == 1 else list(paths))!r}"
+            files = repr(paths[0] if len(paths) == 1 else list(paths))
+            call = f"sources.open({files}"
             name = usual_field(
                 others,
                 f"{shown(paths[0])} has the fields",
                 lambda field: f"{call}, column={field!r}), or --column {field}",
+                f"Pass sources.Chat({files}); commands that measure take FILE.py:NAME, where NAME "
+                "is that",
             )
         mask = given.get("loss_mask", loss_field(others))
     tokenized = kinds.get(name) == "tokens" or (name not in kinds and "loss_mask" in given)

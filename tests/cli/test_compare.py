@@ -20,6 +20,7 @@ from streampack.errors import ConfigError
 from streampack.sources.files import open_files
 from streampack.sources.mds.source import MDS
 from streampack.sources.tar.source import WebDataset
+from tests.support.chats import CHATML, messages, write_lines
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 from tests.support.program import output_of
 
@@ -120,6 +121,37 @@ def test_texts_are_counted_in_tokens(folder: Path) -> None:
     tokenizer = ("--tokenizer", folder / "tokenizer.json")
     assert "199 documents of 101 tokens" in run(folder / "a.jsonl", *tokenizer, *sizes(512))
     assert "20 documents of 12 tokens" in run(folder / "txt", *tokenizer, *sizes(512))
+
+
+def test_conversations_and_mixtures_are_named_in_python_as_the_error_says(folder: Path) -> None:
+    byte_tokenizer().save("tokenizer.json")
+    Path("chatml.jinja").write_text(CHATML)
+    write_lines(
+        folder / "chats.jsonl", [{"messages": messages("hi", "ab" * (i + 1))} for i in range(90)]
+    )
+    given = (*sizes(64), "--tokenizer", "tokenizer.json")
+    with pytest.raises(ConfigError) as error:
+        run(folder / "chats.jsonl", *given)
+    advised = re.search(r"sources\.Chat\('(.*)'\)", str(error.value))
+    assert advised
+    Path("corpus.py").write_text(
+        "from streampack import PackedDataset, packing, sources\n"
+        f"chats = {advised[0][:-1]}, template='chatml.jinja')\n"
+        "def mixed():\n"
+        "    return sources.Mixture({'a': chats, 'b': ['word'] * 90}, weights={'a': 1, 'b': 1})\n"
+        "dataset = PackedDataset(\n"
+        "    mixed(), packer=packing.Pad(seq_len=64), tokenizer='tokenizer.json'\n"
+        ")\n"
+    )
+    assert run("corpus.py:chats", *given).startswith("90 documents")
+    said = [run("corpus.py:mixed", *given), run("corpus.py:dataset", *sizes(64))]
+    for found in said:
+        assert found.startswith("180 documents")
+        assert "Take " in found
+    assert said[0].partition("Take ")[2] == said[1].partition("Take ")[2]
+    for wrong in ("corpus.py:nothing", "other.py:chats"):
+        with pytest.raises(ConfigError, match=wrong.split(":")[0]):
+            run(wrong, *given)
 
 
 def test_flat_files_of_tokens_are_named_by_options(folder: Path) -> None:

@@ -112,7 +112,7 @@ def test_another_dataset_and_what_is_none_are_refused(
         replay(*states, "--dataset", f"{script}:other")
     for named, words in (
         (f"{script}:number", "int"),
-        (f"{script}:nothing", "None"),
+        (f"{script}:nothing", 'has no "nothing"'),
         ("make", "FILE.py:NAME"),
         ("no_such_file.py:make", "no_such_file"),
         ("no_such_module:make", "no_such_module"),
