@@ -7,8 +7,9 @@
 Each corpus is read, packed and counted through a `PackedLoader`, without tokens: documents have a
 size in bytes, by which the line is cut, and a length in tokens, which nobody knows before it is
 read. Prints docs/dealing.md's table: the share of the batches of a finite run that are empty, in
-12 lanes on 1 rank, 48 on 8 and 64 on 64. One rank runs them all here: which steps more ranks would
-take follows from the numbers of the batches.
+12 lanes on 1 rank, 48 on 8 and 64 on 64, and by how many steps the run is above what its batches
+would need if any rank could take any of them. One rank runs them all here: which steps more ranks
+would take follows from the numbers of the batches.
 
 With --small: the steps of one epoch over few conversations, in as many lanes as the run would
 choose, beside those of planning them all at once.
@@ -176,12 +177,11 @@ def loader_of(source: Source, lanes: int, *, dealt: bool) -> PackedLoader:
     return PackedLoader(dataset)
 
 
-def empty_share(source: Source, lanes: int, ranks: int, *, dealt: bool) -> tuple[float, int]:
-    """The share of a run's batches that are empty, and how many steps there are."""
+def steps_of(source: Source, lanes: int, ranks: int, *, dealt: bool) -> tuple[int, int]:
+    """How many steps a run has, and how many batches that are not empty."""
     batches = loader_of(source, lanes, dealt=dealt)
     steps = [(batch.step * lanes + batch.lane) // ranks for batch in batches if batch.num_documents]
-    count = len(set(steps))
-    return 1 - len(steps) / (count * ranks), count
+    return len(set(steps)), len(steps)
 
 
 def small_corpora() -> list[list[str]]:
@@ -199,7 +199,7 @@ def small_corpora() -> list[list[str]]:
                 source, seq_len=SEQ_LEN, batch_rows=ROWS, topology=Topology(0, ranks)
             )
             lanes = chosen.plan.config.lanes
-            _, steps = empty_share(source, lanes, ranks, dealt=True)
+            steps, _ = steps_of(source, lanes, ranks, dealt=True)
             offline = -(-rows // (ROWS * ranks))
             found.append([f"{count:,}", str(ranks), str(lanes), f"{offline:,}", f"{steps:,}"])
     return found
@@ -245,12 +245,17 @@ def main() -> None:
             for batches in options.batches:
                 tokens = lanes * batches * SEQ_LEN * ROWS
                 source = CORPORA[name](max(tokens // (SHARD_DOCUMENTS * 600), 1))
-                once, _ = empty_share(source, lanes, ranks, dealt=False)
-                dealt, count = empty_share(source, lanes, ranks, dealt=True)
-                rows.append(
-                    [name, str(ranks), str(lanes), f"{count:,}", f"{once:.2%}", f"{dealt:.2%}"]
-                )
-    heads = ["corpus", "ranks", "lanes", "steps", "cut once", "dealt"]
+                once, filled = steps_of(source, lanes, ranks, dealt=False)
+                share = 1 - filled / (once * ranks)
+                dealt, filled = steps_of(source, lanes, ranks, dealt=True)
+                needed = -(-filled // ranks)
+                figures = [
+                    f"{dealt - needed}",
+                    f"{share:.2%}",
+                    f"{1 - filled / (dealt * ranks):.2%}",
+                ]
+                rows.append([name, str(ranks), str(lanes), f"{dealt:,}", *figures])
+    heads = ["corpus", "ranks", "lanes", "steps", "above", "cut once", "dealt"]
     print(markdown_table(heads, rows))
 
 

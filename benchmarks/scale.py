@@ -119,9 +119,11 @@ def deals(lanes: int) -> None:
     until = np.diff(np.array([dealer.spans("", lane, 1)[0][1:] for lane in range(lanes)]))[:, 0]
     found = until * np.random.default_rng(0).lognormal(0, 0.3, lanes) / 2
     reports = np.stack([until, np.zeros(lanes), found], axis=1).astype(np.int64)[:, None] + 1
-    show("reports for a deal", mib(reports.nbytes))
+    show("what ranks exchange for a deal", mib(reports.astype(np.float32).nbytes))
     timed("merged", lambda: board.merge(1, reports))
+    began = time.process_time()
     timed("dealt", lambda: dealer.make(2))
+    show("of a processor", f"{1e3 * (time.process_time() - began):.1f} ms")
     assert dealer.gave(1, 0)
     timed("parts of one lane", lambda: dealer.spans("", 7, 2))
 

@@ -6,7 +6,8 @@ The corpora are those of the machine: manual pages, C headers, and the Python fi
 library and of installed packages, tokenized by DeepSeek's tokenizer, each document ended by an EOS,
 in random order. Offline is one plan over all documents; online is a dry run of one lane with the
 default window and eight rows per batch. `Buckets` has batches of 65,536 tokens and the shares of
-4,096 documents, as a run measures them; beside it stand pools of 2,000 documents at a time. The
+4,096 documents, as a run measures them; beside it stand pools of 2,000 documents at a time, and by
+what documents per row are off with the shares of samples of more documents. The
 numbers depend on what is installed. Some minutes, nearly all of it the tokenizer's.
 """
 
@@ -31,6 +32,8 @@ BUCKETS = ((2048, 4096, 8192, 16384), (1024, 2048, 4096, 8192, 16384))
 BUCKET_BATCH = 65_536  # tokens
 SAMPLE = 4096  # documents that a run measures shares on
 POOL = 2000  # documents
+SAMPLES = (4096, 16_384, 65_536)  # documents
+TAIL = 1_000_000  # documents of a corpus with a heavy tail
 
 
 def corpora() -> dict[str, list[Path]]:
@@ -106,6 +109,36 @@ def print_buckets(corpus: str, lengths: NDArray[np.int64]) -> None:
             )
 
 
+def shares_error(lengths: NDArray[np.int64], documents: int) -> float:
+    """The root mean square of by how much documents per row are off with a sample's shares.
+
+    Args:
+        lengths: (N,) tokens per document of the corpus.
+        documents: of a sample.
+    """
+    numbers = np.random.default_rng(documents)
+    rows = _rows_per_token(lengths)
+    samples = [numbers.choice(lengths, documents) for _ in range(20)]
+    errors = [rows / _rows_per_token(sample) - 1 for sample in samples]
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def _rows_per_token(lengths: NDArray[np.int64]) -> float:
+    shares = Buckets(seq_lens=BUCKETS[0]).with_sample(lengths).curriculum.knots[0][1]
+    return sum(share / size for share, size in zip(shares, BUCKETS[0], strict=True))
+
+
+def print_shares(lengths: dict[str, NDArray[np.int64]]) -> None:
+    """Rows for what samples say of the shares, besides for heavy tails."""
+    tails = {
+        f"Pareto, {tail}": (200 * (1 + np.random.default_rng(0).pareto(tail, TAIL))).astype(int)
+        for tail in (1.1, 1.5)
+    }
+    for corpus, found in (lengths | tails).items():
+        errors = [f"{shares_error(found, size):.1%}" for size in SAMPLES]
+        print(f"| {corpus} | {' | '.join(errors)} |", flush=True)
+
+
 def main() -> None:
     """Print a row for every corpus, packer and way."""
     parser = argparse.ArgumentParser()
@@ -125,6 +158,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for corpus, found in lengths.items():
         print_buckets(corpus, found)
+    print(f"\n| corpus | {' | '.join(f'{size:,}' for size in SAMPLES)} |\n|---|---|---|---|")
+    print_shares(lengths)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,14 @@ __all__ = ["Board", "MemoryBoard", "SharedBoard"]
 NOTHING = np.int64(1) << 62
 
 #: What a lane reports that has ended: it needs no more, and says nothing of how dense the line is.
-ENDED = Report(until=0, ahead=1 << 40, found=0)
+ENDED = Report(until=0, ahead=(1 << 40) - 1, found=0)
 
 
 class Board(ABC):
     """Entries of every lane for every deal: a `Report` of each line, as numbers.
 
-    They are stored plus one, so 0 is an entry that is not known.
+    They are stored plus one, so 0 is an entry that is not known, and cut to their first 24 bits, so
+    that ranks can exchange them as float32.
 
     Args:
         lanes: of the run; lines: of its rule.
@@ -54,8 +55,7 @@ class Board(ABC):
 
     def put(self, deal: int, lane: int, line: int, report: Report) -> None:
         """What a lane reports of a line for a deal."""
-        until, ahead, found = report
-        self.entries(deal)[lane, line] = until + 1, ahead + 1, found + 1
+        self.entries(deal)[lane, line] = [_short(number + 1) for number in report]
 
     def end(self, lane: int, deal: int) -> None:
         """A lane has ended, and reports for no deal from this one on."""
@@ -198,6 +198,12 @@ class SharedBoard(Board):
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def _short(number: int) -> int:
+    """A number with zeros after its first 24 bits."""
+    zeros = max(number.bit_length() - 24, 0)
+    return number >> zeros << zeros
 
 
 def _gave_nothing(entries: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -31,7 +31,7 @@ class DealExchange:
         self._ranks = ranks
         self._next = 1
         self._begun = False
-        self._waiting: deque[tuple[int, Callable[[], NDArray[np.int64]]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], NDArray[np.float32]]]] = deque()
 
     def before_step(self, first: int) -> None:
         """To be called by all ranks before the step that begins with batch number `first`."""
@@ -40,7 +40,9 @@ class DealExchange:
         dealer.make(1)
         while not dealer.is_over and self._is_due(first):
             entries = dealer.board.filled(self._next)
-            self._waiting.append((self._next, self._ranks.highest(entries)))
+            # A board's entries are whole numbers of 24 bits, so nothing is lost.
+            sent = entries.astype(np.float32)
+            self._waiting.append((self._next, self._ranks.highest(sent)))
             self._next += 1
             if not self._begun:  # deals before the place that a run goes on from
                 self._finish()
@@ -54,5 +56,5 @@ class DealExchange:
         """Take over the results of what was started."""
         while self._waiting:
             number, wait = self._waiting.popleft()
-            self._dealer.board.merge(number, wait())
+            self._dealer.board.merge(number, wait().astype(np.int64))
             self._dealer.make(number + 1)

@@ -43,7 +43,7 @@ class Ranks(Protocol):
         """
         ...
 
-    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+    def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
         """Start to find the highest of each value over the ranks; called as `total` is."""
         ...
 
@@ -55,7 +55,7 @@ class Alone:
         """The rank's own count."""
         return lambda: count
 
-    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+    def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
         """The rank's own values."""
         return lambda: values
 

@@ -99,7 +99,7 @@ class ProcessRanks:
         wait = self._start(value, dist.ReduceOp.SUM)
         return lambda: int(wait()) // self._replicas
 
-    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+    def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
         """Start to find the highest of each value over the ranks; the result waits for it."""
         wait = self._start(torch.tensor(values), dist.ReduceOp.MAX)
         return lambda: wait().numpy()

@@ -93,7 +93,7 @@ class _Member:
         """See `Ranks`."""
         return self._ask(count, sum)
 
-    def highest(self, values: NDArray[np.int64]) -> Callable[[], NDArray[np.int64]]:
+    def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
         """See `Ranks`."""
         return self._ask(values.copy(), np.maximum.reduce)
 

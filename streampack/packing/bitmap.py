@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["clear_bit", "last_set", "new_bitmap", "next_set", "previous_set", "set_bit"]
+__all__ = ["clear_bit", "new_bitmap", "next_set", "previous_set", "set_bit"]
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -93,18 +93,6 @@ def next_set(words: NDArray[np.uint64], groups: NDArray[np.uint64], least: int) 
         group = groups[g]
     w = (g << 6) + _index_of_lowest_bit(group)
     return (w << 6) + _index_of_lowest_bit(words[w])
-
-
-@kernel
-def last_set(words: NDArray[np.uint64], groups: NDArray[np.uint64]) -> int:
-    """The largest member, or -1."""
-    g = len(groups) - 1
-    while g >= 0 and groups[g] == 0:
-        g -= 1
-    if g < 0:
-        return -1
-    w = (g << 6) + _index_of_highest_bit(groups[g])
-    return (w << 6) + _index_of_highest_bit(words[w])
 
 
 @kernel

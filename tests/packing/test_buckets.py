@@ -214,6 +214,13 @@ def test_a_row_that_would_cut_a_document_waits_for_one_that_fits() -> None:
     assert sorted(map(sorted, rows_of(plan))) == [[(3, 0, 9), (4, 0, 7)], [(5, 0, 9), (6, 0, 7)]]
 
 
+def test_one_document_is_cut_into_many_rows_rather_than_many_into_two() -> None:
+    packer = Buckets(seq_lens=(8, 16), shares=(1, 0))
+    lengths = [9, 16, 10, 11, 9]
+    plan, _ = scheduled(packer, lengths, batch_tokens=16, carry=1 - 16 / sum(lengths))
+    assert rows_of(plan) == [[(1, 0, 8)], [(1, 8, 16)]]
+
+
 @given(
     st.lists(st.one_of(st.integers(0, 12), st.integers(0, 200)), max_size=80),
     st.lists(st.booleans(), min_size=80, max_size=80),

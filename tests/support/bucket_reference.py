@@ -23,6 +23,7 @@ def scheduled_rows(
     """Batches of rows: `count` of them, then as many as it takes for what must go."""
     shelf = [d for d, length in enumerate(lengths) if length]  # those with tokens left; ties go by
     left, at = list(lengths), [0] * len(lengths)  # their order here
+    cut: list[int] = []
     classes = [min(bisect_left(seq_lens, n), len(seq_lens) - 1) for n in lengths]
     queues = [
         [d for d in order if lengths[d] and not must_go[d] and classes[d] == b]
@@ -44,6 +45,7 @@ def scheduled_rows(
         shelf.remove(d)
         if left[d]:
             shelf.insert(0, d)
+            cut.append(d)
         return taken
 
     def opener(b: int, late: bool) -> tuple[int, bool]:
@@ -62,11 +64,13 @@ def scheduled_rows(
         for choice in (pressing, longest(seq_lens[b], False)):
             if choice is not None:
                 return choice, False
-        return shortest(), False
+        return to_cut(), False
 
-    def shortest() -> int:
+    def to_cut() -> int:
+        if cut and left[cut[-1]]:
+            return cut[-1]
         some = [d for d in shelf if must_go[d]] or shelf
-        return min(some, key=size)
+        return max(some, key=size)
 
     def fill(b: int, late: bool) -> Row:
         while True:
@@ -82,7 +86,7 @@ def scheduled_rows(
             if not shelf or room / seq_lens[b] <= threshold:
                 return row
             if not by_turn:
-                place(row, shortest(), room)
+                place(row, to_cut(), room)
                 return row
             queues[b].pop(0)
             for d, start, stop in reversed(row):

@@ -61,7 +61,7 @@ class Decomposition(Packer):
     warm_up: int = 0
     keep_tails: bool = True
 
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
 
     follows_balance = False
 

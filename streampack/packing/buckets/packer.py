@@ -70,7 +70,7 @@ class Buckets(Packer):
     warm_up: int = 0
     align: int | Sequence[int] = 1
 
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
 
     follows_balance = False
 

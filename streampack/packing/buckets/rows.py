@@ -7,12 +7,15 @@ Steps, batch by batch, each of the bucket its rotation has, row by row:
      - any other that belongs to the bucket, in seeded random order;
      - the longest that fits and must go;
      - the longest that fits;
-     - the head of the shortest of those that do not fit.
+     - the head of the document to cut.
   2. The longest document that fits the room left is added, those that must go first, until none
      fits.
   3. If room / bucket is above the threshold, a row that was opened in random order is given up: its
      documents are there again, but the one that opened it opens no other row by its turn. The head
-     of the shortest remaining document fills any other row.
+     of the document to cut fills any other row.
+The document to cut is the one that was cut last, as long as something of it is left, and then the
+longest: one that is longer than all buckets is cut anyway, and fills many rows. (The offline
+algorithm cuts the shortest.)
 So long documents wait for their bucket, rows that would cut a document wait for one that fits, and
 documents are cut only where nothing else opens a row. When the batches asked for are made and
 documents that must go are left, more batches follow: in these, the documents that must go open the
@@ -34,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.bitmap import clear_bit, last_set, new_bitmap, next_set, set_bit
+from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 
 __all__ = ["BatchRows", "fill_batches"]
 
@@ -73,6 +76,7 @@ class _Stock(NamedTuple):
     """All documents: two shelves (those that must go, the others) and what is left of each.
 
     `left` and `at` are of each document: tokens that are not placed yet, and where they begin.
+    `cut` (1,) is the document that was cut last, or -1.
     """
 
     pressing: _Shelf
@@ -82,6 +86,7 @@ class _Stock(NamedTuple):
     left: NDArray[np.int64]
     at: NDArray[np.int64]
     presses: NDArray[np.bool_]
+    cut: NDArray[np.int64]
 
 
 class _Queues(NamedTuple):
@@ -188,13 +193,11 @@ def _fill_row(
             return False
         room = sizes[b] - _place(stock, segments, opener, sizes[b])
         while room > 0:
-            d = _longest(stock.pressing, room)
-            if d < 0:
-                d = _longest(stock.patient, room)
+            d = _longest_of_all(stock, room)
             if d < 0:
                 break
             room -= _place(stock, segments, d, room)
-        d = _shortest(stock) if room / sizes[b] > threshold else -1
+        d = _to_cut(stock, sizes[-1]) if room / sizes[b] > threshold else -1
         if d < 0:
             return True
         if queues.first[b] == queues.last[b] or queues.queue[queues.first[b]] != opener:
@@ -239,7 +242,7 @@ def _opener(stock: _Stock, queues: _Queues, sizes: NDArray[np.int64], b: int, la
     d = _longest(stock.patient, size)
     if d >= 0:
         return d
-    return _shortest(stock)
+    return _to_cut(stock, sizes[-1])
 
 
 @kernel
@@ -256,6 +259,7 @@ def _place(stock: _Stock, segments: _Segments, d: int, room: int) -> int:
     stock.at[d] += size
     if stock.left[d] > 0:
         _put_on(stock, d)
+        stock.cut[0] = d
     return size  # type: ignore[no-any-return]
 
 
@@ -274,6 +278,7 @@ def _fill(lengths: NDArray[np.int64], must_go: NDArray[np.bool_], largest: int) 
         lengths.copy(),
         np.zeros(count, dtype=np.int64),
         must_go,
+        np.full(1, -1, dtype=np.int64),
     )
     for i in range(count):
         d = count - 1 - i  # the last one put on a shelf is the first one found
@@ -347,10 +352,16 @@ def _longest(shelf: _Shelf, room: int) -> int:
 
 
 @kernel
-def _shortest(stock: _Stock) -> int:
-    """The document with least left, one that must go if there is one, or -1."""
-    place = last_set(stock.pressing.words, stock.pressing.groups)
-    if place >= 0:
-        return stock.pressing.head[place]  # type: ignore[no-any-return]
-    place = last_set(stock.patient.words, stock.patient.groups)
-    return stock.patient.head[place] if place >= 0 else -1  # type: ignore[no-any-return]
+def _longest_of_all(stock: _Stock, room: int) -> int:
+    """The document with most left that fits `room`, one that must go if there is one, or -1."""
+    d = _longest(stock.pressing, room)
+    return d if d >= 0 else _longest(stock.patient, room)
+
+
+@kernel
+def _to_cut(stock: _Stock, largest: int) -> int:
+    """The document whose head fills a row, or -1 if none is left."""
+    d = stock.cut[0]
+    if d >= 0 and stock.left[d] > 0:
+        return d  # type: ignore[no-any-return]
+    return _longest_of_all(stock, largest)
