@@ -27,6 +27,7 @@ from streampack.ordering.neighbours import NONE, squared_norms
 __all__ = ["candidates_of", "cosines_of", "search_part"]
 
 BATCH = 2048  # documents searched at a time
+COMPARED = 1 << 14  # documents with which they are compared at a time
 REFINED = 256  # documents whose candidates' vectors are in memory together
 
 
@@ -41,7 +42,7 @@ def search_part(job: CorpusOrder, shard: int, part: int) -> None:
     similarity = np.full((count, width), NONE, dtype=np.float32)
     for start in range(0, count, BATCH):
         queries = np.arange(start, min(start + BATCH, count))
-        vectors = np.asarray(corpus.part_vectors(part)[queries], dtype=np.float32)
+        vectors = corpus.vectors(first + queries)
         if job.exact(len(corpus)):
             found = _compare_all(faiss, corpus, vectors, width + 1)
         else:
@@ -63,19 +64,16 @@ def _compare_all(
     """(M, width) the nearest of all documents to M vectors, -1 where there are fewer."""
     best = np.full((len(queries), width), -1, dtype=np.int64)
     score = np.full((len(queries), width), -np.inf, dtype=np.float32)
-    for part in range(corpus.parts):
-        vectors = corpus.part_vectors(part)
-        for start in range(0, len(vectors), 1 << 14):
-            block = np.asarray(vectors[start : start + (1 << 14)], dtype=np.float32)
-            found, near = faiss.knn(
-                queries, block, min(width, len(block)), metric=faiss.METRIC_INNER_PRODUCT
-            )
-            score = np.concatenate([score, found], axis=1)
-            near = np.where(near < 0, -1, near + int(corpus.first[part]) + start)
-            best = np.concatenate([best, near], axis=1)
-            order = np.argsort(-score, axis=1, kind="stable")[:, :width]
-            score = np.take_along_axis(score, order, axis=1)
-            best = np.take_along_axis(best, order, axis=1)
+    for start in range(0, len(corpus), COMPARED):
+        block = corpus.vectors(np.arange(start, min(start + COMPARED, len(corpus))))
+        found, near = faiss.knn(
+            queries, block, min(width, len(block)), metric=faiss.METRIC_INNER_PRODUCT
+        )
+        score = np.concatenate([score, found], axis=1)
+        best = np.concatenate([best, np.where(near < 0, -1, near + start)], axis=1)
+        order = np.argsort(-score, axis=1, kind="stable")[:, :width]
+        score = np.take_along_axis(score, order, axis=1)
+        best = np.take_along_axis(best, order, axis=1)
     return best
 
 
