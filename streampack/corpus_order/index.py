@@ -105,7 +105,8 @@ def train_index(job: CorpusOrder) -> None:
     shape = shape_of(len(corpus), corpus.dimension)
     chosen = np.sort(permutation(len(corpus), job.seed)[: shape.sample])
     index = empty_index(faiss, shape.lists, shape.dimension)
-    index.cp.min_points_per_centroid = 1  # small corpora are no reason to warn
+    for clustering in (index.cp, index.pq.cp):
+        clustering.min_points_per_centroid = 1  # small corpora are no reason to warn
     index.cp.max_points_per_centroid = SAMPLE_PER_LIST
     index.cp.seed = index.pq.cp.seed = 1 + job.seed % (1 << 30)
     index.train(padded(corpus.vectors(chosen), shape.dimension))

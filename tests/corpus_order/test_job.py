@@ -87,16 +87,22 @@ def test_planted_copies_are_the_duplicates_and_their_originals_are_named(
     assert counted(documents_of(whole)) == kept
 
 
-def test_of_a_hundred_copies_one_stays_though_the_search_finds_few_of_them(
-    tmp_path: Path,
+@pytest.mark.parametrize("search", ["exact", "faiss"])
+def test_of_a_hundred_copies_one_stays_beside_its_like_though_the_search_finds_copies_only(
+    tmp_path: Path, search: str
 ) -> None:
-    documents, _ = topical(60)
+    documents, topic = topical(60)
     arrays = [documents.document(i) for i in range(60)]
+    topic_of = {tuple(ids.tolist()): t for ids, t in zip(arrays, topic, strict=True)}
     arrays += [arrays[7].copy() for _ in range(100)]
     source = write_parquet(tmp_path / "in", arrays)
-    summary = run_job(make_job(source, tmp_path / "out", k=2), workers=0)
-    assert summary.duplicates == 100
-    assert len(set(documents_of(tmp_path / "out"))) == summary.written == 60
+    summary = run_job(make_job(source, tmp_path / "out", k=2, search=search), workers=0)
+    assert (summary.duplicates, summary.without_neighbours) == (100, 0)
+    found = documents_of(tmp_path / "out")
+    assert len(set(found)) == summary.written == 60
+    at = found.index(tuple(arrays[7].tolist()))
+    beside = [topic_of[ids] for ids in found[max(at - 1, 0) : at + 2]]
+    assert beside.count(topic[7]) > 1
 
 
 def test_the_path_is_that_of_the_reference(tmp_path: Path) -> None:
