@@ -59,7 +59,9 @@ def order_corpus(
         source: what `PackedDataset` takes, but no mixture; it must be readable more than once.
         destination: folder or URL for the shards; empty, or holding an unfinished run of the same
             settings. Beside the shards it gets ``_order/`` with `summary.json`,
-            `duplicates.jsonl` and `runs.npy`, the numbers of the documents with which runs begin.
+            `duplicates.jsonl`, `documents.parquet`, the file of the source and the place in it of
+            each document in order, and `runs.npy`, the numbers of the documents with which runs
+            begin. Shards have ids or texts alone; other columns stay in the source.
         address: of a Ray cluster, whose machines see the same files; None starts Ray here, or uses
             what this process has started.
         workers: of Ray on this machine; None is one for each core, 0 does it all in this process,
@@ -204,6 +206,9 @@ def _put_results(job: CorpusOrder, shards: int, summary: Summary) -> None:
         for record in duplicates_listed(job):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     job.destination.put(listed, f"{RESULTS}/duplicates.jsonl")
+    named = folder / "documents.parquet"
+    write.write_documents(job, named)
+    job.destination.put(named, f"{RESULTS}/documents.parquet")
     np.save(runs := io.BytesIO(), job.files.load("path/runs.npy"))
     job.destination.write(f"{RESULTS}/runs.npy", runs.getvalue(), folder)
     if find_spec("matplotlib") is not None:
