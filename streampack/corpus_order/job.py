@@ -141,8 +141,8 @@ class _Run:
             self._tasks(duplicates.embed_whole, tasks, "duplicates/{0:05}.whole.npy")
             self._here(duplicates.choose_duplicates, "duplicates/duplicate_of.npy")
         with self._timed("path"):
-            tasks = [(shards, p) for p in parts]
-            self._tasks(search.search_again, tasks, "path/{1:05}.again.npy")
+            pairs = [(shards, p) for p in parts]
+            self._tasks(search.search_again, pairs, "path/{1:05}.again.npy")
             self._here(lambda job: path.find_path(job, shards), "path/note.json")
         with self._timed("write"):
             self._here(write.plan_shards, "write/starts.npy")
