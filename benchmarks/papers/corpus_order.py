@@ -1,14 +1,16 @@
 """A whole corpus in order: planted topics and duplicates found, and real files end to end.
 
     python -m benchmarks.papers.corpus_order [--corpus planted|files] [--documents 200000]
-        [--roots /usr] [--workers 2] [--search auto] [--compare] [--folder DIR]
+        [--roots /usr] [--workers 2] [--search auto] [--embedder NAME] [--dimension 1024]
+        [--ngrams 2] [--compare] [--folder DIR]
 
 "planted" makes short documents of topics with vocabularies of their own, and copies of some of them
 with one token in fifty replaced; "files" takes text files of this machine (sources, manuals,
 documentation), each cut to its first 6,000 characters, in random order. Both are written as Parquet
-and put in order by `run_job`, whose summary is printed. With --compare the same documents are
-ordered in windows (`SimilarityOrder`) of several sizes and by exact search too, and the mean cosine
-of documents side by side is printed for each.
+and put in order by `run_job`, whose summary is printed, with the most memory that all processes
+had in a stage. What --folder names is kept, and a run that was stopped goes on there. With
+--compare the same documents are ordered in windows (`SimilarityOrder`) of several sizes and by
+exact search too, and the mean cosine of documents side by side is printed for each.
 
 Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries".
 """
@@ -16,14 +18,17 @@ Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries".
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import os
 import sys
 import time
 from collections.abc import Iterator
+from itertools import compress, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 
 import numpy as np
 import pyarrow as pa
@@ -52,7 +57,10 @@ ROWS = 10_000
 
 
 def planted(count: int, seed: int) -> Iterator[tuple[NDArray[np.uint32], int, int]]:
-    """Each document with its topic and the number of the one that it is a copy of, or -1."""
+    """Each document with its topic and the number of the one that it is a copy of, or -1.
+
+    Copies are of the first 100,000 documents that are none; about 500 bytes of memory per topic.
+    """
     rng = np.random.default_rng(seed)
     topics = max(count // TOPIC_DOCUMENTS, 1)
     vocabulary = rng.integers(1000, 1 << 20, (topics, 64))
@@ -101,92 +109,132 @@ def read_texts(roots: list[str], count: int, seed: int) -> Iterator[str]:
             return
 
 
-def write_corpus(options: argparse.Namespace, file: Path) -> tuple[NDArray[np.int64], ...]:
-    """Write the corpus; topics (N,) and originals (N,) of planted documents."""
-    rows: list[object] = []
-    topics, originals = [], []
+def write_corpus(options: argparse.Namespace, file: Path) -> None:
+    """Write the corpus; of planted documents `truth.npy`, (N, 2) int64 topics and originals."""
     name = "text" if options.corpus == "files" else "tokens"
     kind = pa.string() if name == "text" else pa.list_(pa.uint32())
-    with pq.ParquetWriter(file, pa.schema([(name, kind)])) as writer:
+    truth = np.full((options.documents, 2), -1, dtype=np.int64)
 
-        def flush() -> None:
-            writer.write_table(pa.table({name: pa.array(rows, kind)}))
-            rows.clear()
-
+    def rows() -> Iterator[object]:
         if name == "text":
-            for text in read_texts(options.roots, options.documents, options.seed):
-                rows.append(text)
-                if len(rows) == ROWS:
-                    flush()
+            yield from read_texts(options.roots, options.documents, options.seed)
         else:
-            for ids, topic, original in planted(options.documents, options.seed):
-                rows.append(ids)
-                topics.append(topic)
-                originals.append(original)
-                if len(rows) == ROWS:
-                    flush()
-        flush()
-    return np.array(topics, dtype=np.int64), np.array(originals, dtype=np.int64)
+            for number, (ids, *about) in enumerate(planted(options.documents, options.seed)):
+                truth[number] = about
+                yield ids
+
+    part, given = file.with_suffix(".part"), rows()
+    with pq.ParquetWriter(part, pa.schema([(name, kind)])) as writer:
+        while group := list(islice(given, ROWS)):
+            writer.write_table(pa.table({name: pa.array(group, kind)}))
+    if name == "tokens":
+        np.save(file.with_name("truth.npy"), truth)
+    part.rename(file)
 
 
-def report(summary: Summary, seconds: float) -> None:
+class PeakMemory(Thread):
+    """The most private memory of this process and all that it started, in each stage.
+
+    What the system keeps of files, which it may drop, is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.stage, self.peak = "", dict[str, int]()
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Called by the job."""
+        self.stage = stage
+        if done == total:
+            print(f"{time.strftime('%H:%M:%S')} {stage} {done}/{total}", flush=True)
+
+    def run(self) -> None:
+        """Look every two seconds."""
+        while True:
+            stage = self.stage
+            self.peak[stage] = max(self.peak.get(stage, 0), private_bytes())
+            time.sleep(2)
+
+
+def private_bytes() -> int:
+    """Of this process and its descendants, shared memory divided among those that share it."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    total = 0
+    for pid in family:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                    total += int(line.split()[1]) << 10
+    return total
+
+
+def report(summary: Summary, seconds: float, peak: dict[str, int]) -> None:
     """Print what came of it."""
     print(
         f"{summary.documents:,} documents, {summary.units:,} tokens or bytes; "
         f"{summary.duplicates:,} duplicates ({summary.duplicate_units:,}); {summary.runs:,} runs, "
-        f"{summary.shards} shards; {seconds:.0f} s in all"
+        f"{summary.shards} shards; {seconds:.0f} s since the (last) start"
     )
     print(
         f"mean cosine: side by side {summary.neighbours:.3f}, within rows "
-        f"{summary.within_rows:.3f}, random {summary.random_pairs:.3f}"
+        f"{summary.within_rows:.3f}, random {summary.random_pairs:.3f}; "
+        f"{summary.without_neighbours:,} documents without neighbours"
     )
-    print("| stage | seconds | MB |\n|---|---|---|")
+    print("| stage | seconds | MB on disk | MB of memory at most |\n|---|---|---|---|")
     for stage, took in summary.seconds.items():
-        print(f"| {stage} | {took:.0f} | {summary.num_bytes.get(stage, 0) / 1e6:,.0f} |")
+        disk = summary.num_bytes.get(stage, 0)
+        print(f"| {stage} | {took:.0f} | {disk / 1e6:,.0f} | {peak.get(stage, 0) / 1e6:,.0f} |")
 
 
-def judge_planted(
-    folder: Path, documents: Documents, topics: NDArray[np.int64], originals: NDArray[np.int64]
-) -> None:
+def judge_planted(folder: Path, file: Path, embedder: HashedNgrams) -> None:
     """Print recall and precision of the duplicates, and how often neighbours share a topic."""
+    topics, originals = np.load(file.with_name("truth.npy")).T
     dropped = set()
     for line in (folder / "_order" / "duplicates.jsonl").open():
         dropped.add(int(json.loads(line)["document"].split()[1]))
     copies = np.flatnonzero(originals >= 0)
-    vectors = [
-        HashedNgrams()(documents.take(of)).astype(np.float64) for of in (copies, originals[copies])
-    ]
-    products = [(a * b).sum(axis=1) for a, b in (vectors, vectors[:1] * 2, vectors[1:] * 2)]
-    near = copies[products[0] / np.sqrt(products[1] * products[2]) > 0.95]
-    found = len(dropped.intersection(near.tolist()))
+    wanted = np.unique(np.append(copies, originals[copies]))
+    arrays = compress(rows_of(file), np.isin(np.arange(len(topics)), wanted).tolist())
+    documents = Documents.from_arrays(list(arrays))
+    near = 0
+    found = 0
+    for some in np.array_split(copies, len(copies) // ROWS + 1):
+        a, b = (
+            embedder(documents.take(np.searchsorted(wanted, of))).astype(np.float64)
+            for of in (some, originals[some])
+        )
+        cosines = (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+        above = some[cosines > 0.95].tolist()
+        near += len(above)
+        found += len(dropped.intersection(above))
     print(
-        f"planted copies above the threshold found: {found:,} of {len(near):,} "
-        f"({100 * found / max(len(near), 1):.2f} %); dropped: {len(dropped):,}, no copies: "
+        f"planted copies above the threshold found: {found:,} of {near:,} "
+        f"({100 * found / max(near, 1):.2f} %); dropped: {len(dropped):,}, no copies: "
         f"{len(dropped.difference(copies.tolist())):,}"
     )
     share = 1 / len(np.unique(topics))
-    print(f"documents of one topic side by side by chance: {100 * share:.3f} %")
+    print(f"documents of one topic side by side by chance: {100 * share:.4f} %")
+    keys = np.array([hash(ids.tobytes()) for ids in rows_of(file)], dtype=np.int64)
+    order = np.argsort(keys)
+    shards = sorted(folder.glob("*.parquet"))
+    along = np.array([hash(ids.tobytes()) for shard in shards for ids in rows_of(shard)])
+    along = topics[order[np.searchsorted(keys[order], along)]]
+    print(f"documents of one topic side by side: {100 * (along[1:] == along[:-1]).mean():.1f} %")
 
 
-def topic_share(folder: Path, file: Path, topics: NDArray[np.int64]) -> None:
-    """Print how often documents side by side in the shards have the same topic."""
-    column = pq.read_table(file)["tokens"]
-    known = {
-        hash(np.asarray(ids).tobytes()): t for ids, t in zip(_rows(column), topics, strict=True)
-    }
-    found = []
-    for shard in sorted(folder.glob("*.parquet")):
-        rows = _rows(pq.read_table(shard)["tokens"])
-        found += [known[hash(np.asarray(ids).tobytes())] for ids in rows]
-    values = np.array(found)
-    print(f"documents of one topic side by side: {100 * (values[1:] == values[:-1]).mean():.1f} %")
-
-
-def _rows(column: pa.ChunkedArray) -> Iterator[NDArray[np.uint32]]:
-    for chunk in column.chunks:
-        values = chunk.values.to_numpy().astype(np.uint32)
-        offsets = chunk.offsets.to_numpy()
-        for i in range(len(chunk)):
+def rows_of(file: Path) -> Iterator[NDArray[np.uint32]]:
+    """The token ids of the documents of a Parquet file."""
+    for batch in pq.ParquetFile(file).iter_batches(ROWS, columns=["tokens"]):
+        column = batch["tokens"]
+        values = column.values.to_numpy().astype(np.uint32)
+        offsets = column.offsets.to_numpy()
+        for i in range(len(column)):
             yield values[offsets[i] : offsets[i + 1]]
 
 
@@ -224,41 +272,55 @@ def in_memory(file: Path) -> Documents:
     return Documents.from_arrays(arrays)
 
 
-def main() -> None:
+def run(options: argparse.Namespace, folder: Path) -> None:
     """Make the corpus, put it in order, and print what came of it."""
+    file, out = folder / "corpus.parquet", folder / "ordered"
+    if not file.exists():
+        began = time.monotonic()
+        write_corpus(options, file)
+        print(f"corpus of {file.stat().st_size / 1e6:,.0f} MB, {time.monotonic() - began:.0f} s")
+    hashed = HashedNgrams(dimension=options.dimension, ngrams=options.ngrams)
+    job = CorpusOrder(
+        source=sources.open(str(file)),
+        destination=Destination(str(out)),
+        to="parquet",
+        embedder=options.embedder or hashed,
+        search=options.search,
+    )
+    print(f"{job.num_parts} parts", flush=True)
+    memory = PeakMemory()
+    memory.start()
+    began = time.monotonic()
+    summary = run_job(job, workers=options.workers, report=memory.report)
+    report(summary, time.monotonic() - began, memory.peak)
+    if options.corpus == "planted":
+        judge_planted(out, file, hashed)
+    sys.stdout.flush()
+    if options.compare:
+        compare(file)
+
+
+def main() -> None:
+    """Read the options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--corpus", choices=("planted", "files"), default="planted")
     parser.add_argument("--documents", type=int, default=200_000)
     parser.add_argument("--roots", nargs="+", default=["/usr", sys.prefix])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--search", default="auto")
+    parser.add_argument("--embedder", help="a name, as for `streampack order`; default: n-grams")
     parser.add_argument("--dimension", type=int, default=1024)
+    parser.add_argument("--ngrams", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
-    with TemporaryDirectory(dir=options.folder) as made:
-        folder = Path(made)
-        file = folder / "corpus.parquet"
-        topics, originals = write_corpus(options, file)
-        out = folder / "ordered"
-        job = CorpusOrder(
-            source=sources.open(str(file)),
-            destination=Destination(str(out)),
-            to="parquet",
-            embedder=HashedNgrams(dimension=options.dimension),
-            search=options.search,
-        )
-        print(f"corpus of {file.stat().st_size / 1e6:,.0f} MB, {job.num_parts} parts", flush=True)
-        began = time.monotonic()
-        summary = run_job(job, workers=options.workers)
-        report(summary, time.monotonic() - began)
-        if options.corpus == "planted":
-            judge_planted(out, in_memory(file), topics, originals)
-            topic_share(out, file, topics)
-        sys.stdout.flush()
-        if options.compare:
-            compare(file)
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        run(options, options.folder)
+    else:
+        with TemporaryDirectory() as made:
+            run(options, Path(made))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ model of that library, by name or path; "package.module:function" a function fro
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -47,7 +48,11 @@ def _load(name: str) -> Callable[[list[str]], Any]:
     kind, _, rest = name.partition(":")
     try:
         if name == "wordllama":
-            package = import_module("wordllama")
+            root = logging.getLogger()
+            before = root.level, root.handlers[:]
+            package = import_module("wordllama")  # sets up the whole process's log
+            root.setLevel(before[0])
+            root.handlers[:] = before[1]
             folder = Path(str(package.__file__)).parent
             model = package.WordLlama.load(cache_dir=folder, disable_download=True)
             return lambda texts: model.embed(texts)

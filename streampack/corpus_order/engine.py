@@ -105,6 +105,7 @@ def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
 
     Raises:
         ConfigError: Ray is not installed, or nothing answers at the address.
+        WorkerError: Ray does not start.
     """
     if workers == 0 and address is None:
         yield run_here
@@ -145,11 +146,19 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
                 "machine.",
             ) from error
         return
-    ray.init(
-        address="local",
-        num_cpus=workers,
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",  # a machine without a network will do
-        **quiet,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=workers,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _node_ip_address="127.0.0.1",  # a machine without a network will do
+            **quiet,
+        )
+    except Exception as error:  # Ray raises nothing narrower when a process of its own is slow
+        raise WorkerError(
+            f"Ray did not start on this machine: {error}",
+            "There are no workers; what is finished stays.",
+            "Repeat the command when the machine has less to do, or use this process alone "
+            "(--workers 0).",
+        ) from error

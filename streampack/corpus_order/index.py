@@ -6,13 +6,15 @@ Steps:
 
 The rule, which gives the paper's numbers for its 235 million documents (appendix A.2: 32,768
 lists, trained on 48 vectors for each, 64 lists searched): lists grow with the square root of the
-number of documents, and are a power of two. Codes have half a byte for every two numbers of a
+number of documents, and lists searched with the square root of lists, from 16 on; both are powers
+of two. Codes have half a byte for every two numbers of a
 vector where the paper has a byte for three: faiss scans those many times faster on a CPU, and
 `search` computes the similarities of what it finds again.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,9 +38,11 @@ __all__ = [
 ]
 
 PAPER_DOCUMENTS, PAPER_LISTS, PAPER_PROBES = 235_266_464, 32_768, 64
+LEAST_PROBES = 16
 SAMPLE_PER_LIST = 48
 LEAST_SAMPLE = 1 << 14
 SHARD_DOCUMENTS = 10_000_000
+ADDED = 1 << 15  # documents at a time
 TRAINED = "index/trained.faiss"
 
 
@@ -65,8 +69,9 @@ def shape_of(documents: int, dimension: int) -> Shape:
     lists = 1 << max(round(float(power)), 0)
     sample = min(max(SAMPLE_PER_LIST * lists, LEAST_SAMPLE), documents)
     width = padded_dimension(dimension)
+    probes = 1 << int(np.log2(PAPER_PROBES * np.sqrt(lists / PAPER_LISTS)))
     lists = min(lists, documents)
-    return Shape(lists, min(PAPER_PROBES, lists), sample, width, width // 4)
+    return Shape(lists, min(max(probes, LEAST_PROBES), lists), sample, width, width // 4)
 
 
 def padded_dimension(dimension: int) -> int:
@@ -80,10 +85,10 @@ def empty_index(faiss: Any, lists: int, dimension: int) -> Any:
     return faiss.index_factory(dimension, kind, faiss.METRIC_INNER_PRODUCT)
 
 
-def padded(vectors: NDArray[Any], dimension: int) -> NDArray[np.float32]:
+def padded(vectors: NDArray[np.float32], dimension: int) -> NDArray[np.float32]:
     """(M, dimension) float32, zeros behind each vector."""
     missing = dimension - vectors.shape[1]
-    return np.ascontiguousarray(np.pad(vectors.astype(np.float32), ((0, 0), (0, missing))))
+    return np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors
 
 
 def index_shards(corpus: Corpus) -> list[tuple[int, int]]:
@@ -100,7 +105,8 @@ def train_index(job: CorpusOrder) -> None:
     shape = shape_of(len(corpus), corpus.dimension)
     chosen = np.sort(permutation(len(corpus), job.seed)[: shape.sample])
     index = empty_index(faiss, shape.lists, shape.dimension)
-    index.cp.min_points_per_centroid = 1  # small corpora are no reason to warn
+    for clustering in (index.cp, index.pq.cp):
+        clustering.min_points_per_centroid = 1  # small corpora are no reason to warn
     index.cp.max_points_per_centroid = SAMPLE_PER_LIST
     index.cp.seed = index.pq.cp.seed = 1 + job.seed % (1 << 30)
     index.train(padded(corpus.vectors(chosen), shape.dimension))
@@ -112,10 +118,12 @@ def fill_shard(job: CorpusOrder, shard: int) -> None:
     faiss = require_faiss()
     corpus = Corpus(job.files, job.num_parts)
     index = faiss.read_index(str(job.files.path(TRAINED)))
-    for part in range(*index_shards(corpus)[shard]):
-        vectors = corpus.part_vectors(part)
-        for start in range(0, len(vectors), 1 << 15):
-            index.add(padded(vectors[start : start + (1 << 15)], index.d))
+    shards = index_shards(corpus)
+    faiss.omp_set_num_threads(max((os.cpu_count() or 1) // len(shards), 1))
+    low, high = corpus.first[list(shards[shard])].tolist()
+    for start in range(low, high, ADDED):
+        ids = np.arange(start, min(start + ADDED, high))
+        index.add(padded(corpus.vectors(ids), index.d))
     _save(job.files, f"index/{shard:05}.faiss", index)
 
 

@@ -10,7 +10,7 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,6 +24,7 @@ from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.picture import draw_similarity
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
+from streampack.errors import StorageError
 from streampack.ordering.approximate import require_faiss
 from streampack.reading.base import Source
 from streampack.reading.options import Reading
@@ -58,7 +59,9 @@ def order_corpus(
         source: what `PackedDataset` takes, but no mixture; it must be readable more than once.
         destination: folder or URL for the shards; empty, or holding an unfinished run of the same
             settings. Beside the shards it gets ``_order/`` with `summary.json`,
-            `duplicates.jsonl` and `runs.npy`, the numbers of the documents with which runs begin.
+            `duplicates.jsonl`, `documents.parquet`, the file of the source and the place in it of
+            each document in order, and `runs.npy`, the numbers of the documents with which runs
+            begin. Shards have ids or texts alone; other columns stay in the source.
         address: of a Ray cluster, whose machines see the same files; None starts Ray here, or uses
             what this process has started.
         workers: of Ray on this machine; None is one for each core, 0 does it all in this process,
@@ -138,6 +141,8 @@ class _Run:
             self._tasks(duplicates.embed_whole, tasks, "duplicates/{0:05}.whole.npy")
             self._here(duplicates.choose_duplicates, "duplicates/duplicate_of.npy")
         with self._timed("path"):
+            pairs = [(shards, p) for p in parts]
+            self._tasks(search.search_again, pairs, "path/{1:05}.again.npy")
             self._here(lambda job: path.find_path(job, shards), "path/note.json")
         with self._timed("write"):
             self._here(write.plan_shards, "write/starts.npy")
@@ -168,12 +173,17 @@ class _Run:
         began = time.monotonic()
         try:
             yield
-        finally:
-            seconds = self.files.read("seconds.json")
-            if self.files.has(SETTINGS):
-                took = round(time.monotonic() - began, 3)
-                self.files.note("seconds.json", {**seconds, stage: seconds.get(stage, 0) + took})
+        except BaseException:
+            with suppress(StorageError):  # a full disk stopped the stage, and stops this as well
+                self._note_time(stage, began)
+            raise
+        self._note_time(stage, began)
         self.report(stage, 1, 1)
+
+    def _note_time(self, stage: str, began: float) -> None:
+        seconds = self.files.read("seconds.json")
+        took = seconds.get(stage, 0) + round(time.monotonic() - began, 3)
+        self.files.note("seconds.json", {**seconds, stage: took})
 
 
 def _finish(job: CorpusOrder, shards: int) -> Summary:
@@ -196,6 +206,9 @@ def _put_results(job: CorpusOrder, shards: int, summary: Summary) -> None:
         for record in duplicates_listed(job):
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     job.destination.put(listed, f"{RESULTS}/duplicates.jsonl")
+    named = folder / "documents.parquet"
+    write.write_documents(job, named)
+    job.destination.put(named, f"{RESULTS}/documents.parquet")
     np.save(runs := io.BytesIO(), job.files.load("path/runs.npy"))
     job.destination.write(f"{RESULTS}/runs.npy", runs.getvalue(), folder)
     if find_spec("matplotlib") is not None:

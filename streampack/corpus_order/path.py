@@ -44,8 +44,12 @@ def _graph(
     at = 0
     for part in range(job.num_parts):
         low, high = corpus.first[part : part + 2]
+        found, near = candidates_of(job, shards, part)
+        again = job.files.load(f"path/{part:05}.again.npy") - low
+        found[again] = job.files.load(f"path/{part:05}.again.ids.npy")
+        near[again] = job.files.load(f"path/{part:05}.again.similarity.npy")
         own = stays[low:high]
-        found, near = (values[own] for values in candidates_of(job, shards, part))
+        found, near = found[own], near[own]
         order = np.argsort(~stays[found], axis=1, kind="stable")[:, : job.k]
         found = np.take_along_axis(found, order, axis=1)
         near = np.take_along_axis(near, order, axis=1)

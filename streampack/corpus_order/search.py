@@ -5,6 +5,8 @@ Steps:
      go: in a small corpus by comparing every pair, in a large one in one shard of the index.
   2. Their cosines are computed again from the vectors as they lie on the disk, the same for both
      documents of a pair, and the candidates sorted by them, ties by number.
+  3. After the near-duplicates are known: a document that stays, and all of whose candidates do not,
+     is searched again among those that stay.
 
 What is kept is (n, 3 k) ids int32, -1 where there are fewer, and similarities float32. Results of
 several shards of the index are put together where they are read (`candidates_of`).
@@ -12,6 +14,7 @@ several shards of the index are put together where they are read (`candidates_of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,73 +27,121 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.ordering.approximate import MARGIN, compute_cosines, require_faiss
 from streampack.ordering.neighbours import NONE, squared_norms
 
-__all__ = ["candidates_of", "cosines_of", "search_part"]
+__all__ = ["candidates_of", "cosines_of", "search_again", "search_part"]
+
+#: (M, 3 k) documents and their similarities.
+Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 BATCH = 2048  # documents searched at a time
+COMPARED = 1 << 14  # documents with which they are compared at a time
 REFINED = 256  # documents whose candidates' vectors are in memory together
 
 
 def search_part(job: CorpusOrder, shard: int, part: int) -> None:
     """Write the candidates of a part's documents among those of a shard of the index."""
-    faiss = require_faiss()
-    faiss.omp_set_num_threads(1)  # Ray's workers are as many as there are cores
     corpus = Corpus(job.files, job.num_parts)
-    first, count = int(corpus.first[part]), len(corpus.part_vectors(part))
-    width = MARGIN * job.k
-    ids = np.full((count, width), -1, dtype=np.int32)
-    similarity = np.full((count, width), NONE, dtype=np.float32)
-    for start in range(0, count, BATCH):
-        queries = np.arange(start, min(start + BATCH, count))
-        vectors = np.asarray(corpus.part_vectors(part)[queries], dtype=np.float32)
-        if job.exact(len(corpus)):
-            found = _compare_all(faiss, corpus, vectors, width + 1)
-        else:
-            found = _look_up(job, corpus, shard, vectors, width + 1)
-        found[~vectors.any(axis=1)] = -1  # nothing is like a document without tokens
-        for low in range(0, len(queries), REFINED):
-            here = slice(low, low + REFINED)
-            own = first + queries[here]
-            near, cosines = _nearest(own, found[here], cosines_of(corpus, own, found[here]), width)
-            ids[queries[here], : near.shape[1]] = near
-            similarity[queries[here], : near.shape[1]] = cosines
+    own = np.arange(*corpus.first[part : part + 2])
+    ids, similarity = _search(job, corpus, shard, own)
     job.files.save(f"search/{shard:05}.{part:05}.ids.npy", ids)
     job.files.save(f"search/{shard:05}.{part:05}.npy", similarity)
 
 
+def search_again(job: CorpusOrder, shards: int, part: int) -> None:
+    """Write candidates that stay for a part's documents that stay and have none of them.
+
+    Which documents these are (L,), then their candidates (L, 3 k) and similarities as in step 2.
+    """
+    corpus = Corpus(job.files, job.num_parts)
+    stays = job.files.load("duplicates/duplicate_of.npy") < 0
+    low, high = corpus.first[part : part + 2]
+    ids, _ = candidates_of(job, shards, part)
+    without = (ids >= 0).any(axis=1) & ~(stays[ids] & (ids >= 0)).any(axis=1)
+    own = low + np.flatnonzero(stays[low:high] & without)
+    ids, similarity = _merged(job, [_search(job, corpus, s, own, stays) for s in range(shards)])
+    job.files.save(f"path/{part:05}.again.ids.npy", ids)
+    job.files.save(f"path/{part:05}.again.similarity.npy", similarity)
+    job.files.save(f"path/{part:05}.again.npy", own)
+
+
+def _search(
+    job: CorpusOrder,
+    corpus: Corpus,
+    shard: int,
+    documents: NDArray[np.int64],
+    stays: NDArray[np.bool_] | None = None,
+) -> Candidates:
+    """The candidates of documents (M,), among all of the shard or those that `stays` (N,) marks."""
+    faiss = require_faiss()
+    faiss.omp_set_num_threads(1)  # Ray's workers are as many as there are cores
+    width = MARGIN * job.k
+    ids = np.full((len(documents), width), -1, dtype=np.int32)
+    similarity = np.full((len(documents), width), NONE, dtype=np.float32)
+    for start in range(0, len(documents), BATCH):
+        queries = documents[start : start + BATCH]
+        vectors = corpus.vectors(queries)
+        if job.exact(len(corpus)):
+            found = _compare_all(faiss, corpus, vectors, width + 1, stays)
+        else:
+            found = _look_up(job, corpus, shard, vectors, width + 1, stays)
+        found[~vectors.any(axis=1)] = -1  # nothing is like a document without tokens
+        for low in range(0, len(queries), REFINED):
+            own, near = queries[low : low + REFINED], found[low : low + REFINED]
+            near, cosines = _nearest(own, near, cosines_of(corpus, own, near), width)
+            rows = slice(start + low, start + low + len(own))
+            ids[rows, : near.shape[1]] = near
+            similarity[rows, : near.shape[1]] = cosines
+    return ids, similarity
+
+
 def _compare_all(
-    faiss: Any, corpus: Corpus, queries: NDArray[np.float32], width: int
+    faiss: Any,
+    corpus: Corpus,
+    queries: NDArray[np.float32],
+    width: int,
+    stays: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
-    """(M, width) the nearest of all documents to M vectors, -1 where there are fewer."""
+    """(M, width) the nearest documents to M vectors, -1 where there are fewer."""
     best = np.full((len(queries), width), -1, dtype=np.int64)
     score = np.full((len(queries), width), -np.inf, dtype=np.float32)
-    for part in range(corpus.parts):
-        vectors = corpus.part_vectors(part)
-        for start in range(0, len(vectors), 1 << 14):
-            block = np.asarray(vectors[start : start + (1 << 14)], dtype=np.float32)
-            found, near = faiss.knn(
-                queries, block, min(width, len(block)), metric=faiss.METRIC_INNER_PRODUCT
-            )
-            score = np.concatenate([score, found], axis=1)
-            near = np.where(near < 0, -1, near + int(corpus.first[part]) + start)
-            best = np.concatenate([best, near], axis=1)
-            order = np.argsort(-score, axis=1, kind="stable")[:, :width]
-            score = np.take_along_axis(score, order, axis=1)
-            best = np.take_along_axis(best, order, axis=1)
+    among = np.arange(len(corpus)) if stays is None else np.flatnonzero(stays)
+    for start in range(0, len(among), COMPARED):
+        block = among[start : start + COMPARED]
+        found, near = faiss.knn(
+            queries,
+            corpus.vectors(block),
+            min(width, len(block)),
+            metric=faiss.METRIC_INNER_PRODUCT,
+        )
+        score = np.concatenate([score, found], axis=1)
+        best = np.concatenate([best, np.where(near < 0, -1, block[near])], axis=1)
+        order = np.argsort(-score, axis=1, kind="stable")[:, :width]
+        score = np.take_along_axis(score, order, axis=1)
+        best = np.take_along_axis(best, order, axis=1)
     return best
 
 
 def _look_up(
-    job: CorpusOrder, corpus: Corpus, shard: int, queries: NDArray[np.float32], width: int
+    job: CorpusOrder,
+    corpus: Corpus,
+    shard: int,
+    queries: NDArray[np.float32],
+    width: int,
+    stays: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
     """The same, approximately, in a shard of the index."""
-    low, high = index_shards(corpus)[shard]
-    first = int(corpus.first[low])
+    faiss = require_faiss()
+    low, high = corpus.first[list(index_shards(corpus)[shard])].tolist()
     file = job.files.path(f"index/{shard:05}.faiss")
     index = _opened(str(file), file.stat().st_mtime_ns)
-    index.nprobe = shape_of(len(corpus), corpus.dimension).probes
-    width = min(width, int(corpus.first[high]) - first)
-    _, near = index.search(padded(queries, index.d), width)
-    return np.where(near < 0, -1, near + first)
+    chosen = {}
+    if stays is not None:
+        marks = np.packbits(stays[low:high], bitorder="little")
+        chosen["sel"] = faiss.IDSelectorBitmap(marks)
+    probes = shape_of(len(corpus), corpus.dimension).probes
+    parameters = faiss.SearchParametersIVF(nprobe=probes, **chosen)
+    width = min(width, high - low)
+    _, near = index.search(padded(queries, index.d), width, params=parameters)
+    return np.where(near < 0, -1, near + low)
 
 
 @lru_cache(maxsize=1)
@@ -124,14 +175,18 @@ def _nearest(
     return np.take_along_axis(found, order, axis=1), np.take_along_axis(cosines, order, axis=1)
 
 
-def candidates_of(
-    job: CorpusOrder, shards: int, part: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def candidates_of(job: CorpusOrder, shards: int, part: int) -> Candidates:
     """(n, 3 k) nearest documents of a part's documents and their similarities, of all shards."""
     names = [f"search/{shard:05}.{part:05}" for shard in range(shards)]
-    ids = np.concatenate([job.files.load(f"{name}.ids.npy") for name in names], axis=1)
-    similarity = np.concatenate([job.files.load(f"{name}.npy") for name in names], axis=1)
-    if shards > 1:
+    load = job.files.load
+    return _merged(job, [(load(f"{name}.ids.npy"), load(f"{name}.npy")) for name in names])
+
+
+def _merged(job: CorpusOrder, found: Sequence[Candidates]) -> Candidates:
+    """The nearest 3 k of what the shards of the index have."""
+    ids = np.concatenate([ids for ids, _ in found], axis=1)
+    similarity = np.concatenate([similarity for _, similarity in found], axis=1)
+    if len(found) > 1:
         order = np.lexsort((ids, -similarity), axis=1)[:, : MARGIN * job.k]
         ids = np.take_along_axis(ids, order, axis=1)
         similarity = np.take_along_axis(similarity, order, axis=1)

@@ -72,7 +72,7 @@ class Work:
             if not is_of_system(error):
                 raise
             raise StorageError(
-                f"{path} cannot be written: {error.strerror}.",
+                f"{path} cannot be written: {os.strerror(error.errno or 0)}.",
                 "The stage stops; what is finished stays.",
                 "Make room (--plan says how much is needed) and repeat the command: it goes on "
                 "from there.",

@@ -10,6 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
@@ -18,7 +20,9 @@ from streampack.conversion.shard_writers import shard_writer
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
 
-__all__ = ["cut_shards", "plan_shards", "write_index", "write_shard"]
+__all__ = ["cut_shards", "plan_shards", "write_documents", "write_index", "write_shard"]
+
+NAMED = 1 << 22  # documents whose names are in memory
 
 
 def plan_shards(job: CorpusOrder) -> int:
@@ -89,3 +93,17 @@ def write_index(job: CorpusOrder, shards: int) -> None:
     index = writer.index([note["info"] for note in notes])
     if index is not None:
         job.destination.write(*index, job.files.folder)
+
+
+def write_documents(job: CorpusOrder, file: Path) -> None:
+    """Write a Parquet file with the place in the source of each document, along the path."""
+    corpus = Corpus(job.files, job.num_parts)
+    order = job.files.load("path/order.npy")
+    kind = pa.schema([("file", pa.dictionary(pa.int32(), pa.string())), ("index", pa.int64())])
+    with pq.ParquetWriter(file, kind) as writer:
+        for start in range(0, len(order), NAMED):
+            origin = corpus.origins(np.asarray(order[start : start + NAMED], dtype=np.int64))
+            shards, which = np.unique(origin["shard"], return_inverse=True)
+            names = [job.source.shard_name(shard) for shard in shards.tolist()]
+            files = pa.DictionaryArray.from_arrays(pa.array(which, pa.int32()), names)
+            writer.write_table(pa.table([files, origin["index"]], schema=kind))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import pytest
 from streampack import sources
 from streampack.conversion.destination import Destination
 from streampack.corpus_order import CorpusOrder, run_job
+from streampack.corpus_order.job import STAGES
 from streampack.errors import ConfigError
 from streampack.ordering import TextEmbedder, TokenEmbedder
 from tests.support.ordered_corpora import make_job, shards_of, write_parquet, write_topics
@@ -237,6 +240,70 @@ def test_where_nothing_more_can_be_written_it_says_so_and_goes_on_later(
     run_job(make_job(corpus, out), workers=0)
     run_job(make_job(corpus, tmp_path / "whole"), workers=0)
     assert shards_of(out) == shards_of(tmp_path / "whole")
+
+
+FULL = """
+import subprocess, sys
+from pathlib import Path
+from streampack.corpus_order import run_job
+from streampack.corpus_order.job import STAGES
+from streampack.errors import StorageError
+from tests.support.ordered_corpora import make_job, shards_of
+
+corpus, disk = map(Path, sys.argv[1:])
+mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk])
+if mounted.returncode:
+    sys.exit(77)
+out, filler = disk / "out", disk / "filler"
+
+def fill():
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                pass
+
+def run(stage, done):
+    def report(*event):
+        if event[:2] == (stage, done) and not filler.exists():
+            fill()
+    run_job(make_job(corpus, out, search="faiss"), workers=0, report=report)
+
+for stage in ("", *STAGES):
+    for done in (0, 1):
+        if not stage:
+            fill()
+        try:
+            run(stage, done)
+            print(stage, done, "ended well")
+        except StorageError as error:
+            print(stage, done, error)
+        filler.unlink()
+run("", 0)
+run_job(make_job(corpus, disk / "whole", search="faiss"), workers=0)
+print("the same" if shards_of(out) == shards_of(disk / "whole") else "others")
+"""
+
+
+def test_on_a_full_disk_every_stage_stops_by_name_and_goes_on_when_there_is_room(
+    corpus: Path, tmp_path: Path
+) -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("only Linux lets a user mount a disk of its own")
+    run = subprocess.run(
+        ["unshare", "-rm", sys.executable, "-c", FULL, str(corpus), str(tmp_path)],
+        capture_output=True, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    if run.returncode == 77 or "unshare:" in run.stderr:
+        pytest.skip("this machine lets no user mount a disk")
+    *stopped, last = run.stdout.splitlines()
+    assert last == "the same", run.stdout + run.stderr
+    assert len(stopped) == 2 * (1 + len(STAGES))
+    for line in stopped:
+        assert re.search(r"^\w* [01] /.*/out.* cannot be written: No space left", line)
+        assert "Make room" in line
 
 
 def test_without_ray_it_names_the_extra(

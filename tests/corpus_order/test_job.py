@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Tokenizer, TokenRules, sources
@@ -16,6 +17,7 @@ from streampack.corpus_order import CorpusOrder, run_job
 from streampack.corpus_order.job import STAGES
 from streampack.ordering import HashedNgrams
 from streampack.packing import Concat
+from streampack.reading.skips import Skips
 from tests.support import ordering_reference as reference
 from tests.support.corpora import byte_tokenizer
 from tests.support.ordered_corpora import (
@@ -87,16 +89,22 @@ def test_planted_copies_are_the_duplicates_and_their_originals_are_named(
     assert counted(documents_of(whole)) == kept
 
 
-def test_of_a_hundred_copies_one_stays_though_the_search_finds_few_of_them(
-    tmp_path: Path,
+@pytest.mark.parametrize("search", ["exact", "faiss"])
+def test_of_a_hundred_copies_one_stays_beside_its_like_though_the_search_finds_copies_only(
+    tmp_path: Path, search: str
 ) -> None:
-    documents, _ = topical(60)
+    documents, topic = topical(60)
     arrays = [documents.document(i) for i in range(60)]
+    topic_of = {tuple(ids.tolist()): t for ids, t in zip(arrays, topic, strict=True)}
     arrays += [arrays[7].copy() for _ in range(100)]
     source = write_parquet(tmp_path / "in", arrays)
-    summary = run_job(make_job(source, tmp_path / "out", k=2), workers=0)
-    assert summary.duplicates == 100
-    assert len(set(documents_of(tmp_path / "out"))) == summary.written == 60
+    summary = run_job(make_job(source, tmp_path / "out", k=2, search=search), workers=0)
+    assert (summary.duplicates, summary.without_neighbours) == (100, 0)
+    found = documents_of(tmp_path / "out")
+    assert len(set(found)) == summary.written == 60
+    at = found.index(tuple(arrays[7].tolist()))
+    beside = [topic_of[ids] for ids in found[max(at - 1, 0) : at + 2]]
+    assert beside.count(topic[7]) > 1
 
 
 def test_the_path_is_that_of_the_reference(tmp_path: Path) -> None:
@@ -128,6 +136,25 @@ def test_the_inverted_file_finds_nearly_what_comparing_every_pair_finds(
     assert found.duplicates == exact["duplicates"]
     assert found.neighbours > exact["neighbours"] - 0.02
     assert counted(documents_of(tmp_path / "out")) == counted(documents_of(whole))
+
+
+@pytest.mark.parametrize("to", ["mds", "parquet"])
+def test_other_columns_are_found_by_the_place_of_each_document(tmp_path: Path, to: str) -> None:
+    documents, _ = topical(120)
+    arrays = [documents.document(i) for i in range(120)]
+    source = write_parquet(tmp_path / "in", arrays, files=3)
+    run_job(make_job(source, tmp_path / "out", to=to), workers=0)
+    named = pq.read_table(tmp_path / "out" / "_order" / "documents.parquet").to_pylist()
+    shards = sources.open(str(tmp_path / "out"), reading=sources.Reading(open_shards=1))
+    shards.prepare()
+    (lane,) = shards.lanes(1, seed=0, epoch=0, shuffle=False)
+    written = [
+        tuple(block.document(i).tolist())
+        for block, _ in lane.read(None, Skips())
+        for i in range(len(block))
+    ]
+    read = {path.name: pq.read_table(path)["tokens"].to_pylist() for path in source.iterdir()}
+    assert written == [tuple(read[Path(at["file"]).name][at["index"]]) for at in named]
 
 
 class StopError(Exception):
