@@ -82,9 +82,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             it instead.
         document_fields: the same with one value per document, as ``batch.document_fields[name]``.
         group: the name of a document field of whole numbers; documents that follow one another
-            with the same value are a group, which lies in one row, whole. A group that does not
-            fit into a row is dropped whole, or an error, by the packer's overflow. See
-            docs/fields.md.
+            with the same value are a group, which stays whole. See docs/fields.md.
+        group_within: where a group lies: in one "row", or in the rows of one "batch". One that does
+            not fit is dropped whole, or an error, by the packer's overflow.
         order: puts related documents one after the other, for example `SimilarityOrder`; goes
             with ``attention="row"`` and a packer that keeps the order.
         balance: "attention" gives every rank batches whose attention costs about the same in
@@ -122,6 +122,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
         group: str | None = None,
+        group_within: Literal["row", "batch"] = "row",
         order: DocumentOrder | None = None,
         balance: Literal["attention"] | None = None,
         boundaries: ContextSchedule | None = None,
@@ -155,9 +156,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             source = source.with_fields(replace(fields, optional=map is not None))
         if group is not None:
             source = source.with_groups(group)
-        packer = choose_packer(seq_len, packer, order, source, group)
+        packer = choose_packer(seq_len, packer, order, source, group, group_within)
         given = {"on_error": on_error, "balance": balance, "order": order}
-        check_group(group, packer, fields, given)
+        check_group(group, group_within, packer, fields, given)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
         schedule = check_balance(balance, attention, packer)

@@ -41,4 +41,8 @@ def pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], N
             "It is no preference pair.",
             "Filter such records out, or use the document field `group_ids` for larger groups.",
         )
-    return np.flatnonzero(better), np.flatnonzero(~better)
+    chosen_pieces, rejected_pieces = np.flatnonzero(better), np.flatnonzero(~better)
+    return (  # by group: the two may lie in different rows, in any order
+        chosen_pieces[np.argsort(group[chosen_pieces])],
+        rejected_pieces[np.argsort(group[rejected_pieces])],
+    )
