@@ -20,6 +20,7 @@ from streampack.forecast.estimation import Estimate, estimate_steps
 from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.hooks import Hook
 from streampack.job.double_sharding import refuse_resharding
+from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.sharing import Sharing
@@ -46,6 +47,7 @@ from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
 from streampack.tokenization import TokenRules
+from streampack.unknown_arguments import explained
 from streampack.window.config import WindowConfig
 from streampack.window.context_schedule import ContextSchedule
 
@@ -106,6 +108,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         ConfigError: settings that cannot work, or a source that has nothing.
     """
 
+    @explained
     def __init__(
         self,
         source: Any,
@@ -207,6 +210,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._start: RunState | None = None
         self._sharing: Sharing | None = None
         self._board = uuid.uuid4().hex  # of the worker processes of a DataLoader
+        self._warned = False  # that ranks are not connected
 
     @classmethod
     def evaluation(
@@ -357,8 +361,15 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """The state that iterating starts from."""
         return self.plan.start() if self._start is None else self._start.copy()
 
+    def _warn_alone(self) -> None:
+        """Warn of ranks that are not connected, once, as a loader over this would."""
+        if self._sharing is None and not self._warned:
+            self._warned = True
+            warn_unconnected(self.topology)
+
     def __getstate__(self) -> dict[str, Any]:
         refuse_resharding()  # here, because a spawned worker does not know who asked for it
+        self._warn_alone()  # nor whether ranks are connected
         return self.__dict__
 
     def __iter__(self) -> WorkerShare:
@@ -367,6 +378,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         if info is None:
             self.check_topology()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if worker == 0:
+            self._warn_alone()
         start = self.start()
         sharing = self._sharing
         if sharing is None:

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(not SHIPPED, reason="TRL's templates are not ins
 #: Marks less than a turn, and its header.
 OTHERWISE = ("diffusion_gemma",)
 
-#: Why a conversation may be refused: the template leaves out what would be learnt, writes it elsewhere,
-#: prompts for something else, or refuses the conversation itself, in its own words.
+#: Why a conversation may be refused: the template leaves out what would be learnt or writes it
+#: elsewhere, prompts for something else, or refuses the conversation itself, in its own words.
 REASONS = (
     "the template leaves out$",
     "of the assistant that the template leaves out in part or rewrites",
@@ -117,13 +117,13 @@ def test_all_that_the_assistant_said_is_learnt_and_nothing_else_or_it_is_refused
 ) -> None:
     try:
         texts = render(name, kind, turns=turns)
-    except RenderError as refused:
-        texts, reason = [], refused.reason
-        assert refused.remedy
+    except RenderError as error:
+        texts, refused = [], error
     if texts:
         check(texts, kind, turns)
     else:
-        assert re.search("|".join(REASONS), reason)
+        assert re.search("|".join(REASONS), refused.reason)
+        assert refused.remedy
 
 
 def check(texts: list[Rendered], kind: str, turns: str) -> None:
