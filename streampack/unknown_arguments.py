@@ -29,6 +29,7 @@ INSTEAD = {
     "persistent_workers": "workers go on from pass to pass by themselves, so leave it out",
     "num_train_epochs": "epochs= of PackedDataset is the number of passes",
     "dataset_text_field": 'sources.open(data, text="name") names the field with the texts',
+    "chat_template": "sources.Chat(data, template=) takes it",
     "processing_class": "tokenizer= of PackedDataset takes it",
     **{name: _RULES.format(name) for name in ("eos", "eos_id", "bos", "pad_id", "vocab_size")},
     **dict.fromkeys(("shuffle", "seed", "seq_len", "tokenizer"), "PackedDataset takes it"),
