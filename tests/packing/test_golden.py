@@ -5,6 +5,7 @@ Whoever changes one of them on purpose bumps the packer's `revision`.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -130,10 +131,7 @@ def test_the_golden_batches_of_whole_groups_do_not_change_between_versions() -> 
         window_request(lengths, seq_len=16, batch_tokens=48, final=True, seed=3, members=members)
     )
     rows, batches = rows_of(found.plan), found.batches
-    assert [
-        [rows[r] for r in found.rows[low:high]]
-        for low, high in zip(batches[:-1], batches[1:], strict=True)
-    ] == [
+    assert [[rows[r] for r in found.rows[low:high]] for low, high in pairwise(batches)] == [
         [
             [(2, 5, 12), (2, 12, 19), (5, 16, 17)],
             [(2, 0, 5), (4, 0, 2), (5, 0, 8)],
