@@ -20,6 +20,7 @@ from streampack.forecast.estimation import Estimate, estimate_steps
 from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.hooks import Hook
 from streampack.job.double_sharding import refuse_resharding
+from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.sharing import Sharing
@@ -46,6 +47,7 @@ from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
 from streampack.tokenization import TokenRules
+from streampack.unknown_arguments import explained
 from streampack.window.config import WindowConfig
 from streampack.window.context_schedule import ContextSchedule
 
@@ -82,9 +84,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             it instead.
         document_fields: the same with one value per document, as ``batch.document_fields[name]``.
         group: the name of a document field of whole numbers; documents that follow one another
-            with the same value are a group, which lies in one row, whole. A group that does not
-            fit into a row is dropped whole, or an error, by the packer's overflow. See
-            docs/fields.md.
+            with the same value are a group, which stays whole. See docs/fields.md.
+        group_within: where a group lies: in one "row", or in the rows of one "batch". One that does
+            not fit is dropped whole, or an error, by the packer's overflow.
         order: puts related documents one after the other, for example `SimilarityOrder`; goes
             with ``attention="row"`` and a packer that keeps the order.
         balance: "attention" gives every rank batches whose attention costs about the same in
@@ -106,6 +108,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         ConfigError: settings that cannot work, or a source that has nothing.
     """
 
+    @explained
     def __init__(
         self,
         source: Any,
@@ -122,6 +125,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
         group: str | None = None,
+        group_within: Literal["row", "batch"] = "row",
         order: DocumentOrder | None = None,
         balance: Literal["attention"] | None = None,
         boundaries: ContextSchedule | None = None,
@@ -155,9 +159,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             source = source.with_fields(replace(fields, optional=map is not None))
         if group is not None:
             source = source.with_groups(group)
-        packer = choose_packer(seq_len, packer, order, source, group)
+        packer = choose_packer(seq_len, packer, order, source, group, group_within)
         given = {"on_error": on_error, "balance": balance, "order": order}
-        check_group(group, packer, fields, given)
+        check_group(group, group_within, packer, fields, given)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         check_attention(attention)
         schedule = check_balance(balance, attention, packer)
@@ -206,6 +210,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._start: RunState | None = None
         self._sharing: Sharing | None = None
         self._board = uuid.uuid4().hex  # of the worker processes of a DataLoader
+        self._warned = False  # that ranks are not connected
 
     @classmethod
     def evaluation(
@@ -356,8 +361,15 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """The state that iterating starts from."""
         return self.plan.start() if self._start is None else self._start.copy()
 
+    def _warn_alone(self) -> None:
+        """Warn of ranks that are not connected, once, as a loader over this would."""
+        if self._sharing is None and not self._warned:
+            self._warned = True
+            warn_unconnected(self.topology)
+
     def __getstate__(self) -> dict[str, Any]:
         refuse_resharding()  # here, because a spawned worker does not know who asked for it
+        self._warn_alone()  # nor whether ranks are connected
         return self.__dict__
 
     def __iter__(self) -> WorkerShare:
@@ -366,6 +378,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         if info is None:
             self.check_topology()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if worker == 0:
+            self._warn_alone()
         start = self.start()
         sharing = self._sharing
         if sharing is None:

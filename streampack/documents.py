@@ -272,6 +272,7 @@ class Conversation:
         plain: a prompt and a completion that are text, which need no template.
         left_out: numbers of the assistant's messages whose turns carry no loss all the same.
         rejected: of a preference pair, whose chosen side this is, the other one; else None.
+        in_parts: the chat template takes content as a list of parts, as those for images do.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -280,6 +281,7 @@ class Conversation:
     plain: bool = False
     left_out: frozenset[int] = frozenset()
     rejected: Conversation | None = None
+    in_parts: bool = False
 
     def learns(self, number: int) -> bool:
         """True if the turn of this message carries loss."""

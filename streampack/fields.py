@@ -12,10 +12,16 @@ from numpy.typing import NDArray
 from streampack.documents import GROUP, Documents
 from streampack.errors import ConfigError
 
-__all__ = ["FieldTypes"]
+__all__ = ["TEXT_REMEDY", "FieldTypes"]
 
 #: What torch has too.
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+
+#: What to do with texts, such as names of prompts.
+TEXT_REMEDY = (
+    "Texts, such as ids, become numbers before: add a field with "
+    "int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)."
+)
 
 Types = Mapping[str, np.dtype[Any]]
 
@@ -156,7 +162,7 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
         raise ConfigError(
             f'The field "{name}" is declared as {dtype!r}.',
             "It becomes a tensor.",
-            f"Use one of {', '.join(DTYPES)}.",
+            f"Use one of {', '.join(DTYPES)}. {TEXT_REMEDY}",
         )
     return found.newbyteorder("=")
 

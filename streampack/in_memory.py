@@ -93,7 +93,9 @@ def pack(
         wanted = whole_number("microbatches", microbatches, "A step has some.", most=1 << 20)
     if within not in ("rank", "row"):
         raise ConfigError(
-            f"within is {within!r}.", "It says where groups stay whole.", 'Use "rank" or "row".'
+            f"within is {within!r}.",
+            "It says where groups stay whole.",
+            'Use "rank" or "row"; a micro-batch is one row.',
         )
     sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's
     _check_sizes(sizes, seq_len)

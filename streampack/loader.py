@@ -32,6 +32,7 @@ from streampack.progress import Moment, with_progress
 from streampack.run.ahead import Ahead
 from streampack.run.by_source import SourceReport
 from streampack.run.rank import RankRun
+from streampack.unknown_arguments import explained
 from streampack.workers.feed import (
     LaneStates,
     WorkerSettings,
@@ -90,6 +91,7 @@ class PackedLoader:
         StreampackError: whatever the source or a hook raised in a worker.
     """
 
+    @explained
     def __init__(
         self,
         dataset: PackedDataset,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import re
 from pathlib import Path
@@ -21,6 +23,7 @@ from streampack import (
     Topology,
     sources,
 )
+from streampack.unknown_arguments import INSTEAD
 from tests.support.corpora import byte_tokenizer
 
 DOCUMENTS = [[1, 2, 3]] * 20
@@ -107,3 +110,60 @@ def test_a_source_that_joins_a_mixture_is_told_how() -> None:
     assert 'allow={"source"}' in str(found.value)
     again.load_state_dict(loader.state_dict(), allow={"source"})
     assert next(iter(again)).num_documents
+
+
+def test_a_text_as_a_key_of_groups_is_told_how_to_become_a_number(tmp_path: Path) -> None:
+    names = [f"prompt {i // 2}" for i in range(40)]
+    records = [{"tokens": [1, 2, 3], "prompt": name} for name in names]
+    arguments = {**ALONE, "group": "prompt", "document_fields": {"prompt": "int64"}}
+    pd.DataFrame(records).to_parquet(tmp_path / "a.parquet")
+    for data in (records, pd.DataFrame(records), str(tmp_path / "a.parquet")):
+        with pytest.raises((ContentError, ConfigError), match="Texts, such as ids") as found:
+            list(PackedDataset(data, **arguments))
+        advice = re.search(r"field with (int\(.*?, 16\))", str(found.value))
+        assert advice is not None
+        number = {name: eval(advice[1], {"hashlib": hashlib, "text": name}) for name in names}
+        followed = [{**record, "prompt": number[record["prompt"]]} for record in records]
+        batches = list(PackedDataset(followed, **arguments))
+        assert sum(int(batch.document_fields["group_ids"].max()) + 1 for batch in batches) == 20
+
+
+def test_a_column_that_arrow_has_no_type_for_is_named() -> None:
+    frame = pd.DataFrame({"tokens": DOCUMENTS, "other": [object()] * 20})
+    with pytest.raises(ConfigError, match=r'the column "other" that Arrow has no type') as found:
+        PackedDataset(frame, **ALONE)
+    for advice in re.findall(r"data\.\w+\(.*?\)", str(found.value)):
+        followed = eval(advice, {"data": frame})
+        assert next(iter(PackedDataset(followed, **ALONE))).num_documents == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("batch_size", "batch_rows="),
+        ("max_length", "seq_len="),
+        ("packing", "packer="),
+        ("num_workers", "PackedLoader takes it"),
+        ("pad_id", r"token_rules=TokenRules\(pad_id="),
+        ("drop_last", "leave it out"),
+    ],
+)
+def test_arguments_of_other_loaders_are_told_what_to_write(name: str, advice: str) -> None:
+    with pytest.raises(TypeError, match=f"PackedDataset has no argument '{name}'.*{advice}"):
+        PackedDataset(DOCUMENTS, **ALONE, **{name: 4})
+    with pytest.raises(TypeError, match="PackedLoader has no argument 'batch_size'"):
+        PackedLoader(PackedDataset(DOCUMENTS, **ALONE), batch_size=4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"Chat\w* has no argument 'chat_template': .*template="):
+        sources.Chat([{"messages": []}], chat_template="x")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        PackedDataset(DOCUMENTS, **ALONE, nonsense=4)  # type: ignore[call-arg]
+
+
+def test_what_is_said_of_other_arguments_is_of_arguments_that_are_there() -> None:
+    there = {kind: {*inspect.signature(kind).parameters} for kind in (PackedDataset, PackedLoader)}
+    for name, advice in INSTEAD.items():
+        assert not all(name in known for known in there.values())
+        for told, kind in re.findall(r"(\w+)= of (\w+)", advice):
+            assert told in there[{"PackedDataset": PackedDataset}.get(kind, PackedLoader)]
+        if advice.endswith("takes it") and "=" not in advice:
+            assert any(name in known for known in there.values())

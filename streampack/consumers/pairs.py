@@ -28,7 +28,8 @@ def pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], N
             f"The batch has no {missing}.",
             "Pairs are groups of a chosen and a rejected document.",
             f'Pass group="pair" and document_fields={{"pair": "int64", "{chosen}": "bool"}} to '
-            "the dataset, with the names that the records have.",
+            "the dataset, with the names that the records have; of sources.Chat the group is "
+            '"group".',
         )
     better = flag != 0
     wins = np.bincount(group[better], minlength=0)
@@ -41,4 +42,8 @@ def pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], N
             "It is no preference pair.",
             "Filter such records out, or use the document field `group_ids` for larger groups.",
         )
-    return np.flatnonzero(better), np.flatnonzero(~better)
+    chosen_pieces, rejected_pieces = np.flatnonzero(better), np.flatnonzero(~better)
+    return (  # by group: the two may lie in different rows, in any order
+        chosen_pieces[np.argsort(group[chosen_pieces])],
+        rejected_pieces[np.argsort(group[rejected_pieces])],
+    )

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.documents import Documents
 from streampack.forecast.dry_run import stream_plan
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
@@ -34,6 +35,7 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.mixture.source import Mixture, sources_of
 from streampack.streams.lane_stream import open_stream
+from streampack.window.field_store import lengths_of_members
 
 __all__ = ["Estimate", "estimate_steps", "steps_as_found"]
 
@@ -213,21 +215,21 @@ def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int6
     stream = open_stream(
         config, place, skips=Skips(config.on_error, config.skip_limit), times=LaneTimes()
     )
-    lengths: list[NDArray[np.int64]] = []
+    blocks: list[Documents] = []
     tokens = 0
     while stream.serial < PLACE_DOCUMENTS and tokens < PLACE_TOKENS:
         block = stream.peek()
         if block is None:
-            return _read(config, place, None), True, _joined(lengths)
-        lengths.append(block.lengths)
+            return _read(config, place, None), True, _lengths(config, blocks, stream.serial)
+        blocks.append(block)
         tokens += block.num_tokens
         stream.consume(len(block))
     if stream.peek() is None:
-        return _read(config, place, None), True, _joined(lengths)
+        return _read(config, place, None), True, _lengths(config, blocks, stream.serial)
     mark = stream.mark_before(stream.serial)
     cursor = mark.cursor.get("at")
     units = 0.0 if cursor is None else _read(config, place, cursor)
-    return units, False, _joined(lengths)[: mark.serial]
+    return units, False, _lengths(config, blocks, mark.serial)
 
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
@@ -249,5 +251,11 @@ def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) ->
     return deviation * math.sqrt(2 * math.log(config.lanes))
 
 
-def _joined(lengths: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
+def _lengths(config: LaneConfig, blocks: list[Documents], count: int) -> NDArray[np.int64]:
+    """(N,) int64: tokens of what is packed as one, of the first `count` documents of the blocks."""
+    lengths = [np.zeros(0, dtype=np.int64)]
+    for block in blocks:
+        part, count = block[:count], max(count - len(block), 0)
+        members = lengths_of_members(part) if config.packer.packs_members else None
+        lengths.append(part.lengths if members is None else members.lengths)
+    return np.concatenate(lengths)

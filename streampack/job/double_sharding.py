@@ -31,9 +31,9 @@ def refuse_resharding() -> None:
                     "splits its batches over ranks.",
                     "It has been split already, each rank reads its own documents: most of them "
                     "would be lost.",
-                    'Use PackedLoader(dataset, output="hf") as it is: return it from the '
-                    "Trainer's get_train_dataloader, and do not pass it or the dataset to "
-                    "accelerator.prepare (see docs/consumers.md).",
+                    'Use PackedLoader(dataset, output="hf", model=model) as it is: pass it as '
+                    "loader= to class PackedTrainer(streampack.trainers.TrainerMixin, Trainer), "
+                    "or iterate it yourself (see docs/consumers.md).",
                 )
         parent = frame.f_back
         if parent is None:

@@ -29,7 +29,7 @@ from streampack.job.ending import Alone, Ranks
 from streampack.job.pending import keep
 from streampack.job.topology import Topology
 
-__all__ = ["ProcessRanks", "check_same_start", "connect"]
+__all__ = ["ProcessRanks", "check_same_start", "connect", "warn_unconnected"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,14 @@ def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
     """
     if _connected(topology):
         return ProcessRanks(topology, timeout_s=timeout_s)
+    warn_unconnected(topology)
+    return Alone()
+
+
+def warn_unconnected(topology: Topology) -> None:
+    """Log a warning if a launcher started several ranks, and nothing connects them."""
+    if dist.is_available() and dist.is_initialized():
+        return
     launched = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
     if topology.world_size > 1 and launched == (str(topology.rank), str(topology.world_size)):
         logger.warning(
@@ -57,7 +65,6 @@ def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
             topology.rank,
             topology.world_size,
         )
-    return Alone()
 
 
 class ProcessRanks:

@@ -27,6 +27,7 @@ from streampack.lane.state import Round, SavedEntries, check_lane_state, decode_
 from streampack.metrics import LaneTimes, Metrics
 from streampack.ordering import SimilarityOrder
 from streampack.packing.composition import Composition
+from streampack.packing.request import MemberLengths
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
 from streampack.streams.base import LaneStream, Mark
@@ -217,7 +218,8 @@ class Lane:
         self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
         if config.row_format.grouped:  # what is lost are groups
             lost = started.entries.serial[planned.dropped >= planned.lengths]
-            more = sum(map(len, window.fields.groups(lost))) - len(lost)
+            members = window.fields.member_lengths(lost)
+            more = 0 if members is None else len(members.lengths) - len(lost)
             self._lost += Composition(documents_cropped=more, documents_lost=more)
         self._unreported = True
 
@@ -280,15 +282,19 @@ class Lane:
 
     def _name_dropped(self, entries: Entries) -> None:
         """Log which documents are longer than a row, the first few by name."""
-        longest = self.config.packer.seq_lens[-1]
-        for i in np.flatnonzero(entries.length > longest).tolist():
+        config = self.config
+        longest = config.packer.seq_lens[-1]
+        for i in np.flatnonzero(entries.held == 0).tolist():
             self._dropped += 1
             if self._dropped <= NAMED_DOCUMENTS:
                 logger.warning(
-                    "dropped: %s%s has %d tokens and a row has %d%s",
-                    "the group that begins with " if self.config.row_format.grouped else "",
-                    self.config.source.document_name(entries.origin[i]),
+                    "dropped: %s%s has %d tokens and a %s%d%s",
+                    "the group that begins with " if config.row_format.grouped else "",
+                    config.source.document_name(entries.origin[i]),
                     entries.length[i],
+                    f"batch has {config.batch_tokens // longest} rows of "
+                    if config.packer.packs_members
+                    else "row has ",
                     longest,
                     "; further ones are only counted (metrics: documents_lost)"
                     if self._dropped == NAMED_DOCUMENTS
@@ -303,6 +309,12 @@ class Lane:
         The plan is None where the round is not planned yet.
         """
         return self._round or self._round_now(None), self._planned, self._emitted
+
+    def member_lengths(self, entries: Entries) -> MemberLengths | None:
+        """Of the groups among these of the window's entries; None without groups."""
+        if not self.config.row_format.grouped:
+            return None
+        return self._window.fields.member_lengths(entries.serial)
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Refill the window the state describes, plan it again and skip what was emitted."""

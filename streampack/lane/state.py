@@ -242,7 +242,7 @@ class SavedEntries:
         part = slice(first, stop)
         start, repeated, cut = self._parts[:, part]
         last = self.continued and self.read == self.admitted
-        most = np.maximum(self.window.needed(kept.lengths - cut) - start, 0)
+        most = np.maximum(self.window.needed_of(kept, cut) - start, 0)
         held = most.copy()
         if last:
             held[-1] = self.state["held"]

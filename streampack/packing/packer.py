@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.documents import offsets_of
 from streampack.errors import ConfigError
 from streampack.numeric import is_whole
 from streampack.packing.overflow import OVERFLOWS, Overflow
 from streampack.packing.plan import Plan
-from streampack.packing.request import Selection, WindowRequest
+from streampack.packing.request import MemberLengths, Selection, WindowRequest
 from streampack.packing.selection import full_rows_first, fullest_rows
 
 __all__ = ["Packer", "require_packer"]
@@ -35,6 +36,9 @@ class Packer(ABC):
         keeps_whole: True if a document that fits a row is never cut.
         follows_balance: True if `plan_window` follows `WindowRequest.balance`, as the functions of
             `packing.selection` do. If False, ``balance=`` is refused.
+        packs_members: True if `plan_window` places the documents of a group one by one, in rows of
+            one batch. Then `WindowRequest.members` has their lengths, and `fits` decides which
+            groups are longer than a row in the sense of `overflow`.
     """
 
     seq_lens: tuple[int, ...]
@@ -44,6 +48,7 @@ class Packer(ABC):
     keeps_order: bool = False
     keeps_whole: bool = False
     follows_balance: bool = True
+    packs_members: bool = False
 
     @abstractmethod
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
@@ -71,6 +76,10 @@ class Packer(ABC):
         request = full_rows_first(request)
         plan = self.plan(request.lengths, final=request.final, seed=request.seed)
         return fullest_rows(plan, request)
+
+    def fits(self, members: MemberLengths, batch_tokens: int) -> NDArray[np.bool_]:
+        """(N,) which groups of these documents can be placed; by default those within a row."""
+        return np.diff(offsets_of(members.lengths)[members.offsets]) <= self.seq_lens[-1]
 
     @property
     def max_tokens_per_row(self) -> int:

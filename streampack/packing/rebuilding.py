@@ -17,6 +17,7 @@ from streampack.packing.decreasing import BestFitDecreasing, FirstFitDecreasing
 from streampack.packing.packer import Packer
 from streampack.packing.pad import Pad
 from streampack.packing.seamless import Seamless
+from streampack.packing.whole_groups import WholeGroups
 
 __all__ = ["rebuild_packer"]
 
@@ -24,7 +25,7 @@ _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         BestFitCrop, BestFitDecreasing, Buckets, Concat, Decomposition, FirstFitDecreasing, Pad,
-        Seamless,
+        Seamless, WholeGroups,
     )
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,24 @@ from numpy.typing import NDArray
 from streampack.packing.balancing import Balance
 from streampack.packing.plan import Plan
 
-__all__ = ["Selection", "WindowRequest"]
+__all__ = ["MemberLengths", "Selection", "WindowRequest"]
+
+
+class MemberLengths(NamedTuple):
+    """The documents that N groups consist of.
+
+    Attributes:
+        lengths: (M,) int64 tokens of each, group by group.
+        offsets: (N + 1,) int64, where each group begins among them.
+    """
+
+    lengths: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def alone(cls, lengths: NDArray[np.int64]) -> MemberLengths:
+        """Groups of one document each, with these lengths (N,)."""
+        return cls(lengths, np.arange(len(lengths) + 1, dtype=np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,6 +58,7 @@ class WindowRequest:
         seed: of the random decisions of this round.
         schedule_seed: of the random decisions that all lanes must make alike.
         balance: the schedule of costs that rows follow; None for none.
+        members: of documents that are groups, for packers with `packs_members`; else None.
     """
 
     lengths: NDArray[np.int64]
@@ -57,6 +76,7 @@ class WindowRequest:
     seed: int
     schedule_seed: int
     balance: Balance | None = None
+    members: MemberLengths | None = None
 
     @property
     def rows_per_batch(self) -> int:
@@ -80,7 +100,7 @@ class Selection:
         plan: the plan.
         rows: (E,) int64, the rows that go, in order.
         batches: (B + 1,) int64, where each batch begins in `rows`. The rows of a batch have one
-            length, and only the last batch of a run has fewer of them than there is room for.
+            length. Where there are fewer of them than there is room for, the rest is padding.
     """
 
     plan: Plan

@@ -159,7 +159,7 @@ class GroupedReader(LinePart):
             value = held.document_fields[self.field][0]
             raise ConfigError(
                 f'More than {MOST_DOCUMENTS:,} documents in a row have {value} as "{self.field}".',
-                "A group is held in memory and goes into one row.",
+                "A group is held in memory and packed whole.",
                 "Name a field that says which few documents belong together.",
             )
 

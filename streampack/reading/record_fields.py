@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import Fields
-from streampack.fields import FieldTypes
+from streampack.fields import TEXT_REMEDY, FieldTypes
 from streampack.reading.records import BrokenDocumentError, require_field
 
 __all__ = ["RecordFields", "uneven_values"]
@@ -86,6 +86,8 @@ def _numbers(values: Any, name: str, num_tokens: int | None) -> NDArray[Any]:
 def _number(value: Any, name: str) -> Any:
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
         value = value.item()
+    if isinstance(value, str):
+        raise BrokenDocumentError(f'has a text in "{name}", not a number. {TEXT_REMEDY[:-1]}')
     if not isinstance(value, Real):
         raise BrokenDocumentError(f'has a {type(value).__name__} in "{name}", not a number')
     return value

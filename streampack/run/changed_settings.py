@@ -125,7 +125,8 @@ def carry_over(
     Raises:
         StateError: the documents are not those the state was made from.
     """
-    place, planned, emitted = Lane(before, lane, state, dealer).place()
+    restored = Lane(before, lane, state, dealer)
+    place, planned, emitted = restored.place()
     entries, mark = place.entries, place.mark
     if planned is not None and emitted:
         entries = _left(entries, planned, emitted, place.continued)
@@ -144,7 +145,9 @@ def carry_over(
     # What the next row would have repeated is delivered already.
     start = entries.start + entries.repeated
     packer = config.packer
-    held = np.maximum(needed_tokens(packer, entries.length) - start, 0)
+    members = restored.member_lengths(entries)
+    needed = needed_tokens(packer, entries.length, members, config.batch_tokens)
+    held = np.maximum(needed - start, 0)
     continued = place.continued and packer.overflow in ("split", "error")
     if continued:  # whole rows, as always of a document that goes on
         was = int(entries.held[-1] - entries.repeated[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
 from streampack.packing.packer import require_packer
+from streampack.packing.whole_groups import WholeGroups
 from streampack.reading.base import Source
 from streampack.sources.chat.source import Chat
 from streampack.sources.mixture.source import sources_of
@@ -50,8 +51,11 @@ def choose_packer(
     order: DocumentOrder | None,
     source: Source,
     group: str | None = None,
+    group_within: Literal["row", "batch"] = "row",
 ) -> Packer:
-    """The packer of a run, from what is given of row length, packer, order and group."""
+    """The packer of a run, from what is given of row length, packer, order and groups."""
+    if group_within == "batch" and group is not None:
+        return _of_batches(choose_packer(seq_len, packer, order, source, group))
     if (seq_len is None) == (packer is None):
         raise ConfigError(
             f"seq_len is {seq_len!r} and packer is {packer!r}.",
@@ -93,6 +97,19 @@ def choose_packer(
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
         )
     return packer
+
+
+def _of_batches(packer: Packer) -> Packer:
+    """The packer that keeps groups in one batch, from the one that was given."""
+    plain = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
+    if packer != plain or plain.overflow not in ("drop", "error"):
+        raise ConfigError(
+            f'group_within is "batch", and the packer is {packer!r:.200}.',
+            "Groups are put into batches, and their documents into rows, by best-fit-decreasing.",
+            f'Pass packer=BestFitDecreasing(seq_len={plain.seq_len}, overflow="drop") or "error", '
+            f"or seq_len={plain.seq_len} alone.",
+        )
+    return WholeGroups(seq_len=plain.seq_len, overflow=plain.overflow)
 
 
 def check_order(order: DocumentOrder | None) -> None:
@@ -164,14 +181,30 @@ def check_boundaries(
 
 
 def check_group(
-    group: str | None, packer: Packer, fields: FieldTypes, settings: Mapping[str, Any]
+    group: str | None,
+    group_within: str,
+    packer: Packer,
+    fields: FieldTypes,
+    settings: Mapping[str, Any],
 ) -> None:
     """Raise `ConfigError` unless groups of this document field stay whole.
 
     Args:
-        group, packer, fields: of the run.
+        group, group_within, packer, fields: of the run.
         settings: what else was given, by name.
     """
+    if group_within not in ("row", "batch"):
+        raise ConfigError(
+            f"group_within is {group_within!r:.80}.",
+            "It says where the documents of a group lie together.",
+            'Use "row" or "batch".',
+        )
+    if group is None and group_within != "row":
+        raise ConfigError(
+            f'group_within is "{group_within}", and there are no groups.',
+            "Nothing says which documents belong together.",
+            'Pass group="name" too, with document_fields={"name": "int64"}.',
+        )
     if group is None:
         return
     if not isinstance(group, str) or group not in fields.document:
@@ -186,7 +219,7 @@ def check_group(
     if not whole or getattr(packer, "align", 1) != 1:
         raise ConfigError(
             f'group is "{group}", and {packer!r:.200} may cut what lies in a row, or moves it.',
-            "A group is whole and in one row.",
+            "A group is whole.",
             f'Pass packer=BestFitDecreasing(seq_len={packer.seq_lens[-1]}, overflow="drop") or '
             '"error".',
         )

@@ -20,6 +20,7 @@ __all__ = [
     "forms",
     "parts_of",
     "with_answer",
+    "with_parts",
     "with_probed_calls",
     "with_probed_thoughts",
     "without_thoughts",
@@ -98,6 +99,14 @@ def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
     yield [_in_form(message, _as_object) for message in messages]
     if any(message.get("tool_calls") for message in messages):
         yield [_in_form(message, _as_text) for message in messages]
+
+
+def with_parts(messages: Sequence[Message]) -> list[Message]:
+    """With every content as a list of one part of text, as templates for images take it."""
+    return [
+        {**message, "content": [{"type": "text", "text": message.get("content") or ""}]}
+        for message in messages
+    ]
 
 
 def _in_form(message: Message, form: Any) -> Message:

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from streampack.documents import Conversation
 from streampack.errors import ConfigError
-from streampack.tokenization.messages import forms, parts_of, without_thoughts
+from streampack.tokenization.messages import (
+    answer_of,
+    forms,
+    parts_of,
+    with_parts,
+    without_thoughts,
+)
 from streampack.tokenization.special import SpecialTokens
 from streampack.tokenization.turns import MARK_REMEDY, RenderError, Turns
 from streampack.turn_rules import PARTS, TurnRules
@@ -112,15 +118,26 @@ class ChatTemplate:
         return [self._alone(conversation, i) for i in learnt]
 
     def _in_form(self, conversation: Conversation) -> tuple[Conversation, str, list[int]]:
-        """The conversation in the first form that the template takes, and what it renders to."""
+        """The conversation in the first form that the template takes, and what it renders to.
+
+        A template that writes no content at all takes it in another form.
+        """
         refused: RenderError | None = None
-        for messages in forms(conversation.messages):
-            try:
-                text, marks = self._render(conversation, messages)
-            except RenderError as error:
-                refused = refused or error
-            else:
-                return replace(conversation, messages=messages), text, marks
+        silent: tuple[Conversation, str, list[int]] | None = None
+        for in_parts in (False, True):
+            for messages in forms(conversation.messages):
+                formed = replace(conversation, messages=messages, in_parts=in_parts)
+                try:
+                    text, marks = self._render(formed, messages)
+                except RenderError as error:
+                    if refused is None or _said_by_template(error.__cause__):
+                        refused = error
+                    continue
+                if any(answer_of(message).strip() in text for message in messages):
+                    return formed, text, marks
+                silent = silent or (formed, text, marks)
+        if silent is not None:
+            return silent
         assert refused is not None
         raise refused
 
@@ -189,7 +206,7 @@ class ChatTemplate:
         template, _, _ = self._compiled
         variables = {
             **self._variables,
-            "messages": messages,
+            "messages": with_parts(messages) if conversation.in_parts else messages,
             "tools": conversation.tools,
             "documents": None,
             "add_generation_prompt": prompt,
@@ -246,6 +263,11 @@ class ChatTemplate:
 
 def _nothing() -> RenderError:
     return RenderError("has nothing that the template marks as the assistant's", MARK_REMEDY)
+
+
+def _said_by_template(error: BaseException | None) -> bool:
+    """True if the template refused by ``raise_exception``, and did not just fail."""
+    return type(error).__name__ == "TemplateError"
 
 
 def _explained(error: Exception) -> tuple[str, str]:

@@ -287,11 +287,13 @@ def _rewritten(what: str, alone: bool) -> RenderError:
 
 
 def _not_as_prompted(i: int, prompt: str) -> RenderError:
+    closed = "</think>" in prompt  # it tells the model not to think, and the message has thoughts
     return RenderError(
         f"has a message {i} that does not begin with the template's generation prompt, "
         f"{prompt[-80:]!r}, so what would be learnt is never asked for",
-        'Pass template_kwargs= that change the prompt, such as {"enable_thinking": False}; give '
-        'the message its thoughts; or pass turns="whole".',
+        f'Pass template_kwargs= that change the prompt, such as {{"enable_thinking": {closed}}}; '
+        f"{'take out its thoughts' if closed else 'give the message its thoughts'}; or pass "
+        'turns="whole".',
     )
 
 

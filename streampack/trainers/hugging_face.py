@@ -32,12 +32,19 @@ class TrainerMixin:
         arguments, options: of the Trainer.
 
     Raises:
-        ConfigError: the loader has another output.
+        ConfigError: there is no loader, or it has another output.
     """
 
     args: Any
 
-    def __init__(self, *arguments: Any, loader: PackedLoader, **options: Any) -> None:
+    def __init__(self, *arguments: Any, loader: PackedLoader | None = None, **options: Any) -> None:
+        if not isinstance(loader, PackedLoader):
+            raise ConfigError(
+                f"The Trainer's loader is {'missing' if loader is None else repr(loader)[:80]}.",
+                "Its batches come from a PackedLoader.",
+                'Pass loader=PackedLoader(dataset, output="hf", model=model), and no '
+                "train_dataset=.",
+            )
         if loader.form.output != "hf":
             raise ConfigError(
                 f'The loader has output="{loader.form.output}".',

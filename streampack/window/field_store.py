@@ -15,10 +15,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, Fields
+from streampack.documents import Documents, Fields, offsets_of
 from streampack.fields import FieldTypes
+from streampack.packing.request import MemberLengths
 
-__all__ = ["FieldStore"]
+__all__ = ["FieldStore", "lengths_of_members"]
+
+
+def lengths_of_members(documents: Documents) -> MemberLengths:
+    """Of the groups (N,) of a block; documents that are none are alone."""
+    members = documents.members
+    if members is None:
+        return MemberLengths.alone(documents.lengths)
+    low, high = int(members.offsets[0]), int(members.offsets[-1])
+    lengths = np.diff(members.documents.offsets[low : high + 1])
+    return MemberLengths(lengths, members.offsets - low)
 
 
 class FieldStore:
@@ -41,15 +52,40 @@ class FieldStore:
             held = self._places
             self._places = {serial: held[serial] for serial in serials.tolist() if serial in held}
 
-    def groups(self, serials: NDArray[np.int64]) -> list[Documents]:
-        """The documents of each of these groups (D,)."""
+    def groups(
+        self, serials: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> list[Documents]:
+        """The documents of each of these pieces (D,) of groups.
+
+        Args:
+            serials: (D,) running numbers of the groups; starts, sizes: (D,) which of the group's
+                tokens each piece holds.
+        """
         found = []
-        for serial in serials.tolist():
+        pieces = zip(serials.tolist(), starts.tolist(), sizes.tolist(), strict=True)
+        for serial, start, size in pieces:
             block, i = self._places[serial]
             assert block.members is not None
             low, high = block.members.offsets[i : i + 2].tolist()
+            begin, end = block.offsets[i : i + 2].tolist()
+            if size < end - begin:
+                ends = block.members.documents.offsets[low : high + 1] - begin
+                high = low + int(np.searchsorted(ends, start + size, side="right")) - 1
+                low += int(np.searchsorted(ends, start))
             found.append(block.members.documents[low:high])
         return found
+
+    def member_lengths(self, serials: NDArray[np.int64]) -> MemberLengths | None:
+        """Of the documents of these groups (D,); None if the store holds none."""
+        if not self._places:
+            return None
+        found = []
+        for serial in serials.tolist():
+            block, i = self._places[serial]
+            found.append(lengths_of_members(block[i : i + 1]).lengths)
+        counts = np.array([len(lengths) for lengths in found], dtype=np.int64)
+        lengths = np.concatenate([np.zeros(0, dtype=np.int64), *found])
+        return MemberLengths(lengths, offsets_of(counts))
 
     def fields_of(
         self,

@@ -165,8 +165,9 @@ def _with_fields(
     packed = packed._replace(token_fields=token_fields, document_fields=document_fields)
     if not layout.grouped:
         return packed
-    groups = window.fields.groups(entries.serial[document])
-    return split_groups(packed, groups, layout.fields, by_row=layout.attention_by_row)
+    sizes = plan.stop[segment] - start
+    groups = window.fields.groups(entries.serial[document], entries.start[document] + start, sizes)
+    return split_groups(packed, groups, document, layout.fields, by_row=layout.attention_by_row)
 
 
 @kernel

@@ -21,18 +21,24 @@ __all__ = ["split_groups"]
 
 
 def split_groups(
-    packed: PackedRows, groups: Sequence[Documents], types: FieldTypes, *, by_row: bool
+    packed: PackedRows,
+    groups: Sequence[Documents],
+    number: NDArray[np.int64],
+    types: FieldTypes,
+    *,
+    by_row: bool,
 ) -> PackedRows:
     """The same rows, with the documents of groups as pieces.
 
     Args:
-        packed: D pieces, each of which is a group.
+        packed: D pieces, each of which is a group, or some of its documents.
         groups: the documents of each (D,).
+        number: (D,) the group of each, by any number.
         types: of the fields.
         by_row: attention segments are rows.
 
     Raises:
-        PlanError: a piece is only a part of its group.
+        PlanError: a piece holds only a part of a document.
     """
     count = np.array([len(group) for group in groups], dtype=np.int64)
     lengths = _concatenated([group.lengths for group in groups], np.int64)
@@ -40,8 +46,8 @@ def split_groups(
     ends = offsets_of(lengths)[offsets_of(count)]
     if not np.array_equal(np.diff(ends), runs[is_group]):
         raise PlanError(
-            "A row holds a part of a group.",
-            "Its documents belong together.",
+            "A row holds a part of a group's document.",
+            "The documents of a group are whole.",
             "Use a packer that never cuts a document, as BestFitDecreasing does.",
         )
     many = np.ones(len(runs), dtype=np.int64)  # runs that each run becomes
@@ -64,11 +70,14 @@ def split_groups(
         for name, dtype in types.document.items()
         if name != GROUP
     }
-    fields[GROUP] = np.repeat(np.arange(len(groups), dtype=np.int32), count)
+    _, first, own = np.unique(number, return_index=True, return_inverse=True)
+    in_order = np.argsort(np.argsort(first)).astype(np.int32)  # groups by their first pieces
+    fields[GROUP] = np.repeat(in_order[own], count)
     composition = replace(
         packed.composition,
         segments=len(lengths),
         documents=len(lengths),
+        documents_cut=0,
         context_sum=int((lengths * (lengths - 1) // 2).sum()),
     )
     split = packed._replace(

@@ -12,7 +12,7 @@ from streampack._jit import kernel
 from streampack.errors import PlanError
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, check_rows, sound_fill
-from streampack.packing.request import Selection, WindowRequest
+from streampack.packing.request import MemberLengths, Selection, WindowRequest
 
 __all__ = ["PlannedWindow", "admitted", "needed_tokens", "planned_window", "what_stays"]
 
@@ -252,10 +252,21 @@ def admitted(
     return count
 
 
-def needed_tokens(packer: Packer, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(N,) int64: tokens that rows will hold of documents of these lengths (N,), by overflow."""
+def needed_tokens(
+    packer: Packer,
+    lengths: NDArray[np.int64],
+    members: MemberLengths | None = None,
+    batch_tokens: int = 0,
+) -> NDArray[np.int64]:
+    """(N,) int64: tokens that rows will hold of documents of these lengths (N,), by overflow.
+
+    `members` and `batch_tokens` count for packers with `packs_members`.
+    """
     if packer.overflow in ("split", "error"):
         return lengths
+    if packer.packs_members:
+        fits = packer.fits(members or MemberLengths.alone(lengths), batch_tokens)
+        return np.where(fits, lengths, 0)
     longest = packer.seq_lens[-1]
     keep = longest if packer.overflow == "truncate" else 0
     return np.where(lengths > longest, keep, lengths)

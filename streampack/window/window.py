@@ -20,17 +20,17 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
+from streampack.documents import Documents, offsets_of
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, check_plan
-from streampack.packing.request import WindowRequest
+from streampack.packing.request import MemberLengths, WindowRequest
 from streampack.packing.rng import derive_seed
 from streampack.window.buffer import TokenBuffer
 from streampack.window.config import WindowConfig, sure_tokens
 from streampack.window.entries import HELD, LENGTH, START, Entries
-from streampack.window.field_store import FieldStore
+from streampack.window.field_store import FieldStore, lengths_of_members
 from streampack.window.planned import (
     PlannedWindow,
     admitted,
@@ -152,10 +152,11 @@ class Window:
                 return first, True
             first, serial = first + 1, serial + 1
         held = np.empty(len(documents) - first, dtype=np.int64)
-        overflow = self._packer.overflow
+        overflow, offsets, limited = self._packer.overflow, documents.offsets, True
+        if self._packer.packs_members:
+            offsets, limited = offsets_of(self.needed_of(documents)), False
         count = admitted(
-            documents.offsets, first,
-            None if overflow in ("split", "error") else self._longest,
+            offsets, first, self._longest if limited and overflow in ("truncate", "drop") else None,
             self._longest if overflow == "truncate" else 0,
             self._buffer.used, self.target_tokens, self._window_tokens,
             self._config.documents - self.num_documents, self._enough, held,
@@ -171,12 +172,28 @@ class Window:
                 self._continued = True
         return following, following < len(documents) or not self.wants
 
-    def needed(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    def needed(
+        self, lengths: NDArray[np.int64], members: MemberLengths | None = None
+    ) -> NDArray[np.int64]:
         """(N,) int64: tokens of each document that rows will hold, by the overflow policy.
 
         The window applies the policy, because the packer may see only a part of a document.
         """
-        return needed_tokens(self._packer, lengths)
+        return needed_tokens(self._packer, lengths, members, self._batch_tokens)
+
+    def needed_of(
+        self, documents: Documents, cut: NDArray[np.int64] | int = 0
+    ) -> NDArray[np.int64]:
+        """(N,) int64: the same of a block, without the last `cut` tokens of each document."""
+        members = lengths_of_members(documents) if self._packer.packs_members else None
+        return self.needed(documents.lengths - cut, members)
+
+    @property
+    def _members(self) -> MemberLengths | None:
+        """Of the groups held, for packers that ask for them."""
+        if not self._packer.packs_members:
+            return None
+        return self.fields.member_lengths(self.entries.serial)
 
     def _append(
         self, documents: Documents, first: int, held: NDArray[np.int64], serial: int
@@ -210,8 +227,9 @@ class Window:
             PlanError: the packer's rows cannot be gathered (`planned_window`).
         """
         entries, longest = self.entries, self._longest
-        held = entries.held
-        lengths = remaining = np.maximum(self.needed(entries.length) - entries.start, 0)
+        held, members = entries.held, self._members
+        needed = self.needed(entries.length, members)
+        lengths = remaining = np.maximum(needed - entries.start, 0)
         if self._continued and remaining[-1] > held[-1]:
             lengths = np.append(remaining[:-1], held[-1] + 2 * longest)
         request = WindowRequest(
@@ -230,6 +248,7 @@ class Window:
             seed=derive_seed(self._seed, self.round),
             schedule_seed=self._schedule_seed,
             balance=self._balance,
+            members=members,
         )
         selection = self._packer.plan_window(request)
         planned = planned_window(selection, request, entries.repeated, self._packer)
@@ -269,15 +288,19 @@ class Window:
         if self._packer.overflow != "error" or not len(documents):
             return
         lengths = documents.lengths
-        i = int(np.argmax(lengths))
-        if lengths[i] > self._longest:
+        over, room = lengths > self._longest, f"a row has {self._longest}"
+        if self._packer.packs_members:
+            over = ~self._packer.fits(lengths_of_members(documents), self._batch_tokens)
+            room = f"a batch has {self._batch_tokens // self._longest} rows of {self._longest}"
+        if over.any():
+            i = int(np.argmax(np.where(over, lengths, 0)))
             origin = documents.origin[i]
             group = "The group that begins with document" if documents.members else "Document"
             raise PlanError(
                 f"{group} {int(origin['index'])} of shard {int(origin['shard'])}"
                 + (f" of source {int(origin['source'])}" if origin["source"] else "")
                 + " has "
-                f"{int(lengths[i])} tokens, a row has {self._longest}.",
+                f"{int(lengths[i])} tokens, {room}.",
                 'overflow="error" forbids that.',
                 'Filter them out, or use overflow="drop".'
                 if documents.members

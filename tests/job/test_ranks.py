@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from streampack import ConfigError, PackedDataset, PackedLoader, Topology
 from tests.support.runs import filled, identity, in_order, uneven
@@ -140,6 +141,16 @@ def test_ranks_of_a_launcher_that_are_not_connected_are_warned_before_the_first_
     next(iter(loader))
     (said,) = [r for r in caplog.messages if "not initialised" in r and "rank 0 of 2" in r]
     assert "init_process_group()" in said
+    for context in (None, "spawn"):  # a forked worker says it itself, on stderr
+        caplog.clear()
+        torch_loader: Any = DataLoader(
+            uneven(Topology.detect()),
+            batch_size=None,
+            num_workers=0 if context is None else 1,
+            multiprocessing_context=context,
+        )
+        next(iter(torch_loader))
+        assert caplog.text.count("init_process_group()") == 1
     caplog.clear()
     next(iter(PackedLoader(uneven(Topology(1, 3)))))  # simulated on purpose
     assert "init_process_group" not in caplog.text

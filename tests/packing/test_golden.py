@@ -5,11 +5,15 @@ Whoever changes one of them on purpose bumps the packer's `revision`.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing, Seamless
+from streampack.packing.request import MemberLengths
+from streampack.packing.whole_groups import WholeGroups
 from tests.support.packing_reference import Row
 from tests.support.plans import planned, rows_of, window_request
 
@@ -111,3 +115,36 @@ ROWS = [
     [(11, 0, 16)],
     [(16, 0, 16)],
 ]
+
+
+GROUPS = [[9, 5], [9], [5, 7, 7], [16, 11, 2], [2, 5], [8, 8, 1], [12, 12], [3]]
+
+
+def test_the_golden_batches_of_whole_groups_do_not_change_between_versions() -> None:
+    sizes = [len(group) for group in GROUPS]
+    members = MemberLengths(
+        np.array([n for group in GROUPS for n in group], dtype=np.int64),
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+    )
+    lengths = [sum(group) for group in GROUPS]
+    found = WholeGroups(seq_len=16).plan_window(
+        window_request(lengths, seq_len=16, batch_tokens=48, final=True, seed=3, members=members)
+    )
+    rows, batches = rows_of(found.plan), found.batches
+    assert [[rows[r] for r in found.rows[low:high]] for low, high in pairwise(batches)] == [
+        [
+            [(2, 5, 12), (2, 12, 19), (5, 16, 17)],
+            [(2, 0, 5), (4, 0, 2), (5, 0, 8)],
+            [(4, 2, 7), (5, 8, 16)],
+        ],
+        [
+            [(3, 0, 16)],
+            [(3, 16, 27), (3, 27, 29), (7, 0, 3)],
+            [(1, 0, 9)],
+        ],
+        [
+            [(6, 0, 12)],
+            [(6, 12, 24)],
+            [(0, 0, 9), (0, 9, 14)],
+        ],
+    ]

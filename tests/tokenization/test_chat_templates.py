@@ -215,6 +215,7 @@ REMEDIES: list[tuple[str, dict[str, Any], str, dict[str, Any], str]] = [
     ("merged-system", {}, "thoughts", {"learn": ("content", "tool_calls")}, "learn=('content', 'tool_calls')"),
     ("separated", {}, "a call", {"learn": ("thinking", "content")}, "learn=('thinking', 'content')"),
     ("opened", {"turns": "each"}, "two answers", {"turns": "each", "kwargs": {"enable_thinking": False}}, '{"enable_thinking": False}'),
+    ("opened", {"turns": "each", "kwargs": {"enable_thinking": False}}, "thoughts and a call", {"turns": "each", "kwargs": {"enable_thinking": True}}, '{"enable_thinking": True}'),
     ("dropped", {"turns": "each"}, "two answers", {"turns": "whole"}, 'turns="whole"'),
 ]  # fmt: skip
 
@@ -227,6 +228,18 @@ def test_what_the_error_advises_works(
         encode(chat_tokenizer(name, **rules), KINDS[kind])
     assert words in str(caught.value)
     assert len(encode(chat_tokenizer(name, **remedy), KINDS[kind])) >= 1
+
+
+@pytest.mark.parametrize("turns", ["whole", "each"])
+@pytest.mark.parametrize("text", ["part.text", "message.content[0]['text']"])
+def test_a_template_that_takes_content_in_parts_gets_it_so(text: str, turns: str) -> None:
+    template = (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{% for part in message.content if part.type == 'text' %}{{ TEXT }}{% endfor %}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ).replace("TEXT", text)
+    made = encode(chat_tokenizer(template, turns=turns), KINDS["two answers"])
+    assert [words.count("A") for words in learnt(made)] == [1, 1]
 
 
 def test_a_date_is_fixed_and_part_of_what_a_run_is() -> None:

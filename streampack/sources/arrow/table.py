@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
+from streampack.sources.iterable.recognise import arrow_table
 from streampack.sources.parquet.source import Parquet
 
 __all__ = ["Table"]
@@ -53,14 +53,7 @@ class Table(Parquet):
     ) -> None:
         super().__init__((), text=text, tokens=tokens, loss_mask=loss_mask, reading=reading)
         indexed = hasattr(data, "with_format")  # a dataset gives tables when it is sliced
-        try:
-            self.data = data.with_format("arrow") if indexed else pa.table(data)
-        except pa.ArrowException as error:
-            raise ConfigError(
-                f"The table has a column that Arrow has no type for: {error}.",
-                "It cannot be read by columns.",
-                'Pass its rows as records: data.to_dict("records") of a pandas frame.',
-            ) from error
+        self.data = data.with_format("arrow") if indexed else arrow_table(data)
 
     def __repr__(self) -> str:
         return f"Table({len(self.data):,} rows, {self.column!r})"

@@ -40,6 +40,7 @@ from streampack.sources.parquet.source import Parquet
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.storage import Storage
 from streampack.turn_rules import PARTS, TurnRules
+from streampack.unknown_arguments import explained
 
 __all__ = ["Chat", "ChatInShards"]
 
@@ -103,6 +104,7 @@ class Chat(Source):
             return super().__new__(cls)
         return super().__new__(ChatInShards if _in_shards(data) else ChatStream)
 
+    @explained
     def __init__(
         self,
         data: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -15,7 +16,15 @@ from streampack.reading.records import BrokenDocumentError
 from streampack.sources.iterable.items import ids_of
 from streampack.sources.iterable.objects import kind_name
 
-__all__ = ["Rows", "fields_of", "is_by_columns", "is_hf_stream", "is_table", "refuse_no_corpus"]
+__all__ = [
+    "Rows",
+    "arrow_table",
+    "fields_of",
+    "is_by_columns",
+    "is_hf_stream",
+    "is_table",
+    "refuse_no_corpus",
+]
 
 
 def refuse_no_corpus(data: Any) -> None:
@@ -130,6 +139,29 @@ def is_hf_stream(data: Any) -> bool:
     return kind_name(data).startswith("datasets.") and hasattr(data, "set_epoch")
 
 
+def arrow_table(data: Any) -> Any:
+    """A table of pyarrow of another library's.
+
+    Raises:
+        ConfigError: a column has values that Arrow has no type for.
+    """
+    import pyarrow as pa
+
+    try:
+        return data if isinstance(data, pa.Table) else pa.table(data)
+    except pa.ArrowException as error:
+        reasons = [str(reason) for reason in error.args]
+        found = re.search(r"for column (.+) with type", reasons[-1] if reasons else "")
+        column = f'the column "{found[1]}"' if found else "a column"
+        name = repr(found[1]) if found else "name"
+        raise ConfigError(
+            f"The table has {column} that Arrow has no type for: {reasons[0] if reasons else ''}.",
+            "It is read by columns.",
+            f"Leave it out, data.drop(columns=[{name}]) of a pandas frame; make it texts, "
+            f'data.astype({{{name}: str}}); or pass rows as records, data.to_dict("records").',
+        ) from error
+
+
 class Rows:
     """The rows of a table, as records.
 
@@ -138,9 +170,7 @@ class Rows:
     """
 
     def __init__(self, table: Any) -> None:
-        import pyarrow as pa
-
-        self._table = table if isinstance(table, pa.Table) else pa.table(table)
+        self._table = arrow_table(table)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
+from streampack.fields import TEXT_REMEDY, FieldTypes
 from streampack.reading.records import DamagedFileError
 from streampack.sources.parquet.columns import (
     is_mask_list,
@@ -159,5 +159,6 @@ def _check_fields(name: str, schema: pa.Schema, types: FieldTypes) -> None:
                 raise ConfigError(
                     f'{shown(name)} has {"no column" if kind is None else f"{kind} in"} "{field}".',
                     f"A field of that name is declared, which is {expected}.",
-                    f"Name the right column, or make it in a map. The columns are {there}.",
+                    f"Name the right column, or make it in a map. The columns are {there}."
+                    + (f" {TEXT_REMEDY}" if kind is not None and is_text(kind) else ""),
                 )

@@ -1,0 +1,50 @@
+"""explained: arguments that others' loaders have, and what to write instead."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+__all__ = ["explained"]
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+_WHOLE = "its batches are whole already, so leave it out"
+_ROWS = "batch_rows= of PackedDataset is the number of rows in a batch"
+_LENGTH = "seq_len= of PackedDataset is the length of a row, in tokens"
+_RULES = "pass token_rules=TokenRules({}=...) to PackedDataset"
+_PREFETCH = "prefetch_batches= of PackedLoader is the number of batches made ahead"
+
+#: By the names that torch, transformers and TRL use.
+INSTEAD = {
+    "batch_size": _ROWS,
+    "per_device_train_batch_size": _ROWS,
+    **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "block_size"), _LENGTH),
+    **dict.fromkeys(("packing", "packing_strategy"), "it always packs; packer= says how"),
+    **dict.fromkeys(("collate_fn", "drop_last", "sampler", "batch_sampler"), _WHOLE),
+    **dict.fromkeys(("num_workers", "pin_memory", "timeout_s"), "PackedLoader takes it"),
+    "prefetch_factor": _PREFETCH,
+    "persistent_workers": "workers go on from pass to pass by themselves, so leave it out",
+    "num_train_epochs": "epochs= of PackedDataset is the number of passes",
+    "dataset_text_field": 'sources.open(data, text="name") names the field with the texts',
+    "chat_template": "sources.Chat(data, template=) takes it",
+    "processing_class": "tokenizer= of PackedDataset takes it",
+    **{name: _RULES.format(name) for name in ("eos", "eos_id", "bos", "pad_id", "vocab_size")},
+    **dict.fromkeys(("shuffle", "seed", "seq_len", "tokenizer"), "PackedDataset takes it"),
+}
+
+
+def explained(init: Init) -> Init:
+    """The same constructor, whose `TypeError` for an unknown argument says what to write."""
+    known = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known and name in INSTEAD:
+                raise TypeError(f"{type(self).__name__} has no argument {name!r}: {INSTEAD[name]}.")
+        init(self, *args, **kwargs)
+
+    return cast(Init, checked)

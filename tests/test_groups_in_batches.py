@@ -1,0 +1,243 @@
+"""Documents of a group that does not fit a row share a batch: packing, ranks, workers, resume."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import (
+    BestFitDecreasing,
+    ConfigError,
+    FirstFitDecreasing,
+    PackedDataset,
+    PackedLoader,
+    PlanError,
+    SimulatedRanks,
+    Topology,
+    WindowConfig,
+)
+from streampack.packing import check_plan
+from streampack.packing.request import MemberLengths, WindowRequest
+from streampack.packing.whole_groups import WholeGroups
+from tests.support.grouped_runs import LENGTHS, dataset, groups_of, source
+from tests.support.runs import identities
+
+ROW, ROWS = 16, 4  # most groups are longer than a row, few than a batch
+
+
+def wide(**options: Any) -> PackedDataset:
+    given = {"seq_len": ROW, "batch_rows": ROWS, "group_within": "batch", **options}
+    return dataset(**given)
+
+
+def fitting(rows: int) -> list[list[int]]:
+    """The groups that best-fit-decreasing finds room for in so many empty rows."""
+    found = []
+    for group in source().whole:
+        room = [ROW] * rows
+        for size in sorted((LENGTHS[i] for i in group), reverse=True):
+            open_rows = [r for r in range(rows) if room[r] >= size]
+            if not open_rows:
+                break
+            room[min(open_rows, key=lambda r: room[r])] -= size
+        else:
+            found.append(group)
+    return found
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("lanes", [1, 5, 16])
+def test_every_group_is_in_one_batch_with_all_its_documents(shuffle: bool, lanes: int) -> None:
+    sums = [sum(LENGTHS[i] for i in group) for group in source().whole]
+    assert np.mean(np.array(sums) > ROW) > 0.4
+    assert sorted(groups_of(wide(lanes=lanes, shuffle=shuffle), "batch")) == source().whole
+
+
+def test_several_epochs_give_each_group_as_often() -> None:
+    assert sorted(groups_of(wide(epochs=3), "batch")) == sorted(3 * source().whole)
+
+
+def test_attention_over_rows_keeps_groups_too() -> None:
+    for batch in wide(attention="row"):
+        assert batch.num_segments <= 2 * batch.rows
+        ids = batch.document_fields["group_ids"].tolist()
+        numbers = batch.document_fields["number"].tolist()
+        for group in set(ids):
+            own = sorted(n for n, g in zip(numbers, ids, strict=True) if g == group)
+            assert own in source().whole
+
+
+def test_workers_give_the_same_batches() -> None:
+    assert identities(PackedLoader(wide(), num_workers=2)) == identities(PackedLoader(wide()))
+
+
+def test_ranks_give_the_same_groups() -> None:
+    ranks = SimulatedRanks(2)
+
+    def of(rank: int) -> Any:
+        return identities(PackedLoader(wide(topology=Topology(rank, 2)), ranks=ranks[rank]))
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [i for rank in pool.map(of, range(2)) for i in rank]
+    assert sorted(found) == sorted(identities(PackedLoader(wide())))
+
+
+def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
+    expected = identities(PackedLoader(wide()))
+    for stop in range(1, len(expected), 9):
+        first = PackedLoader(wide())
+        taken = list(islice(first, stop))
+        state = json.loads(json.dumps(first.state_dict()))
+        second = PackedLoader(wide())
+        second.load_state_dict(state)
+        assert identities(taken) + identities(second) == expected
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"seq_len": 2 * ROW, "batch_rows": 3},
+        {"batch_rows": 6},
+        {"seq_len": 64, "batch_rows": 2, "group_within": "row"},
+    ],
+)
+def test_a_run_goes_on_with_other_rows_and_parts_no_group(then: dict[str, Any]) -> None:
+    first = PackedLoader(wide())
+    taken = list(islice(first, 7))
+    second = PackedLoader(wide(**then))
+    second.load_state_dict(first.state_dict(), allow={"packer", "batch_tokens", "window"})
+    assert sorted(groups_of([*taken, *second], "batch")) == source().whole
+
+
+def test_a_run_goes_on_from_one_row_to_one_batch() -> None:
+    first = PackedLoader(dataset())
+    taken = list(islice(first, 7))
+    second = PackedLoader(wide())
+    second.load_state_dict(first.state_dict(), allow={"packer", "batch_tokens", "window"})
+    assert sorted(groups_of([*taken, *second], "batch")) == source().whole
+
+
+def test_groups_that_do_not_fit_a_batch_are_dropped_whole_counted_and_named(caplog: Any) -> None:
+    loader = PackedLoader(wide(batch_rows=2))
+    fit = fitting(2)
+    assert 0 < len(fit) < len(source().whole)
+    assert sorted(groups_of(loader, "batch")) == fit
+    composition = loader.metrics().composition
+    assert composition.documents_lost == len(LENGTHS) - sum(map(len, fit))
+    assert composition.dropped == sum(LENGTHS) - sum(LENGTHS[i] for g in fit for i in g)
+    assert composition.documents == sum(map(len, fit))
+    assert any("tokens and a batch has 2 rows of 16" in line for line in caplog.messages)
+    error = BestFitDecreasing(seq_len=ROW, overflow="error")
+    with pytest.raises(PlanError, match=r"The group that begins .* tokens, a batch has 2 rows of"):
+        list(wide(seq_len=None, packer=error, batch_rows=2))
+
+
+def test_pairs_are_found_across_rows() -> None:
+    rng = np.random.default_rng(4)
+    made = [
+        {"tokens": [pair] * int(rng.integers(5, ROW)), "pair": pair, "chosen": chosen}
+        for pair in range(60)
+        for chosen in rng.permutation([True, False]).tolist()
+    ]
+    fields = {"pair": "int64", "chosen": "bool"}
+    loader = PackedLoader(wide(of=made, lanes=None, group="pair", document_fields=fields))
+    found = across = 0
+    for batch in loader:
+        better, worse = batch.pairs()
+        assert batch.document_fields["chosen"][better].all()
+        pair = batch.document_fields["pair"]
+        assert pair[better].tolist() == pair[worse].tolist()
+        row = [int((batch.document_ids == i).any(1).nonzero()) for i in range(batch.num_documents)]
+        across += sum(row[b] != row[w] for b, w in zip(better, worse, strict=True))
+        found += len(better)
+    assert found == 60
+    assert across > 10
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match='group_within is "batch", and there are no groups'):
+        wide(group=None)
+    with pytest.raises(ConfigError, match='Use "row" or "batch"'):
+        wide(group_within="rank")
+    for packer in (FirstFitDecreasing(seq_len=ROW, overflow="drop"), BestFitDecreasing(seq_len=16)):
+        with pytest.raises(ConfigError, match='group_within is "batch", and the packer is'):
+            wide(seq_len=None, packer=packer)
+
+
+def test_the_number_of_steps_is_estimated_from_the_documents() -> None:
+    made = wide(lanes=1, seq_len=64)  # groups are independent of rows in the estimate
+    estimate = made.estimate_steps()
+    assert estimate is not None
+    assert abs(estimate.steps - len(list(made))) <= estimate.error
+
+
+GROUPS = st.lists(st.lists(st.integers(1, ROW), min_size=1, max_size=6), max_size=60)
+
+
+@settings(max_examples=80)
+@given(GROUPS, st.integers(1, 6), st.booleans(), st.integers(0, 3))
+def test_a_plan_places_each_group_in_one_batch(
+    groups: list[list[int]], rows: int, final: bool, seed: int
+) -> None:
+    packer = WholeGroups(seq_len=ROW)
+    counts = [len(group) for group in groups]
+    members = MemberLengths(
+        np.array([n for group in groups for n in group], dtype=np.int64),
+        np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+    )
+    sums = np.array([sum(group) for group in groups], dtype=np.int64)
+    fits = packer.fits(members, rows * ROW)
+    assert fits[sums <= ROW].all()
+    lengths = np.where(fits, sums, 0)
+    selection = packer.plan_window(
+        WindowRequest(
+            lengths=lengths, remaining=lengths, held=lengths, delivered=0 * lengths,
+            rounds_left=0 * lengths + 3, batch_tokens=rows * ROW, seq_len=ROW, final=final,
+            growing=False, min_fill=0.999, carry=0.5, step=0, seed=seed, schedule_seed=0,
+            members=members,
+        )
+    )  # fmt: skip
+    plan, went = selection.plan, selection.rows
+    check_plan(plan, lengths)
+    assert np.unique(went).size == went.size
+    assert final <= (went.size == plan.num_rows)
+    assert (went.size > 0) == bool(fits.any())
+    sizes = np.diff(selection.batches)
+    assert ((sizes > 0) & (sizes <= rows)).all()
+    batch_of_row = np.full(plan.num_rows, -1)
+    batch_of_row[went] = np.repeat(np.arange(len(sizes)), sizes)
+    batch = np.repeat(batch_of_row, np.diff(plan.row_offsets))
+    ends = [np.concatenate([[0], np.cumsum(group)]) for group in groups]
+    for g in np.flatnonzero(fits):
+        own = plan.document == g
+        assert np.unique(batch[own]).size == 1  # whole in one batch, or whole in the window
+        assert sorted(plan.start[own]) == ends[g][:-1].tolist()  # a segment for each document
+        assert sorted(plan.stop[own]) == ends[g][1:].tolist()
+
+
+def test_batches_are_as_full_as_rows_would_be() -> None:
+    rng = np.random.default_rng(0)
+    made = [
+        {"tokens": [1] * n, "pair": i // 2}
+        for i, n in enumerate(np.minimum(rng.lognormal(4, 0.9, 3000).astype(int) + 1, 512).tolist())
+    ]
+    loader = PackedLoader(
+        PackedDataset(
+            made,
+            seq_len=512,
+            batch_rows=8,
+            group="pair",
+            group_within="batch",
+            document_fields={"pair": "int64"},
+            window=WindowConfig(rows=128),
+        )
+    )
+    fills = [batch.composition.placed / (batch.rows * batch.seq_len) for batch in loader]
+    assert np.mean(fills[:-1]) > 0.97
