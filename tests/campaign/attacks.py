@@ -8,6 +8,7 @@ from functools import partial
 from tests.campaign.attack import MakeAttack
 from tests.campaign.shards import KINDS, attack_shards
 from tests.campaign.states import attack_growth, attack_states
+from tests.campaign.values import attack_chats, attack_fields, attack_groups
 
 __all__ = ["ATTACKS", "Limits"]
 
@@ -31,4 +32,7 @@ ATTACKS: dict[str, Limits] = {
     **{f"shards-{kind}": Limits(partial(attack_shards, kind)) for kind in KINDS},
     "states": Limits(attack_states),
     "growth": Limits(attack_growth),
+    "chats": Limits(attack_chats),
+    "fields": Limits(attack_fields),
+    "groups": Limits(attack_groups),
 }

@@ -36,24 +36,7 @@ def hostile(rng: random.Random, *, json_only: bool = False) -> Any:
         b"\xff\0", (1, 2), {1: 2}, {None: 1}, {"a", "b"}, object(), int, len, 1j, Decimal("NaN"),
         datetime(1, 1, 1), np.float32("nan"), np.int64(-5), np.array([]), np.array([[1, 2]]),
         np.array(["a"]), np.array([1.5, np.inf]), np.array([None, {}]), range(3), iter([1]),
-        np.array([2**63], dtype=np.uint64), np.zeros(3, dtype=[("a", int)]), _Odd(),
+        np.array([2**63], dtype=np.uint64), np.zeros(3, dtype=[("a", int)]),
     ]  # fmt: skip
     return rng.choice(strange)
 
-
-class _Odd:
-    """Whatever it is asked, it raises."""
-
-    def __len__(self) -> int:
-        raise ValueError("odd")
-
-    def __iter__(self) -> Any:
-        raise ValueError("odd")
-
-    def __bool__(self) -> bool:
-        raise ValueError("odd")
-
-    def __eq__(self, other: object) -> bool:
-        raise ValueError("odd")
-
-    __hash__ = None  # type: ignore[assignment]
