@@ -233,7 +233,6 @@ class Pace:
 
         return sync(filesystem.loop, limited)
 
-
     def _call_plain(
         self, filesystem: Any, method: str, args: Any, num_bytes: int, options: dict[str, Any]
     ) -> Any:

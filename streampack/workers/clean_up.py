@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["whole_clean_up"]
@@ -23,16 +23,14 @@ def whole_clean_up() -> Iterator[None]:
     """
     came: list[int] = []
     before: Any = None
-    with suppress(ValueError):  # handlers are the main thread's; no other one is interrupted
+    if threading.current_thread() is threading.main_thread():  # no other one is interrupted
         before = signal.getsignal(signal.SIGINT)
-        if callable(before):
-            signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-        else:
-            before = None
+    if callable(before):
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        if before is not None:
+        if callable(before):
             signal.signal(signal.SIGINT, before)
         if came:
             again = threading.Timer(AGAIN_S, _send_again)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from streampack.errors import StreampackError
 
-__all__ = ["Attack", "Finding", "outcome_of"]
+__all__ = ["Attack", "FoundError", "outcome_of"]
 
 #: One case: it returns in a word how it ended, raises a `StreampackError` where the library
 #: refused it, and anything else is a finding.
@@ -19,7 +19,7 @@ Attack = Callable[[random.Random], str]
 MakeAttack = Callable[[Path], Attack]
 
 
-class Finding(Exception):
+class FoundError(Exception):
     """The library did something that it must not do, without an error."""
 
 

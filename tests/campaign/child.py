@@ -1,4 +1,4 @@
-"""``python -m tests.campaign.child NAME SEED FIRST FOLDER``: cases of one attack, until it is ended.
+"""``python -m tests.campaign.child NAME SEED FIRST FOLDER``: cases of an attack, until it is ended.
 
 Every case is announced before it begins, so that whoever reads knows which one took the process
 with it or does not end. A case depends on the seed, the attack and its own number alone.

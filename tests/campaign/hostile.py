@@ -29,7 +29,10 @@ def hostile(rng: random.Random, *, json_only: bool = False) -> Any:
         [-100], [2**40], [1.5], [float("nan")], ["\0"], {"role": "assistant"}, "{" * 3000,
     ]  # fmt: skip
     if rng.random() < 0.1:
-        return _deep(rng.choice([40, 90, 101, 150] if json_only else [40, 101, 600, 900]), rng.choice([list, dict]))
+        return _deep(
+            rng.choice([40, 90, 101, 150] if json_only else [40, 101, 600, 900]),
+            rng.choice([list, dict]),
+        )
     if json_only or rng.random() < 0.7:
         return rng.choice(plain)
     strange: list[Any] = [
@@ -39,4 +42,3 @@ def hostile(rng: random.Random, *, json_only: bool = False) -> Any:
         np.array([2**63], dtype=np.uint64), np.zeros(3, dtype=[("a", int)]),
     ]  # fmt: skip
     return rng.choice(strange)
-

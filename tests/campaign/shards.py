@@ -1,4 +1,4 @@
-"""Damaged shards of every format: nothing lost in silence, and the same when they are read again."""
+"""Damaged shards of every format: nothing lost in silence, and the same when read again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from tests.campaign.attack import Attack, Finding
+from tests.campaign.attack import Attack, FoundError
 from tests.support.damage import damaged
 from tests.support.every_source import SOURCES
 from tests.support.source_contract import read_lane
@@ -47,13 +47,13 @@ def attack_shards(kind: str, folder: Path) -> Attack:
             found, blocks = _read(source, skips)
             again = Skips("skip")
             if blocks != _read(source, again)[1] or skips.records != again.records:
-                raise Finding("the second reading differs from the first")
+                raise FoundError("the second reading differs from the first")
             if blocks:
                 _check_rest(source, blocks, skips, rng.randrange(len(blocks)))
             lost_shards = any(record[2] for record in skips.records)
             least = _declared(kind, files, count)
             if not lost_shards and found + skips.count < least and len(source.manifest) == shards:
-                raise Finding(f"{found} and {skips.count} skipped of {least}")
+                raise FoundError(f"{found} and {skips.count} skipped of {least}")
             return "part" if skips.count else "whole"
         finally:
             path.write_bytes(whole[path])
@@ -72,7 +72,7 @@ def _check_rest(source: ShardedSource, blocks: list[Any], skips: Skips, after: i
     lane = source.lanes(1, seed=0, epoch=0, shuffle=True)[0]
     rest = read_lane(lane, blocks[after][1], Skips("skip"))
     if [block for block, _ in rest] != [block for block, _ in blocks[after + 1 :]]:
-        raise Finding(f"what follows block {after} is something else from its cursor")
+        raise FoundError(f"what follows block {after} is something else from its cursor")
 
 
 def _declared(kind: str, files: list[Path], count: int) -> int:

@@ -18,7 +18,7 @@ from streampack import ContextSchedule, PackedDataset, PackedLoader, Topology, W
 from streampack.cli.where import where
 from streampack.lane.state import checksum
 from streampack.packing import BestFitDecreasing, Decomposition
-from tests.campaign.attack import Attack, Finding
+from tests.campaign.attack import Attack, FoundError
 from tests.campaign.hostile import hostile
 from tests.support.every_source import MIXTURES, PACKERS, SEQ_LEN, SOURCES
 from tests.support.memory_source import MemorySource
@@ -43,7 +43,11 @@ def attack_states(folder: Path) -> Attack:
             ("chat", PACKERS[0], {}),
             ("mixture-columns", PACKERS[2], {}),
             ("mixture-streams", PACKERS[0], {"attention": "row"}),
-            ("parquet-tokens", PACKERS[4], {"boundaries": ContextSchedule(start=4, end=SEQ_LEN, batches=8)}),
+            (
+                "parquet-tokens",
+                PACKERS[4],
+                {"boundaries": ContextSchedule(start=4, end=SEQ_LEN, batches=8)},
+            ),
             ("tar", Decomposition(seq_lens=(8, 16, SEQ_LEN)), {}),
         ]
     ):
@@ -73,7 +77,7 @@ def attack_states(folder: Path) -> Attack:
         loader.load_state_dict(state, allow=allow)
         found = [identity(batch) for batch in loader]
         if not is_forged and found != batches[at:]:
-            raise Finding(f"a state after {at} batches gives others: {json.dumps(state)[:300]}")
+            raise FoundError(f"a state after {at} batches gives others: {json.dumps(state)[:300]}")
         return "forged and accepted" if is_forged else "accepted"
 
     return attack
@@ -178,9 +182,9 @@ def attack_growth(folder: Path) -> Attack:
                 seen.update(batch.input_ids[batch.document_ids >= 0].tolist())
             state = loader.state_dict()
         if set(seen.values()) - {1}:
-            raise Finding("a token came twice after a source was added")
+            raise FoundError("a token came twice after a source was added")
         if len(seen) != first:
-            raise Finding(f"{first - len(seen)} tokens are missing after sources were added")
+            raise FoundError(f"{first - len(seen)} tokens are missing after sources were added")
         return "grown"
 
     return attack

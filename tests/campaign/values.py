@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow as pa
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, sources
-from streampack.errors import StreampackError
 from streampack.packing import BestFitDecreasing, Pad
-from tests.campaign.attack import Attack, Finding
+from streampack.tokenization import pieces
+from tests.campaign.attack import Attack, FoundError
 from tests.campaign.hostile import hostile
-from tests.support.chats import CHATML, messages, with_template
+from tests.support.chats import CHATML, bpe_tokenizer, messages, with_template
 from tests.support.corpora import byte_tokenizer
 
-__all__ = ["attack_chats", "attack_fields", "attack_groups"]
+__all__ = ["attack_chats", "attack_fields", "attack_groups", "attack_pieces"]
 
 COUNT = 24  # records of a case
 TALKS: list[Callable[[int], dict[str, Any]]] = [
     lambda i: {"messages": messages(f"ask {i}", f"say {i}")},
-    lambda i: {"conversations": [{"from": "human", "value": f"{i}?"}, {"from": "gpt", "value": "!"}]},
+    lambda i: {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
     lambda i: {"instruction": f"do {i}", "input": "x", "output": f"done {i}", "system": "s"},
     lambda i: {"prompt": f"{i} is", "completion": f" {i}"},
     lambda i: {"prompt": messages(f"q {i}"), "completion": [{"role": "assistant", "content": "a"}]},
@@ -63,7 +63,17 @@ def _harmed(rng: random.Random, record: dict[str, Any], *, json_only: bool) -> A
     if kind == "drop":
         del holder[key]
     elif kind == "add" and isinstance(holder, dict):
-        names = ["tools", "system", "history", "loss_mask", "labels", "weight", "name", "\0", "chosen"]
+        names = [
+            "tools",
+            "system",
+            "history",
+            "loss_mask",
+            "labels",
+            "weight",
+            "name",
+            "\0",
+            "chosen",
+        ]
         holder[rng.choice(names)] = hostile(rng, json_only=json_only)
     else:
         holder[key] = hostile(rng, json_only=json_only)
@@ -71,16 +81,16 @@ def _harmed(rng: random.Random, record: dict[str, Any], *, json_only: bool) -> A
 
 
 def _accounted(dataset: PackedDataset, count: int, *, per_record: int = 1) -> PackedLoader:
-    """Run to the end; raises `Finding` unless every record is a document, or is counted as lost."""
+    """Run to the end; raises `FoundError` unless every record is a document, or is counted as lost."""
     loader = PackedLoader(dataset)
     for batch in loader:
         if (batch.input_ids < 0).any() or (batch.labels < -100).any():
-            raise Finding("a batch holds what is no token id")
+            raise FoundError("a batch holds what is no token id")
     told = loader.metrics()
     found = told.composition.documents + told.composition.documents_lost + told.empty_documents
     least, most = count - told.skipped, (count - told.skipped) * per_record
     if not least <= found <= most:
-        raise Finding(f"{found} documents and {told.skipped} skipped of {count} records")
+        raise FoundError(f"{found} documents and {told.skipped} skipped of {count} records")
     return loader
 
 
@@ -137,6 +147,30 @@ def _table(records: list[Any]) -> pa.Table:
         return pa.table({"messages": [messages("a", "b")] * COUNT})
 
 
+def attack_pieces(folder: Path) -> Attack:
+    """Texts that are tokenized in pieces: the ids of the whole."""
+    engines = [byte_tokenizer(), bpe_tokenizer()]
+    assert all(map(pieces.can_be_cut, engines))
+    pieces.PIECE = 7
+    units = [
+        *"\n\n\r\t  \u00a0\u3000\u2028ab'sE1 .{\u0301\u4e2d\x00\ufeff",
+        "it's\nAn",
+        ".\nThe",
+        "x\nA",
+    ]
+
+    def attack(rng: random.Random) -> str:
+        text = "".join(rng.choice(units) for _ in range(rng.randint(8, 200)))
+        for engine in engines:
+            parts = engine.encode_batch(pieces.pieces_of(text), add_special_tokens=False)
+            whole = engine.encode(text, add_special_tokens=False).ids
+            if [number for part in parts for number in part.ids] != whole:
+                raise FoundError(f"other ids in pieces: {text!r}")
+        return "same"
+
+    return attack
+
+
 def attack_fields(folder: Path) -> Attack:
     """Fields of tokens and documents, and labels, of which some values are wrong."""
 
@@ -154,8 +188,8 @@ def attack_fields(folder: Path) -> Attack:
         harmed = rng.sample(range(COUNT), rng.randint(1, 4))
         form = rng.choice(["list", "lines", "table"])
         for i in harmed:
-            records[i][rng.choice(["adv", "score", "ids", *["labels"] * labelled])] = (
-                hostile(rng, json_only=form != "list")
+            records[i][rng.choice(["adv", "score", "ids", *["labels"] * labelled])] = hostile(
+                rng, json_only=form != "list"
             )
         names: dict[str, Any] = {"tokens": "ids"}
         if labelled:
@@ -186,14 +220,17 @@ def attack_fields(folder: Path) -> Attack:
                 seen[first] += 1
                 values = batch.fields["adv"][own].double().numpy()
                 if first not in harmed and not (values == first % 2).all():
-                    raise Finding(f"document {first} has another's values in a field")
-                if first not in harmed and float(batch.document_fields["score"][number]) != first % 2:
-                    raise Finding(f"document {first} has another's score")
+                    raise FoundError(f"document {first} has another's values in a field")
+                if (
+                    first not in harmed
+                    and float(batch.document_fields["score"][number]) != first % 2
+                ):
+                    raise FoundError(f"document {first} has another's score")
                 if np.isnan(values).any():
-                    raise Finding("a field is NaN")
+                    raise FoundError("a field is NaN")
         missing = [i for i in range(COUNT) if i not in harmed and not seen[i]]
         if missing:
-            raise Finding(f"documents {missing} are missing")
+            raise FoundError(f"documents {missing} are missing")
         _count(loader, COUNT)
         return form
 
@@ -204,7 +241,7 @@ def _count(loader: PackedLoader, count: int) -> None:
     told = loader.metrics()
     found = told.composition.documents + told.composition.documents_lost + told.empty_documents
     if found + told.skipped != count:
-        raise Finding(f"{found} documents and {told.skipped} skipped of {count}")
+        raise FoundError(f"{found} documents and {told.skipped} skipped of {count}")
 
 
 def attack_groups(folder: Path) -> Attack:
@@ -230,7 +267,11 @@ def attack_groups(folder: Path) -> Attack:
             path.write_text("".join(json.dumps(record) + "\n" for record in records))
             parts[name] = sources.JSONL(path, tokens="ids", reading=sources.Reading(
                 block_documents=rng.randint(1, 9), open_shards=rng.randint(1, 3)))  # fmt: skip
-        source = parts["a"] if len(parts) == 1 else sources.Mixture(parts, weights=dict.fromkeys(parts, 1))
+        source = (
+            parts["a"]
+            if len(parts) == 1
+            else sources.Mixture(parts, weights=dict.fromkeys(parts, 1))
+        )
         dataset = PackedDataset(
             source, packer=BestFitDecreasing(seq_len=32, overflow="drop"), batch_rows=2,
             window=WindowConfig(rows=6), lanes=rng.randint(1, 3), group="g",
@@ -248,13 +289,13 @@ def attack_groups(folder: Path) -> Attack:
                 row_of.setdefault(group_of[name], set()).add((k, int(own.any(dim=1).nonzero()[0])))
         told = loader.metrics()
         if max(seen.values(), default=1) > 1:
-            raise Finding("a document came twice")
+            raise FoundError("a document came twice")
         if not harmed and any(len(rows) > 1 for rows in row_of.values()):
-            raise Finding("a group lies in several rows")
+            raise FoundError("a group lies in several rows")
         lost = told.composition.documents_lost
         whole = sum(seen.values())
         if not told.skipped and lost == 0 and whole != first:
-            raise Finding(f"{first - whole} of {first} documents are missing")
+            raise FoundError(f"{first - whole} of {first} documents are missing")
         return "skipped" if told.skipped else "whole"
 
     return attack

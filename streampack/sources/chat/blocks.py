@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from streampack.documents import Conversation, Conversations, Documents
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
-from streampack.reading.nesting import MOST_NESTED
 from streampack.reading.base import Block
+from streampack.reading.nesting import MOST_NESTED
 from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import BrokenDocumentError
 from streampack.sources.chat.labelled import labelled_ids_of
