@@ -206,7 +206,7 @@ class Pace:
         Args:
             filesystem: of fsspec.
             method: its name, or a coroutine function. What is not asynchronous is called as it is,
-                with the limits that it may have itself.
+                with the limits that it may have itself; only hf:// is given up as well.
             args: for the method.
             num_bytes: that it is to bring; 0 for a short answer.
             options: for the method.
@@ -246,7 +246,8 @@ class Pace:
         progress: Progress | None = None
         if method == "get_file":
             progress = options["callback"]
-            call = partial(_stream_file, filesystem, *args, progress)
+            url, path = args
+            call = partial(_stream_file, filesystem, url, path, progress)
         done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
         def run() -> None:

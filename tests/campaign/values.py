@@ -81,7 +81,7 @@ def _harmed(rng: random.Random, record: dict[str, Any], *, json_only: bool) -> A
 
 
 def _accounted(dataset: PackedDataset, count: int, *, per_record: int = 1) -> PackedLoader:
-    """Run to the end; raises `FoundError` unless every record is a document, or is counted as lost."""
+    """Run to the end; `FoundError` unless every record is a document or counted as lost."""
     loader = PackedLoader(dataset)
     for batch in loader:
         if (batch.input_ids < 0).any() or (batch.labels < -100).any():
