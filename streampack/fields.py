@@ -125,7 +125,7 @@ def _cast(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The values in a dtype, and where in `part` one is NaN or does not fit."""
     if values.dtype.kind not in "biuf":
-        return np.zeros(len(values), dtype=dtype), np.arange(part.start, part.stop)[:1]
+        return np.zeros(len(values), dtype=dtype), np.arange(part.start, part.stop)
     with np.errstate(invalid="ignore", over="ignore"):
         made = values.astype(dtype, copy=False)
     given, cast = values[part], made[part]

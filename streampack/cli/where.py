@@ -17,7 +17,8 @@ from rich.table import Table
 from streampack.cli.corpus import reopen_corpus
 from streampack.cli.saved import one_state
 from streampack.cli.say import say
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StreampackError
+from streampack.lane.state import damaged
 from streampack.reading.sharded import ShardedSource
 from streampack.run.place import LanePlace, SourcePlace, lane_places, members, run_words
 
@@ -46,6 +47,15 @@ def where(
 ) -> None:
     """Say in words where a run is: the next batch, and what every lane reads and holds."""
     state = one_state(states)
+    try:
+        _show(state, source, as_json)
+    except StreampackError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise damaged(f"What the state says cannot be shown ({type(error).__name__}).") from error
+
+
+def _show(state: dict[str, Any], source: Sequence[str], as_json: bool) -> None:
     corpora = _corpora(source, members(state["fingerprint"]))
     places = lane_places(state, corpora)
     if as_json:

@@ -38,7 +38,8 @@ def cursor_words(cursor: Mapping[str, Any] | None) -> list[str]:
         return ["the beginning"]
     if "given" in cursor and isinstance(cursor.get("at"), Mapping):  # of a `GroupedReader`
         return cursor_words(cursor["at"])
-    if isinstance(opened := cursor.get("open"), list):
+    opened = cursor.get("open")
+    if isinstance(opened, list) and all(isinstance(p, list) and len(p) == 3 for p in opened):
         return [f"{at or 0:,} in the lane's shard {piece}" for piece, at, _ in opened] or [
             "the end"
         ]

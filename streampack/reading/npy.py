@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import numpy as np
 
 from streampack.reading.integer_arrays import INTEGER_DTYPES
 
-__all__ = ["NPY_MAGIC", "npy_header"]
+__all__ = ["NPY_MAGIC", "no_npy", "npy_header"]
 
 NPY_MAGIC = b"\x93NUMPY"
+
+
+def no_npy(error: Exception) -> str:
+    """What numpy says of a file, without the addresses of its objects: the same every time."""
+    return f"is not a .npy file ({re.sub(' object at 0x[0-9a-f]+', '', str(error))})"
 
 
 def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
@@ -37,7 +43,7 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
         else:
             return f"has a .npy file of version {version[0]}.{version[1]}"
     except Exception as error:  # numpy evaluates the header, which can raise nearly anything
-        return f"is not a .npy file ({error})"
+        return no_npy(error)
     if dtype.hasobject:
         return "holds pickled objects, which are never loaded"
     kind = next((k for k, known in INTEGER_DTYPES.items() if known == dtype), 0)

@@ -46,6 +46,12 @@ class RecordFields:
         self._lacking.update(lacking)
         arrays = {name: _numbers(given[name], name, num_tokens) for name in token if name in given}
         values = {name: _number(given[name], name) for name in types.document if name in given}
+        if not types.optional:  # or a map may have them in another dtype
+            arrays = {name: _whole(array, name, token[name]) for name, array in arrays.items()}
+            values = {
+                name: _whole(np.array([value]), name, types.document[name])[0]
+                for name, value in values.items()
+            }
         for name, array in arrays.items():
             self._token.setdefault(name, []).append(array)
         for name, value in values.items():
@@ -90,4 +96,23 @@ def _number(value: Any, name: str) -> Any:
         raise BrokenDocumentError(f'has a text in "{name}", not a number. {TEXT_REMEDY[:-1]}')
     if not isinstance(value, Real):
         raise BrokenDocumentError(f'has a {type(value).__name__} in "{name}", not a number')
+    value = value if isinstance(value, int | float) else float(value)
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        raise BrokenDocumentError(f'has a number of more than 64 bits in "{name}"')
     return value
+
+
+def _whole(values: NDArray[Any], name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """(T,) values of a record, in the dtype of the field if it is one of integers.
+
+    Joined with those of another record, large integers could become floats that lie beside them.
+    """
+    if dtype.kind not in "iu" or values.dtype.kind not in "iuf":
+        return values
+    with np.errstate(invalid="ignore"):
+        made = values.astype(dtype)
+    wrong = np.flatnonzero(made != values)
+    if len(wrong):
+        what = f'holds {values[wrong[0]]!s} in its field "{name}"'
+        raise BrokenDocumentError(f"{what}, and the field is {dtype.name}")
+    return made

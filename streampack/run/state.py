@@ -302,8 +302,9 @@ def check_structure(state: Mapping[str, Any]) -> None:
     fingerprint, lanes = state["fingerprint"], state["lanes"]
     if not isinstance(fingerprint, Mapping) or not is_count(fingerprint.get("lanes"), 1):
         raise damaged("The state's fingerprint names no number of lanes.")
-    if not isinstance(fingerprint.get("packer"), Mapping):
-        raise damaged("The state's fingerprint names no packer.")
+    for name in ("packer", "source"):
+        if not isinstance(fingerprint.get(name), Mapping):
+            raise damaged(f"The state's fingerprint names no {name}.")
     for name in ("version", "next_batch"):
         if not is_count(state[name], 0):
             raise damaged(f"The state's {name} is {state[name]!r:.80}.")

@@ -23,6 +23,7 @@ from streampack.lane.lane import warm_up
 from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
 from streampack.numeric import real_number, whole_number
+from streampack.workers.clean_up import whole_clean_up
 from streampack.workers.receiver import FieldsAhead, Receiver
 from streampack.workers.worker_handle import WorkerHandle
 
@@ -143,8 +144,9 @@ def feed_from_workers(
                     del running[lane]
                 yield item
     finally:
-        for receiver in receivers:
-            receiver.stop()
-        for worker in workers[len(receivers) :]:
-            worker.end_process()
-            worker.close()
+        with whole_clean_up():
+            for receiver in receivers:
+                receiver.stop()
+            for worker in workers[len(receivers) :]:
+                worker.end_process()
+                worker.close()

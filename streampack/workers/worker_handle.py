@@ -9,13 +9,15 @@ import pickle
 import signal
 import weakref
 from contextlib import suppress
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
 from streampack.job.topology import Topology
 from streampack.lane.sharing import Sharing
+from streampack.workers import fork_server
+from streampack.workers.fork_server import WORKER_NAME
 from streampack.workers.messages import receive_message
 from streampack.workers.worker import LOOP_SIGNALS, Failed, Message, held_back, run_worker
 
@@ -46,15 +48,25 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _before_spawning() -> None:
+def _before_spawning(method: str) -> None:
     """Standard streams that are closed become /dev/null, which Python cannot spawn without.
 
-    Python's own helper is started where it needs no signal held back, which it would let through.
+    Python's own helpers are started first: the resource tracker where it needs no signal held back,
+    which it would let through, and the fork server where a Ctrl-C cannot end it while it loads.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
     resource_tracker.ensure_running()
+    if method == "forkserver":
+        server: Any = forkserver._forkserver
+        preload = server._preload_modules
+        server._preload_modules = [*preload, fork_server.__name__]
+        try:
+            with held_back((signal.SIGINT,)):
+                server.ensure_running()
+        finally:
+            server._preload_modules = preload
 
 
 class WorkerHandle:
@@ -86,7 +98,7 @@ class WorkerHandle:
         self._lanes = list(states)
         method = context.get_start_method()
         if method != "fork":
-            _before_spawning()
+            _before_spawning(method)
         self.receiver, sender = context.Pipe(duplex=False)
         # Room for the batches to be made ahead and not for many more: what a worker has sent is
         # memory held, and a dead worker is noticed only after it.
@@ -105,7 +117,7 @@ class WorkerHandle:
                 sender,
                 inherited if forked else [],
             ),
-            name=f"streampack-worker-{number}",
+            name=f"{WORKER_NAME}-{number}",
             daemon=True,
         )
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
 from streampack.errors import ConfigError, StateError
+from streampack.lane.state import checksum
 from streampack.packing import BestFitDecreasing
 from streampack.run.state import RunState
 from tests.support.corpora import byte_tokenizer, write_mds
@@ -131,6 +133,20 @@ def test_the_same_comes_as_json(corpus: str, tmp_path: Path) -> None:
     for lane in found["lanes"]:
         for words in lane["sources"][0]["words"]:
             assert re.fullmatch(r"(document \d+|the beginning|\d+%) of shard\.\d+\.mds", words)
+
+
+@pytest.mark.parametrize("missing", ["source", "packer", "batch_tokens", "window", "seed"])
+@pytest.mark.parametrize("instead", [None, 3, "x", {}])
+def test_a_state_that_was_forged_is_refused_in_words(
+    corpus: str, tmp_path: Path, missing: str, instead: Any
+) -> None:
+    path = saved(tmp_path, "forged", make(sources.MDS(corpus, column="tokens")), 6)
+    state = json.loads(path.read_text())
+    state["fingerprint"][missing] = instead
+    state["checksum"] = checksum({k: v for k, v in state.items() if k not in ("checksum", "lanes")})
+    path.write_text(json.dumps(state))
+    with suppress(StateError):
+        assert "Next is batch" in run(path)  # of what is only named it makes no sense and no harm
 
 
 def test_states_that_do_not_belong_together_are_named(corpus: str, tmp_path: Path) -> None:

@@ -400,6 +400,24 @@ def test_forged_columns_are_refused_or_give_the_same_batches(
     assert found == FOLLOWING
 
 
+@pytest.mark.parametrize("part", [-1, -99, 1 << 60, "1", None])
+def test_a_forged_number_of_a_part_is_refused_or_ends_the_lane(part: object) -> None:
+    own = STATE["lanes"]["0"]
+    forged = signed(STATE, "0", cursor={**own["cursor"], "part": part})
+    with pytest.raises(StateError):
+        _taken_up(make_dataset(), forged)
+
+
+@pytest.mark.parametrize("source", [3, {"sources": {"a": 1, "b": {}}}, {"sources": {"a": {1: 2}}}])
+def test_a_forged_source_is_refused_where_it_may_have_grown(source: object) -> None:
+    forged = {**MIXED_STATE, "fingerprint": {**MIXED_STATE["fingerprint"], "source": source}}
+    head = {name: forged[name] for name in forged if name not in ("checksum", "lanes")}
+    with pytest.raises(StateError):
+        PackedLoader(make_mixed()).load_state_dict(
+            {**forged, "checksum": checksum(head)}, allow={"source"}
+        )
+
+
 def test_columns_that_cannot_be_read_are_refused_with_their_lane() -> None:
     one = encode_columns(np.ones((5, 1), dtype=np.int64))
     for text in ("", "?", "é", one[:-4], one + one, one):

@@ -146,6 +146,23 @@ def test_flipped_bits_are_an_error_or_other_documents_and_never_a_crash(
             assert len(found) <= 12
 
 
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_a_batch_whose_number_of_rows_is_damaged_is_never_lost_in_silence(
+    form: str, tmp_path: Path
+) -> None:
+    whole = written(tmp_path / "a.arrow", form).read_bytes()
+    eleven = np.int64(11).tobytes()
+    places = [at for at in range(0, len(whole) - 7, 4) if whole[at : at + 8] == eleven]
+    refused = 0
+    for at in places:
+        (tmp_path / "a.arrow").write_bytes(whole[:at] + bytes(8) + whole[at + 8 :])
+        try:
+            assert len(read_all(Arrow(tmp_path / "a.arrow"))) == 60
+        except (ContentError, ConfigError):
+            refused += 1
+    assert refused >= 5  # batches of eleven rows
+
+
 def test_a_batch_that_unfolds_to_a_multiple_no_document_has_is_refused(tmp_path: Path) -> None:
     table = pa.table({"text": ["a" * (8 << 20)]})
     path = written(tmp_path / "a.arrow", "file-zstd", table)

@@ -46,6 +46,20 @@ SHARED: dict[str, Records] = {
 }
 
 
+def test_what_is_nested_deeper_than_json_may_be_is_skipped_in_memory_too() -> None:
+    deep: Any = 0
+    for _ in range(5000):
+        deep = [deep]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": deep}}]
+    source = sources.Chat([*CHATS[:3], {**CHATS[3], "tools": tools}], template=CHATML)
+    made = PackedDataset(
+        source, seq_len=256, tokenizer=BPE, on_error="skip", topology=Topology(), lanes=1
+    )
+    loader = PackedLoader(made)
+    assert sum(batch.num_documents for batch in loader) == 3
+    assert loader.metrics().skipped == 1
+
+
 class MapStyle:
     """What torch calls a map-style dataset."""
 

@@ -239,6 +239,7 @@ BROKEN = {
     "text": ({"place": ["x"] * 5}, "place"),
     "no number": ({"score": "high"}, "score"),
     "nan": ({"score": float("nan")}, "nan in its field"),
+    "huge": ({"score": 10**30}, "score"),
 }
 
 
@@ -253,6 +254,26 @@ def test_a_record_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_pat
             list(PackedLoader(dataset(source)))
         loader = PackedLoader(dataset(source, on_error="skip"))
         assert sum(batch.num_tokens for batch in loader) == 30
+        assert loader.metrics().skipped == 1
+
+
+@pytest.mark.parametrize("wrong", [10**30, 2**63, 0.5, -(2**63) - 1])
+def test_values_beside_one_that_does_not_fit_stay_what_they_are(wrong: Any, tmp_path: Path) -> None:
+    large = 2**53 + 1  # which no float is
+    rows = [{"ids": [n], "size": large + n, "places": [large + n]} for n in range(7)]
+    rows[3] |= {"size": wrong}
+    path = _lines(tmp_path, rows)
+    for source in (sources.JSONL(path, tokens="ids"), sources.Iterable(rows, tokens="ids")):
+        loader = PackedLoader(
+            dataset(
+                source,
+                on_error="skip",
+                token_fields={"places": "int64"},
+                document_fields={"size": "int64"},
+            )
+        )
+        found = [n for batch in loader for n in batch.document_fields["size"].tolist()]
+        assert sorted(found) == [large + n for n in range(7) if n != 3]
         assert loader.metrics().skipped == 1
 
 

@@ -382,6 +382,35 @@ def test_an_index_that_is_none_is_a_config_error(tmp_path: Path, text: str) -> N
         MDS(tmp_path, column="t").prepare()
 
 
+@pytest.mark.parametrize("version", [None, 0, 1, 3, "2", 2.5, True, [2]])
+@pytest.mark.parametrize("of_all", [False, True])
+def test_a_version_that_is_not_known_is_refused(
+    tmp_path: Path, version: object, of_all: bool
+) -> None:
+    corpus(tmp_path / "c", 5)
+    path = tmp_path / "c" / "index.json"
+    index = json.loads(path.read_text())
+    (index if of_all else index["shards"][-1])["version"] = version
+    path.write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=r"index\.json.* version.*Only MDS version 2"):
+        MDS(tmp_path / "c", column="tokens").prepare()
+
+
+def test_a_shard_without_a_version_is_refused_and_an_index_without_one_is_read(
+    tmp_path: Path,
+) -> None:
+    corpus(tmp_path / "c", 5)
+    path = tmp_path / "c" / "index.json"
+    index = json.loads(path.read_text())
+    del index["version"]  # as in one that was put together by hand: its shards say it
+    path.write_text(json.dumps(index))
+    assert len(read_all(MDS(tmp_path / "c", column="tokens"))) == 5
+    del index["shards"][0]["version"]
+    path.write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="names no version"):
+        MDS(tmp_path / "c", column="tokens").prepare()
+
+
 @pytest.mark.parametrize("value", [-1, 2**70, 1.5, "12", None, True])
 @pytest.mark.parametrize("field", ["samples", "bytes", "column_sizes"])
 def test_sizes_in_an_index_are_checked(tmp_path: Path, field: str, value: object) -> None:

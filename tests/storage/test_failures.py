@@ -14,6 +14,7 @@ import pytest
 from streampack.errors import ConfigError, StateError, StorageError
 from streampack.storage.failures import retry_after_s, without_secrets
 from streampack.storage.storage import Storage
+from tests.support.hub_server import hub_server
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import S3Server
 
@@ -91,6 +92,42 @@ def test_a_server_that_drips_is_given_up(
         words = failure(impatient, f"{server.url}/a.bin", act)
     assert "too slowly" in words
     assert "min_bytes_per_s" in words
+
+
+@pytest.mark.parametrize(
+    "act", [read, lambda storage, url: storage.read_range(url, 0, 5000)], ids=["body", "range"]
+)
+def test_a_hub_that_drips_or_falls_silent_is_given_up(
+    act: Callable[[Storage, str], Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    (tmp_path / "me" / "corpora").mkdir(parents=True)
+    (tmp_path / "me" / "corpora" / "a.bin").write_bytes(bytes(10_000))
+    for drip_s in (0.01, 60):
+        with hub_server(tmp_path, "token", drip_s) as endpoint:
+            storage = Storage(
+                cache_dir=tmp_path / "cache",
+                retries=1,
+                timeout_s=0.5,
+                min_bytes_per_s=20_000,
+                storage_options={"endpoint": endpoint, "token": "token"},
+            )
+            words = failure(storage, "hf://datasets/me/corpora/a.bin", act)
+        assert "too slowly" in words
+        assert "2 attempts" in words
+    assert not list((tmp_path / "cache").rglob("*a.bin"))
+
+
+def test_a_hub_that_keeps_the_pace_is_read_to_its_end(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    (tmp_path / "me" / "corpora").mkdir(parents=True)
+    (tmp_path / "me" / "corpora" / "a.bin").write_bytes(DATA[:100])
+    with hub_server(tmp_path, "token", 0.02) as endpoint:
+        options = {"endpoint": endpoint, "token": "token"}
+        storage = Storage(
+            cache_dir=tmp_path / "cache", timeout_s=1, min_bytes_per_s=5, storage_options=options
+        )
+        assert read(storage, "hf://datasets/me/corpora/a.bin") == DATA[:100]
 
 
 def test_a_slow_server_that_keeps_the_pace_is_read_to_its_end(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import io
 import json
 import logging
 import random
-import struct
 import sys
 import tarfile
 from collections.abc import Callable
@@ -27,9 +26,7 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources import JSONL, MDS, Parquet, WebDataset
 from tests.support.corpora import write_mds
-
-#: Numbers at which sums, shifts and products of 32 and 64 bits turn over.
-_EXTREME = [0, 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**61, 2**62 - 1, 2**62, 2**63 - 1, 2**64 - 1]
+from tests.support.damage import damaged
 
 Made = tuple[Path, Callable[[], ShardedSource]]
 
@@ -87,41 +84,6 @@ def _jsonl(folder: Path) -> Made:
     return folder / "a.jsonl", lambda: JSONL(folder / "a.jsonl", tokens="ids")
 
 
-def _with_checksums(data: bytearray) -> None:
-    """Let every header of a tar have the checksum of what it says, as an attacker would."""
-    for at in range(0, len(data) - 511, 512):
-        if data[at + 257 : at + 262] == b"ustar":
-            data[at + 148 : at + 156] = b" " * 8
-            data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
-
-
-def _damage(rng: random.Random, whole: bytes, path: Path) -> bytes:
-    data = bytearray(whole)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data))
-        if path.suffix == ".json" and (places := [i for i, b in enumerate(data) if 48 <= b <= 57]):
-            at = rng.choice(places)
-            data[at : at + 1] = str(rng.choice(_EXTREME)).encode()
-            continue
-        kind = rng.choice(["bit", "number", "digits", "cut", "copy"])
-        if kind == "bit":
-            data[at] ^= 1 << rng.randrange(8)
-        elif kind == "number":
-            data[at : at + 8] = struct.pack(rng.choice("<>") + "Q", rng.choice(_EXTREME))
-        elif kind == "digits":
-            data[at : at + 11] = b"%011o" % rng.randrange(8**11)
-        elif kind == "copy":
-            source = rng.randrange(len(data))
-            data[at : at + 16] = data[source : source + 16]
-        elif rng.random() < 0.3:
-            del data[at:]
-        if not data:
-            break
-    if path.suffix == ".tar" and rng.random() < 0.7:
-        _with_checksums(data)
-    return bytes(data)
-
-
 def _is_read_whole(make: Callable[[], ShardedSource]) -> bool:
     try:
         source = make()
@@ -146,7 +108,7 @@ def main(folder: str, seed: str, cases: str) -> None:
         whole = path.read_bytes()
         read = 0
         for _ in range(int(cases)):
-            path.write_bytes(_damage(rng, whole, path))
+            path.write_bytes(damaged(rng, whole, path))
             read += _is_read_whole(source)
         ended[make.__name__[1:]] = [read, int(cases) - read]
     print(json.dumps(ended))

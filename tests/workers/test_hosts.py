@@ -62,7 +62,7 @@ CLOSED_STREAMS = """
 """
 
 INTERRUPTED_TWICE = """
-    spawned = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context="spawn")
+    spawned = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context=METHOD)
     signal.signal(signal.SIGINT, lambda *_: None)
     def interrupt():
         while not done.wait(0.05):  # while they start, too
@@ -76,13 +76,51 @@ INTERRUPTED_TWICE = """
     thread.join()
 """
 
+INTERRUPTED_IN_CLEAN_UP = """
+    import multiprocessing, time
+    from streampack.workers.worker_handle import WorkerHandle
+    end_process = WorkerHandle.end_process
+    def slowly(worker):
+        os.kill(os.getpid(), signal.SIGINT)  # as from a terminal, in the middle of it
+        time.sleep(0.01)
+        end_process(worker)
+    WorkerHandle.end_process = slowly
+    other = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context=METHOD)
+    interrupts = 0
+    try:
+        for _ in other:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+    except KeyboardInterrupt:
+        interrupts += 1
+        assert not multiprocessing.active_children()
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            interrupts += 1
+    assert interrupts == 2
+    assert threading.active_count() == 1
+"""
+
+OTHER_CHILD = """
+    import multiprocessing, time
+    server = PackedLoader(make_dataset(), num_workers=1, multiprocessing_context="forkserver")
+    assert run(server) == expected
+    context = multiprocessing.get_context("forkserver")
+    child = context.Process(target=signal.pause)
+    child.start()
+    while child.exitcode is None:  # it may not wait for signals yet
+        os.kill(child.pid, signal.SIGINT)
+        child.join(0.1)
+"""
+
 LEFT_OPEN = """
     kept, alone = iter(loader), iter(PackedLoader(make_dataset()))
     next(kept), next(alone)
 """
 
 
-def ends_well(folder: Path, program: str) -> None:
+def ends_well(folder: Path, program: str, silently: bool = True) -> None:
     (folder / "program.py").write_text(BEGINNING + program)
     root = Path(__file__).parents[2]
     run = subprocess.run(
@@ -93,7 +131,7 @@ def ends_well(folder: Path, program: str) -> None:
         timeout=WAIT_S,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "Traceback" not in run.stderr
+    assert "Traceback" not in run.stderr or not silently
 
 
 def test_a_loop_ends_where_sigchld_is_ignored(tmp_path: Path) -> None:
@@ -125,8 +163,20 @@ def test_a_program_without_standard_streams_runs(tmp_path: Path) -> None:
     ends_well(tmp_path, CLOSED_STREAMS)
 
 
-def test_workers_that_are_spawned_say_nothing_of_ctrl_c_while_they_start(tmp_path: Path) -> None:
-    ends_well(tmp_path, INTERRUPTED_TWICE)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_spawned_say_nothing_of_ctrl_c_while_they_start(
+    tmp_path: Path, method: str
+) -> None:
+    ends_well(tmp_path, INTERRUPTED_TWICE.replace("METHOD", repr(method)))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_second_ctrl_c_waits_until_all_is_cleaned_up(tmp_path: Path, method: str) -> None:
+    ends_well(tmp_path, INTERRUPTED_IN_CLEAN_UP.replace("METHOD", repr(method)))
+
+
+def test_other_children_of_a_fork_server_that_was_started_here_hear_ctrl_c(tmp_path: Path) -> None:
+    ends_well(tmp_path, OTHER_CHILD, silently=False)  # Python tells of its KeyboardInterrupt
 
 
 def test_a_program_that_ends_with_loops_open_says_nothing_of_it(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ __all__ = ["MAGIC", "Batches"]
 MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MOST_UNFOLDED = 256  # times what is stored
-_ROWS, _BUFFERS, _COMPRESSION = 0, 2, 3  # fields of a record batch
+_ROWS, _NODES, _BUFFERS, _COMPRESSION = range(4)  # fields of a record batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,10 @@ def _content(message: Any) -> tuple[int, int]:
         batch = _follow(data, _field(data, _follow(data, 0), 2))
         at = _field(data, batch, _ROWS)
         (rows,) = struct.unpack_from("<q", data, at) if at else (0,)
+        nodes = _follow(data, _field(data, batch, _NODES))
+        columns, length = struct.unpack_from("<Iq", data, nodes)
+        if not columns or length != rows:
+            raise DamagedFileError(f"a batch of {rows} rows has other columns")
         if not _field(data, batch, _COMPRESSION):
             return rows, 0
         buffers, unfolded = _follow(data, _field(data, batch, _BUFFERS)), 0

@@ -12,6 +12,7 @@ from streampack.documents import Conversation, Conversations, Documents
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block
+from streampack.reading.nesting import MOST_NESTED
 from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import BrokenDocumentError
 from streampack.sources.chat.labelled import labelled_ids_of
@@ -118,13 +119,15 @@ def _listed(value: Any) -> Any:
     return value.tolist() if getattr(value, "ndim", 0) else value
 
 
-def record_size(value: Any) -> int:
-    """About the bytes of a record."""
+def record_size(value: Any, depth: int = 0) -> int:
+    """About the bytes of a record, without what is nested deeper than one may be."""
     if isinstance(value, str):
         return len(value)
+    if depth > MOST_NESTED:
+        return 0
     if isinstance(value, Mapping):
-        return sum(map(record_size, value.values()))
+        return sum(record_size(item, depth + 1) for item in value.values())
     if isinstance(value, list | tuple):
         is_ids = len(value) > 0 and isinstance(value[0], int)
-        return 4 * len(value) if is_ids else sum(map(record_size, value))
+        return 4 * len(value) if is_ids else sum(record_size(item, depth + 1) for item in value)
     return 4 * len(value) if getattr(value, "ndim", 0) else 4

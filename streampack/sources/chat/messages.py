@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streampack.reading.nesting import parse_json
+from streampack.reading.nesting import MOST_NESTED, parse_json
 from streampack.reading.records import BrokenDocumentError
 
 __all__ = ["MARKS", "messages_of", "tools_of"]
@@ -137,8 +137,13 @@ def tools_of(value: Any) -> Sequence[Any] | None:
     return tools
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: Any, depth: int = 0) -> Any:
     """Nested objects without the fields that are null."""
+    if depth > MOST_NESTED:  # in memory; what is read from text has been checked
+        raise BrokenDocumentError(f"is nested more than {MOST_NESTED} deep")
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        items = value.items()
+        return {key: _without_nulls(item, depth + 1) for key, item in items if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item, depth + 1) for item in value]
+    return value

@@ -47,6 +47,7 @@ STATUS = {
 }
 UNEVEN, TOO_LONG = 6, 7
 
+_WRITE_AGAIN = "Write the shards again with mosaicml-streaming's MDSWriter, or check the path."
 _LARGEST = 1 << 33  # of any number about a shard: its samples begin at 32-bit offsets
 
 
@@ -106,7 +107,9 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
         ConfigError: not an MDS index of version 2, or one that names files outside its directory.
     """
     try:
-        for shard in json.loads(text)["shards"]:
+        index = json.loads(text)
+        _check_version(index.get("version", 2), where)  # shards have theirs, which must be there
+        for shard in index["shards"]:
             yield _indexed_shard(shard, where)
     except ConfigError:
         raise
@@ -125,13 +128,25 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
         ) from error
 
 
-def _indexed_shard(shard: dict[str, Any], where: str) -> IndexedShard:
-    if shard["version"] != 2 or shard["format"] != "mds":
+def _check_version(version: Any, where: str) -> None:
+    """Raise `ConfigError` unless this is version 2, the only one that says what the fields mean."""
+    if version is None or version is True or version != 2:
+        named = "names no version" if version is None else f"is of version {version!r:.80}"
         raise ConfigError(
-            f"{where} lists a shard of format {shard['format']!r}, version {shard['version']!r}.",
-            "Only MDS version 2 can be read.",
-            "Convert the corpus with `streampack convert`.",
+            f"{where} {named}.",
+            "Only MDS version 2 can be read; in another one the same fields may mean other bytes.",
+            _WRITE_AGAIN,
         )
+
+
+def _indexed_shard(shard: dict[str, Any], where: str) -> IndexedShard:
+    if shard["format"] != "mds":
+        raise ConfigError(
+            f"{where} lists a shard of format {shard['format']!r:.80}.",
+            "Only MDS version 2 can be read.",
+            _WRITE_AGAIN,
+        )
+    _check_version(shard.get("version"), where)
     names = tuple(str(name) for name in shard["column_names"])
     encodings = tuple(str(encoding) for encoding in shard["column_encodings"])
     sizes = tuple(_natural(size or 0) for size in shard["column_sizes"])

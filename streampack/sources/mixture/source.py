@@ -245,6 +245,7 @@ def earlier_mixture(
         earlier = copy.copy(mixture)
         earlier.at_end, earlier.quantum_documents = saved["at_end"], int(saved["quantum_documents"])
         kept = [i for i, name in enumerate(then) if name in now]
+        fields = {name: sorted(map(str, {**then[name], **now[name]})) for name in names}
         knots = [(int(at), tuple(int(shares[i]) for i in kept)) for at, shares in saved["shares"]]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise StateError(
@@ -254,7 +255,7 @@ def earlier_mixture(
             "others after it.",
         ) from error
     for name in names:
-        for field in sorted({*then[name], *now[name]}):
+        for field in fields[name]:
             before, value = then[name].get(field), now[name].get(field)
             if before != value:
                 raise StateError(

@@ -114,7 +114,8 @@ def scan_tar(
         if real_size >= 0:
             size = real_size
         stored = size if not 49 <= kind <= 54 else np.int64(0)  # links, devices, folders: no data
-        regular = kind == 48 or kind == 55 or (kind == 0 and name[max(name_length - 1, 0)] != 47)
+        known = 49 <= kind <= 54 or 65 <= kind <= 90  # those, and what is some vendor's own
+        regular = not known and (kind != 0 or name[max(name_length - 1, 0)] != 47)
         stem = _stem(name, name_length) if regular else -1
         if stem >= 0:
             if not _same(key, key_length, name, stem):

@@ -14,6 +14,7 @@ from streampack.documents import Documents, Texts
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block
 from streampack.reading.integer_arrays import BAD_ID
+from streampack.reading.npy import no_npy
 from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import BrokenDocumentError, require_field, too_long
 from streampack.sources.tar.headers import DUPLICATE, MISSING, scan_tar
@@ -97,7 +98,7 @@ def array_in(content: bytes) -> NDArray[Any]:
     try:
         array: NDArray[Any] = formats.read_array(stream, allow_pickle=False)
     except Exception as error:  # numpy evaluates the header, which can raise nearly anything
-        raise BrokenDocumentError(f"is not a .npy file ({error})") from None
+        raise BrokenDocumentError(no_npy(error)) from None
     if stream.tell() != len(content):
         raise BrokenDocumentError(f"has {len(content) - stream.tell()} bytes after its .npy file")
     return array
