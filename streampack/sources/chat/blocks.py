@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Conversation, Conversations, Documents
+from streampack.documents import Conversations, Documents
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block
-from streampack.reading.record_fields import RecordFields
+from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import BrokenDocumentError
 from streampack.sources.chat.labelled import labelled_ids_of
 from streampack.sources.chat.records import conversation_of, known_shapes, shape_of
@@ -68,10 +68,9 @@ def block_of(
     tokenized: bool,
     shape: str | None,
     types: FieldTypes,
-    broken: Callable[[int, BrokenDocumentError], None],
     parse: Callable[[Any], Any] = lambda record: record,
-) -> Block:
-    """What records hold, without the broken ones, which `broken` is told by their numbers.
+) -> tuple[Block, dict[int, str]]:
+    """What records hold, without the broken ones, and what is wrong with those, by number.
 
     Args:
         records: N of them, or what `parse` makes one of.
@@ -79,28 +78,19 @@ def block_of(
         tokenized: they hold ids; otherwise conversations.
         shape: of all conversations; None tells it by each one's fields.
         types: the fields that are taken besides.
-        broken: told of a record that is no document.
         parse: makes a record of an item; it may raise `BrokenDocumentError` too.
     """
-    more = RecordFields(types)
-    good: list[int] = []
-    values: list[Any] = []
-    for i, item in enumerate(records):
-        try:
-            record = _plain(parse(item))
-            made: Any = labelled_ids_of(record) if tokenized else conversation_of(record, shape)
-            if isinstance(made, Conversation) and made.rejected is not None:
-                record |= {"group": 0, "chosen": True}  # filled in with the two documents
-            more.add(record, len(made[0]) if tokenized else None)
-        except BrokenDocumentError as reason:
-            broken(i, reason)
-            continue
-        good.append(i)
-        values.append(made)
-    if values and tokenized:
-        ids, masks = [v[0] for v in values], [v[1] for v in values]
-        return Documents.from_arrays(ids, origin[good], masks, more.of_tokens, more.of_documents)
-    return Conversations(values, origin[good], more.of_documents)
+
+    def read(item: Any) -> Read:
+        record = _plain(parse(item))
+        if tokenized:
+            return record, *labelled_ids_of(record)
+        made = conversation_of(record, shape)
+        if made.rejected is not None:
+            record |= {"group": 0, "chosen": True}  # filled in with the two documents
+        return record, made, None
+
+    return record_block(records, read, Documents if tokenized else Conversations, origin, types)
 
 
 def _plain(record: Any) -> dict[str, Any]:
