@@ -20,17 +20,17 @@ from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
 from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError
-from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
-from streampack.job.ending import End, Ranks
-from streampack.job.exchange import LONGEST_S, TIMEOUT_S
+from streampack.forecast.estimation import Estimate
+from streampack.job.ending import End, Ranks, check_end
+from streampack.job.exchange import TIMEOUT_S, checked_timeout_s
 from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
-from streampack.numeric import real_number, whole_number
-from streampack.progress import Moment, with_progress
+from streampack.numeric import whole_number
 from streampack.run.ahead import Ahead
 from streampack.run.by_source import SourceReport
+from streampack.run.progress import with_progress
 from streampack.run.rank import RankRun
 from streampack.workers.feed import (
     LaneStates,
@@ -109,7 +109,7 @@ class PackedLoader:
         workers = WorkerSettings.checked(
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
-        _check_end(end)
+        check_end(end)
         if not isinstance(dataset, PackedDataset):
             raise ConfigError(
                 f"The dataset is a {type(dataset).__name__}.",
@@ -127,10 +127,10 @@ class PackedLoader:
             None if device is None else DeviceCopies(device)
         )
         self._pin_memory = pin_memory and torch.cuda.is_available()
+        timeout_s = checked_timeout_s(rank_timeout_s)
         self._run = RankRun(
-            dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=_checked(rank_timeout_s)
+            dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=timeout_s
         )
-        self._sampled: Estimate | None = None
         self._finished = False
         self._live: Ahead | None = None
 
@@ -215,14 +215,7 @@ class PackedLoader:
         which documents are read once. After that it follows from what this rank's lanes have found
         (ranks may differ a little), and costs nothing. Endless runs have None.
         """
-        plan = self._run.plan
-        states = self._run.state.states().values()
-        found = steps_as_found(plan.config, plan.topology, states)
-        if found is None:
-            if self._sampled is None:
-                self._sampled = estimate_steps(plan.config, plan.topology)
-            return self._sampled
-        return found
+        return self._run.estimate_steps()
 
     def progress(
         self, over: Iterable[Any] | None = None, *, every_s: float = 60.0
@@ -245,18 +238,7 @@ class PackedLoader:
         topology = self._run.plan.topology
         if topology.rank or Topology.detect().rank:  # the latter of all processes of the job
             return iter(items)
-        return with_progress(
-            items, self._moment, self.estimate_steps,
-            world_size=topology.world_size, every_s=every_s,
-        )  # fmt: skip
-
-    def _moment(self) -> Moment:
-        """Where the loop is, for `progress`."""
-        run = self._run
-        batches = run.state.next_batch // run.plan.topology.world_size
-        metrics = run.metrics
-        tokens = metrics.composition.placed
-        return Moment(time.monotonic(), batches, tokens, metrics.wait_s, metrics.sources.astray())
+        return with_progress(items, self._run, every_s=every_s)
 
     def metrics(self) -> Metrics:
         """Totals over the batches that the loop has taken from this loader."""
@@ -442,23 +424,6 @@ def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:
             "Pass persistent_workers=False, or use PackedLoader(dataset, num_workers=...).",
         )
     return found
-
-
-def _check_end(end: str) -> None:
-    if end not in ("drain", "stop"):
-        raise ConfigError(
-            f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
-        )
-
-
-def _checked(rank_timeout_s: float) -> float:
-    return real_number(
-        "rank_timeout_s",
-        rank_timeout_s,
-        "No rank could be waited for so long.",
-        least=0.001,
-        most=LONGEST_S,
-    )
 
 
 def _loss_tokens(batches: Sequence[PackedBatch]) -> int:

@@ -17,15 +17,12 @@ from numpy.typing import NDArray
 
 from streampack.dealing.dealer import Dealer
 from streampack.dealing.rule import Report
-from streampack.documents import Documents, make_origin
 from streampack.errors import StateError
-from streampack.fields import FieldTypes
 from streampack.lane.batch import LaneBatch, LaneEnd
 from streampack.lane.config import LaneConfig
 from streampack.lane.empty_batch import padding_rows
 from streampack.lane.state import Round, SavedEntries, check_lane_state, decode_reports
 from streampack.metrics import LaneTimes, Metrics
-from streampack.ordering import SimilarityOrder
 from streampack.packing.composition import Composition
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
@@ -36,10 +33,9 @@ from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows
 from streampack.window.packed_rows import PackedRows
 from streampack.window.source_counts import with_passes
-from streampack.window.token_fields import derive_fields
 from streampack.window.window import PlannedWindow, Window
 
-__all__ = ["Lane", "warm_up"]
+__all__ = ["Lane"]
 
 
 logger = logging.getLogger(__name__)
@@ -383,27 +379,3 @@ def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Compo
         documents_cropped=int(lost.sum()),
         documents_lost=int((lost & (entries.start == 0)).sum()),
     )
-
-
-def warm_up(config: LaneConfig) -> None:
-    """Compile or load every kernel a lane needs, so that forked workers inherit them."""
-    for dtype in (np.uint16, np.uint32):
-        tokens = np.zeros(5, dtype=dtype)
-        origin = make_origin(0, np.arange(2, dtype=np.int64))
-        documents = Documents(tokens, np.array([0, 3, 5], dtype=np.int64), origin)
-        documents.take(np.array([1, 0], dtype=np.int64))
-        if isinstance(config.order, SimilarityOrder) and config.order.exact:  # loads no model
-            config.order.order(documents)
-        window = Window(
-            config.window,
-            config.packer,
-            batch_tokens=config.batch_tokens,
-            seed=0,
-            balance=config.balance,
-        )
-        window.admit(documents, 0, 0)
-        planned = window.plan(final=True)
-        layout = replace(config.row_format, fields=FieldTypes(), grouped=False)
-        rows = gather_rows(planned, config.batch_tokens, window, layout)
-        derive_fields(rows[0])
-        window.advance(planned)

@@ -22,6 +22,7 @@ from streampack.batch import PackedBatch
 from streampack.dealing.board import Board
 from streampack.dealing.exchange import DealExchange
 from streampack.errors import ConfigError, StateError
+from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.batch import LaneEnd
@@ -75,6 +76,7 @@ class RankRun:
         self._ranks = ranks
         self._end = end
         self._timeout_s = timeout_s
+        self._sampled: Estimate | None = None
         self._passes: dict[int, NDArray[np.int64]] = {}  # over each source, by lane
         self._gave = False  # a document, from where it was started
         # How many batches lanes had, and their states, where no batch of this rank's says so.
@@ -92,6 +94,14 @@ class RankRun:
     def lanes(self) -> list[int]:
         """The lanes that this rank's next batches come from, in the order of the rotation."""
         return self.plan.topology.lanes(self.state.next_batch, self.plan.config.lanes)
+
+    def estimate_steps(self) -> Estimate | None:
+        """See `PackedLoader.estimate_steps`."""
+        plan, states = self.plan, self.state.states().values()
+        found = steps_as_found(plan.config, plan.topology, states)
+        if found is None and self._sampled is None:
+            self._sampled = estimate_steps(plan.config, plan.topology)
+        return found or self._sampled
 
     def go_on(self, plan: RunPlan, start: RunState) -> None:
         """Go on from another place, of this run or of another one."""

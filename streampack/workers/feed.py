@@ -19,9 +19,9 @@ from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneConfig
-from streampack.lane.lane import warm_up
 from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
+from streampack.lane.warm_up import warm_up
 from streampack.numeric import real_number, whole_number
 from streampack.workers.receiver import FieldsAhead, Receiver
 from streampack.workers.worker_handle import WorkerHandle

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
 from streampack.errors import StateError
-from streampack.hooks import Hook
 from streampack.lane.state import decode_reports
 from streampack.run.plan import RunPlan
+from streampack.streams.hooks import Hook
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import identities, identity, in_order
 from tests.support.simulated_ranks import over_legs

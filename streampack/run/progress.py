@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 from streampack.forecast.estimation import Estimate
+from streampack.run.rank import RankRun
 
 __all__ = ["Moment", "progress_words", "with_progress"]
 
@@ -73,25 +74,28 @@ def progress_words(
     return " · ".join(words)
 
 
-def with_progress(
-    items: Iterable[Item],
-    look: Callable[[], Moment],
-    estimate: Callable[[], Estimate | None],
-    *,
-    world_size: int,
-    every_s: float,
-) -> Iterator[Item]:
+def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Iterator[Item]:
     """The items, while a line says how far the loop is.
 
     Args:
-        items: what the loop iterates.
-        look: where it is now; estimate: how far it has to go.
-        world_size: of ranks that share the run.
+        items: what the loop iterates; run: what it takes them from.
         every_s: seconds between two lines where they are not drawn over one another.
     """
+    world_size = run.plan.topology.world_size
+
+    def look() -> Moment:
+        metrics = run.metrics
+        return Moment(
+            time.monotonic(),
+            run.state.next_batch // world_size,
+            metrics.composition.placed,
+            metrics.wait_s,
+            metrics.sources.astray(),
+        )
+
     drawn = _drawn()
     pause_s = every_s if drawn is None else DRAWN_S
-    expected, asked_s = estimate(), time.monotonic()
+    expected, asked_s = run.estimate_steps(), time.monotonic()
     moments = deque([look()])
     last = moments[0]
 
@@ -99,7 +103,7 @@ def with_progress(
         nonlocal expected, asked_s, last
         last = look()
         if last.at_s - asked_s >= ESTIMATED_S:
-            expected, asked_s = estimate(), last.at_s
+            expected, asked_s = run.estimate_steps(), last.at_s
         while len(moments) > 1 and last.at_s - moments[1].at_s >= RATES_S:
             moments.popleft()
         words = progress_words(moments[0], last, expected, world_size=world_size)
