@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streampack.consumers import BatchAdapters, refuse_collating
+from streampack.consumers.adapters import BatchAdapters
+from streampack.consumers.misuse import refuse_collating
 from streampack.device.staging import Staged, stage
 from streampack.errors import ConfigError
 from streampack.lane.batch import LaneBatch

@@ -18,7 +18,6 @@ from streampack.batch import BatchGroup, PackedBatch
 from streampack.consumers.forms import Form, Output
 from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
-from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError
 from streampack.forecast.estimation import Estimate
 from streampack.job.ending import End, Ranks, check_end
@@ -30,6 +29,7 @@ from streampack.metrics import Metrics
 from streampack.numeric import whole_number
 from streampack.run.ahead import Ahead
 from streampack.run.by_source import SourceReport
+from streampack.run.copies import DeviceCopies
 from streampack.run.progress import with_progress
 from streampack.run.rank import RankRun
 from streampack.workers.feed import (
@@ -123,9 +123,7 @@ class PackedLoader:
         self.num_workers = workers.num_workers
         self._workers = workers
         self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
-        self._copies: DeviceCopies[PackedBatch] | None = (
-            None if device is None else DeviceCopies(device)
-        )
+        self._copies: DeviceCopies | None = None if device is None else DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
         timeout_s = checked_timeout_s(rank_timeout_s)
         self._run = RankRun(

@@ -1,4 +1,4 @@
-"""Batches on their way to a device: one buffer, copied while the loop computes.
+"""Batches on their way to a device: all tensors of one in one buffer.
 
 Knows tensors and streams of a device; it does not know what the tensors mean.
 """

@@ -14,7 +14,8 @@ from streampack.packing import Packer, Plan
 from streampack.packing.balancing import Balance
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
-from streampack.window.window import PlannedWindow, Window
+from streampack.window.planned import PlannedWindow
+from streampack.window.window import Window
 
 __all__ = ["stream_plan"]
 

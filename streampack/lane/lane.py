@@ -32,8 +32,9 @@ from streampack.window.context_schedule import cut_context
 from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows
 from streampack.window.packed_rows import PackedRows
+from streampack.window.planned import PlannedWindow
 from streampack.window.source_counts import with_passes
-from streampack.window.window import PlannedWindow, Window
+from streampack.window.window import Window
 
 __all__ = ["Lane"]
 

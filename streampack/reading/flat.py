@@ -17,7 +17,7 @@ from streampack.reading.integer_arrays import INTEGER_DTYPES, Spans, integer_blo
 from streampack.reading.records import DamagedFileError, too_long
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.storage.storage import FileInfo
+from streampack.storage.listing import FileInfo
 
 __all__ = ["Boundaries", "FlatFile", "FlatSource"]
 

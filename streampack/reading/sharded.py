@@ -28,8 +28,9 @@ from streampack.reading.line import Line, Pieces
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
+from streampack.storage.listing import FileInfo
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage
+from streampack.storage.storage import Storage
 
 __all__ = ["ShardedSource"]
 

@@ -11,8 +11,8 @@ from contextlib import suppress
 from itertools import islice
 
 from streampack.batch import PackedBatch
-from streampack.device.copies import DeviceCopies
 from streampack.errors import StateError
+from streampack.run.copies import DeviceCopies
 from streampack.run.rank import RankRun
 
 __all__ = ["Ahead"]
@@ -32,7 +32,7 @@ class Ahead:
         self,
         run: RankRun,
         batches: Generator[PackedBatch, None, None],
-        copies: DeviceCopies[PackedBatch] | None = None,
+        copies: DeviceCopies | None = None,
         pin_memory: bool = False,
     ) -> None:
         self._run = run

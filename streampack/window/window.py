@@ -39,7 +39,7 @@ from streampack.window.planned import (
     what_stays,
 )
 
-__all__ = ["PlannedWindow", "Window"]
+__all__ = ["Window"]
 
 
 #: The first rounds of a lane whose plans are checked, if the packer is none of streampack's.

@@ -18,9 +18,9 @@ from streampack.sources.parquet.columns import placed_blocks
 from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
 from streampack.storage.failures import is_of_system
+from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, in_threads
 
 __all__ = ["Arrow"]
 

@@ -50,8 +50,9 @@ from streampack.sources.parquet.footer import (
 )
 from streampack.sources.parquet.pages import CheckedFile
 from streampack.storage.failures import is_of_system
+from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage, in_threads
+from streampack.storage.storage import Storage
 
 __all__ = ["Parquet"]
 

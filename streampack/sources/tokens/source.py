@@ -21,9 +21,10 @@ from streampack.reading.options import Reading
 from streampack.reading.records import DamagedFileError
 from streampack.sources.tokens.boundaries import ByEndToken, ByIndex
 from streampack.storage.decompression import map_file
+from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage
+from streampack.storage.storage import Storage
 
 __all__ = ["Tokens"]
 
