@@ -7,6 +7,7 @@ from typing import Any
 
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
+from streampack.packing.rebuilding import plain
 from streampack.sources.mixture.source import Mixture
 
 __all__ = ["CHANGEABLE", "changed_fields", "fingerprint_of"]
@@ -119,10 +120,5 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         if isinstance(value, Mapping) and value:
             pairs += _flat(value, f"{prefix}{name}.")
         else:
-            pairs.append((f"{prefix}{name}", _plain(value)))
+            pairs.append((f"{prefix}{name}", plain(value)))
     return pairs
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -93,15 +93,11 @@ class JSONL(ShardedSource):
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
         infos = self.storage.list(self.paths, endings=self.endings)
-        paths = tuple(info.path for info in infos)
-        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
-        scales = np.array([_scale(_codec_of(path)) for path in paths], dtype=np.int64)
-        for path, size in zip(paths, sizes.tolist(), strict=True):
-            if size > 0:
-                self._check_fields(path, size)
-                break
-        versions = [info.version for info in infos]
-        return Manifest(paths, sizes * scales, sizes, versions=versions)
+        weights = [info.num_bytes * _scale(_codec_of(info.path)) for info in infos]
+        first = next((info for info in infos if info.num_bytes > 0), None)
+        if first is not None:
+            self._check_fields(first.path, first.num_bytes)
+        return Manifest.of_files(infos, np.array(weights, dtype=np.int64))
 
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read; not the paths, so that the files may move."""

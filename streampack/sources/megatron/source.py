@@ -73,8 +73,7 @@ class MegatronIndexed(FlatSource):
             "indexes": indexes,
             "documents": np.array([header.documents for header in headers], dtype=np.int64),
         }
-        paths, versions = [info.path for info in bins], [info.version for info in bins]
-        return Manifest(paths, np.maximum(sizes, least), sizes, details, versions)
+        return Manifest.of_files(bins, np.maximum(sizes, least), details)
 
     def _list(self, path: str) -> list[FileInfo]:
         """The files that a path names, of which some may lack their partner."""

@@ -49,6 +49,7 @@ from streampack.sources.tar.records import (
     npz_record,
 )
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
+from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.storage import Storage
 
@@ -141,17 +142,10 @@ class WebDataset(ShardedSource):
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
         files = self.storage.list(patterns, endings=self.endings) if patterns else []
-        paths = [file.path for file in files]
-        paths += [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
-        sizes = [file.num_bytes for file in files]
-        pipes = len(paths) - len(files)
-        return Manifest(
-            paths=tuple(paths),
-            # An empty file is an error, so it must be read.
-            weights=np.array([max(n, 1) for n in sizes] + [_PIPE_BYTES] * pipes, dtype=np.int64),
-            num_bytes=np.array(sizes + [0] * pipes, dtype=np.int64),
-            versions=[file.version for file in files] + [""] * pipes,
-        )
+        pipes = [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
+        files += [FileInfo(url, 0) for url in pipes]
+        weights = [_PIPE_BYTES if is_pipe(file.path) else max(file.num_bytes, 1) for file in files]
+        return Manifest.of_files(files, np.array(weights, dtype=np.int64))
 
     def describe(self) -> dict[str, Any]:
         field = {"field": self.fields.document} if self.form in ("json", "npz") else {}

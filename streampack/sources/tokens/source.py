@@ -112,8 +112,7 @@ class Tokens(FlatSource):
         looks = (self._look(*pair) for pair in zip(infos, indexes, strict=True))
         kind, begin = next((form for form in looks if form is not None), (2, 0))
         details = {"indexes": indexes, "item_bytes": INTEGER_DTYPES[kind].itemsize, "begin": begin}
-        paths, versions = [info.path for info in infos], [info.version for info in infos]
-        return Manifest(paths, np.maximum(sizes, least), sizes, details, versions)
+        return Manifest.of_files(infos, np.maximum(sizes, least), details)
 
     def _check_arguments(self, path: str, indexed: bool) -> None:
         if indexed == (self.eos_id is None):
