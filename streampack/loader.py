@@ -49,10 +49,10 @@ class PackedLoader:
 
     Iterating goes on where the loop stopped: after a ``break``, after the last batch it got;
     after `load_state_dict`, after the state. After the last epoch it begins again with the same
-    order, since the order follows from the seed and the place in the run alone: for several passes,
-    each in an order of its own, give the dataset ``epochs=n`` and write one loop. One iterator is
-    live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
-    share a dataset; each starts from the dataset's state and keeps its own.
+    order, which follows from the seed and the place in the run alone. For several passes in
+    different orders, give the dataset ``epochs=n`` and write one loop. One iterator is live at a
+    time: the next one, or `load_state_dict`, ends it. Several loaders may share a dataset; each
+    starts from the dataset's state and keeps its own.
 
     A finite run ends on every data-parallel rank after the same step. With an initialised process
     group its processes agree on it; all of them iterate, and leave a loop early, if at all, after
@@ -65,7 +65,7 @@ class PackedLoader:
         prefetch_batches: batches each worker makes ahead.
         multiprocessing_context: "fork", "spawn" or "forkserver"; None is Python's default.
         pin_memory: give batches in page-locked memory, where there is a device to copy them to.
-        timeout_s: raise if a worker gives nothing for so long; None waits as long as it lives.
+        timeout_s: how long to wait for a worker's next batch; None waits as long as it lives.
         end: how a finite run ends. "drain" loses nothing: lanes that are dry before others give
             empty batches (padding only) in the steps in which another rank has one. "stop" leaves
             at the first rotation in which some lane has no batch, and counts what it leaves in
@@ -75,13 +75,13 @@ class PackedLoader:
             with "samples" the list of its `.samples()`, for schedulers that pack by themselves.
         model: what is called with them, so that ``output="hf"`` gives arguments with which it keeps
             documents apart, or refuses: see `PackedBatch.hf`.
-        device: copy batches there, the next one while the loop computes on the one at hand; None
-            leaves them on the CPU.
+        device: copy batches there, each while the loop computes on the one before it; None leaves
+            them on the CPU.
         ranks: who agrees: None finds the job's processes (see `streampack.job.exchange`);
             `SimulatedRanks` are threads of one.
-        rank_timeout_s: raise if another process of the job comes to no step for so long, because it
-            hangs or has left its loop; longer than an evaluation or a checkpoint takes on one rank
-            alone. The same on all ranks.
+        rank_timeout_s: how long to wait in a step for another process of the job, which may hang
+            or have left its loop. Longer than an evaluation or a checkpoint that one rank does
+            alone; the same on all ranks.
 
     Raises (while iterating):
         WorkerError: a worker was killed or timed out. The loader can be iterated again: it starts
@@ -145,7 +145,7 @@ class PackedLoader:
         ranks: Ranks | None = None,
         rank_timeout_s: float = TIMEOUT_S,
     ) -> PackedLoader:
-        """The same over another loader, which makes the batches: the same order, end and state.
+        """A `PackedLoader` whose batches another loader makes: the same order, end and state.
 
         ``PackedLoader.over(DataLoader(dataset, batch_size=None, num_workers=4))``. Iterate what
         this returns and not `loader`. Every pass starts `loader` again, after the last batch
@@ -218,15 +218,15 @@ class PackedLoader:
     def progress(
         self, over: Iterable[Any] | None = None, *, every_s: float = 60.0
     ) -> Iterator[Any]:
-        """Iterate, and say how far the run is: batches, tokens, tokens/s, waiting, time left.
+        """Iterate, and show how far the run is: batches, tokens, tokens/s, waiting, time left.
 
-        Of a mixture also how far at most a source's share is from what its weight asks for.
+        For a mixture it also shows by how much a source's share differs from its weight, at most.
 
-        ``for batch in loader.progress():``. A bar on a terminal and in a notebook, which needs rich
-        (``streampack[cli]``); elsewhere a line on standard error now and then. Only rank 0 says
-        it. Tokens are those of this rank since the loader was made, rates those of the last
-        minute. How much is to come is what `estimate_steps` says, which reads some thousand
-        documents at first.
+        ``for batch in loader.progress():``. A terminal or a notebook shows a bar, which needs rich
+        (``streampack[cli]``); elsewhere lines are written to standard error. Only rank 0 shows it.
+        Tokens are those of this rank since the loader was made; rates are those of the last
+        minute. The number of steps is that of `estimate_steps`, which first reads some thousand
+        documents.
 
         Args:
             over: what is iterated, for example ``loader.accumulate(4)``; None is the loader.

@@ -258,8 +258,8 @@ def _check_repeats(movement: float, tolerance: float) -> None:
         raise ConfigError(
             "The model gives other outputs for the same batch when it is called again.",
             "Which document moves which cannot be said.",
-            "Check it without state that it keeps from call to call and random numbers of its own "
-            "(those of torch begin again for each call).",
+            "Check it without state that it keeps between calls, and without other random numbers "
+            "than torch's, which are reset for each call.",
         )
 
 

@@ -387,7 +387,7 @@ class SpanReader(LinePart):
         That is done once. A copy that fails one is never kept.
         """
         shard, low, high = self.pieces[piece]
-        path, fetched_anew = self.source.manifest.paths[shard], False
+        path, fetched_again = self.source.manifest.paths[shard], False
         while True:
             try:
                 for block, end, reached in self.source.read_shard(
@@ -408,9 +408,9 @@ class SpanReader(LinePart):
                         return
                 return
             except ContentError as error:
-                if self.source.storage.forget(path) and not fetched_anew:
+                if self.source.storage.forget(path) and not fetched_again:
                     logger.warning("fetched again, as its copy may be damaged: %s", error.fact)
-                    fetched_anew = True
+                    fetched_again = True
                 elif error.rest_of_shard:
                     return skips.handle(error)
                 else:

@@ -34,15 +34,15 @@ class Moment(NamedTuple):
         at_s: seconds of any clock.
         batches: since the beginning of the run, of each rank.
         tokens: since the loader was made, of this rank; wait_s: the same for seconds waited.
-        astray: of a mixture, the largest difference between a source's share of the tokens and what
-            its weight asks for, 0 to 1.
+        deviation: of a mixture, the largest difference between a source's share of the tokens and
+            what its weight asks for, 0 to 1.
     """
 
     at_s: float
     batches: int
     tokens: int
     wait_s: float
-    astray: float | None = None
+    deviation: float | None = None
 
 
 def progress_words(
@@ -65,8 +65,8 @@ def progress_words(
         f"{_short((now.tokens - before.tokens) / seconds)} tokens/s{each}",
         f"{min((now.wait_s - before.wait_s) / seconds, 1):.1%} waiting",
     ]
-    if now.astray is not None:
-        words.append(f"mixture within {now.astray:.1%}")
+    if now.deviation is not None:
+        words.append(f"mixture within {now.deviation:.1%}")
     made = now.batches - before.batches
     if estimate is not None and made > 0:
         left_s = max(estimate.steps - now.batches, 0) * seconds / made
@@ -90,7 +90,7 @@ def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Ite
             run.state.next_batch // world_size,
             metrics.composition.placed,
             metrics.wait_s,
-            metrics.sources.astray(),
+            metrics.sources.largest_deviation(),
         )
 
     drawn = _drawn()

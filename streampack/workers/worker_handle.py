@@ -154,7 +154,7 @@ class WorkerHandle:
         return WorkerError(
             f"This process was forked inside a loop whose worker {self.number} is its parent's.",
             "Only the parent gets its batches.",
-            "Let the child leave the loop, or iterate a loader of its own.",
+            "Let the child leave the loop, or iterate its own loader.",
         )
 
     def end_process(self) -> None:

@@ -94,7 +94,7 @@ def block_of(
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    """A record of its own, with lists where one in memory has arrays or tuples."""
+    """A copy of a record, with lists where one in memory has arrays or tuples."""
     if not isinstance(record, Mapping):
         raise BrokenDocumentError(f"is of the type {type(record).__name__}, not a record")
     return {name: _listed(value) for name, value in record.items()}
