@@ -25,13 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.forecast.dry_run import stream_plan
-from streampack.forecast.sizing import place_lengths
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.state import decode_reports
+from streampack.metrics import LaneTimes
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
 from streampack.sources.mixture.source import Mixture, sources_of
+from streampack.streams.lane_stream import open_stream
 
 __all__ = ["Estimate", "estimate_steps", "steps_as_found"]
 
@@ -208,13 +210,24 @@ def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int6
 
     The lengths are of the documents in that weight; it is 0 if no place in a shard was known.
     """
-    stream, lengths = place_lengths(config, place, PLACE_DOCUMENTS, PLACE_TOKENS)
+    stream = open_stream(
+        config, place, skips=Skips(config.on_error, config.skip_limit), times=LaneTimes()
+    )
+    lengths: list[NDArray[np.int64]] = []
+    tokens = 0
+    while stream.serial < PLACE_DOCUMENTS and tokens < PLACE_TOKENS:
+        block = stream.peek()
+        if block is None:
+            return _read(config, place, None), True, _joined(lengths)
+        lengths.append(block.lengths)
+        tokens += block.num_tokens
+        stream.consume(len(block))
     if stream.peek() is None:
-        return _read(config, place, None), True, lengths
+        return _read(config, place, None), True, _joined(lengths)
     mark = stream.mark_before(stream.serial)
     cursor = mark.cursor.get("at")
     units = 0.0 if cursor is None else _read(config, place, cursor)
-    return units, False, lengths[: mark.serial]
+    return units, False, _joined(lengths)[: mark.serial]
 
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
@@ -234,3 +247,7 @@ def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) ->
     each = max(documents * (config.epochs or 1) / config.lanes, 1.0)
     deviation = float(lengths.std() / max(lengths.mean(), 1e-9)) / math.sqrt(each)
     return deviation * math.sqrt(2 * math.log(config.lanes))
+
+
+def _joined(lengths: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)

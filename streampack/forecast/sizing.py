@@ -18,7 +18,6 @@ from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
 from streampack.reading.base import Source
 from streampack.reading.skips import Skips
-from streampack.streams.base import LaneStream
 from streampack.streams.lane_stream import open_stream
 from streampack.window.config import WindowConfig
 
@@ -27,7 +26,6 @@ __all__ = [
     "evaluation_lanes",
     "lane_tokens",
     "measure_balance",
-    "place_lengths",
     "sample_lengths",
     "with_balance",
     "with_shares",
@@ -117,22 +115,20 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
     share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
     most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
     once = replace(config, lanes=lanes, epochs=1, order=None)
-    found = (place_lengths(once, lane, share, most_tokens)[1][:share] for lane in range(lanes))
-    return np.concatenate(list(found))
-
-
-def place_lengths(
-    config: LaneConfig, lane: int, documents: int, tokens: int
-) -> tuple[LaneStream, NDArray[np.int64]]:
-    """A lane's stream after the blocks that hold so many documents or tokens, and their lengths."""
-    skips = Skips(config.on_error, config.skip_limit)
-    stream = open_stream(config, lane, skips=skips, times=LaneTimes())
-    lengths = [np.zeros(0, dtype=np.int64)]
-    while stream.serial < documents and tokens > 0 and (block := stream.peek()) is not None:
-        lengths.append(block.lengths)
-        tokens -= block.num_tokens
-        stream.consume(len(block))
-    return stream, np.concatenate(lengths)
+    lengths = []
+    for lane in range(lanes):
+        skips = Skips(config.on_error, config.skip_limit)
+        stream = open_stream(once, lane, skips=skips, times=LaneTimes())
+        tokens = 0
+        while stream.serial < share and tokens < most_tokens:
+            block = stream.peek()
+            if block is None:
+                break
+            block = block[: share - stream.serial]
+            lengths.append(block.lengths)
+            tokens += block.num_tokens
+            stream.consume(len(block))
+    return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
 
 
 def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
