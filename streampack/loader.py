@@ -24,6 +24,7 @@ from streampack.job.ending import End, Ranks, check_end
 from streampack.job.exchange import TIMEOUT_S, checked_timeout_s
 from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
+from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.numeric import whole_number
@@ -32,12 +33,7 @@ from streampack.run.by_source import SourceReport
 from streampack.run.copies import DeviceCopies
 from streampack.run.progress import with_progress
 from streampack.run.rank import RankRun
-from streampack.workers.feed import (
-    LaneStates,
-    WorkerSettings,
-    feed_from_workers,
-    feed_in_process,
-)
+from streampack.workers.feed import WorkerSettings, feed_from_workers, feed_in_process
 
 __all__ = ["PackedLoader"]
 
@@ -367,7 +363,7 @@ class PackedLoader:
         return self._live
 
     def _feed(
-        self, start: int, states: LaneStates, sharing: Sharing, board: Board
+        self, share: LaneShare, sharing: Sharing, board: Board
     ) -> Iterable[PackedBatch | LaneEnd]:
         """Who makes the batches: another loader, worker processes, or this process."""
         if self._loader is not None:
@@ -375,10 +371,9 @@ class PackedLoader:
             batches = iter(self._loader)  # its workers have the dataset now
             self.dataset.go_on(self._run.plan, self._run.state.copy())
             return batches
-        config, topology = self._run.plan.config, self._run.plan.topology
         if self.num_workers:
-            return feed_from_workers(config, topology, start, states, self._workers, sharing)
-        return feed_in_process(config, topology, start, states, sharing, board)
+            return feed_from_workers(share, sharing, self._workers)
+        return feed_in_process(share, sharing, board)
 
     @contextmanager
     def _iterating(self) -> Iterator[Ahead]:

@@ -26,6 +26,7 @@ from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_fo
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.batch import LaneEnd
+from streampack.lane.config import LaneShare
 from streampack.lane.empty_batch import padding_rows
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
@@ -33,15 +34,13 @@ from streampack.run.by_source import SourceReport, counted, source_report
 from streampack.run.plan import RunPlan
 from streampack.run.state import Deferred, RunState, batches_due, batches_known
 from streampack.sources.mixture.source import Mixture
-from streampack.workers.feed import LaneStates
 
 __all__ = ["REMEMBERED", "OpenFeed", "RankRun"]
 
 logger = logging.getLogger(__name__)
 
-#: Begins a rank's batches from a number on, of lanes that go on from these states; how the lanes
-#: take part in deals, and the board of this process.
-OpenFeed = Callable[[int, LaneStates, Sharing, Board], Iterable[PackedBatch | LaneEnd]]
+#: Begins a rank's batches of some lanes; how these take part in deals, and this process's board.
+OpenFeed = Callable[[LaneShare, Sharing, Board], Iterable[PackedBatch | LaneEnd]]
 
 REMEMBERED = 16  # batches that a loop may be ahead of the one whose state it asks for
 
@@ -136,7 +135,7 @@ class RankRun:
         board = own.board(plan.config)
         dealer = own.dealer(plan.config, board, states) if connected else None
         exchange = None if dealer is None else DealExchange(dealer, self.ranks)
-        feed = open_feed(start, states, own, board)
+        feed = open_feed(LaneShare(plan.config, plan.topology, start, states), own, board)
         items = self._real(feed)
         self._gave = False
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from streampack.batch import PackedBatch
@@ -101,8 +100,7 @@ class WorkerShare(Iterator[PackedBatch]):
         run, given = self._run, 0
         start, lanes = run.state.next_batch, run.lanes()
         nothing_given = any(run.state.lane(lane) is None for lane in lanes)
-        feed = partial(feed_in_process, self._plan.config, self._plan.topology)
-        for batch in run.batches(feed, sharing=self._sharing):
+        for batch in run.batches(feed_in_process, sharing=self._sharing):
             given += 1
             yield batch
         if not given and nothing_given:

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
-from streampack.job.topology import Topology
+from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.workers.messages import receive_message
 from streampack.workers.worker import LOOP_SIGNALS, Failed, Message, held_back, run_worker
@@ -61,8 +61,9 @@ class WorkerHandle:
     """The loop's side of one worker process.
 
     Args:
-        context: of multiprocessing; number: of the worker in its rank.
-        config, states, topology, start, prefetch_batches, sharing: see `run_worker`.
+        number: of the worker in its rank.
+        share, sharing, prefetch_batches: see `run_worker`.
+        context: of multiprocessing.
         inherited: the loop's ends of other workers' pipes, which a forked child must not keep.
 
     Raises:
@@ -71,40 +72,30 @@ class WorkerHandle:
 
     def __init__(
         self,
-        context: Any,
         number: int,
-        config: Any,
-        states: dict[int, Any],
-        topology: Topology,
-        start: int,
-        prefetch_batches: int,
+        share: LaneShare,
         sharing: Sharing,
+        context: Any,
+        prefetch_batches: int,
         inherited: list[Connection],
     ) -> None:
         self.number = number
         self.is_ours = True  # False in a child that the loop's process forks
-        self._lanes = list(states)
+        self._lanes = list(share.states)
         method = context.get_start_method()
         if method != "fork":
             _before_spawning()
         self.receiver, sender = context.Pipe(duplex=False)
         # Room for the batches to be made ahead and not for many more: what a worker has sent is
         # memory held, and a dead worker is noticed only after it.
-        _widen(sender, min(PIPE_BYTES, prefetch_batches * config.batch_tokens * _BYTES_PER_TOKEN))
+        _widen(
+            sender, min(PIPE_BYTES, prefetch_batches * share.config.batch_tokens * _BYTES_PER_TOKEN)
+        )
         inherited = [*inherited, self.receiver]
         forked = method == "fork"
         self.process = context.Process(
             target=run_worker,
-            args=(
-                config,
-                states,
-                topology,
-                start,
-                prefetch_batches,
-                sharing,
-                sender,
-                inherited if forked else [],
-            ),
+            args=(share, sharing, prefetch_batches, sender, inherited if forked else []),
             name=f"streampack-worker-{number}",
             daemon=True,
         )
