@@ -21,24 +21,13 @@ from streampack.consumers.misuse import NoMapping
 from streampack.consumers.numpy_arrays import numpy_arrays
 from streampack.consumers.pairs import pairs_of
 from streampack.consumers.text import decoder, shown_text
-from streampack.documents import Fields
 from streampack.errors import ConfigError
-from streampack.window.packed_rows import PackedRows
 
 __all__ = ["BatchAdapters"]
 
 
 class BatchAdapters(NoMapping, KernelBoundaries):
     """The methods of `PackedBatch` that give a person or a trainer what it takes."""
-
-    num_documents: int
-    num_loss_tokens: int
-    num_items_in_batch: int | None
-    _host_fields: Fields
-    _packed: PackedRows | None
-
-    def _with_input_ids(self, input_ids: Tensor) -> Any:
-        raise NotImplementedError
 
     def decode(self, number: int, tokenizer: Any) -> str:
         """The text of a document piece, special tokens included.
