@@ -13,7 +13,9 @@ from streampack.packing.packer import Packer
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
 from streampack.window.context_schedule import ContextSchedule
+from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat
+from streampack.window.packed_rows import PackedRows
 
 __all__ = ["LaneConfig", "LaneShare"]
 
@@ -37,6 +39,11 @@ class LaneConfig(StreamConfig):
     balance: Balance | None = None
     boundaries: ContextSchedule | None = None
     dealing: DealRule | None = None
+
+    def empty_batch(self, step: int) -> PackedRows:
+        """Rows of padding, in the shape that batch number `step` of any lane has."""
+        seq_len = self.packer.seq_len_at(step, schedule_seed=self.seed)
+        return empty_rows(self.row_format, self.batch_tokens // seq_len, seq_len)
 
 
 @dataclass(frozen=True, slots=True)

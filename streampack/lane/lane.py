@@ -20,7 +20,6 @@ from streampack.dealing.rule import Report
 from streampack.errors import StateError
 from streampack.lane.batch import LaneBatch, LaneEnd
 from streampack.lane.config import LaneConfig
-from streampack.lane.empty_batch import padding_rows
 from streampack.lane.state import Round, SavedEntries, check_lane_state, decode_reports
 from streampack.metrics import LaneTimes, Metrics
 from streampack.packing.composition import Composition
@@ -210,7 +209,7 @@ class Lane:
             passes = self._stream.passes()
             self._batches = [with_passes(rows, passes) for rows in self._batches]
         if starved and not final and not self._batches:
-            self._batches = [padding_rows(config, self._step)]
+            self._batches = [config.empty_batch(self._step)]
         self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
         if config.row_format.grouped:  # what is lost are groups
             lost = started.entries.serial[planned.dropped >= planned.lengths]

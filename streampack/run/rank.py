@@ -27,7 +27,6 @@ from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
-from streampack.lane.empty_batch import padding_rows
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.run.by_source import SourceReport, counted, source_report
@@ -197,7 +196,7 @@ class RankRun:
 
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """A batch of padding only, in the place of one that the lane does not have."""
-        rows = padding_rows(self.plan.config, step)
+        rows = self.plan.config.empty_batch(step)
         return PackedBatch(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:

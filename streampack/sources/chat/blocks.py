@@ -12,9 +12,9 @@ from streampack.documents import Conversations, Documents
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block
+from streampack.reading.loss_masks import mask_of, mask_of_labels
 from streampack.reading.record_block import Read, record_block
-from streampack.reading.records import BrokenDocumentError
-from streampack.sources.chat.labelled import labelled_ids_of
+from streampack.reading.records import BrokenDocumentError, ids_of, numbers_of, require_field
 from streampack.sources.chat.records import conversation_of, known_shapes, shape_of
 from streampack.storage.remote import shown
 
@@ -84,13 +84,28 @@ def block_of(
     def read(item: Any) -> Read:
         record = _plain(parse(item))
         if tokenized:
-            return record, *labelled_ids_of(record)
+            return record, *_labelled_ids(record)
         made = conversation_of(record, shape)
         if made.rejected is not None:
             record |= {"group": 0, "chosen": True}  # filled in with the two documents
         return record, made, None
 
     return record_block(records, read, Documents if tokenized else Conversations, origin, types)
+
+
+def _labelled_ids(record: Mapping[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """(T,) "input_ids", and (T,) which of them count, by "loss_mask" or by "labels"."""
+    require_field(record, "input_ids")
+    ids = ids_of(record, "input_ids")
+    if record.get("loss_mask") is not None:
+        mask = mask_of(numbers_of(record, "loss_mask", len(ids), "mask values"), ids, "loss_mask")
+    elif record.get("labels") is not None:
+        mask = mask_of_labels(numbers_of(record, "labels", len(ids), "labels"), ids)
+    else:
+        raise BrokenDocumentError('has neither "labels" nor "loss_mask" beside "input_ids"')
+    if not mask.any():
+        raise BrokenDocumentError("has no token that carries loss")
+    return ids, mask
 
 
 def _plain(record: Any) -> dict[str, Any]:

@@ -36,8 +36,7 @@ from streampack.reading.records import (
 )
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.jsonl.lines import LineBlock, line_blocks
-from streampack.sources.jsonl.numbering import line_number
+from streampack.sources.jsonl.lines import LineBlock, line_blocks, line_number
 from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_content
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
