@@ -22,7 +22,7 @@ from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
 from streampack.lane.warm_up import warm_up
 from streampack.numeric import real_number, whole_number
-from streampack.workers.receiver import FieldsAhead, Receiver
+from streampack.workers.receiver import Receiver
 from streampack.workers.worker_handle import WorkerHandle
 
 __all__ = ["Feed", "WorkerSettings", "feed_from_workers", "feed_in_process"]
@@ -111,9 +111,9 @@ def feed_from_workers(share: LaneShare, sharing: Sharing, settings: WorkerSettin
                     pipes,
                 )
             )
-        fields = FieldsAhead()
+        wants_fields = threading.Event()
         # Threads start after the last fork, so that no child is forked beside them.
-        receivers += [Receiver(worker, fields) for worker in workers]
+        receivers += [Receiver(worker, wants_fields) for worker in workers]
         running = {lane: receivers[i % count] for i, lane in enumerate(lanes)}
         while running:
             for lane in list(running):
