@@ -57,7 +57,7 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """A rank that asks no other: it ends when its own lanes are dry."""
+    """A rank that asks no others: it ends when its own lanes do."""
 
     def total(self, count: int) -> Callable[[], int]:
         """The rank's own count."""

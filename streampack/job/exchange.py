@@ -40,7 +40,7 @@ LONGEST_S = 1e8  # three years; torch counts in nanoseconds of 64 bits
 
 
 def checked_timeout_s(rank_timeout_s: float) -> float:
-    """The same; raises `ConfigError` where nobody can wait for so long."""
+    """The same number; raises `ConfigError` if it is no time to wait for."""
     consequence = "No rank could be waited for so long."
     return real_number("rank_timeout_s", rank_timeout_s, consequence, least=0.001, most=LONGEST_S)
 

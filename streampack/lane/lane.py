@@ -239,7 +239,7 @@ class Lane:
     # ------------------------------------------------------------------ dealing
 
     def _allow(self, step: int) -> None:
-        """Let the stream read what deals gave that a round may know which begins at a batch."""
+        """Let the stream read the deals that a round may know if it begins with batch `step`."""
         self._stream.allow(step)
         dealer = self.dealer
         if dealer is not None:
@@ -251,7 +251,7 @@ class Lane:
             ]
 
     def _report_deals(self) -> None:
-        """Report how far the lane sees, and the tokens up to there, after batches deals go by."""
+        """After batches that deals go by, report how far the lane sees, in tokens too."""
         dealer, stream, planned = self.dealer, self._stream, self._round
         if dealer is None or planned is None:
             return
@@ -353,7 +353,7 @@ class Lane:
 
 
 def _held_by_source(started: Round) -> NDArray[np.int64]:
-    """Tokens in the window of a round, and of a document that it holds in part the rest, by source.
+    """Tokens in the window of a round by source, counting all of a document that is held in part.
 
     As far as the last source that has any.
     """
@@ -365,7 +365,7 @@ def _held_by_source(started: Round) -> NDArray[np.int64]:
 
 
 def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Composition:
-    """Counts of the documents of which the plan places nothing; rows have at most seq_len tokens.
+    """Counts of the documents that the plan drops whole; rows have at most seq_len tokens.
 
     Of some of them earlier rows hold a part; where that is more than one row, they are cut too.
     """

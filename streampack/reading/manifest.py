@@ -108,7 +108,7 @@ class Manifest:
         weights: NDArray[np.int64] | None = None,
         details: dict[str, Any] | None = None,
     ) -> Manifest:
-        """Of files that were listed, which weigh their bytes, and at least 1, unless it is given.
+        """Of listed files; without `weights`, a file weighs its bytes, at least 1.
 
         An empty file may be damage, so it must be read.
         """

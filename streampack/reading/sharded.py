@@ -115,7 +115,7 @@ class ShardedSource(Source):
         """
 
     def will_read(self, shards: Sequence[int]) -> None:
-        """A hint that these shards are next, so that remote ones are fetched ahead."""
+        """Hint that these shards are next, so that remote ones are fetched ahead."""
         self.storage.prefetch([self.manifest.paths[shard] for shard in shards])
 
     @contextmanager

@@ -77,7 +77,7 @@ class Ahead:
             self._copies.start(following[0])
 
     def end(self) -> None:
-        """Give nothing any more, and end what makes the batches."""
+        """Give nothing more, and end what makes the batches."""
         if not self._ended:
             self._ended = True
             _not_ended.discard(self)

@@ -50,7 +50,7 @@ class DeviceCopies:
 
 
 def _usable(device: torch.device | str) -> torch.device:
-    """The device, which takes a tensor; a name alone may be of one that is not in this machine."""
+    """The device by its name; raises `ConfigError` if torch cannot put a tensor there."""
     try:
         return torch.empty(0, device=device).device
     except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:

@@ -48,7 +48,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
 def changed_fields(
     saved: Mapping[str, Any], current: Mapping[str, Any], allow: Collection[str] = ()
 ) -> list[str]:
-    """Names of the fields that differ, in order, all of them allowed to.
+    """Names of the fields that differ, in order; each must be allowed to.
 
     Raises:
         StateError: `allow` names what cannot change, or another field differs (the first one is

@@ -93,7 +93,7 @@ class WorkerShare(Iterator[PackedBatch]):
         return batch
 
     def _make(self) -> Generator[PackedBatch, None, None]:
-        """The batches up to the last one of these lanes; every lane has one, if it is empty.
+        """The batches up to the last one of these lanes; every lane has one, even if empty.
 
         An empty one carries the end of its lane: the loop knows it from nowhere else.
         """

@@ -270,7 +270,7 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
 
 
 def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int) -> T:
-    """The result of `action`, which may fail `retries` times before the last attempt.
+    """The result of `action`, tried again up to `retries` times.
 
     Args:
         action: does the whole attempt, from the beginning.

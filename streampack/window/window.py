@@ -239,7 +239,7 @@ class Window:
 
     @property
     def _checks(self) -> bool:
-        """True if this round's plan is held against all rules: a user's first ones, or all."""
+        """Whether this round's plan is checked by all rules: the first ones of a user's packer."""
         if os.environ.get(CHECK_ALL, "0") not in ("", "0"):
             return True
         ours = type(self._packer).__module__.startswith("streampack.")

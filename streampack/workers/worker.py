@@ -114,7 +114,7 @@ def _send_all(waiting: queue.Queue[Any], sender: Connection) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """A loop's process that is killed outright cannot end its workers; they end themselves.
+    """End this worker when the loop's process is killed, which then cannot do it.
 
     The parent may be a fork server, which outlives the loop; the sentinel tells of the loop, but
     not where another process has inherited its other end. So both are watched.

@@ -149,7 +149,7 @@ class WorkerHandle:
         )
 
     def end_process(self) -> None:
-        """End it; a worker blocked on a full pipe or in I/O does not hold this up."""
+        """End the process, even if it is blocked on a full pipe or in I/O."""
         if not self.is_ours:
             return
         self.process.terminate()
