@@ -19,7 +19,6 @@ from .errors import StateError as StateError
 from .errors import StorageError as StorageError
 from .errors import StreampackError as StreampackError
 from .errors import WorkerError as WorkerError
-from .hooks import Hook as Hook
 from .in_memory import pack as pack
 from .job.simulated import SimulatedRanks as SimulatedRanks
 from .job.topology import Topology as Topology
@@ -39,6 +38,7 @@ from .packing import Seamless as Seamless
 from .run.distributed_state import DistributedState as DistributedState
 from .run.state import merge_states as merge_states
 from .run.torchdata import extract_state as extract_state
+from .streams.hooks import Hook as Hook
 from .tokenization import Tokenizer as Tokenizer
 from .tokenization import TokenRules as TokenRules
 from .window.config import WindowConfig as WindowConfig

@@ -62,18 +62,18 @@ def _kept_in(compiled: Any) -> str | None:
     return getattr(getattr(compiled, "_cache", None), "cache_path", None)
 
 
-class _Teller(event.Listener):  # type: ignore[misc]
-    """Says that kernels are compiled: once per process, and in one of those that do it together."""
+class _CompilationLog(event.Listener):  # type: ignore[misc]
+    """Logs that kernels are compiled, once; of processes that start together, one does."""
 
-    told = False
+    logged = False
 
     def on_start(self, started: Any) -> None:
         """Called before a function is compiled, and not where the cache has it."""
         compiled = started.data.get("dispatcher")
         function = getattr(compiled, "py_func", None)
-        if self.told or not str(getattr(function, "__module__", "")).startswith("streampack."):
+        if self.logged or not str(getattr(function, "__module__", "")).startswith("streampack."):
             return
-        self.told = True
+        self.logged = True
         if not _is_first():
             return
         folder = _kept_in(compiled)
@@ -107,4 +107,4 @@ def _is_first() -> bool:
         os.close(file)
 
 
-event.register("numba:compile", _Teller())  # type: ignore[no-untyped-call]
+event.register("numba:compile", _CompilationLog())  # type: ignore[no-untyped-call]

@@ -18,7 +18,6 @@ from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.forecast.estimation import Estimate, estimate_steps
 from streampack.forecast.sizing import evaluation_lanes, lane_tokens
-from streampack.hooks import Hook
 from streampack.job.double_sharding import refuse_resharding
 from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
@@ -46,6 +45,7 @@ from streampack.run.state import RunState
 from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
+from streampack.streams.hooks import Hook
 from streampack.tokenization import TokenRules
 from streampack.unknown_arguments import explained
 from streampack.window.config import WindowConfig

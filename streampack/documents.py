@@ -7,7 +7,7 @@ they are rendered by a chat template.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,6 +135,13 @@ class Documents:
         """Tokens in the documents of this block (a view's, not the whole array's)."""
         return int(self.offsets[-1] - self.offsets[0])
 
+    @property
+    def loss_mask_or_ones(self) -> NDArray[np.bool_]:
+        """`loss_mask`, or what None stands for."""
+        if self.loss_mask is not None:
+            return self.loss_mask
+        return np.ones(len(self.tokens), dtype=np.bool_)
+
     def document(self, i: int) -> NDArray[np.generic]:
         """Tokens of document i, a view."""
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
@@ -160,6 +167,40 @@ class Documents:
             None if self.loss_mask is None else gathered(self.loss_mask),
             {name: gathered(values) for name, values in self.token_fields.items()},
             _part(self.document_fields, order),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Documents]) -> Documents:
+        """The documents of several blocks with the same fields, one block after the other.
+
+        Where the blocks have several dtypes, ids become the widest of them. Not for groups.
+        """
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        ends = [(int(part.offsets[0]), int(part.offsets[-1])) for part in parts]
+
+        def held(columns: Iterable[NDArray[Any]]) -> list[NDArray[Any]]:
+            return [values[a:b] for values, (a, b) in zip(columns, ends, strict=True)]
+
+        tokens = held(part.tokens for part in parts)
+        dtypes = {array.dtype for array in tokens}
+        if len(dtypes) > 1:  # a negative id stays one, and is found later
+            dtype = np.int32 if np.dtype(np.int32) in dtypes else np.uint32
+            tokens = [array.astype(dtype) for array in tokens]
+        mask = None
+        if any(part.loss_mask is not None for part in parts):
+            mask = np.concatenate(held(part.loss_mask_or_ones for part in parts))
+        return cls(
+            np.concatenate(tokens),
+            offsets_of(np.concatenate([part.lengths for part in parts])),
+            np.concatenate([part.origin for part in parts]),
+            mask,
+            {
+                name: np.concatenate(held(part.token_fields[name] for part in parts))
+                for name in first.token_fields
+            },
+            joined_fields([part.document_fields for part in parts]),
         )
 
     @classmethod
@@ -206,10 +247,8 @@ class Members:
     def take(self, order: NDArray[np.int64]) -> Documents:
         """The groups `order` (M,), copied, as a block."""
         sizes = np.diff(self.offsets)[order]
-        offsets = offsets_of(sizes)
-        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], sizes)
-        documents = self.documents.take(np.repeat(self.offsets[order], sizes) + within)
-        return joined_groups(documents, offsets)
+        documents = self.documents.take(ranges_of(self.offsets[order], sizes))
+        return joined_groups(documents, offsets_of(sizes))
 
 
 def joined_groups(documents: Documents, offsets: NDArray[np.int64]) -> Documents:
@@ -334,6 +373,17 @@ def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def ranges_of(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(T,) int64: the numbers from each of `starts` (N,) on, `sizes` (N,) of them, end to end."""
+    offsets = offsets_of(sizes)
+    return np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
+
+
+def joined_fields(parts: Sequence[Fields]) -> Fields:
+    """By name, the document fields of several blocks that have the same ones, end to end."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def words_of(values: NDArray[Any]) -> NDArray[Any]:

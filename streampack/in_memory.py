@@ -163,7 +163,7 @@ def _costs(
 
 
 def _array(given: Any) -> NDArray[Any]:
-    """As numpy has it; of no dimension where it is no array at all."""
+    """The values as an array, which has no dimension where numpy cannot make one of them."""
     try:
         return np.asarray(given)
     except (TypeError, ValueError, RuntimeError):
@@ -385,7 +385,7 @@ def _at(values: Any, number: int, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A number out of its tensor of no dimension."""
+    """A number in place of a tensor of no dimension."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 

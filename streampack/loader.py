@@ -18,27 +18,23 @@ from streampack.batch import BatchGroup, PackedBatch
 from streampack.consumers.forms import Form, Output
 from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
-from streampack.device.copies import DeviceCopies
 from streampack.errors import ConfigError
-from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
-from streampack.job.ending import End, Ranks
-from streampack.job.exchange import LONGEST_S, TIMEOUT_S
+from streampack.forecast.estimation import Estimate
+from streampack.job.ending import End, Ranks, check_end
+from streampack.job.exchange import TIMEOUT_S, checked_timeout_s
 from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
+from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
-from streampack.numeric import real_number, whole_number
-from streampack.progress import Moment, with_progress
+from streampack.numeric import whole_number
 from streampack.run.ahead import Ahead
 from streampack.run.by_source import SourceReport
+from streampack.run.copies import DeviceCopies
+from streampack.run.progress import with_progress
 from streampack.run.rank import RankRun
 from streampack.unknown_arguments import explained
-from streampack.workers.feed import (
-    LaneStates,
-    WorkerSettings,
-    feed_from_workers,
-    feed_in_process,
-)
+from streampack.workers.feed import WorkerSettings, feed_from_workers, feed_in_process
 
 __all__ = ["PackedLoader"]
 
@@ -50,10 +46,10 @@ class PackedLoader:
 
     Iterating goes on where the loop stopped: after a ``break``, after the last batch it got;
     after `load_state_dict`, after the state. After the last epoch it begins again with the same
-    order, since the order follows from the seed and the place in the run alone: for several passes,
-    each in an order of its own, give the dataset ``epochs=n`` and write one loop. One iterator is
-    live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
-    share a dataset; each starts from the dataset's state and keeps its own.
+    order, which follows from the seed and the place in the run alone. For several passes in
+    different orders, give the dataset ``epochs=n`` and write one loop. One iterator is live at a
+    time: the next one, or `load_state_dict`, ends it. Several loaders may share a dataset; each
+    starts from the dataset's state and keeps its own.
 
     A finite run ends on every data-parallel rank after the same step. With an initialised process
     group its processes agree on it; all of them iterate, and leave a loop early, if at all, after
@@ -66,7 +62,7 @@ class PackedLoader:
         prefetch_batches: batches each worker makes ahead.
         multiprocessing_context: "fork", "spawn" or "forkserver"; None is Python's default.
         pin_memory: give batches in page-locked memory, where there is a device to copy them to.
-        timeout_s: raise if a worker gives nothing for so long; None waits as long as it lives.
+        timeout_s: how long to wait for a worker's next batch; None waits as long as it lives.
         end: how a finite run ends. "drain" loses nothing: lanes that are dry before others give
             empty batches (padding only) in the steps in which another rank has one. "stop" leaves
             at the first rotation in which some lane has no batch, and counts what it leaves in
@@ -76,13 +72,13 @@ class PackedLoader:
             with "samples" the list of its `.samples()`, for schedulers that pack by themselves.
         model: what is called with them, so that ``output="hf"`` gives arguments with which it keeps
             documents apart, or refuses: see `PackedBatch.hf`.
-        device: copy batches there, the next one while the loop computes on the one at hand; None
-            leaves them on the CPU.
+        device: copy batches there, each while the loop computes on the one before it; None leaves
+            them on the CPU.
         ranks: who agrees: None finds the job's processes (see `streampack.job.exchange`);
             `SimulatedRanks` are threads of one.
-        rank_timeout_s: raise if another process of the job comes to no step for so long, because it
-            hangs or has left its loop; longer than an evaluation or a checkpoint takes on one rank
-            alone. The same on all ranks.
+        rank_timeout_s: how long to wait in a step for another process of the job, which may hang
+            or have left its loop. Longer than an evaluation or a checkpoint that one rank does
+            alone; the same on all ranks.
 
     Raises (while iterating):
         WorkerError: a worker was killed or timed out. The loader can be iterated again: it starts
@@ -111,7 +107,7 @@ class PackedLoader:
         workers = WorkerSettings.checked(
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
-        _check_end(end)
+        check_end(end)
         if not isinstance(dataset, PackedDataset):
             raise ConfigError(
                 f"The dataset is a {type(dataset).__name__}.",
@@ -125,14 +121,12 @@ class PackedLoader:
         self.num_workers = workers.num_workers
         self._workers = workers
         self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
-        self._copies: DeviceCopies[PackedBatch] | None = (
-            None if device is None else DeviceCopies(device)
-        )
+        self._copies: DeviceCopies | None = None if device is None else DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
+        timeout_s = checked_timeout_s(rank_timeout_s)
         self._run = RankRun(
-            dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=_checked(rank_timeout_s)
+            dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=timeout_s
         )
-        self._sampled: Estimate | None = None
         self._finished = False
         self._live: Ahead | None = None
 
@@ -149,7 +143,7 @@ class PackedLoader:
         ranks: Ranks | None = None,
         rank_timeout_s: float = TIMEOUT_S,
     ) -> PackedLoader:
-        """The same over another loader, which makes the batches: the same order, end and state.
+        """A `PackedLoader` whose batches another loader makes: the same order, end and state.
 
         ``PackedLoader.over(DataLoader(dataset, batch_size=None, num_workers=4))``. Iterate what
         this returns and not `loader`. Every pass starts `loader` again, after the last batch
@@ -217,27 +211,20 @@ class PackedLoader:
         which documents are read once. After that it follows from what this rank's lanes have found
         (ranks may differ a little), and costs nothing. Endless runs have None.
         """
-        plan = self._run.plan
-        states = self._run.state.states().values()
-        found = steps_as_found(plan.config, plan.topology, states)
-        if found is None:
-            if self._sampled is None:
-                self._sampled = estimate_steps(plan.config, plan.topology)
-            return self._sampled
-        return found
+        return self._run.estimate_steps()
 
     def progress(
         self, over: Iterable[Any] | None = None, *, every_s: float = 60.0
     ) -> Iterator[Any]:
-        """Iterate, and say how far the run is: batches, tokens, tokens/s, waiting, time left.
+        """Iterate, and show how far the run is: batches, tokens, tokens/s, waiting, time left.
 
-        Of a mixture also how far at most a source's share is from what its weight asks for.
+        For a mixture it also shows by how much a source's share differs from its weight, at most.
 
-        ``for batch in loader.progress():``. A bar on a terminal and in a notebook, which needs rich
-        (``streampack[cli]``); elsewhere a line on standard error now and then. Only rank 0 says
-        it. Tokens are those of this rank since the loader was made, rates those of the last
-        minute. How much is to come is what `estimate_steps` says, which reads some thousand
-        documents at first.
+        ``for batch in loader.progress():``. A terminal or a notebook shows a bar, which needs rich
+        (``streampack[cli]``); elsewhere lines are written to standard error. Only rank 0 shows it.
+        Tokens are those of this rank since the loader was made; rates are those of the last
+        minute. The number of steps is that of `estimate_steps`, which first reads some thousand
+        documents.
 
         Args:
             over: what is iterated, for example ``loader.accumulate(4)``; None is the loader.
@@ -247,18 +234,7 @@ class PackedLoader:
         topology = self._run.plan.topology
         if topology.rank or Topology.detect().rank:  # the latter of all processes of the job
             return iter(items)
-        return with_progress(
-            items, self._moment, self.estimate_steps,
-            world_size=topology.world_size, every_s=every_s,
-        )  # fmt: skip
-
-    def _moment(self) -> Moment:
-        """Where the loop is, for `progress`."""
-        run = self._run
-        batches = run.state.next_batch // run.plan.topology.world_size
-        metrics = run.metrics
-        tokens = metrics.composition.placed
-        return Moment(time.monotonic(), batches, tokens, metrics.wait_s, metrics.sources.astray())
+        return with_progress(items, self._run, every_s=every_s)
 
     def metrics(self) -> Metrics:
         """Totals over the batches that the loop has taken from this loader."""
@@ -389,7 +365,7 @@ class PackedLoader:
         return self._live
 
     def _feed(
-        self, start: int, states: LaneStates, sharing: Sharing, board: Board
+        self, share: LaneShare, sharing: Sharing, board: Board
     ) -> Iterable[PackedBatch | LaneEnd]:
         """Who makes the batches: another loader, worker processes, or this process."""
         if self._loader is not None:
@@ -397,10 +373,9 @@ class PackedLoader:
             batches = iter(self._loader)  # its workers have the dataset now
             self.dataset.go_on(self._run.plan, self._run.state.copy())
             return batches
-        config, topology = self._run.plan.config, self._run.plan.topology
         if self.num_workers:
-            return feed_from_workers(config, topology, start, states, self._workers, sharing)
-        return feed_in_process(config, topology, start, states, sharing, board)
+            return feed_from_workers(share, sharing, self._workers)
+        return feed_in_process(share, sharing, board)
 
     @contextmanager
     def _iterating(self) -> Iterator[Ahead]:
@@ -444,23 +419,6 @@ def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:
             "Pass persistent_workers=False, or use PackedLoader(dataset, num_workers=...).",
         )
     return found
-
-
-def _check_end(end: str) -> None:
-    if end not in ("drain", "stop"):
-        raise ConfigError(
-            f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
-        )
-
-
-def _checked(rank_timeout_s: float) -> float:
-    return real_number(
-        "rank_timeout_s",
-        rank_timeout_s,
-        "No rank could be waited for so long.",
-        least=0.001,
-        most=LONGEST_S,
-    )
 
 
 def _loss_tokens(batches: Sequence[PackedBatch]) -> int:

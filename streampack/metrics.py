@@ -83,7 +83,7 @@ class SourceTotals(dict[str, SourceCounts]):
             for name in {**self, **other}
         )
 
-    def astray(self) -> float | None:
+    def largest_deviation(self) -> float | None:
         """The largest difference between observed and expected shares; None if there are none."""
         tokens = sum(counts.tokens for counts in self.values())
         if not tokens:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from examples.fill_in_the_middle import FillInTheMiddle
 from examples.per_source_loss import per_source_loss
 from streampack import Documents, PackedDataset, Topology, sources
-from streampack.hooks import document_seeds
+from streampack.streams.hooks import document_seeds
 
 FOLDER = Path(__file__).parent.parent / "examples"
 SUPPORT = Path(__file__).parent / "support"

@@ -28,7 +28,7 @@ from streampack.cli.options import (
 from streampack.cli.say import say
 from streampack.dataset import PackedDataset
 from streampack.job.topology import Topology
-from streampack.lane.lane import warm_up
+from streampack.lane.warm_up import warm_up
 from streampack.loader import PackedLoader
 from streampack.metrics import LaneTimes, Metrics
 

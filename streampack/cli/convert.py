@@ -69,7 +69,7 @@ def convert(
     ] = None,
     on_error: Annotated[OnError, typer.Option(help="What broken documents do.")] = OnError.stop,
 ) -> None:
-    """Rewrite a corpus as MDS or tar shards, tokenized or not.
+    """Rewrite a corpus as MDS, tar or Parquet shards, tokenized or not.
 
     A run that was stopped goes on after its last finished shard when the same command is given
     again, and ends with the same bytes.

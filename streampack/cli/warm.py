@@ -74,7 +74,7 @@ def warm() -> None:
 
 
 def _datasets(folder: Path) -> Iterator[PackedDataset]:
-    """One small run of every packer, and of the formats that have kernels of their own."""
+    """One small run of every packer, and of each format with its own kernels."""
     documents = [[n % 200] * (n % 40 + 1) for n in range(300)]
     for packer in _packers():
         for dtype in (np.uint16, np.uint32):

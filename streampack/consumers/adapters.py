@@ -21,24 +21,13 @@ from streampack.consumers.misuse import NoMapping
 from streampack.consumers.numpy_arrays import numpy_arrays
 from streampack.consumers.pairs import pairs_of
 from streampack.consumers.text import decoder, shown_text
-from streampack.documents import Fields
 from streampack.errors import ConfigError
-from streampack.window.packed_rows import PackedRows
 
 __all__ = ["BatchAdapters"]
 
 
 class BatchAdapters(NoMapping, KernelBoundaries):
     """The methods of `PackedBatch` that give a person or a trainer what it takes."""
-
-    num_documents: int
-    num_loss_tokens: int
-    num_items_in_batch: int | None
-    _host_fields: Fields
-    _packed: PackedRows | None
-
-    def _with_input_ids(self, input_ids: Tensor) -> Any:
-        raise NotImplementedError
 
     def decode(self, number: int, tokenizer: Any) -> str:
         """The text of a document piece, special tokens included.
@@ -147,9 +136,9 @@ class BatchAdapters(NoMapping, KernelBoundaries):
     ) -> dict[str, Any]:
         """Arguments for a Hugging Face transformers causal LM.
 
-        Not every family keeps documents apart by them, and none says so. Pass the `model`, and
-        they are such that it does: the first time a tiny batch is run through it, by which it is
-        known for the model, its mode, device and attention implementation. Without it they are:
+        Not every family keeps documents apart by them, and none says so. Pass the `model`, and the
+        arguments are those by which it does. To find them, a tiny batch is run through it once for
+        each model, mode, device and attention implementation. Without a model they are:
 
         Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
         `max_length_q` and `_k`. FlashAttention takes the boundaries from `cu_seq_lens_q`; eager,

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
@@ -19,53 +18,15 @@ from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.context_parallel import Layout, context_parallel
 from streampack.consumers.megatron import packed_seq_params
 from streampack.consumers.padded_segments import pad_cu_seqlens
+from streampack.device.tensors import BatchTensors
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
 
 __all__ = ["KernelBoundaries"]
 
 
-class KernelBoundaries:
+class KernelBoundaries(BatchTensors):
     """The methods of `PackedBatch` that give a kernel its boundaries."""
-
-    rows: int
-    seq_len: int
-    num_segments: int
-    max_seqlen: int
-    _runs: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
-
-    @property
-    def cu_seqlens(self) -> Tensor:
-        """(segments + 1,) int32."""
-        raise NotImplementedError
-
-    @property
-    def input_ids(self) -> Tensor:
-        """(rows, seq_len) int64."""
-        raise NotImplementedError
-
-    @property
-    def labels(self) -> Tensor:
-        """(rows, seq_len) int64."""
-        raise NotImplementedError
-
-    @property
-    def document_ids(self) -> Tensor:
-        """(rows, seq_len) int32."""
-        raise NotImplementedError
-
-    @property
-    def position_ids(self) -> Tensor:
-        """(rows, seq_len) int64."""
-        raise NotImplementedError
-
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are."""
-        raise NotImplementedError
-
-    def _label_positions(self) -> Tensor:
-        raise NotImplementedError
 
     def varlen(
         self,

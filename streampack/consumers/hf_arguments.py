@@ -116,11 +116,11 @@ def _mask(model: Any, batch: Any) -> Tensor | dict[str, Tensor]:
     dtype = _dtype(model)
     segment = batch._segment_ids().view(batch.rows, batch.seq_len)
     slot = torch.arange(batch.seq_len, device=segment.device)
-    behind = slot[:, None] - slot[None, :]
-    seen = (segment[:, :, None] == segment[:, None, :]) & (behind >= 0)
+    distance = slot[:, None] - slot[None, :]
+    seen = (segment[:, :, None] == segment[:, None, :]) & (distance >= 0)
 
     def mask(window: int | None) -> Tensor:
-        visible = seen if window is None else seen & (behind < window)
+        visible = seen if window is None else seen & (distance < window)
         hidden = torch.full(visible.shape, torch.finfo(dtype).min, dtype=dtype, device=slot.device)
         return hidden.masked_fill_(visible, 0)[:, None]
 

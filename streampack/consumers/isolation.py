@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +21,6 @@ __all__ = ["Isolation", "Leak", "check_isolation", "of_slots"]
 #: What is taken for rounding, as a share of what a token does to those after it in its document:
 #: of outputs in single or double precision, and in half precision.
 _TOLERANCE, _TOLERANCE_HALF = 1e-3, 1e-1
-
-
-class Batch(Protocol):
-    """What is asked of a batch here; a `PackedBatch` has it."""
-
-    @property
-    def input_ids(self) -> Tensor:
-        """(rows, seq_len) int64."""
-
-    @property
-    def document_ids(self) -> Tensor:
-        """(rows, seq_len) int32."""
-
-    def hf(self) -> dict[str, Any]:
-        """Arguments for a model of transformers."""
-
-    def _segment_ids(self) -> Tensor:
-        """(T,) int32."""
-
-    def _with_input_ids(self, input_ids: Tensor) -> Any:
-        """The same batch with other tokens."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +77,7 @@ class Isolation:
 
 def check_isolation(
     model: Any,
-    batch: Batch,
+    batch: Any,
     *,
     call: Callable[[Any], Any] | None = None,
     tolerance: float | None = None,
@@ -186,7 +165,7 @@ def _caller(model: Any) -> Callable[[Any], Any]:
     return call
 
 
-def _segments(batch: Batch) -> Tensor:
+def _segments(batch: Any) -> Tensor:
     """(T,) number of the first document of each slot's attention segment; -1 on padding."""
     document, segment = batch.document_ids.view(-1).long(), batch._segment_ids().long()
     first = torch.full((int(segment[-1]) + 1,), len(document), device=document.device)
@@ -279,8 +258,8 @@ def _check_repeats(movement: float, tolerance: float) -> None:
         raise ConfigError(
             "The model gives other outputs for the same batch when it is called again.",
             "Which document moves which cannot be said.",
-            "Check it without state that it keeps from call to call and random numbers of its own "
-            "(those of torch begin again for each call).",
+            "Check it without state that it keeps between calls, and without other random numbers "
+            "than torch's, which are reset for each call.",
         )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from streampack.documents import ranges_of
 from streampack.errors import ConfigError
 
 __all__ = ["PaddedSegments", "head_and_tail", "pad_cu_seqlens", "padded_segments", "parts_in_order"]
@@ -96,7 +97,7 @@ def head_and_tail(
     starts = cu_seqlens_padded[:-1].astype(np.int64)
     part = np.diff(cu_seqlens_padded).astype(np.int64) // (2 * cp_size)
     first = np.stack((starts + cp_rank * part, starts + (2 * cp_size - 1 - cp_rank) * part), axis=1)
-    return _ranges(first.ravel(), np.repeat(part, 2))
+    return ranges_of(first.ravel(), np.repeat(part, 2))
 
 
 def parts_in_order(
@@ -105,10 +106,4 @@ def parts_in_order(
     """The same where every segment is cut into `cp_size` equal parts; rank r holds part r."""
     starts = cu_seqlens_padded[:-1].astype(np.int64)
     part = np.diff(cu_seqlens_padded).astype(np.int64) // cp_size
-    return _ranges(starts + cp_rank * part, part)
-
-
-def _ranges(first: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ranges of `sizes` (N,) that begin at `first` (N,), one after the other."""
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(first - before, sizes) + np.arange(sizes.sum())
+    return ranges_of(starts + cp_rank * part, part)

@@ -25,7 +25,7 @@ from streampack.conversion.shard_writers import shard_writer
 from streampack.errors import ConfigError
 from streampack.reading.base import Cursor, Source
 from streampack.reading.skips import Skips
-from streampack.storage.storage import in_threads
+from streampack.storage.listing import in_threads
 from streampack.tokenization import Tokenizer
 
 __all__ = ["Conversion", "Progress", "convert_source"]

@@ -1,4 +1,1 @@
-"""Batches on their way to a device: one buffer, copied while the loop computes.
-
-Knows tensors and streams of a device; it does not know what the tensors mean.
-"""
+"""The tensors of a packed batch, and their way to a device, all in one buffer."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, make_origin, offsets_of
+from streampack.documents import Documents, make_origin, offsets_of, ranges_of
 from streampack.packing import Packer, Plan
 from streampack.packing.balancing import Balance
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
-from streampack.window.window import PlannedWindow, Window
+from streampack.window.planned import PlannedWindow
+from streampack.window.window import Window
 
 __all__ = ["stream_plan"]
 
@@ -107,9 +108,7 @@ def _emitted(planned: PlannedWindow, entries: Entries) -> _Emitted:
     """The rows of a round that go, with places counted from the beginning of each document."""
     plan, rows = planned.plan, planned.rows
     sizes = np.diff(plan.row_offsets)[rows]
-    first = offsets_of(sizes)
-    index = np.arange(first[-1], dtype=np.int64)
-    index += np.repeat(plan.row_offsets[rows] - first[:-1], sizes)
+    index = ranges_of(plan.row_offsets[rows], sizes)
     document = plan.document[index]
     begin = entries.start[document]
     return (

@@ -18,19 +18,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import StateError
+from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 
-__all__ = ["Alone", "End", "Ending", "Gap", "Numbered", "Ranks"]
+__all__ = ["Alone", "End", "Ending", "Gap", "Numbered", "Ranks", "check_end"]
 
 End = Literal["drain", "stop"]
 
 GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch
+
+
+def check_end(end: str) -> None:
+    """Raise `ConfigError` unless it says how a finite run ends."""
+    if end not in get_args(End):
+        raise ConfigError(
+            f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
+        )
 
 
 class Ranks(Protocol):
@@ -49,7 +57,7 @@ class Ranks(Protocol):
 
 
 class Alone:
-    """A rank that asks no other: it ends when its own lanes are dry."""
+    """A rank that asks no others: it ends when its own lanes do."""
 
     def total(self, count: int) -> Callable[[], int]:
         """The rank's own count."""

@@ -28,14 +28,21 @@ from streampack.errors import ConfigError, RankError
 from streampack.job.ending import Alone, Ranks
 from streampack.job.pending import keep
 from streampack.job.topology import Topology
+from streampack.numeric import real_number
 
-__all__ = ["ProcessRanks", "check_same_start", "connect", "warn_unconnected"]
+__all__ = ["ProcessRanks", "check_same_start", "checked_timeout_s", "connect", "warn_unconnected"]
 
 logger = logging.getLogger(__name__)
 
 #: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
 TIMEOUT_S = 1800.0
 LONGEST_S = 1e8  # three years; torch counts in nanoseconds of 64 bits
+
+
+def checked_timeout_s(rank_timeout_s: float) -> float:
+    """The same number; raises `ConfigError` if it is no time to wait for."""
+    consequence = "No rank could be waited for so long."
+    return real_number("rank_timeout_s", rank_timeout_s, consequence, least=0.001, most=LONGEST_S)
 
 
 def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:

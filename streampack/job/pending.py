@@ -20,8 +20,8 @@ __all__ = ["EXIT_WAIT_S", "keep"]
 
 EXIT_WAIT_S = 5.0  # for all together, where another rank asks nothing more and does not exit either
 
-#: Started in this process (by its id), in order, each with its tensor. What is complete stays until
-#: something newer is, so that never the thread that completed it is the last to let go of it.
+#: Started in this process (by its id), in order, each with its tensor. What is complete is kept
+#: until something newer is complete, so that the thread that completed it never drops it last.
 _kept: deque[tuple[int, Any, Any]] = deque()
 
 

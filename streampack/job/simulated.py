@@ -16,10 +16,10 @@ __all__ = ["SimulatedRanks"]
 
 
 class SimulatedRanks:
-    """Ranks of one process, each in a thread of its own: for tests, and to try out other numbers.
+    """Data-parallel ranks as threads of one process: for tests, and to try other numbers of ranks.
 
-    They give the batches, the end and the states of as many processes. Their datasets and loaders
-    are their own; ``num_workers`` stays 0, for processes should not be forked beside threads.
+    They give the same batches, end and states as so many processes. Each rank has its own dataset
+    and loader; leave ``num_workers`` at 0, since processes should not be forked beside threads.
 
     Args:
         number: of ranks.
@@ -53,7 +53,7 @@ class SimulatedRanks:
     def _asked(
         self, question: int, value: Any, together: Callable[[list[Any]], Any]
     ) -> Callable[[], Any]:
-        """The ranks ask the same questions in the same order, each with a value of its own."""
+        """Give one rank's value for a question; the result combines those of all ranks."""
         with self._changed:
             values = self._answers.setdefault(question, [])
             values.append(value)
@@ -66,7 +66,7 @@ class SimulatedRanks:
                         f"Of {self.number} simulated ranks {len(values)} came to this step in "
                         f"{self.timeout_s:g} s.",
                         "Each waits for the others.",
-                        "Iterate every rank's loader in a thread of its own, to the same step.",
+                        "Iterate every rank's loader in a separate thread, to the same step.",
                     )
                 if len({type(value) for value in values}) > 1:
                     raise RankError(

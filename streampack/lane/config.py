@@ -1,18 +1,23 @@
-"""LaneConfig: all that the batches of a run's lanes follow from."""
+"""LaneConfig: all that the batches of a run's lanes follow from; LaneShare: those of a process."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from streampack.dealing.rule import DealRule
+from streampack.job.topology import Topology
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
 from streampack.window.context_schedule import ContextSchedule
+from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat
+from streampack.window.packed_rows import PackedRows
 
-__all__ = ["LaneConfig"]
+__all__ = ["LaneConfig", "LaneShare"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +39,25 @@ class LaneConfig(StreamConfig):
     balance: Balance | None = None
     boundaries: ContextSchedule | None = None
     dealing: DealRule | None = None
+
+    def empty_batch(self, step: int) -> PackedRows:
+        """Rows of padding, in the shape that batch number `step` of any lane has."""
+        seq_len = self.packer.seq_len_at(step, schedule_seed=self.seed)
+        return empty_rows(self.row_format, self.batch_tokens // seq_len, seq_len)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneShare:
+    """The lanes that a process runs, and from where on.
+
+    Attributes:
+        config: of the run.
+        topology: of the rank whose batches are wanted; start: number of the first batch.
+        states: of each lane, where it goes on from (None is its beginning), in the order of the
+            rotation.
+    """
+
+    config: LaneConfig
+    topology: Topology
+    start: int
+    states: Mapping[int, dict[str, Any] | None]

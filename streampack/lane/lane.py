@@ -17,15 +17,11 @@ from numpy.typing import NDArray
 
 from streampack.dealing.dealer import Dealer
 from streampack.dealing.rule import Report
-from streampack.documents import Documents, make_origin
 from streampack.errors import StateError
-from streampack.fields import FieldTypes
 from streampack.lane.batch import LaneBatch, LaneEnd
 from streampack.lane.config import LaneConfig
-from streampack.lane.empty_batch import padding_rows
 from streampack.lane.state import Round, SavedEntries, check_lane_state, decode_reports
 from streampack.metrics import LaneTimes, Metrics
-from streampack.ordering import SimilarityOrder
 from streampack.packing.composition import Composition
 from streampack.packing.request import MemberLengths
 from streampack.packing.rng import derive_seed
@@ -36,11 +32,11 @@ from streampack.window.context_schedule import cut_context
 from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows
 from streampack.window.packed_rows import PackedRows
+from streampack.window.planned import PlannedWindow
 from streampack.window.source_counts import with_passes
-from streampack.window.token_fields import derive_fields
-from streampack.window.window import PlannedWindow, Window
+from streampack.window.window import Window
 
-__all__ = ["Lane", "warm_up"]
+__all__ = ["Lane"]
 
 
 logger = logging.getLogger(__name__)
@@ -214,7 +210,7 @@ class Lane:
             passes = self._stream.passes()
             self._batches = [with_passes(rows, passes) for rows in self._batches]
         if starved and not final and not self._batches:
-            self._batches = [padding_rows(config, self._step)]
+            self._batches = [config.empty_batch(self._step)]
         self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
         if config.row_format.grouped:  # what is lost are groups
             lost = started.entries.serial[planned.dropped >= planned.lengths]
@@ -245,7 +241,7 @@ class Lane:
     # ------------------------------------------------------------------ dealing
 
     def _allow(self, step: int) -> None:
-        """Let the stream read what deals gave that a round may know which begins at a batch."""
+        """Let the stream read the deals that a round may know if it begins with batch `step`."""
         self._stream.allow(step)
         dealer = self.dealer
         if dealer is not None:
@@ -257,7 +253,7 @@ class Lane:
             ]
 
     def _report_deals(self) -> None:
-        """Report how far the lane sees, and the tokens up to there, after batches deals go by."""
+        """After batches that deals go by, report how far the lane sees, in tokens too."""
         dealer, stream, planned = self.dealer, self._stream, self._round
         if dealer is None or planned is None:
             return
@@ -369,7 +365,7 @@ class Lane:
 
 
 def _held_by_source(started: Round) -> NDArray[np.int64]:
-    """Tokens in the window of a round, and of a document that it holds in part the rest, by source.
+    """Tokens in the window of a round by source, counting all of a document that is held in part.
 
     As far as the last source that has any.
     """
@@ -381,7 +377,7 @@ def _held_by_source(started: Round) -> NDArray[np.int64]:
 
 
 def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Composition:
-    """Counts of the documents of which the plan places nothing; rows have at most seq_len tokens.
+    """Counts of the documents that the plan drops whole; rows have at most seq_len tokens.
 
     Of some of them earlier rows hold a part; where that is more than one row, they are cut too.
     """
@@ -395,27 +391,3 @@ def _lost_whole(planned: PlannedWindow, entries: Entries, seq_len: int) -> Compo
         documents_cropped=int(lost.sum()),
         documents_lost=int((lost & (entries.start == 0)).sum()),
     )
-
-
-def warm_up(config: LaneConfig) -> None:
-    """Compile or load every kernel a lane needs, so that forked workers inherit them."""
-    for dtype in (np.uint16, np.uint32):
-        tokens = np.zeros(5, dtype=dtype)
-        origin = make_origin(0, np.arange(2, dtype=np.int64))
-        documents = Documents(tokens, np.array([0, 3, 5], dtype=np.int64), origin)
-        documents.take(np.array([1, 0], dtype=np.int64))
-        if isinstance(config.order, SimilarityOrder) and config.order.exact:  # loads no model
-            config.order.order(documents)
-        window = Window(
-            config.window,
-            config.packer,
-            batch_tokens=config.batch_tokens,
-            seed=0,
-            balance=config.balance,
-        )
-        window.admit(documents, 0, 0)
-        planned = window.plan(final=True)
-        layout = replace(config.row_format, fields=FieldTypes(), grouped=False)
-        rows = gather_rows(planned, config.batch_tokens, window, layout)
-        derive_fields(rows[0])
-        window.advance(planned)

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from streampack.dealing.dealer import Dealer
-from streampack.job.topology import Topology
 from streampack.lane.batch import LaneBatch, LaneEnd
-from streampack.lane.config import LaneConfig
+from streampack.lane.config import LaneShare
 from streampack.lane.lane import Lane
 from streampack.metrics import Metrics
 
 __all__ = ["rotate"]
 
 
-def rotate(
-    config: LaneConfig,
-    states: Mapping[int, dict[str, Any] | None],
-    topology: Topology,
-    start: int,
-    dealer: Dealer | None = None,
-) -> Iterator[LaneBatch | LaneEnd]:
-    """Yield this rank's batches of these lanes in turn, each lane up to its last batch.
+def rotate(share: LaneShare, dealer: Dealer | None = None) -> Iterator[LaneBatch | LaneEnd]:
+    """Yield the rank's batches of some lanes in turn, each lane up to its last batch.
 
     A lane gives its end, once, if its last batch is another rank's or if it has none. What was
     lost in making another rank's batch is left to that rank to count. A lane starts when its turn
@@ -30,11 +22,10 @@ def rotate(
     together, batches of other ranks included: deals go by what all of them have reported.
 
     Args:
-        config: of the run.
-        states: of each lane, where it goes on from; None is its beginning.
-        topology: of the rank; start: number of the first batch.
+        share: the lanes, and the rank.
         dealer: where the lanes are dealt their parts of the source.
     """
+    config, states, topology, start = share.config, share.states, share.topology, share.start
     running: dict[int, Lane | None] = dict.fromkeys(states)
     waited_for = set(states)  # those that have not given their last item
     ready: dict[int, LaneBatch | LaneEnd] = {}

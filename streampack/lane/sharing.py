@@ -26,10 +26,9 @@ class Sharing:
 
     Attributes:
         name: of the board that its worker processes share; None if its lanes run in one process.
-        unknown: lanes of which nobody tells it, with their states; it runs them as well, as far as
-            deals need them, and drops their batches. A lane whose state is missing is
-            not in it, though it should be: see `missing`.
-        missing: such lanes.
+        unknown: lanes of ranks that are not connected, with their states. This process runs them
+            too, as far as deals need their reports, and drops their batches.
+        missing: such lanes whose states are not there.
         kept: whether a loader's process keeps the board's name until all workers have ended.
     """
 
@@ -105,10 +104,10 @@ class _Others:
             if lane is None:
                 if not self._running:
                     logger.warning(
-                        "%d lanes are other ranks', and nobody tells this process what they find, "
-                        "so it reads their documents too. Initialise torch.distributed before the "
-                        "loader is built, and use PackedLoader, or PackedLoader.over a DataLoader. "
-                        "Where there are fewer lanes than ranks, it cannot be avoided.",
+                        "%d lanes are those of other ranks, which are not connected with this "
+                        "process, so it reads their documents too. Initialise torch.distributed "
+                        "before the loader is built, and use PackedLoader, or PackedLoader.over a "
+                        "DataLoader. Where there are fewer lanes than ranks, it cannot be avoided.",
                         len(self._states),
                     )
                 lane = Lane(self._config, number, self._states[number], self._dealer)

@@ -36,8 +36,8 @@ class Wholes:
     """Vectors of whole documents, made when they are candidates.
 
     Attributes:
-        row: (N,) int64, where a document's vector is; -1 before it is made. Empty if candidates
-            count as duplicates without more ado.
+        row: (N,) int64, where a document's vector is; -1 before it is made. Empty if
+            candidates count as duplicates without a comparison of the whole documents.
         vectors: (C, D) int32; norms: (C,) float64, their squared lengths.
     """
 

@@ -108,8 +108,8 @@ class SimilarityOrder:
             "auto" is exact up to 65,536 documents.
         duplicates_folder: where files name what was dropped, JSON lines, one file for each
             ordering window that dropped any; None names nothing. A window that is read again after
-            a resume writes the same file again, so that nothing is named twice. Give each run
-            a folder of its own.
+            a resume writes the same file again, so that nothing is named twice. Give each run its
+            own folder.
 
     Raises:
         ConfigError: a value out of its range, or faiss is needed and not installed.

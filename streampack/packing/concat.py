@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of
+from streampack.documents import offsets_of, ranges_of
 from streampack.errors import ConfigError
 from streampack.packing.arguments import require_atom, require_seq_len
 from streampack.packing.overflow import Overflow, limit_lengths
@@ -137,11 +137,10 @@ class Concat(Packer):
 def _in_order(plan: Plan, rows: NDArray[np.int64]) -> Plan:
     """The plan with its rows (R,) in this order."""
     sizes = np.diff(plan.row_offsets)[rows]
-    offsets = offsets_of(sizes)
-    index = np.repeat(plan.row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
+    index = ranges_of(plan.row_offsets[rows], sizes)
     return replace(
         plan,
-        row_offsets=offsets,
+        row_offsets=offsets_of(sizes),
         document=plan.document[index],
         start=plan.start[index],
         stop=plan.stop[index],

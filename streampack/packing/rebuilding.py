@@ -19,7 +19,7 @@ from streampack.packing.pad import Pad
 from streampack.packing.seamless import Seamless
 from streampack.packing.whole_groups import WholeGroups
 
-__all__ = ["rebuild_packer"]
+__all__ = ["plain", "rebuild_packer"]
 
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
@@ -46,12 +46,12 @@ def rebuild_packer(description: Mapping[str, Any]) -> Packer:
         )
     try:
         packer: Packer = kind(**_arguments(kind, description))
-        same = _plain(packer.describe()) == _plain(description)
+        same = plain(packer.describe()) == plain(description)
     except (StreampackError, TypeError, ValueError, KeyError, ArithmeticError):
         same = False
     if not same:
         raise StateError(
-            f"The state was saved with {_plain(description)!r:.300}.",
+            f"The state was saved with {plain(description)!r:.300}.",
             f"{kind.__name__} of this streampack cannot be made like that, and only a plan of the "
             "saved packer says what was delivered.",
             "Resume without a change of packer, or with the streampack that saved the state.",
@@ -71,8 +71,8 @@ def _arguments(kind: Any, description: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """As JSON gives it back."""
     if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+        return {name: plain(part) for name, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streampack.documents import Conversations, Documents, Texts, make_origin
 from streampack.errors import ContentError
@@ -152,15 +153,15 @@ class Source(ABC):
         return ContentError(fact, consequence, remedy, shard=shard, index=index)
 
     def report_broken(
-        self, shard: int, first: int, problems: Mapping[int, str], skips: Skips
+        self, origin: NDArray[np.void], problems: Mapping[int, str], skips: Skips
     ) -> None:
         """Pass the broken documents of a block to `skips`, which raises or records them.
 
         Args:
-            shard: of their origins.
-            first: index of the first document of the block.
+            origin: (N,) of all documents of the block.
             problems: the reason for each, as for `broken_document`, by its number in the block.
             skips: of the lane.
         """
         for i in sorted(problems):
-            skips.handle(self.broken_document(shard, first + i, problems[i]))
+            shard, index = int(origin["shard"][i]), int(origin["index"][i])
+            skips.handle(self.broken_document(shard, index, problems[i]))

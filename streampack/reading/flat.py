@@ -17,7 +17,7 @@ from streampack.reading.integer_arrays import INTEGER_DTYPES, Spans, integer_blo
 from streampack.reading.records import DamagedFileError, too_long
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.storage.storage import FileInfo
+from streampack.storage.listing import FileInfo
 
 __all__ = ["Boundaries", "FlatFile", "FlatSource"]
 
@@ -129,14 +129,9 @@ class FlatSource(ShardedSource):
             i: too_long(int(counts[i]) * size, reading.max_document_bytes)
             for i in np.flatnonzero(counts * size > reading.max_document_bytes).tolist()
         }
-        block = integer_block(
-            file.data,
-            file.begin + tokens[:-1] * size,
-            counts,
-            np.full(len(counts), file.kind, dtype=np.uint8),
-            make_origin(shard, positions[:-1]),
-            problems,
-        )
-        for i in sorted(problems):
-            skips.handle(self.broken_document(shard, int(positions[i]), problems[i]))
+        origin = make_origin(shard, positions[:-1])
+        kinds = np.full(len(counts), file.kind, dtype=np.uint8)
+        starts = file.begin + tokens[:-1] * size
+        block = integer_block(file.data, starts, counts, kinds, origin, problems)
+        self.report_broken(origin, problems, skips)
         return block, int(positions[-1]), int(tokens[-1])

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import GROUP, Conversations, Documents, Texts, offsets_of
+from streampack.documents import GROUP, Conversations, Documents, Texts, joined_fields, ranges_of
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, LinePart
@@ -147,10 +147,8 @@ class GroupedReader(LinePart):
         if self.seed is not None and len(starts) > 1:
             shard, index = int(block.origin["shard"][0]), int(block.origin["index"][0])
             groups = permutation(len(starts), derive_seed(self.seed, shard, index))
-            starts, sizes = starts[groups], sizes[groups]
-            places = offsets_of(sizes)
-            within = np.arange(places[-1]) - np.repeat(places[:-1], sizes)
-            block = block.take(np.repeat(starts, sizes) + within)
+            sizes = sizes[groups]
+            block = block.take(ranges_of(starts[groups], sizes))
         number = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
         return replace(block, document_fields={**block.document_fields, GROUP: number})
 
@@ -178,44 +176,12 @@ def _cursor(place: tuple[int, Cursor | None, int], left: int) -> Cursor:
 
 def _joined(first: Block, second: Block) -> Block:
     """Documents of one reader, one block after the other."""
+    if isinstance(first, Documents) and isinstance(second, Documents):
+        return Documents.joined([first, second])
     origin = np.concatenate([first.origin, second.origin])
-    fields = {
-        name: np.concatenate([values, second.document_fields[name]])
-        for name, values in first.document_fields.items()
-    }
+    fields = joined_fields([first.document_fields, second.document_fields])
     if isinstance(first, Texts) and isinstance(second, Texts):
         return Texts([*first.texts, *second.texts], origin, fields)
-    if isinstance(first, Conversations) and isinstance(second, Conversations):
-        return Conversations([*first.conversations, *second.conversations], origin, fields)
-    assert isinstance(first, Documents)
-    assert isinstance(second, Documents)
-    parts = (first, second)
-    tokens = [_held(part, part.tokens) for part in parts]
-    dtypes = {array.dtype for array in tokens}
-    if len(dtypes) > 1:  # a negative id stays one, and is found later
-        dtype = np.int32 if np.dtype(np.int32) in dtypes else np.uint32
-        tokens = [array.astype(dtype) for array in tokens]
-    mask = None
-    if any(part.loss_mask is not None for part in parts):
-        masks = [
-            np.ones(part.num_tokens, dtype=np.bool_)
-            if part.loss_mask is None
-            else _held(part, part.loss_mask)
-            for part in parts
-        ]
-        mask = np.concatenate(masks)
-    return Documents(
-        np.concatenate(tokens),
-        offsets_of(np.concatenate([part.lengths for part in parts])),
-        origin,
-        mask,
-        {
-            name: np.concatenate([_held(part, part.token_fields[name]) for part in parts])
-            for name in first.token_fields
-        },
-        fields,
-    )
-
-
-def _held(documents: Documents, values: NDArray[Any]) -> NDArray[Any]:
-    return values[documents.offsets[0] : documents.offsets[-1]]
+    assert isinstance(first, Conversations)
+    assert isinstance(second, Conversations)
+    return Conversations([*first.conversations, *second.conversations], origin, fields)

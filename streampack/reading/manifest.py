@@ -16,6 +16,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.storage.listing import FileInfo
+
 __all__ = ["Manifest", "Names"]
 
 
@@ -98,6 +100,22 @@ class Manifest:
     num_bytes: NDArray[np.int64]
     details: dict[str, Any] = field(default_factory=dict)
     versions: Sequence[str] = ()
+
+    @classmethod
+    def of_files(
+        cls,
+        infos: Sequence[FileInfo],
+        weights: NDArray[np.int64] | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> Manifest:
+        """Of listed files; without `weights`, a file weighs its bytes, at least 1.
+
+        An empty file may be damage, so it must be read.
+        """
+        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
+        weights = np.maximum(sizes, 1) if weights is None else weights
+        paths, versions = [info.path for info in infos], [info.version for info in infos]
+        return cls(paths, weights, sizes, details or {}, versions)
 
     def __post_init__(self) -> None:
         if not isinstance(self.paths, Names):

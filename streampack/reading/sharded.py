@@ -28,8 +28,9 @@ from streampack.reading.line import Line, Pieces
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
+from streampack.storage.listing import FileInfo
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage
+from streampack.storage.storage import Storage
 
 __all__ = ["ShardedSource"]
 
@@ -114,7 +115,7 @@ class ShardedSource(Source):
         """
 
     def will_read(self, shards: Sequence[int]) -> None:
-        """A hint that these shards are next, so that remote ones are fetched ahead."""
+        """Hint that these shards are next, so that remote ones are fetched ahead."""
         self.storage.prefetch([self.manifest.paths[shard] for shard in shards])
 
     @contextmanager
@@ -386,7 +387,7 @@ class SpanReader(LinePart):
         That is done once. A copy that fails one is never kept.
         """
         shard, low, high = self.pieces[piece]
-        path, fetched_anew = self.source.manifest.paths[shard], False
+        path, fetched_again = self.source.manifest.paths[shard], False
         while True:
             try:
                 for block, end, reached in self.source.read_shard(
@@ -407,9 +408,9 @@ class SpanReader(LinePart):
                         return
                 return
             except ContentError as error:
-                if self.source.storage.forget(path) and not fetched_anew:
+                if self.source.storage.forget(path) and not fetched_again:
                     logger.warning("fetched again, as its copy may be damaged: %s", error.fact)
-                    fetched_anew = True
+                    fetched_again = True
                 elif error.rest_of_shard:
                     return skips.handle(error)
                 else:

@@ -104,7 +104,7 @@ class Skips:
         self._log(error)
 
     def _log(self, error: ContentError) -> None:
-        """Name the first documents, and then each at a power of ten; shards all."""
+        """Log every shard, the first documents, and then those whose count is a power of ten."""
         count = self.count
         if count > NAMED and not error.rest_of_shard and str(count).strip("0") != "1":
             return
@@ -123,7 +123,7 @@ class Skips:
 
     @contextmanager
     def after_shuffle(self) -> Iterator[None]:
-        """What is skipped in here was found broken after its block was shuffled."""
+        """Inside, what is skipped was found broken after its block had been shuffled."""
         self._late = True
         try:
             yield

@@ -11,8 +11,8 @@ from contextlib import suppress
 from itertools import islice
 
 from streampack.batch import PackedBatch
-from streampack.device.copies import DeviceCopies
 from streampack.errors import StateError
+from streampack.run.copies import DeviceCopies
 from streampack.run.rank import RankRun
 
 __all__ = ["Ahead"]
@@ -32,7 +32,7 @@ class Ahead:
         self,
         run: RankRun,
         batches: Generator[PackedBatch, None, None],
-        copies: DeviceCopies[PackedBatch] | None = None,
+        copies: DeviceCopies | None = None,
         pin_memory: bool = False,
     ) -> None:
         self._run = run
@@ -77,7 +77,7 @@ class Ahead:
             self._copies.start(following[0])
 
     def end(self) -> None:
-        """Give nothing any more, and end what makes the batches."""
+        """Give nothing more, and end what makes the batches."""
         if not self._ended:
             self._ended = True
             _not_ended.discard(self)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
@@ -22,23 +22,9 @@ from streampack.errors import StateError
 from streampack.job.topology import Topology
 from streampack.run.state import merge_states
 
-__all__ = ["DistributedState", "HasState"]
+__all__ = ["DistributedState"]
 
 _KEY = "streampack"
-
-
-class HasState(Protocol):
-    """A `PackedLoader`."""
-
-    dataset: Any
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of this rank."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after a state."""
-        ...
 
 
 class DistributedState:
@@ -48,12 +34,12 @@ class DistributedState:
     ``dcp.load({"data": DistributedState(loader)}, checkpoint_id=path)`` on another.
 
     Args:
-        loader: of this rank.
+        loader: the `PackedLoader` of this rank.
         group: process group to gather through; None is the default one. With NCCL, pass a gloo
             group, for states are not on a device.
     """
 
-    def __init__(self, loader: HasState, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, loader: Any, group: dist.ProcessGroup | None = None) -> None:
         self._loader = loader
         self._group = group
 

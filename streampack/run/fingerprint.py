@@ -7,6 +7,7 @@ from typing import Any
 
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
+from streampack.packing.rebuilding import plain
 from streampack.sources.mixture.source import Mixture
 
 __all__ = ["CHANGEABLE", "changed_fields", "fingerprint_of"]
@@ -47,7 +48,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
 def changed_fields(
     saved: Mapping[str, Any], current: Mapping[str, Any], allow: Collection[str] = ()
 ) -> list[str]:
-    """Names of the fields that differ, in order, all of them allowed to.
+    """Names of the fields that differ, in order; each must be allowed to.
 
     Raises:
         StateError: `allow` names what cannot change, or another field differs (the first one is
@@ -119,10 +120,5 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         if isinstance(value, Mapping) and value:
             pairs += _flat(value, f"{prefix}{name}.")
         else:
-            pairs.append((f"{prefix}{name}", _plain(value)))
+            pairs.append((f"{prefix}{name}", plain(value)))
     return pairs
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
-    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

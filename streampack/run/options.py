@@ -11,7 +11,6 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
-from streampack.hooks import Hook
 from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
@@ -20,7 +19,8 @@ from streampack.packing.whole_groups import WholeGroups
 from streampack.reading.base import Source
 from streampack.sources.chat.source import Chat
 from streampack.sources.mixture.source import sources_of
-from streampack.streams.stream import Preparation
+from streampack.streams.hooks import Hook
+from streampack.streams.preparation import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
 from streampack.tokenization.rules import check_in_vocabulary
 from streampack.window.context_schedule import ContextSchedule

@@ -22,25 +22,24 @@ from streampack.batch import PackedBatch
 from streampack.dealing.board import Board
 from streampack.dealing.exchange import DealExchange
 from streampack.errors import ConfigError, StateError
+from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.batch import LaneEnd
-from streampack.lane.empty_batch import padding_rows
+from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.run.by_source import SourceReport, counted, source_report
 from streampack.run.plan import RunPlan
 from streampack.run.state import Deferred, RunState, batches_due, batches_known
 from streampack.sources.mixture.source import Mixture
-from streampack.workers.feed import LaneStates
 
 __all__ = ["REMEMBERED", "OpenFeed", "RankRun"]
 
 logger = logging.getLogger(__name__)
 
-#: Begins a rank's batches from a number on, of lanes that go on from these states; how the lanes
-#: take part in deals, and the board of this process.
-OpenFeed = Callable[[int, LaneStates, Sharing, Board], Iterable[PackedBatch | LaneEnd]]
+#: Begins a rank's batches of some lanes; how these take part in deals, and this process's board.
+OpenFeed = Callable[[LaneShare, Sharing, Board], Iterable[PackedBatch | LaneEnd]]
 
 REMEMBERED = 16  # batches that a loop may be ahead of the one whose state it asks for
 
@@ -75,6 +74,7 @@ class RankRun:
         self._ranks = ranks
         self._end = end
         self._timeout_s = timeout_s
+        self._sampled: Estimate | None = None
         self._passes: dict[int, NDArray[np.int64]] = {}  # over each source, by lane
         self._gave = False  # a document, from where it was started
         # How many batches lanes had, and their states, where no batch of this rank's says so.
@@ -92,6 +92,14 @@ class RankRun:
     def lanes(self) -> list[int]:
         """The lanes that this rank's next batches come from, in the order of the rotation."""
         return self.plan.topology.lanes(self.state.next_batch, self.plan.config.lanes)
+
+    def estimate_steps(self) -> Estimate | None:
+        """See `PackedLoader.estimate_steps`."""
+        plan, states = self.plan, self.state.states().values()
+        found = steps_as_found(plan.config, plan.topology, states)
+        if found is None and self._sampled is None:
+            self._sampled = estimate_steps(plan.config, plan.topology)
+        return found or self._sampled
 
     def go_on(self, plan: RunPlan, start: RunState) -> None:
         """Go on from another place, of this run or of another one."""
@@ -126,7 +134,7 @@ class RankRun:
         board = own.board(plan.config)
         dealer = own.dealer(plan.config, board, states) if connected else None
         exchange = None if dealer is None else DealExchange(dealer, self.ranks)
-        feed = open_feed(start, states, own, board)
+        feed = open_feed(LaneShare(plan.config, plan.topology, start, states), own, board)
         items = self._real(feed)
         self._gave = False
         try:
@@ -188,7 +196,7 @@ class RankRun:
 
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """A batch of padding only, in the place of one that the lane does not have."""
-        rows = padding_rows(self.plan.config, step)
+        rows = self.plan.config.empty_batch(step)
         return PackedBatch(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:

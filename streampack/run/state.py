@@ -50,7 +50,7 @@ def batches_known(state: LaneState) -> int:
 
 
 def batches_due(lane: int, next_batch: int, lanes: int) -> int:
-    """How many of the batches before `next_batch` are this lane's; it may have been dry sooner."""
+    """This lane's turns before batch `next_batch`; it may have given fewer batches."""
     return -((lane - next_batch) // lanes) if next_batch > lane else 0
 
 
@@ -129,7 +129,7 @@ class RunState:
         return cls(fingerprint, topology, start, own, state["stepped_over"], lanes)
 
     def copy(self) -> RunState:
-        """A state that changes by itself."""
+        """An independent copy."""
         return RunState(
             self.fingerprint,
             self.topology,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from streampack.batch import PackedBatch
@@ -94,15 +93,14 @@ class WorkerShare(Iterator[PackedBatch]):
         return batch
 
     def _make(self) -> Generator[PackedBatch, None, None]:
-        """The batches up to the last one of these lanes; every lane has one, if it is empty.
+        """The batches up to the last one of these lanes; every lane has one, even if empty.
 
         An empty one carries the end of its lane: the loop knows it from nowhere else.
         """
         run, given = self._run, 0
         start, lanes = run.state.next_batch, run.lanes()
         nothing_given = any(run.state.lane(lane) is None for lane in lanes)
-        feed = partial(feed_in_process, self._plan.config, self._plan.topology)
-        for batch in run.batches(feed, sharing=self._sharing):
+        for batch in run.batches(feed_in_process, sharing=self._sharing):
             given += 1
             yield batch
         if not given and nothing_given:

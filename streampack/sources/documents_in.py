@@ -11,8 +11,9 @@ from streampack.errors import ConfigError
 from streampack.reading.fields import Fields, is_usual, loss_field, usual_field
 from streampack.sources.mds.index import parse_index
 from streampack.sources.tar.source import WebDataset
+from streampack.storage.listing import FileInfo
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage
+from streampack.storage.storage import Storage
 
 __all__ = ["field_of_records", "mds_column", "tar_key"]
 

@@ -30,7 +30,7 @@ __all__ = ["DOCUMENT_FORMATS", "is_there", "open_files", "seems_path"]
 
 #: Formats of which nothing but text or ids need be chosen.
 DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)
-#: What a format may need to be told, as `sources.open` names it.
+#: Arguments that a format may need, as `sources.open` names them.
 _NAMED = ("text", "tokens", "column", "loss_mask", "key", "dtype", "eos_id")
 #: Asked in this order: an MDS index ends in ".json" as well.
 _FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)

@@ -35,7 +35,7 @@ __all__ = [
 
 
 class TooSlowError(OSError):
-    """Bytes arrive, but so few that it would not end."""
+    """Bytes arrive, but too slowly to wait for the end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def _refuse_unknown(protocol: str, kind: type, options: dict[str, Any]) -> None:
 
 
 def _try_once(protocol: str, filesystem: Any) -> None:
-    """Attempts are counted here, and not once more inside the file system."""
+    """Switch off the file system's own retries: `with_retries` makes them."""
     if protocol in ("s3", "s3a"):
         filesystem.retries = 1
     elif protocol in ("gs", "gcs"):

@@ -131,7 +131,7 @@ def _file_info(url: str, info: dict[str, Any]) -> FileInfo:
 
 
 def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, FileInfo]:
-    """The files right in a folder, by their names in it."""
+    """The files directly in a folder, by their names in it."""
     try:
         items = with_retries(
             lambda: filesystem.ls(folder, detail=True), doing="Listing", url=folder, retries=retries

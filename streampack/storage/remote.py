@@ -335,7 +335,7 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
 
 
 def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int) -> T:
-    """The result of `action`, which may fail `retries` times before the last attempt.
+    """The result of `action`, tried again up to `retries` times.
 
     Args:
         action: does the whole attempt, from the beginning.
@@ -357,10 +357,10 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
             raise
         except Exception as error:
             failure = explain(error, doing)
-            told = error.__cause__ or error  # what the library said, before fsspec translated it
-            said = next(iter(str(told).replace(url, shown(url)).splitlines()), "")
+            original = error.__cause__ or error  # of the library, before fsspec translated it
+            said = next(iter(str(original).replace(url, shown(url)).splitlines()), "")
             code = f" {code_of(error)}" if code_of(error) not in said else ""
-            words = without_secrets(f"{type(told).__name__}{code}: {said}")
+            words = without_secrets(f"{type(original).__name__}{code}: {said}")
             if not failure.lasts and attempt <= retries:
                 bound = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1))
                 asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))

@@ -19,7 +19,7 @@ from streampack.numeric import real_number, whole_number
 from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.failures import is_bucket_missing
 from streampack.storage.filesystems import open_filesystem
-from streampack.storage.listing import FileInfo, in_threads, list_remote
+from streampack.storage.listing import FileInfo, list_remote
 from streampack.storage.patterns import (
     alike,
     expand_braces,
@@ -42,7 +42,7 @@ from streampack.storage.remote import (
     with_retries,
 )
 
-__all__ = ["FileInfo", "Storage", "in_threads"]
+__all__ = ["Storage"]
 
 R = TypeVar("R")
 

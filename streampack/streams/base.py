@@ -77,18 +77,18 @@ class LaneStream(ABC):
 
     @property
     def ended(self) -> bool:
-        """Whether None of `peek` is the end; otherwise the lane will be dealt more."""
+        """Whether None from `peek` is the end; otherwise the lane will be dealt more."""
         return True
 
     def allow(self, step: int) -> None:  # noqa: B027
-        """From now on a round is filled that begins with batch number `step` of the lane."""
+        """The next round to be filled begins with batch number `step` of the lane."""
 
     def outlooks(self) -> list[Outlook]:
         """Of every source that the lane is dealt, in the order of the rule's lines."""
         return []
 
     def passes(self) -> list[int]:
-        """Of every source of a mixture, the epochs of which the lane has read all its part."""
+        """For every source of a mixture, the epochs that the lane has read its part of."""
         return []
 
     @property

@@ -72,7 +72,7 @@ class _Member:
             step = min(len(documents), self.unread)
             stream.consume(step)
             self.unread -= step
-            stream.empty_documents = reported
+            stream.preparer.empty_documents = reported
 
     def arrive(self, tokens: int) -> None:
         """Set `place` to the end of a quantum of so many tokens."""

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, offsets_of
+from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
@@ -169,7 +169,7 @@ class OrderedStream(LaneStream):
         if not parts:
             return None
         with self._times.measure("order_s"):
-            return self._ordered(_join(parts), self._places[-1])
+            return self._ordered(Documents.joined(parts), self._places[-1])
 
     def _window_documents(self, number: int) -> int:
         """Documents of the lane's window `number`, counted from 0."""
@@ -233,37 +233,3 @@ def _encode(place: _Place) -> list[Any]:
     assert place.order is not None
     raw = zlib.compress(place.order.astype("<u4").tobytes())
     return [place.count, base64.b64encode(raw).decode()]
-
-
-def _join(parts: list[Documents]) -> Documents:
-    """One compact block; token ids have the widest dtype among the parts."""
-    if len(parts) == 1:
-        return parts[0]
-    bounds = [(part.offsets[0], part.offsets[-1]) for part in parts]
-    tokens = [part.tokens[low:high] for part, (low, high) in zip(parts, bounds, strict=True)]
-    mask = None
-    if any(part.loss_mask is not None for part in parts):
-        mask = np.concatenate(
-            [
-                np.ones(high - low, dtype=np.bool_)
-                if part.loss_mask is None
-                else part.loss_mask[low:high]
-                for part, (low, high) in zip(parts, bounds, strict=True)
-            ]
-        )
-    return Documents(
-        np.concatenate(tokens),
-        offsets_of(np.concatenate([part.lengths for part in parts])),
-        np.concatenate([part.origin for part in parts]),
-        mask,
-        {
-            name: np.concatenate(
-                [part.token_fields[name][a:b] for part, (a, b) in zip(parts, bounds, strict=True)]
-            )
-            for name in parts[0].token_fields
-        },
-        {
-            name: np.concatenate([part.document_fields[name] for part in parts])
-            for name in parts[0].document_fields
-        },
-    )

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from streampack.dealing.dealer import Dealer
-from streampack.documents import GROUP, Conversations, Documents, Texts
+from streampack.documents import GROUP, Documents
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
-from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.reading.base import Block, Source
@@ -27,53 +22,15 @@ from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.streams.base import BEGINNING, LaneStream, Mark, Outlook
-from streampack.streams.groups import (
-    group_sizes,
-    joined,
-    numbered,
-    whole_groups,
-    with_numbers,
-)
+from streampack.streams.preparation import BlockPreparer, Preparation
 from streampack.streams.supply import DealtParts, EqualParts, Part, Supply
-from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
-__all__ = ["DocumentStream", "Preparation", "StreamConfig"]
+__all__ = ["DocumentStream", "StreamConfig"]
 
 #: Texts are tokenized in slices of at most so many documents or characters, so that the first
 #: window waits for little more than it needs.
 CHUNK_DOCUMENTS = 64
 CHUNK_CHARACTERS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """What happens to a block between the source and the window.
-
-    Attributes:
-        tokenizers: for every source of a mixture, or the only one: of texts or conversations;
-            None for those that are tokenized.
-        eos: rule for documents that are tokenized already.
-        eos_id: the id it adds.
-        vocab_size: ids must be below it; None checks only that none is negative.
-        filter, map: the user's hooks; the filter sees documents first.
-        fields: what travels with tokens and documents.
-        group: the document field that documents of a group have in common; None: no groups.
-    """
-
-    tokenizers: tuple[Tokenizer | ChatTokenizer | None, ...] = (None,)
-    eos: EosRule = "as-is"
-    eos_id: int | None = None
-    vocab_size: int | None = None
-    filter: Hook | None = None
-    map: Hook | None = None
-    fields: FieldTypes = field(default_factory=FieldTypes)
-    group: str | None = None
-
-    @property
-    def any_tokenizer(self) -> Any:
-        """That of the first source that has one; None if all are tokenized."""
-        found = next((own for own in self.tokenizers if own is not None), None)
-        return getattr(found, "tokenizer", found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +73,6 @@ class DocumentStream(LaneStream):
         line: the source's name among the lines of the dealer's rule.
     """
 
-    empty_documents = 0
-
     def __init__(
         self,
         config: StreamConfig,
@@ -132,8 +87,6 @@ class DocumentStream(LaneStream):
     ) -> None:
         super().__init__(skips, mark)
         self._config = config
-        self._source = config.source
-        self._preparation = config.preparation
         self._lane = lane
         self._number = number
         self._times = times
@@ -142,6 +95,7 @@ class DocumentStream(LaneStream):
         if mark and first < 0:
             raise damaged_cursor(mark.cursor)
         start = cursor_field(mark.cursor, "at", dict, type(None)) if mark else None
+        self.preparer = BlockPreparer(config.preparation, config.source, number, config.seed, skips)
         self._supply = _supply(config, lane, dealer, line)
         # The place after the block at hand, and of the block the place before it and the share of
         # its documents that are not prepared yet.
@@ -154,6 +108,10 @@ class DocumentStream(LaneStream):
 
     def _next_documents(self) -> Documents | None:
         return next(self._blocks, None)
+
+    @property
+    def empty_documents(self) -> int:
+        return self.preparer.empty_documents
 
     def mark_before(self, serial: int) -> Mark:
         while len(self._marks) > 1 and self._marks[1].serial <= serial:
@@ -221,7 +179,7 @@ class DocumentStream(LaneStream):
                 prepared = 0
                 for chunk in _chunks(block):
                     with self._times.measure("prepare_s"), self.skips.after_shuffle():
-                        documents = self._prepare(chunk, part.epoch)
+                        documents = self.preparer.prepare(chunk, part.epoch)
                     prepared += len(chunk)
                     self._unprepared = 1 - prepared / len(block)
                     if len(documents):
@@ -247,125 +205,6 @@ class DocumentStream(LaneStream):
             self._before = self._after = (number, None)
             self._tokens_before = self._tokens
             self._mark(number, None, None, len(self.skips.records))
-
-    def _prepare(self, block: Block, epoch: int) -> Documents:
-        """Tokenize, check, drop empty documents, filter and map."""
-        preparation = self._preparation
-        if self._number and len(block):  # before hooks, whose seeds depend on it
-            origin = block.origin.copy()
-            origin["source"] = self._number
-            block = replace(block, origin=origin)
-        tokenized = isinstance(block, Documents)
-        if isinstance(block, Documents):
-            documents = self._checked(block)
-        else:
-            documents = _with_fields_of(block, self._encoded(block))
-        sizes = None
-        if preparation.group is not None:
-            documents = numbered(documents, preparation.group)
-            sizes = group_sizes(documents)
-        documents = self._without_empty(documents, sizes)
-        if tokenized:
-            documents = apply_eos(documents, preparation.eos, preparation.eos_id)
-        if len(documents) and preparation.filter is not None:
-            seeds = document_seeds(self._config.seed, epoch, documents.origin)
-            documents = apply_filter(preparation.filter, documents, seeds, self._name)
-            if sizes is not None:
-                documents = whole_groups(documents, sizes)
-        if len(documents) and preparation.map is not None:
-            seeds = document_seeds(self._config.seed, epoch, documents.origin)
-            given = documents
-            documents = apply_map(
-                preparation.map, documents, seeds, preparation.vocab_size, self._name
-            )
-            if sizes is not None:  # a map keeps the documents, and need not know of groups
-                documents = with_numbers(documents, given.document_fields[GROUP])
-            documents = self._without_empty(documents, sizes)
-        number = documents.document_fields.get(GROUP)
-        if preparation.fields or documents.token_fields or documents.document_fields:
-            documents = self._fielded(documents)
-        if documents.tokens.dtype == np.int32:  # checked: no id is negative
-            documents = replace(documents, tokens=documents.tokens.view(np.uint32))
-        return documents if sizes is None else joined(documents, number)
-
-    def _name(self, origin: np.void) -> str:
-        of = f' of source "{self.skips.name}"' if self.skips.name else ""
-        return self._source.document_name(origin) + of
-
-    def _encoded(self, block: Texts | Conversations) -> Documents:
-        tokenizer = self._preparation.tokenizers[self._number]
-        if isinstance(block, Texts) and isinstance(tokenizer, Tokenizer):
-            return tokenizer.encode(block, self.skips)
-        if isinstance(block, Conversations) and isinstance(tokenizer, ChatTokenizer):
-            return tokenizer.encode(block, self.skips)
-        raise ConfigError(
-            f"{type(self._source).__name__} yields texts, and there is no tokenizer.",
-            "Only token ids can be packed.",
-            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
-            "tokenizer).",
-        )
-
-    def _fielded(self, documents: Documents) -> Documents:
-        """The documents with the fields of the run; `skips` gets those whose values do not fit."""
-        documents, problems = self._preparation.fields.cast(documents)
-        if not problems:
-            return documents
-        broken: dict[tuple[int, int], str] = {}  # all documents of a record are skipped together
-        for i, problem in problems.items():
-            origin = documents.origin[i]
-            broken.setdefault((int(origin["shard"]), int(origin["index"])), problem)
-        for (shard, index), problem in broken.items():
-            self.skips.handle(self._source.broken_document(shard, index, problem))
-        return documents.take(
-            np.flatnonzero(~np.isin(documents.origin, documents.origin[[*problems]]))
-        )
-
-    def _without_empty(self, documents: Documents, sizes: NDArray[np.int64] | None) -> Documents:
-        """The documents that are not empty, and whose groups of `sizes` (G,) have no empty one."""
-        lengths = documents.lengths
-        if len(lengths) == 0 or lengths.min() > 0:
-            return documents
-        kept = documents.take(np.flatnonzero(lengths > 0))
-        if sizes is not None:
-            kept = whole_groups(kept, sizes)
-        self.empty_documents += len(documents) - len(kept)
-        return kept
-
-    def _checked(self, documents: Documents) -> Documents:
-        """The documents whose ids are all in the vocabulary; `skips` gets the others."""
-        preparation = self._preparation
-        low, high = int(documents.offsets[0]), int(documents.offsets[-1])
-        if low == high:
-            return documents
-        tokens: NDArray[Any] = documents.tokens[low:high]
-        highest = int(np.iinfo(tokens.dtype).max)
-        limit = highest + 1 if preparation.vocab_size is None else preparation.vocab_size
-        # What the dtype excludes is not looked for: a look at every token is a pass over memory.
-        if (limit > highest or int(tokens.max()) < limit) and (
-            tokens.dtype.kind == "u" or int(tokens.min()) >= 0
-        ):
-            return documents
-        bad = (tokens < 0) | (tokens >= limit)
-        where = np.searchsorted(documents.offsets, np.flatnonzero(bad) + low, side="right") - 1
-        wrong = np.unique(where)
-        for i in wrong.tolist():
-            ids: NDArray[Any] = documents.document(i)
-            origin = documents.origin[i]
-            outside = int(ids[(ids < 0) | (ids >= limit)][0])
-            what = f"and the vocabulary has {limit}" if outside >= 0 else "which is negative"
-            self.skips.handle(
-                self._source.broken_document(
-                    int(origin["shard"]),
-                    int(origin["index"]),
-                    f"holds the token id {outside}, {what}",
-                    "The model has no embedding for it.",
-                    "Tokenize the corpus with this tokenizer, pass the right vocab_size, or use "
-                    'on_error="skip".',
-                )
-            )
-        keep = np.ones(len(documents), dtype=np.bool_)
-        keep[wrong] = False
-        return documents.take(np.flatnonzero(keep))
 
 
 def _supply(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Supply:
@@ -393,12 +232,3 @@ def _chunks(block: Block) -> Iterator[Block]:
             start, characters = i + 1, 0
     if start < len(block):
         yield block[start:]
-
-
-def _with_fields_of(block: Block, documents: Documents) -> Documents:
-    """Documents with the fields of the texts that they were encoded from; some may be left out."""
-    if not isinstance(block, Texts) or not block.document_fields:
-        return documents
-    kept = np.isin(block.origin["index"], documents.origin["index"])
-    fields = {name: values[kept] for name, values in block.document_fields.items()}
-    return replace(documents, document_fields=fields)

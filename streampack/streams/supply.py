@@ -47,7 +47,7 @@ class Supply(ABC):
         return True
 
     def allow(self, step: int) -> None:  # noqa: B027
-        """From now on a round is filled that begins with batch number `step` of the lane."""
+        """The next round to be filled begins with batch number `step` of the lane."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Empty rows: padding only, for who has run dry before others."""
+"""Empty rows: padding only, for a lane or rank that has no more documents while others have."""
 
 from __future__ import annotations
 

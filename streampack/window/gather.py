@@ -22,8 +22,9 @@ from streampack.window.buffer import TokenBuffer
 from streampack.window.entries import Entries
 from streampack.window.grouped_rows import split_groups
 from streampack.window.packed_rows import PROVENANCE, PackedRows
+from streampack.window.planned import PlannedWindow
 from streampack.window.source_counts import count_sources
-from streampack.window.window import PlannedWindow, Window
+from streampack.window.window import Window
 
 __all__ = ["RowFormat", "gather_rows"]
 

@@ -25,7 +25,8 @@ class PackedRows(NamedTuple):
 
     >>> from streampack.documents import Documents
     >>> from streampack.packing import BestFitDecreasing
-    >>> from streampack.window import Window, WindowConfig
+    >>> from streampack.window.config import WindowConfig
+    >>> from streampack.window.window import Window
     >>> from streampack.window.gather import RowFormat, gather_rows
     >>> packer = BestFitDecreasing(seq_len=4)
     >>> window = Window(WindowConfig(rows=8), packer, batch_tokens=8, seed=1)

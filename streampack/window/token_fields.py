@@ -65,7 +65,7 @@ def _derive(
     wide: NDArray[np.int64],
     document_ids: NDArray[np.int32],
 ) -> None:
-    """One pass over the slots; what has no label because of where it lies has one yet."""
+    """One pass over the slots; segments' first slots get a label, which is removed afterwards."""
     run = 0
     for a in range(len(cu_seqlens) - 1):
         low = np.int64(cu_seqlens[a])

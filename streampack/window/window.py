@@ -39,7 +39,7 @@ from streampack.window.planned import (
     what_stays,
 )
 
-__all__ = ["PlannedWindow", "Window"]
+__all__ = ["Window"]
 
 
 #: The first rounds of a lane whose plans are checked, if the packer is none of streampack's.
@@ -258,7 +258,7 @@ class Window:
 
     @property
     def _checks(self) -> bool:
-        """True if this round's plan is held against all rules: a user's first ones, or all."""
+        """Whether this round's plan is checked by all rules: the first ones of a user's packer."""
         if os.environ.get(CHECK_ALL, "0") not in ("", "0"):
             return True
         ours = type(self._packer).__module__.startswith("streampack.")

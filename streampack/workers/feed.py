@@ -9,30 +9,26 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
-from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Generator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streampack.batch import PackedBatch
 from streampack.dealing.board import Board
 from streampack.errors import ConfigError
-from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
-from streampack.lane.config import LaneConfig
-from streampack.lane.lane import warm_up
+from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
+from streampack.lane.warm_up import warm_up
 from streampack.numeric import real_number, whole_number
 from streampack.workers.clean_up import whole_clean_up
-from streampack.workers.receiver import FieldsAhead, Receiver
+from streampack.workers.receiver import Receiver
 from streampack.workers.worker_handle import WorkerHandle
 
-__all__ = ["Feed", "LaneStates", "WorkerSettings", "feed_from_workers", "feed_in_process"]
+__all__ = ["Feed", "WorkerSettings", "feed_from_workers", "feed_in_process"]
 
 logger = logging.getLogger(__name__)
-
-#: Of each lane, where it goes on from (None is its beginning), in the order of the rotation.
-LaneStates = Mapping[int, dict[str, Any] | None]
 
 #: Batches of several lanes in rotation. A lane without any gives its end, once.
 Feed = Generator[PackedBatch | LaneEnd, None, None]
@@ -81,31 +77,16 @@ class WorkerSettings:
         )
 
 
-def feed_in_process(
-    config: LaneConfig,
-    topology: Topology,
-    start: int,
-    states: LaneStates,
-    sharing: Sharing,
-    board: Board,
-) -> Feed:
-    """A rank's batches of these lanes from number `start` on, made where they are asked for."""
-    dealer = sharing.dealer(config, board, states)
-    for item in rotate(config, states, topology, start, dealer):
+def feed_in_process(share: LaneShare, sharing: Sharing, board: Board) -> Feed:
+    """A rank's batches of some lanes, made where they are asked for."""
+    for item in rotate(share, sharing.dealer(share.config, board, share.states)):
         yield item if isinstance(item, LaneEnd) else PackedBatch.of_lane(item)
 
 
-def feed_from_workers(
-    config: LaneConfig,
-    topology: Topology,
-    start: int,
-    states: LaneStates,
-    settings: WorkerSettings,
-    sharing: Sharing,
-) -> Feed:
+def feed_from_workers(share: LaneShare, sharing: Sharing, settings: WorkerSettings) -> Feed:
     """The same from worker processes, which live as long as this generator."""
-    warm_up(config)
-    lanes = list(states)
+    warm_up(share.config)
+    lanes = list(share.states)
     count = min(settings.num_workers, len(lanes))
     if count < settings.num_workers:
         logger.warning(
@@ -119,22 +100,21 @@ def feed_from_workers(
     receivers: list[Receiver] = []
     try:
         for number in range(count):
+            own = {lane: share.states[lane] for lane in lanes[number::count]}
+            pipes = [worker.receiver for worker in workers]
             workers.append(
                 WorkerHandle(
-                    settings.context,
                     number,
-                    config,
-                    {lane: states[lane] for lane in lanes[number::count]},
-                    topology,
-                    start,
-                    settings.prefetch_batches,
+                    replace(share, states=own),
                     sharing,
-                    [worker.receiver for worker in workers],
+                    settings.context,
+                    settings.prefetch_batches,
+                    pipes,
                 )
             )
-        fields = FieldsAhead()
+        wants_fields = threading.Event()
         # Threads start after the last fork, so that no child is forked beside them.
-        receivers += [Receiver(worker, fields) for worker in workers]
+        receivers += [Receiver(worker, wants_fields) for worker in workers]
         running = {lane: receivers[i % count] for i, lane in enumerate(lanes)}
         while running:
             for lane in list(running):

@@ -19,20 +19,9 @@ from streampack.lane.batch import LaneEnd, SavedRound
 from streampack.workers.worker import Message
 from streampack.workers.worker_handle import WorkerHandle
 
-__all__ = ["FieldsAhead", "Receiver"]
+__all__ = ["Receiver"]
 
 AHEAD = 2  # batches held with their fields; the worker has made more, in compact form
-
-
-class FieldsAhead:
-    """Whether the loop uses per-token fields on the host: it does once it has asked for some."""
-
-    def __init__(self) -> None:
-        self.wanted = False
-
-    def note(self) -> None:
-        """A loop has asked for the fields of a batch that had none yet."""
-        self.wanted = True
 
 
 class Receiver:
@@ -40,12 +29,13 @@ class Receiver:
 
     Args:
         worker: whose messages; nobody else receives from it.
-        fields: shared by all receivers of a loop.
+        wants_fields: set once the loop has asked for per-token fields on the host; shared by all
+            receivers of a loop.
     """
 
-    def __init__(self, worker: WorkerHandle, fields: FieldsAhead) -> None:
+    def __init__(self, worker: WorkerHandle, wants_fields: threading.Event) -> None:
         self._worker = worker
-        self._fields = fields
+        self._wants_fields = wants_fields
         self._rounds: dict[int, SavedRound] = {}
         self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
         self._received = queue.SimpleQueue()
@@ -101,7 +91,7 @@ class Receiver:
         item = item._replace(round=self._rounds[item.lane])
         if isinstance(item, LaneEnd):
             return item
-        batch = PackedBatch.of_lane(item, on_fields=self._fields.note)
-        if self._fields.wanted:
+        batch = PackedBatch.of_lane(item, on_fields=self._wants_fields.set)
+        if self._wants_fields.is_set():
             batch.make_fields()
         return batch

@@ -14,15 +14,14 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from streampack.job.topology import Topology
 from streampack.lane.batch import LaneBatch, LaneEnd, SavedRound
-from streampack.lane.config import LaneConfig
+from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
 from streampack.workers.messages import send_message
@@ -62,21 +61,18 @@ def held_back(signals: Sequence[signal.Signals]) -> Iterator[None]:
 
 
 def run_worker(
-    config: LaneConfig,
-    states: Mapping[int, dict[str, Any] | None],
-    topology: Topology,
-    start: int,
-    prefetch_batches: int,
+    share: LaneShare,
     sharing: Sharing,
+    prefetch_batches: int,
     sender: Connection,
     inherited: Sequence[Connection],
 ) -> None:
     """Main function of the process.
 
     Args:
-        config, states, topology, start: what to run; see `rotate`.
-        prefetch_batches: batches made ahead of those that are sent.
+        share: what to run.
         sharing: of deals with the other workers and ranks.
+        prefetch_batches: batches made ahead of those that are sent.
         sender: where they go.
         inherited: ends of other pipes that a forked child holds and must not keep open.
     """
@@ -93,8 +89,8 @@ def run_worker(
     sending.start()
     try:
         sent: dict[int, object] = {}  # the round of each lane that was sent last
-        dealer = sharing.dealer(config, sharing.board(config), states)
-        for item in rotate(config, states, topology, start, dealer):
+        dealer = sharing.dealer(share.config, sharing.board(share.config), share.states)
+        for item in rotate(share, dealer):
             fresh = sent.get(item.lane) is not item.round
             sent[item.lane] = item.round
             round_start = item.round.state(0) if fresh else None
@@ -118,7 +114,7 @@ def _send_all(waiting: queue.Queue[Any], sender: Connection) -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """A loop's process that is killed outright cannot end its workers; they end themselves.
+    """End this worker when the loop's process is killed, which then cannot do it.
 
     The parent may be a fork server, which outlives the loop; the sentinel tells of the loop, but
     not where another process has inherited its other end. So both are watched.

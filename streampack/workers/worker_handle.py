@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack.errors import ConfigError, StreampackError, WorkerError
-from streampack.job.topology import Topology
+from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.workers import fork_server
 from streampack.workers.fork_server import WORKER_NAME
@@ -73,8 +73,9 @@ class WorkerHandle:
     """The loop's side of one worker process.
 
     Args:
-        context: of multiprocessing; number: of the worker in its rank.
-        config, states, topology, start, prefetch_batches, sharing: see `run_worker`.
+        number: of the worker in its rank.
+        share, sharing, prefetch_batches: see `run_worker`.
+        context: of multiprocessing.
         inherited: the loop's ends of other workers' pipes, which a forked child must not keep.
 
     Raises:
@@ -83,40 +84,30 @@ class WorkerHandle:
 
     def __init__(
         self,
-        context: Any,
         number: int,
-        config: Any,
-        states: dict[int, Any],
-        topology: Topology,
-        start: int,
-        prefetch_batches: int,
+        share: LaneShare,
         sharing: Sharing,
+        context: Any,
+        prefetch_batches: int,
         inherited: list[Connection],
     ) -> None:
         self.number = number
         self.is_ours = True  # False in a child that the loop's process forks
-        self._lanes = list(states)
+        self._lanes = list(share.states)
         method = context.get_start_method()
         if method != "fork":
             _before_spawning(method)
         self.receiver, sender = context.Pipe(duplex=False)
         # Room for the batches to be made ahead and not for many more: what a worker has sent is
         # memory held, and a dead worker is noticed only after it.
-        _widen(sender, min(PIPE_BYTES, prefetch_batches * config.batch_tokens * _BYTES_PER_TOKEN))
+        _widen(
+            sender, min(PIPE_BYTES, prefetch_batches * share.config.batch_tokens * _BYTES_PER_TOKEN)
+        )
         inherited = [*inherited, self.receiver]
         forked = method == "fork"
         self.process = context.Process(
             target=run_worker,
-            args=(
-                config,
-                states,
-                topology,
-                start,
-                prefetch_batches,
-                sharing,
-                sender,
-                inherited if forked else [],
-            ),
+            args=(share, sharing, prefetch_batches, sender, inherited if forked else []),
             name=f"{WORKER_NAME}-{number}",
             daemon=True,
         )
@@ -166,11 +157,11 @@ class WorkerHandle:
         return WorkerError(
             f"This process was forked inside a loop whose worker {self.number} is its parent's.",
             "Only the parent gets its batches.",
-            "Let the child leave the loop, or iterate a loader of its own.",
+            "Let the child leave the loop, or iterate its own loader.",
         )
 
     def end_process(self) -> None:
-        """End it; a worker blocked on a full pipe or in I/O does not hold this up."""
+        """End the process, even if it is blocked on a full pipe or in I/O."""
         if not self.is_ours:
             return
         self.process.terminate()

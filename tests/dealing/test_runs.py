@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
 from streampack.errors import StateError
-from streampack.hooks import Hook
 from streampack.lane.state import decode_reports
 from streampack.run.plan import RunPlan
+from streampack.streams.hooks import Hook
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import identities, identity, in_order
 from tests.support.simulated_ranks import over_legs
@@ -114,7 +114,7 @@ def test_ranks_that_are_not_connected_run_the_lanes_of_others_too(caplog: Any) -
         found.append([identity(batch) for batch in islice(loader, 150)])
         states.append(loader.state_dict())
     assert in_order(found) == expected[:300]
-    assert "nobody tells this process what they find" in caplog.text
+    assert "not connected with this process" in caplog.text
     own = PackedLoader(dataset(Topology(1, 2)))
     own.load_state_dict(states[1])
     with pytest.raises(StateError, match="merge_states"):

@@ -14,7 +14,7 @@ from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
-from streampack.sources.jsonl.numbering import line_number
+from streampack.sources.jsonl.lines import line_number
 from streampack.sources.jsonl.source import JSONL
 from streampack.storage.decompression import CODEC_OF_ENDING
 from streampack.storage.storage import Storage
@@ -148,7 +148,7 @@ def test_lines_are_numbered_as_editors_do_and_only_where_little_lies_before_them
     assert line_number(plain, None, len(content) + 5) is None
     assert line_number(plain, "gz", 10) is None
     assert line_number(tmp_path / "missing", None, 10) is None
-    monkeypatch.setattr("streampack.sources.jsonl.numbering.MOST_BYTES", 100)
+    monkeypatch.setattr("streampack.sources.jsonl.lines.MOST_BYTES", 100)
     assert line_number(plain, None, 101) is None
 
 

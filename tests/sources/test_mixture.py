@@ -29,7 +29,8 @@ from streampack.sources.mixture.source import earlier_mixture
 from streampack.streams.base import Mark
 from streampack.streams.lane_stream import open_stream
 from streampack.streams.mixed_place import changed_cursor
-from streampack.streams.stream import Preparation, StreamConfig
+from streampack.streams.preparation import Preparation
+from streampack.streams.stream import StreamConfig
 from tests.support.corpora import byte_tokenizer
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import check_restores_everywhere

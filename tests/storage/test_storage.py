@@ -18,8 +18,9 @@ import pytest
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.storage.filesystems import open_filesystem
+from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import expand_braces
-from streampack.storage.storage import FileInfo, Storage
+from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server
 
 WAIT_S = 60.0  # for something that happens at once: how long until it is called broken

@@ -19,7 +19,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from streampack.streams.stream import Preparation
+from streampack.streams.preparation import Preparation
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
 from tests.support.memory_source import MemorySource, numbered_documents

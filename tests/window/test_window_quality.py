@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from streampack.forecast import dry_run
 from streampack.packing import BestFitDecreasing, FirstFitDecreasing, Plan
 from streampack.window.config import WindowConfig
-from streampack.window.window import PlannedWindow, Window
+from streampack.window.planned import PlannedWindow
+from streampack.window.window import Window
 
 RUNS = [
     (kind, seq_len, rows)

@@ -2,8 +2,3 @@
 
 Knows how record batches lie in a file or a table; what their columns hold is as in Parquet.
 """
-
-from streampack.sources.arrow.source import Arrow
-from streampack.sources.arrow.table import Table
-
-__all__ = ["Arrow", "Table"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from streampack.errors import ConfigError
@@ -18,9 +17,9 @@ from streampack.sources.parquet.columns import placed_blocks
 from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
 from streampack.storage.failures import is_of_system
+from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, in_threads
 
 __all__ = ["Arrow"]
 
@@ -65,14 +64,12 @@ class Arrow(Parquet):
             )
         narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
         column = next(iter(schemas.values())).field(self.column).type
-        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
         details = {
             "dtype": ("uint16" if all(narrow) else "uint32") if self.tokenized else "text",
             "documents": None,
             "item_bytes": column.value_type.bit_width // 8 if self.tokenized else 4,
         }
-        paths, versions = [info.path for info in infos], [info.version for info in infos]
-        return Manifest(paths, np.maximum(sizes, 1), sizes, details, versions)
+        return Manifest.of_files(infos, details=details)
 
     def estimate_tokens(self) -> int:
         """A rough number of tokens: all bytes are ids, or four of them a token of text."""

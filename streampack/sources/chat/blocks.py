@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Conversation, Conversations, Documents
+from streampack.documents import Conversations, Documents
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block
+from streampack.reading.loss_masks import mask_of, mask_of_labels
 from streampack.reading.nesting import MOST_NESTED
-from streampack.reading.record_fields import RecordFields
-from streampack.reading.records import BrokenDocumentError
-from streampack.sources.chat.labelled import labelled_ids_of
+from streampack.reading.record_block import Read, record_block
+from streampack.reading.records import BrokenDocumentError, ids_of, numbers_of, require_field
 from streampack.sources.chat.records import conversation_of, known_shapes, shape_of
 from streampack.storage.remote import shown
 
@@ -69,10 +69,9 @@ def block_of(
     tokenized: bool,
     shape: str | None,
     types: FieldTypes,
-    broken: Callable[[int, BrokenDocumentError], None],
     parse: Callable[[Any], Any] = lambda record: record,
-) -> Block:
-    """What records hold, without the broken ones, which `broken` is told by their numbers.
+) -> tuple[Block, dict[int, str]]:
+    """What records hold, without the broken ones, and what is wrong with those, by number.
 
     Args:
         records: N of them, or what `parse` makes one of.
@@ -80,32 +79,38 @@ def block_of(
         tokenized: they hold ids; otherwise conversations.
         shape: of all conversations; None tells it by each one's fields.
         types: the fields that are taken besides.
-        broken: told of a record that is no document.
         parse: makes a record of an item; it may raise `BrokenDocumentError` too.
     """
-    more = RecordFields(types)
-    good: list[int] = []
-    values: list[Any] = []
-    for i, item in enumerate(records):
-        try:
-            record = _plain(parse(item))
-            made: Any = labelled_ids_of(record) if tokenized else conversation_of(record, shape)
-            if isinstance(made, Conversation) and made.rejected is not None:
-                record |= {"group": 0, "chosen": True}  # filled in with the two documents
-            more.add(record, len(made[0]) if tokenized else None)
-        except BrokenDocumentError as reason:
-            broken(i, reason)
-            continue
-        good.append(i)
-        values.append(made)
-    if values and tokenized:
-        ids, masks = [v[0] for v in values], [v[1] for v in values]
-        return Documents.from_arrays(ids, origin[good], masks, more.of_tokens, more.of_documents)
-    return Conversations(values, origin[good], more.of_documents)
+
+    def read(item: Any) -> Read:
+        record = _plain(parse(item))
+        if tokenized:
+            return record, *_labelled_ids(record)
+        made = conversation_of(record, shape)
+        if made.rejected is not None:
+            record |= {"group": 0, "chosen": True}  # filled in with the two documents
+        return record, made, None
+
+    return record_block(records, read, Documents if tokenized else Conversations, origin, types)
+
+
+def _labelled_ids(record: Mapping[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    """(T,) "input_ids", and (T,) which of them count, by "loss_mask" or by "labels"."""
+    require_field(record, "input_ids")
+    ids = ids_of(record, "input_ids")
+    if record.get("loss_mask") is not None:
+        mask = mask_of(numbers_of(record, "loss_mask", len(ids), "mask values"), ids, "loss_mask")
+    elif record.get("labels") is not None:
+        mask = mask_of_labels(numbers_of(record, "labels", len(ids), "labels"), ids)
+    else:
+        raise BrokenDocumentError('has neither "labels" nor "loss_mask" beside "input_ids"')
+    if not mask.any():
+        raise BrokenDocumentError("has no token that carries loss")
+    return ids, mask
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    """A record of its own, with lists where one in memory has arrays or tuples."""
+    """A copy of a record, with lists where one in memory has arrays or tuples."""
     if not isinstance(record, Mapping):
         raise BrokenDocumentError(f"is of the type {type(record).__name__}, not a record")
     return {name: _listed(value) for name, value in record.items()}

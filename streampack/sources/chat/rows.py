@@ -13,13 +13,11 @@ from streampack.documents import make_origin
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
-from streampack.reading.records import BrokenDocumentError
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.arrow.table import Table
 from streampack.sources.chat.blocks import block_of, field_names, holds_ids, record_size
 from streampack.sources.chat.records import RECORD_FIELDS
-from streampack.sources.jsonl.lines import LineBlock
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.parquet.columns import BlockMaker, cut
 from streampack.sources.parquet.source import Parquet
@@ -55,13 +53,11 @@ class ChatLines(_FormFromListing, JSONL):
         names = set(self._first_fields(path, size))
         self.tokenized = holds_ids(names, path, self.shape) if names else False
 
-    def _parse(self, shard: int, block: LineBlock, skips: Skips) -> Block:
-        def broken(i: int, reason: BrokenDocumentError) -> None:
-            skips.handle(self.broken_document(shard, int(block.index[i]), str(reason)))
-
-        origin = make_origin(shard, block.index)
+    def block_of(
+        self, lines: list[bytes | None], origin: NDArray[np.void]
+    ) -> tuple[Block, dict[int, str]]:
         form = (self.tokenized, self.shape, self.field_types)
-        return block_of(block.lines, origin, *form, broken, self._record)
+        return block_of(lines, origin, *form, self.record_of)
 
 
 class ChatRows(_FormFromListing, Parquet):
@@ -79,7 +75,6 @@ class ChatRows(_FormFromListing, Parquet):
         return np.ones(batch.num_rows, dtype=np.int64)  # records are of many forms
 
     def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
-        say = self._broken(shard, skips)
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
 
         def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
@@ -89,14 +84,10 @@ class ChatRows(_FormFromListing, Parquet):
                 sizes = np.array([record_size(record) for record in records], dtype=np.int64)
                 _, count = next(cut(sizes, limits))
                 numbers = np.arange(first + start, first + start + count, dtype=np.int64)
-
-                def broken(
-                    i: int, reason: BrokenDocumentError, numbers: NDArray[np.int64] = numbers
-                ) -> None:
-                    say(int(numbers[i]), str(reason))
-
+                origin = make_origin(shard, numbers)
                 form = (self.tokenized, self.shape, self.field_types)
-                block = block_of(records[:count], make_origin(shard, numbers), *form, broken)
+                block, problems = block_of(records[:count], origin, *form)
+                self.report_broken(origin, problems, skips)
                 start += count
                 yield block, start
 

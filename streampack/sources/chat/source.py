@@ -26,7 +26,6 @@ from streampack.reading.base import Block, Source
 from streampack.reading.fields import Fields
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
-from streampack.reading.records import BrokenDocumentError
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.chat.blocks import block_of, field_names, holds_ids, record_size
@@ -240,13 +239,7 @@ class ChatStream(Chat, ItemSource):
     def item_block(
         self, items: Sequence[Any], origin: NDArray[np.void]
     ) -> tuple[Block, dict[int, str]]:
-        problems: dict[int, str] = {}
-
-        def broken(i: int, reason: BrokenDocumentError) -> None:
-            problems[i] = str(reason)
-
-        form = (self.tokenized, self.shape, self.field_types)
-        return block_of(items, origin, *form, broken), problems
+        return block_of(items, origin, self.tokenized, self.shape, self.field_types)
 
     def more_lanes(self, most: int) -> str:
         return self.items.more_lanes(most)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,11 @@ from numpy.typing import NDArray
 
 from streampack.documents import TOKEN_DTYPES, Documents, Texts, offsets_of
 from streampack.fields import FieldTypes
+from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
 from streampack.reading.loss_masks import mask_of
-from streampack.reading.record_fields import RecordFields
+from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import BrokenDocumentError, require_field
 
 __all__ = ["PushbackIterator", "ids_of", "item_block", "item_sizes", "joined_arrays"]
@@ -62,43 +62,25 @@ def _size(item: Any, fields: Fields) -> int:
 
 def item_block(
     items: Sequence[Any], fields: Fields, origin: NDArray[np.void], types: FieldTypes
-) -> tuple[Documents | Texts, dict[int, str]]:
+) -> tuple[Block, dict[int, str]]:
     """A block from items, without the broken ones, and what is wrong with those, by number."""
     if fields.tokenized and fields.document is None:
         types = FieldTypes()  # items are ids and nothing else
         whole = joined_arrays(items, origin)
         if whole is not None:
             return whole, {}
-    more = RecordFields(types)
-    problems: dict[int, str] = {}
-    good: list[int] = []
-    texts: list[str] = []
-    arrays: list[NDArray[Any]] = []
-    masks: list[NDArray[np.bool_]] = []
-    for i, item in enumerate(items):
-        try:
-            value = _document_of(item, fields.document)
-            if fields.tokenized:
-                array = ids_of(value)
-                mask = None
-                if fields.loss_mask is not None:
-                    mask = _mask_of(item, fields.loss_mask, array)
-                more.add(item, len(array))
-                masks += [] if mask is None else [mask]
-                arrays.append(array)
-            elif isinstance(value, str):
-                more.add(item, None)
-                texts.append(value)
-            else:
-                raise BrokenDocumentError(f"is {_a(value)}, not text")
-            good.append(i)
-        except BrokenDocumentError as reason:
-            problems[i] = str(reason)
-    if not fields.tokenized:
-        return Texts(texts, origin[good], more.of_documents), problems
-    block = _token_block(arrays, origin[good], masks if fields.loss_mask else None)
-    fielded = replace(block, token_fields=more.of_tokens, document_fields=more.of_documents)
-    return fielded, problems
+
+    def read(item: Any) -> Read:
+        value = _document_of(item, fields.document)
+        if fields.tokenized:
+            ids = ids_of(value)
+            name = fields.loss_mask
+            return item, ids, None if name is None else _mask_of(item, name, ids)
+        if not isinstance(value, str):
+            raise BrokenDocumentError(f"is {_a(value)}, not text")
+        return item, value, None
+
+    return record_block(items, read, Documents if fields.tokenized else Texts, origin, types)
 
 
 def joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:
@@ -161,18 +143,6 @@ def _mask_of(item: Any, field: str, ids: NDArray[Any]) -> NDArray[np.bool_]:
             f"has {length} ids and a loss mask of shape {mask.shape} and dtype {mask.dtype}"
         )
     return mask_of(mask, ids, field)
-
-
-def _token_block(
-    arrays: Sequence[NDArray[Any]],
-    origin: NDArray[np.void],
-    masks: Sequence[NDArray[np.bool_]] | None,
-) -> Documents:
-    """A block from integer arrays: in their dtype if they share a token dtype, else uint32."""
-    dtypes = {array.dtype for array in arrays}
-    if len(dtypes) != 1 or dtypes.isdisjoint(TOKEN_DTYPES):
-        arrays = [array.astype(np.uint32) for array in arrays]
-    return Documents.from_arrays(arrays, origin, masks)
 
 
 def _a(value: Any) -> str:

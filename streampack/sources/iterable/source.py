@@ -223,8 +223,9 @@ class _ItemLane(LaneReader):
             )
             if joined is not None:
                 return joined
-        block, problems = self.source.item_block(items, make_origin(self.lane, index))
-        self.source.report_broken(self.lane, first, problems, skips)
+        origin = make_origin(self.lane, index)
+        block, problems = self.source.item_block(items, origin)
+        self.source.report_broken(origin, problems, skips)
         kept, _ = skips.replay(block, self.lane)
         if self.in_blocks and len(kept) > 1:
             kept = kept.take(permutation(len(kept), seed))

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.reading.options import Reading
-from streampack.storage.decompression import Content, DamagedError
+from streampack.storage.decompression import Content, DamagedError, open_content
 
-__all__ = ["LineBlock", "line_blocks"]
+__all__ = ["LineBlock", "line_blocks", "line_number"]
 
 _BUFFER = 1 << 20
+#: Of the content before a line, so much is read to number it: it is done for messages only.
+MOST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +127,29 @@ def _rest_of_line(file: IO[bytes]) -> int:
         skipped += len(piece)
         if not piece or piece.endswith(b"\n"):
             return skipped
+
+
+def line_number(file: Path, codec: str | None, byte: int) -> int | None:
+    """The number of the line that begins at a byte of the (decompressed) content.
+
+    Args:
+        file: plain or compressed; codec: see `open_content`.
+        byte: of the content.
+
+    Returns:
+        From 1 on; None if too much lies before it, or it cannot be read.
+    """
+    if byte > MOST_BYTES:
+        return None
+    before, left = 0, byte
+    try:
+        with open_content(file, codec) as content:
+            while left > 0:
+                block = content.file.read(min(left, _BUFFER))
+                if not block:
+                    return None
+                before += block.count(b"\n")
+                left -= len(block)
+    except (DamagedError, OSError):
+        return None
+    return before + 1

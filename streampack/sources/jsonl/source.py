@@ -25,7 +25,7 @@ from streampack.reading.fields import Fields, chat_fields
 from streampack.reading.loss_masks import mask_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
-from streampack.reading.record_fields import RecordFields
+from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import (
     BrokenDocumentError,
     ids_of,
@@ -36,8 +36,7 @@ from streampack.reading.records import (
 )
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.jsonl.lines import LineBlock, line_blocks
-from streampack.sources.jsonl.numbering import line_number
+from streampack.sources.jsonl.lines import LineBlock, line_blocks, line_number
 from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_content
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
@@ -93,15 +92,11 @@ class JSONL(ShardedSource):
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
         infos = self.storage.list(self.paths, endings=self.endings)
-        paths = tuple(info.path for info in infos)
-        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
-        scales = np.array([_scale(_codec_of(path)) for path in paths], dtype=np.int64)
-        for path, size in zip(paths, sizes.tolist(), strict=True):
-            if size > 0:
-                self._check_fields(path, size)
-                break
-        versions = [info.version for info in infos]
-        return Manifest(paths, sizes * scales, sizes, versions=versions)
+        weights = [info.num_bytes * _scale(_codec_of(info.path)) for info in infos]
+        first = next((info for info in infos if info.num_bytes > 0), None)
+        if first is not None:
+            self._check_fields(first.path, first.num_bytes)
+        return Manifest.of_files(infos, np.array(weights, dtype=np.int64))
 
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read; not the paths, so that the files may move."""
@@ -155,45 +150,30 @@ class JSONL(ShardedSource):
                 raise self.broken_shard(shard, f"after byte {at}, {error}", at) from error
 
     def _parse(self, shard: int, block: LineBlock, skips: Skips) -> Block:
-        texts: list[str] = []
-        arrays: list[NDArray[np.uint32]] = []
-        masks: list[NDArray[np.bool_]] = []
-        kept: list[int] = []
-        more = RecordFields(self.field_types)
-        field = self.fields.document or ""
-        for i, line in enumerate(block.lines):
-            try:
-                record = self._record(line)
-                require_field(record, field)
-                if self.tokenized:
-                    ids = ids_of(record, field, line)
-                    mask = None
-                    if self.fields.loss_mask is not None:
-                        name = self.fields.loss_mask
-                        mask = mask_of(numbers_of(record, name, len(ids), "mask values"), ids, name)
-                    more.add(record, len(ids))
-                    masks += [] if mask is None else [mask]
-                    arrays.append(ids)
-                else:
-                    text = text_of(record, field, line or b"")
-                    more.add(record, None)
-                    texts.append(text)
-            except BrokenDocumentError as reason:
-                skips.handle(self.broken_document(shard, int(block.index[i]), str(reason)))
-            else:
-                kept.append(i)
-        origin = make_origin(shard, block.index[kept])
-        if not self.tokenized:
-            return Texts(texts, origin, more.of_documents)
-        return Documents.from_arrays(
-            arrays,
-            origin,
-            masks if self.fields.loss_mask else None,
-            more.of_tokens,
-            more.of_documents,
-        )
+        origin = make_origin(shard, block.index)
+        made, problems = self.block_of(block.lines, origin)
+        self.report_broken(origin, problems, skips)
+        return made
 
-    def _record(self, line: bytes | None) -> dict[str, Any]:
+    def block_of(
+        self, lines: list[bytes | None], origin: NDArray[np.void]
+    ) -> tuple[Block, dict[int, str]]:
+        """The good ones of N lines, and what is wrong with the others, by number."""
+        kind = Documents if self.tokenized else Texts
+        return record_block(lines, self._read, kind, origin, self.field_types)
+
+    def _read(self, line: bytes | None) -> Read:
+        record, field, mask = self.record_of(line), self.fields.document or "", None
+        require_field(record, field)
+        if not self.tokenized:
+            return record, text_of(record, field, line or b""), None
+        ids = ids_of(record, field, line)
+        if (name := self.fields.loss_mask) is not None:
+            mask = mask_of(numbers_of(record, name, len(ids), "mask values"), ids, name)
+        return record, ids, mask
+
+    def record_of(self, line: bytes | None) -> dict[str, Any]:
+        """The object of a line; None is one that was too long to be kept."""
         if line is None:
             limit = self.reading.max_document_bytes
             raise BrokenDocumentError(f"is longer than max_document_bytes={limit} of Reading")

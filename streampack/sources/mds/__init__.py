@@ -2,7 +2,3 @@
 
 Knows `index.json` and the layout of `.mds` files; it does not know lanes or tokenizers.
 """
-
-from streampack.sources.mds.source import MDS
-
-__all__ = ["MDS"]

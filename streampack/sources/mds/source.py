@@ -349,7 +349,7 @@ class MDS(ShardedSource):
             kept = np.setdiff1d(np.arange(n), list(problems))
             whole = block.gathered() if isinstance(block, Spans) else block
             block = with_fields(whole, data, fields, more[0][:, kept])
-        self.report_broken(shard, start, problems, skips)
+        self.report_broken(origin, problems, skips)
         return block, start + n
 
 

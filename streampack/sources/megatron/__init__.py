@@ -2,7 +2,3 @@
 
 Knows the layout of both files; it does not know lanes or tokenizers.
 """
-
-from streampack.sources.megatron.source import MegatronIndexed
-
-__all__ = ["MegatronIndexed"]

@@ -16,9 +16,10 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.sources.megatron.index import HEADER_BYTES, Header, Index, parse_header
 from streampack.storage.decompression import map_file
+from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage, in_threads
+from streampack.storage.storage import Storage
 
 __all__ = ["MegatronIndexed"]
 
@@ -72,8 +73,7 @@ class MegatronIndexed(FlatSource):
             "indexes": indexes,
             "documents": np.array([header.documents for header in headers], dtype=np.int64),
         }
-        paths, versions = [info.path for info in bins], [info.version for info in bins]
-        return Manifest(paths, np.maximum(sizes, least), sizes, details, versions)
+        return Manifest.of_files(bins, np.maximum(sizes, least), details)
 
     def _list(self, path: str) -> list[FileInfo]:
         """The files that a path names, of which some may lack their partner."""

@@ -2,7 +2,3 @@
 
 Knows weights, and which source gives the next documents; it does not know how a source reads.
 """
-
-from streampack.sources.mixture.source import Mixture
-
-__all__ = ["Mixture"]

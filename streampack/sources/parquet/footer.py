@@ -25,8 +25,9 @@ from streampack.sources.parquet.columns import (
     is_text,
     is_token_list,
 )
+from streampack.storage.listing import FileInfo
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage
+from streampack.storage.storage import Storage
 
 __all__ = ["DAMAGE", "Footer", "check_schema", "read_footer", "row_groups"]
 

@@ -50,8 +50,9 @@ from streampack.sources.parquet.footer import (
 )
 from streampack.sources.parquet.pages import CheckedFile
 from streampack.storage.failures import is_of_system
+from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage, in_threads
+from streampack.storage.storage import Storage
 
 __all__ = ["Parquet"]
 
@@ -130,9 +131,7 @@ class Parquet(ShardedSource):
                 "Check the path, and that the files are complete.",
             )
         narrow = all(footer.narrow for footer in readable)
-        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
-        weights = np.maximum(sizes, 1)  # an empty file is an error, so it must be read
-        rows = None
+        weights = rows = None
         if step == 1:
             rows = np.array([-1 if f.problem else f.rows for f in footers], dtype=np.int64)
             num_bytes = np.array([f.num_bytes for f in footers], dtype=np.int64)
@@ -142,8 +141,7 @@ class Parquet(ShardedSource):
             "documents": rows,
             "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
         }
-        versions = [info.version for info in infos]
-        return Manifest([info.path for info in infos], weights, sizes, details, versions)
+        return Manifest.of_files(infos, weights, details)
 
     def describe(self) -> dict[str, Any]:
         """Adds what is read; not the paths, so that the files may move."""

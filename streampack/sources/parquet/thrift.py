@@ -1,4 +1,4 @@
-"""Thrift's compact protocol, as kernels that follow a struct in bytes nobody vouches for.
+"""Thrift's compact protocol, as kernels that follow a struct in untrusted bytes.
 
 A place is a byte's number; -1 stands for broken data, and every function passes it on.
 
@@ -104,7 +104,7 @@ def _map(data: NDArray[np.uint8], at: Index, end: Index) -> tuple[Index, Index, 
 def after(data: NDArray[np.uint8], at: Index, end: Index, kind: Index) -> Index:
     """The place after a value of a type, or -1.
 
-    It has a stack of its own: numba crashes where a kernel that calls itself comes from its cache.
+    It keeps its own stack: numba crashes where a kernel that calls itself comes from its cache.
     """
     if kind < LIST:
         return _after_scalar(data, at, end, kind)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, Texts
-from streampack.fields import FieldTypes
-from streampack.reading.base import Block
 from streampack.reading.integer_arrays import BAD_ID
 from streampack.reading.npy import no_npy
-from streampack.reading.record_fields import RecordFields
 from streampack.reading.records import BrokenDocumentError, require_field, too_long
 from streampack.sources.tar.headers import DUPLICATE, MISSING, scan_tar
 
@@ -25,46 +21,10 @@ __all__ = [
     "files_beside",
     "ids_in",
     "npz_record",
-    "record_block",
 ]
 
 Record = Mapping[str, Any]
 Files = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]
-
-
-def record_block(
-    document_of: Callable[[int], tuple[Record, NDArray[Any] | str]],
-    types: FieldTypes,
-    tokenized: bool,
-    origin: NDArray[np.void],
-    problems: dict[int, str],
-) -> Block:
-    """The documents of N samples with their fields.
-
-    Args:
-        document_of: the record of a sample, with its fields, and its ids or text.
-        types: the fields of the run.
-        tokenized: whether they are ids.
-        origin: (N,) of dtype `ORIGIN`.
-        problems: what is wrong with a sample, by its number: those are left out, and others added.
-    """
-    found: list[Any] = []
-    good: list[int] = []
-    more = RecordFields(types)
-    for i in range(len(origin)):
-        if i in problems:
-            continue
-        try:
-            record, document = document_of(i)
-            more.add(record, len(document) if tokenized else None)
-        except BrokenDocumentError as reason:
-            problems[i] = str(reason)
-        else:
-            found.append(document)
-            good.append(i)
-    if not tokenized:
-        return Texts(found, origin[good], more.of_documents)
-    return Documents.from_arrays(found, origin[good], None, more.of_tokens, more.of_documents)
 
 
 def npz_record(content: bytes, names: Collection[str], most_bytes: int) -> dict[str, NDArray[Any]]:

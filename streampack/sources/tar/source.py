@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from streampack.documents import make_origin
+from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
@@ -19,6 +19,7 @@ from streampack.reading.integer_arrays import Spans, integer_block, integer_kind
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.raw_texts import decoded_texts, pieces
+from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import (
     BrokenDocumentError,
     ids_of,
@@ -46,9 +47,9 @@ from streampack.sources.tar.records import (
     files_beside,
     ids_in,
     npz_record,
-    record_block,
 )
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
+from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.storage import Storage
 
@@ -141,17 +142,10 @@ class WebDataset(ShardedSource):
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
         files = self.storage.list(patterns, endings=self.endings) if patterns else []
-        paths = [file.path for file in files]
-        paths += [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
-        sizes = [file.num_bytes for file in files]
-        pipes = len(paths) - len(files)
-        return Manifest(
-            paths=tuple(paths),
-            # An empty file is an error, so it must be read.
-            weights=np.array([max(n, 1) for n in sizes] + [_PIPE_BYTES] * pipes, dtype=np.int64),
-            num_bytes=np.array(sizes + [0] * pipes, dtype=np.int64),
-            versions=[file.version for file in files] + [""] * pipes,
-        )
+        pipes = [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
+        files += [FileInfo(url, 0) for url in pipes]
+        weights = [_PIPE_BYTES if is_pipe(file.path) else max(file.num_bytes, 1) for file in files]
+        return Manifest.of_files(files, np.array(weights, dtype=np.int64))
 
     def describe(self) -> dict[str, Any]:
         field = {"field": self.fields.document} if self.form in ("json", "npz") else {}
@@ -264,7 +258,7 @@ class WebDataset(ShardedSource):
         else:
             counts, kinds = self._array_headers(data, starts, sizes, status, problems)
             block = integer_block(data, starts, counts, kinds, origin, problems)
-        self.report_broken(shard, document, problems, skips)
+        self.report_broken(origin, problems, skips)
         return n, offset, outcome, block
 
     def _array_headers(
@@ -316,23 +310,28 @@ class WebDataset(ShardedSource):
             names = [*(types.token if self.tokenized else ()), *types.document]
             beside = {name: files_beside(data, begin, f"{name}.npy", len(starts)) for name in names}
 
-        def document_of(i: int) -> tuple[Mapping[str, Any], Any]:
+        def read(i: int) -> Read:
+            if i in problems:
+                raise BrokenDocumentError(problems[i])
             content = bytes(contents[i])
             if self.form == "json":
                 record = record_of(content)
                 require_field(record, field)
-                read = ids_of if self.tokenized else text_of
-                return record, read(record, field, content)
+                document_of = ids_of if self.tokenized else text_of
+                return record, document_of(record, field, content), None
             if self.form == "npz":
                 arrays = npz_record(content, {field, *types.token, *types.document}, most)
-                return arrays, ids_in(arrays, field)
+                return arrays, ids_in(arrays, field), None
             fields = {
                 name: field_beside(data, name, files, i, most) for name, files in beside.items()
             }
             there = {name: array for name, array in fields.items() if array is not None}
-            return there, self._document(content)
+            return there, self._document(content), None
 
-        return record_block(document_of, types, self.tokenized, origin, problems)
+        kind = Documents if self.tokenized else Texts
+        block, wrong = record_block(range(len(origin)), read, kind, origin, types)
+        problems |= wrong
+        return block
 
     def _document(self, content: bytes) -> NDArray[Any] | str:
         """The ids or the text of a file that holds nothing else."""

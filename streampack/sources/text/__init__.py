@@ -2,7 +2,3 @@
 
 Knows files and their order; it does not know tokenizers.
 """
-
-from streampack.sources.text.source import TextFiles
-
-__all__ = ["TextFiles"]

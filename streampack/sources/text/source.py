@@ -48,9 +48,8 @@ class TextFiles(ShardedSource):
 
     def list_shards(self) -> Manifest:
         infos = self.storage.list(self.paths, endings=self.endings)
-        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
         details = {"documents": np.ones(len(infos), dtype=np.int64)}
-        return Manifest([info.path for info in infos], np.maximum(sizes, 1), sizes, details)
+        return Manifest.of_files(infos, details=details)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "dtype": "text"}

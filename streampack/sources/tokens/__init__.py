@@ -3,7 +3,3 @@
 Knows where their documents begin: after an end token, or where the index says; it does not know
 tokenizers.
 """
-
-from streampack.sources.tokens.source import Tokens
-
-__all__ = ["Tokens"]

@@ -21,9 +21,10 @@ from streampack.reading.options import Reading
 from streampack.reading.records import DamagedFileError
 from streampack.sources.tokens.boundaries import ByEndToken, ByIndex
 from streampack.storage.decompression import map_file
+from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
-from streampack.storage.storage import FileInfo, Storage
+from streampack.storage.storage import Storage
 
 __all__ = ["Tokens"]
 
@@ -111,8 +112,7 @@ class Tokens(FlatSource):
         looks = (self._look(*pair) for pair in zip(infos, indexes, strict=True))
         kind, begin = next((form for form in looks if form is not None), (2, 0))
         details = {"indexes": indexes, "item_bytes": INTEGER_DTYPES[kind].itemsize, "begin": begin}
-        paths, versions = [info.path for info in infos], [info.version for info in infos]
-        return Manifest(paths, np.maximum(sizes, least), sizes, details, versions)
+        return Manifest.of_files(infos, np.maximum(sizes, least), details)
 
     def _check_arguments(self, path: str, indexed: bool) -> None:
         if indexed == (self.eos_id is None):

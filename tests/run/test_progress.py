@@ -13,7 +13,7 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.forecast.estimation import Estimate
-from streampack.progress import Moment, progress_words
+from streampack.run.progress import Moment, progress_words
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [[7] * 50] * 90

@@ -75,7 +75,7 @@ def document_seeds(seed: int, epoch: int, origin: NDArray[np.void]) -> NDArray[n
 
     Args:
         seed: of the run.
-        epoch: number of the epoch, so that a document is treated afresh each time.
+        epoch: number of the epoch, so that a document has another seed in each.
         origin: (N,) of dtype `ORIGIN`.
     """
     base = derive_seed(seed, epoch)

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
 from streampack.forecast.estimation import Estimate
+from streampack.run.rank import RankRun
 
 __all__ = ["Moment", "progress_words", "with_progress"]
 
@@ -33,15 +34,15 @@ class Moment(NamedTuple):
         at_s: seconds of any clock.
         batches: since the beginning of the run, of each rank.
         tokens: since the loader was made, of this rank; wait_s: the same for seconds waited.
-        astray: of a mixture, the largest difference between a source's share of the tokens and what
-            its weight asks for, 0 to 1.
+        deviation: of a mixture, the largest difference between a source's share of the tokens and
+            what its weight asks for, 0 to 1.
     """
 
     at_s: float
     batches: int
     tokens: int
     wait_s: float
-    astray: float | None = None
+    deviation: float | None = None
 
 
 def progress_words(
@@ -64,8 +65,8 @@ def progress_words(
         f"{_short((now.tokens - before.tokens) / seconds)} tokens/s{each}",
         f"{min((now.wait_s - before.wait_s) / seconds, 1):.1%} waiting",
     ]
-    if now.astray is not None:
-        words.append(f"mixture within {now.astray:.1%}")
+    if now.deviation is not None:
+        words.append(f"mixture within {now.deviation:.1%}")
     made = now.batches - before.batches
     if estimate is not None and made > 0:
         left_s = max(estimate.steps - now.batches, 0) * seconds / made
@@ -73,25 +74,28 @@ def progress_words(
     return " · ".join(words)
 
 
-def with_progress(
-    items: Iterable[Item],
-    look: Callable[[], Moment],
-    estimate: Callable[[], Estimate | None],
-    *,
-    world_size: int,
-    every_s: float,
-) -> Iterator[Item]:
+def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Iterator[Item]:
     """The items, while a line says how far the loop is.
 
     Args:
-        items: what the loop iterates.
-        look: where it is now; estimate: how far it has to go.
-        world_size: of ranks that share the run.
+        items: what the loop iterates; run: what it takes them from.
         every_s: seconds between two lines where they are not drawn over one another.
     """
+    world_size = run.plan.topology.world_size
+
+    def look() -> Moment:
+        metrics = run.metrics
+        return Moment(
+            time.monotonic(),
+            run.state.next_batch // world_size,
+            metrics.composition.placed,
+            metrics.wait_s,
+            metrics.sources.largest_deviation(),
+        )
+
     drawn = _drawn()
     pause_s = every_s if drawn is None else DRAWN_S
-    expected, asked_s = estimate(), time.monotonic()
+    expected, asked_s = run.estimate_steps(), time.monotonic()
     moments = deque([look()])
     last = moments[0]
 
@@ -99,7 +103,7 @@ def with_progress(
         nonlocal expected, asked_s, last
         last = look()
         if last.at_s - asked_s >= ESTIMATED_S:
-            expected, asked_s = estimate(), last.at_s
+            expected, asked_s = run.estimate_steps(), last.at_s
         while len(moments) > 1 and last.at_s - moments[1].at_s >= RATES_S:
             moments.popleft()
         words = progress_words(moments[0], last, expected, world_size=world_size)

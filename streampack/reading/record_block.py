@@ -1,22 +1,71 @@
-"""RecordFields: what else records hold for tokens and documents, collected record by record."""
+"""Blocks from records that are read one by one: JSON, rows, and what a user has in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Fields
+from streampack.documents import TOKEN_DTYPES, Conversations, Documents, Fields, Texts
 from streampack.fields import TEXT_REMEDY, FieldTypes
 from streampack.reading.records import BrokenDocumentError, require_field
 
-__all__ = ["RecordFields", "uneven_values"]
+__all__ = ["record_block"]
+
+Item = TypeVar("Item")
+
+#: A record, what it holds (ids, a text, a conversation), and the loss mask of ids, if it has one.
+Read = tuple[Any, Any, NDArray[np.bool_] | None]
 
 
-class RecordFields:
+def record_block(
+    items: Iterable[Item],
+    read: Callable[[Item], Read],
+    kind: type[Any],
+    origin: NDArray[np.void],
+    types: FieldTypes,
+) -> tuple[Documents | Texts | Conversations, dict[int, str]]:
+    """A block of the good ones of N items, and what is wrong with the others, by number.
+
+    Args:
+        items: N of them.
+        read: what an item holds; raises `BrokenDocumentError` where that is no document.
+        kind: `Documents`, `Texts` or `Conversations`. Ids of several dtypes, or of one that is
+            no token dtype, become uint32.
+        origin: (N,) of dtype `ORIGIN`.
+        types: the fields that are read besides.
+    """
+    more = _RecordFields(types)
+    problems: dict[int, str] = {}
+    good: list[int] = []
+    found: list[Any] = []
+    masks: list[NDArray[np.bool_]] = []
+    for i, item in enumerate(items):
+        try:
+            record, document, mask = read(item)
+            more.add(record, len(document) if kind is Documents else None)
+        except BrokenDocumentError as reason:
+            problems[i] = str(reason)
+            continue
+        good.append(i)
+        found.append(document)
+        if mask is not None:
+            masks.append(mask)
+    if kind is not Documents:
+        return kind(found, origin[good], more.of_documents), problems
+    dtypes = {array.dtype for array in found}
+    if len(dtypes) != 1 or dtypes.isdisjoint(TOKEN_DTYPES):
+        found = [array.astype(np.uint32) for array in found]
+    block = Documents.from_arrays(
+        found, origin[good], masks or None, more.of_tokens, more.of_documents
+    )
+    return block, problems
+
+
+class _RecordFields:
     """The fields of the good records of a block.
 
     Args:
@@ -72,18 +121,13 @@ class RecordFields:
         return {name: np.array(values) for name, values in kept.items()}
 
 
-def uneven_values(name: str, num_tokens: int, num_values: int) -> str:
-    """What is wrong with a document that has another number of values than of ids."""
-    return f'has {num_tokens} ids and {num_values} values in "{name}"'
-
-
 def _numbers(values: Any, name: str, num_tokens: int | None) -> NDArray[Any]:
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError, RuntimeError):
         array = np.zeros((), dtype=object)
     if array.ndim == 1 and len(array) != num_tokens:
-        raise BrokenDocumentError(uneven_values(name, num_tokens or 0, len(array)))
+        raise BrokenDocumentError(f'has {num_tokens} ids and {len(array)} values in "{name}"')
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "biuf"):
         raise BrokenDocumentError(f'has no list of numbers in "{name}"')
     return array

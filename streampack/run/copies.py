@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
-
 import torch
 
+from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 
 __all__ = ["DeviceCopies"]
 
 
-class Copied(Protocol):
-    """What is copied: a `PackedBatch`."""
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Any: ...
-
-    def pin_memory(self) -> Any: ...
-
-    def record_stream(self, stream: torch.Stream) -> None: ...
-
-
-Batch = TypeVar("Batch", bound=Copied)
-
-
-class DeviceCopies(Generic[Batch]):
+class DeviceCopies:
     """Copies batches to a device, the next one ahead of time.
 
     On a CUDA device the copy goes from a page-locked buffer on a separate stream, and the loop's
@@ -38,14 +24,14 @@ class DeviceCopies(Generic[Batch]):
         self.device = _usable(device)
         cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
-        self._started: tuple[Batch, Batch] | None = None
+        self._started: tuple[PackedBatch, PackedBatch] | None = None
 
-    def start(self, batch: Batch) -> None:
+    def start(self, batch: PackedBatch) -> None:
         """Begin to copy a batch; `take` will ask for it."""
         if self._started is None or self._started[0] is not batch:
             self._started = (batch, self._copy(batch))
 
-    def take(self, batch: Batch) -> Batch:
+    def take(self, batch: PackedBatch) -> PackedBatch:
         """The batch on the device, for work on the current stream."""
         self.start(batch)
         assert self._started is not None
@@ -56,17 +42,15 @@ class DeviceCopies(Generic[Batch]):
             copied.record_stream(current)
         return copied
 
-    def _copy(self, batch: Batch) -> Batch:
+    def _copy(self, batch: PackedBatch) -> PackedBatch:
         if self._stream is None:
-            alone: Batch = batch.to(self.device)
-            return alone
+            return batch.to(self.device)
         with torch.cuda.stream(self._stream):
-            copied: Batch = batch.pin_memory().to(self.device, non_blocking=True)
-        return copied
+            return batch.pin_memory().to(self.device, non_blocking=True)
 
 
 def _usable(device: torch.device | str) -> torch.device:
-    """The device, which takes a tensor; a name alone may be of one that is not in this machine."""
+    """The device by its name; raises `ConfigError` if torch cannot put a tensor there."""
     try:
         return torch.empty(0, device=device).device
     except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.documents import ORIGIN, Documents
 from streampack.errors import ConfigError
-from streampack.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.packing.rng import derive_seed
+from streampack.streams.hooks import Hook, apply_filter, apply_map, document_seeds
 
 
 def block(lengths: list[int], dtype: Any = np.uint16) -> Documents:

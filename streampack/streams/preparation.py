@@ -1,0 +1,210 @@
+"""What happens to the blocks of a source before the window: tokenized, checked, passed to hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import GROUP, Conversations, Documents, Texts
+from streampack.errors import ConfigError
+from streampack.fields import FieldTypes
+from streampack.reading.base import Block, Source
+from streampack.reading.skips import Skips
+from streampack.streams.groups import (
+    group_sizes,
+    joined,
+    numbered,
+    whole_groups,
+    with_numbers,
+)
+from streampack.streams.hooks import Hook, apply_filter, apply_map, document_seeds
+from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
+
+__all__ = ["BlockPreparer", "Preparation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What happens to a block between the source and the window.
+
+    Attributes:
+        tokenizers: for every source of a mixture, or the only one: of texts or conversations;
+            None for those that are tokenized.
+        eos: rule for documents that are tokenized already.
+        eos_id: the id it adds.
+        vocab_size: ids must be below it; None checks only that none is negative.
+        filter, map: the user's hooks; the filter sees documents first.
+        fields: what travels with tokens and documents.
+        group: the document field that documents of a group have in common; None: no groups.
+    """
+
+    tokenizers: tuple[Tokenizer | ChatTokenizer | None, ...] = (None,)
+    eos: EosRule = "as-is"
+    eos_id: int | None = None
+    vocab_size: int | None = None
+    filter: Hook | None = None
+    map: Hook | None = None
+    fields: FieldTypes = field(default_factory=FieldTypes)
+    group: str | None = None
+
+    @property
+    def any_tokenizer(self) -> Any:
+        """That of the first source that has one; None if all are tokenized."""
+        found = next((own for own in self.tokenizers if own is not None), None)
+        return getattr(found, "tokenizer", found)
+
+
+class BlockPreparer:
+    """Prepares the blocks of one source in one lane.
+
+    Args:
+        preparation: of the run.
+        source: names the documents.
+        number: of the source in a mixture; documents carry it in their origin.
+        seed: of the run.
+        skips: what to do with broken content.
+
+    Attributes:
+        empty_documents: documents without a token that were left out.
+    """
+
+    def __init__(
+        self, preparation: Preparation, source: Source, number: int, seed: int, skips: Skips
+    ) -> None:
+        self._preparation = preparation
+        self._source = source
+        self._number = number
+        self._seed = seed
+        self._skips = skips
+        self.empty_documents = 0
+
+    def prepare(self, block: Block, epoch: int) -> Documents:
+        """Tokenize, check, drop empty documents, filter and map."""
+        preparation = self._preparation
+        if self._number and len(block):  # before hooks, whose seeds depend on it
+            origin = block.origin.copy()
+            origin["source"] = self._number
+            block = replace(block, origin=origin)
+        tokenized = isinstance(block, Documents)
+        if isinstance(block, Documents):
+            documents = self._checked(block)
+        else:
+            documents = _with_fields_of(block, self._encoded(block))
+        sizes = None
+        if preparation.group is not None:
+            documents = numbered(documents, preparation.group)
+            sizes = group_sizes(documents)
+        documents = self._without_empty(documents, sizes)
+        if tokenized:
+            documents = apply_eos(documents, preparation.eos, preparation.eos_id)
+        if len(documents) and preparation.filter is not None:
+            seeds = document_seeds(self._seed, epoch, documents.origin)
+            documents = apply_filter(preparation.filter, documents, seeds, self._name)
+            if sizes is not None:
+                documents = whole_groups(documents, sizes)
+        if len(documents) and preparation.map is not None:
+            seeds = document_seeds(self._seed, epoch, documents.origin)
+            given = documents
+            documents = apply_map(
+                preparation.map, documents, seeds, preparation.vocab_size, self._name
+            )
+            if sizes is not None:  # a map keeps the documents, and need not know of groups
+                documents = with_numbers(documents, given.document_fields[GROUP])
+            documents = self._without_empty(documents, sizes)
+        number = documents.document_fields.get(GROUP)
+        if preparation.fields or documents.token_fields or documents.document_fields:
+            documents = self._fielded(documents)
+        if documents.tokens.dtype == np.int32:  # checked: no id is negative
+            documents = replace(documents, tokens=documents.tokens.view(np.uint32))
+        return documents if sizes is None else joined(documents, number)
+
+    def _name(self, origin: np.void) -> str:
+        of = f' of source "{self._skips.name}"' if self._skips.name else ""
+        return self._source.document_name(origin) + of
+
+    def _encoded(self, block: Texts | Conversations) -> Documents:
+        tokenizer = self._preparation.tokenizers[self._number]
+        if isinstance(block, Texts) and isinstance(tokenizer, Tokenizer):
+            return tokenizer.encode(block, self._skips)
+        if isinstance(block, Conversations) and isinstance(tokenizer, ChatTokenizer):
+            return tokenizer.encode(block, self._skips)
+        raise ConfigError(
+            f"{type(self._source).__name__} yields texts, and there is no tokenizer.",
+            "Only token ids can be packed.",
+            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
+            "tokenizer).",
+        )
+
+    def _fielded(self, documents: Documents) -> Documents:
+        """The documents with the fields of the run; `skips` gets those whose values do not fit."""
+        documents, problems = self._preparation.fields.cast(documents)
+        if not problems:
+            return documents
+        broken: dict[tuple[int, int], str] = {}  # all documents of a record are skipped together
+        for i, problem in problems.items():
+            origin = documents.origin[i]
+            broken.setdefault((int(origin["shard"]), int(origin["index"])), problem)
+        for (shard, index), problem in broken.items():
+            self._skips.handle(self._source.broken_document(shard, index, problem))
+        return documents.take(
+            np.flatnonzero(~np.isin(documents.origin, documents.origin[[*problems]]))
+        )
+
+    def _without_empty(self, documents: Documents, sizes: NDArray[np.int64] | None) -> Documents:
+        """The documents that are not empty, and whose groups of `sizes` (G,) have no empty one."""
+        lengths = documents.lengths
+        if len(lengths) == 0 or lengths.min() > 0:
+            return documents
+        kept = documents.take(np.flatnonzero(lengths > 0))
+        if sizes is not None:
+            kept = whole_groups(kept, sizes)
+        self.empty_documents += len(documents) - len(kept)
+        return kept
+
+    def _checked(self, documents: Documents) -> Documents:
+        """The documents whose ids are all in the vocabulary; `skips` gets the others."""
+        preparation = self._preparation
+        low, high = int(documents.offsets[0]), int(documents.offsets[-1])
+        if low == high:
+            return documents
+        tokens: NDArray[Any] = documents.tokens[low:high]
+        highest = int(np.iinfo(tokens.dtype).max)
+        limit = highest + 1 if preparation.vocab_size is None else preparation.vocab_size
+        # What the dtype excludes is not looked for: a look at every token is a pass over memory.
+        if (limit > highest or int(tokens.max()) < limit) and (
+            tokens.dtype.kind == "u" or int(tokens.min()) >= 0
+        ):
+            return documents
+        bad = (tokens < 0) | (tokens >= limit)
+        where = np.searchsorted(documents.offsets, np.flatnonzero(bad) + low, side="right") - 1
+        wrong = np.unique(where)
+        for i in wrong.tolist():
+            ids: NDArray[Any] = documents.document(i)
+            origin = documents.origin[i]
+            outside = int(ids[(ids < 0) | (ids >= limit)][0])
+            what = f"and the vocabulary has {limit}" if outside >= 0 else "which is negative"
+            self._skips.handle(
+                self._source.broken_document(
+                    int(origin["shard"]),
+                    int(origin["index"]),
+                    f"holds the token id {outside}, {what}",
+                    "The model has no embedding for it.",
+                    "Tokenize the corpus with this tokenizer, pass the right vocab_size, or use "
+                    'on_error="skip".',
+                )
+            )
+        keep = np.ones(len(documents), dtype=np.bool_)
+        keep[wrong] = False
+        return documents.take(np.flatnonzero(keep))
+
+
+def _with_fields_of(block: Block, documents: Documents) -> Documents:
+    """Documents with the fields of the texts that they were encoded from; some may be left out."""
+    if not isinstance(block, Texts) or not block.document_fields:
+        return documents
+    kept = np.isin(block.origin["index"], documents.origin["index"])
+    fields = {name: values[kept] for name, values in block.document_fields.items()}
+    return replace(documents, document_fields=fields)
