@@ -17,8 +17,6 @@ import numba
 from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 
-__all__ = ["cache_folders", "kernel"]
-
 logger = logging.getLogger(__name__)
 
 #: Of all kernels that one run needs, on one core of a server; docs/performance.md has the command.

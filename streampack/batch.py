@@ -17,8 +17,6 @@ from streampack.metrics import Metrics
 from streampack.packing.composition import Composition
 from streampack.window.packed_rows import PackedRows
 
-__all__ = ["BatchGroup", "PackedBatch"]
-
 
 class PackedBatch(BatchAdapters):
     """R rows of packed documents. One method per consumer: see `BatchAdapters`.

@@ -51,8 +51,6 @@ from streampack.unknown_arguments import explained
 from streampack.window.config import WindowConfig
 from streampack.window.context_schedule import ContextSchedule
 
-__all__ = ["PackedDataset"]
-
 
 class PackedDataset(IterableDataset[PackedBatch]):
     """A stream of packed batches.

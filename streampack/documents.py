@@ -17,19 +17,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.errors import ConfigError
 
-__all__ = [
-    "GROUP",
-    "NO_FIELDS",
-    "ORIGIN",
-    "TOKEN_DTYPES",
-    "Conversation",
-    "Conversations",
-    "Documents",
-    "Fields",
-    "Texts",
-    "make_origin",
-]
-
 #: Where a document came from: number of the source (in a mixture), number of the shard in the
 #: source's manifest, and index in the shard (a document number, or a byte offset for formats
 #: that are read by byte ranges).

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ConfigError",
-    "ContentError",
-    "PlanError",
-    "RankError",
-    "StateError",
-    "StorageError",
-    "StreampackError",
-    "WorkerError",
-]
-
 
 class StreampackError(Exception):
     """Base of every error raised on purpose.

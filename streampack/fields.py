@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from streampack.documents import GROUP, Documents
 from streampack.errors import ConfigError
 
-__all__ = ["TEXT_REMEDY", "FieldTypes"]
-
 #: What torch has too.
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 

@@ -29,8 +29,6 @@ from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat, gather_rows
 from streampack.window.planned import PlannedWindow
 
-__all__ = ["MicrobatchPlan", "pack"]
-
 _IDS, _MASK = "ids", "loss_mask"  # in the records that documents are made of
 
 

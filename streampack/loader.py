@@ -36,8 +36,6 @@ from streampack.run.rank import RankRun
 from streampack.unknown_arguments import explained
 from streampack.workers.feed import WorkerSettings, feed_from_workers, feed_in_process
 
-__all__ = ["PackedLoader"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from streampack.packing.composition import Composition
 
-__all__ = ["LaneTimes", "Metrics", "SourceCounts", "SourceTotals"]
-
 
 @dataclass(slots=True)
 class LaneTimes:

@@ -8,8 +8,6 @@ from typing import Any
 
 from streampack.errors import ConfigError
 
-__all__ = ["is_number", "is_whole", "real_number", "whole_number"]
-
 
 def is_number(value: object) -> bool:
     """True for integers, floats and fractions, numpy's too; not for True and False."""

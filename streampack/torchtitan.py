@@ -19,8 +19,6 @@ from streampack.job.topology import Topology
 from streampack.loader import PackedLoader
 from streampack.run.distributed_state import DistributedState
 
-__all__ = ["PackedDataLoader"]
-
 
 class _WithoutTorchtitan:
     class Config:

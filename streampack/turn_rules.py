@@ -8,8 +8,6 @@ from typing import Any
 
 from streampack.errors import ConfigError
 
-__all__ = ["PARTS", "TurnRules"]
-
 #: What a turn of the assistant can consist of.
 PARTS = ("thinking", "content", "tool_calls")
 TURNS = ("whole", "each")

@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-__all__ = ["explained"]
-
 Init = TypeVar("Init", bound=Callable[..., None])
 
 _WHOLE = "its batches are whole already, so leave it out"

@@ -16,8 +16,6 @@ from streampack.cli.replay import replay
 from streampack.cli.warm import warm
 from streampack.cli.where import where
 
-__all__ = ["app"]
-
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # arguments of the demo
 
 app = typer.Typer(

@@ -32,8 +32,6 @@ from streampack.lane.warm_up import warm_up
 from streampack.loader import PackedLoader
 from streampack.metrics import LaneTimes, Metrics
 
-__all__ = ["bench"]
-
 ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
 STAGES = {
     "read_s": "reading",

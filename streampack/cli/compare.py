@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 8  # by which steps are counted
 
-__all__ = ["compare"]
-
 
 def compare(
     source: Annotated[

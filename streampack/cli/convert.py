@@ -22,8 +22,6 @@ from streampack.reading.sharded import ShardedSource
 from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.tokenization import Tokenizer, load_tokenizer
 
-__all__ = ["convert", "parse_bytes"]
-
 
 class Format(str, Enum):
     """What `--to` takes."""

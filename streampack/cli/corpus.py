@@ -18,8 +18,6 @@ from streampack.sources.text.source import TextFiles
 from streampack.sources.tokens.source import Tokens
 from streampack.storage.storage import Storage
 
-__all__ = ["reopen_corpus"]
-
 
 def reopen_corpus(path: str, described: Mapping[str, Any]) -> ShardedSource:
     """The source at `path` that a fingerprint describes, to name its shards.

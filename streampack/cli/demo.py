@@ -9,8 +9,6 @@ import typer
 
 from streampack.errors import ConfigError
 
-__all__ = ["demo"]
-
 
 def demo(context: typer.Context) -> None:
     """Stream a real corpus from a real object store, train, break things, and resume exactly.

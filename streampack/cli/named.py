@@ -15,8 +15,6 @@ from streampack.reading.base import Source
 from streampack.sources.infer import as_source
 from streampack.sources.infer import open as open_source
 
-__all__ = ["corpus_of", "object_at"]
-
 
 def object_at(named: str) -> Any:
     """What a user's code has under a name, or what the function of that name returns.

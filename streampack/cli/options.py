@@ -6,19 +6,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "ANY_CORPUS",
-    "AddedEnd",
-    "Column",
-    "EndToken",
-    "Integers",
-    "Key",
-    "ShardTokenizer",
-    "TextField",
-    "TextTokenizer",
-    "TokensField",
-]
-
 ANY_CORPUS = (
     "A file, folder, glob or URL of any format that can be read; or FILE.py:NAME, a source or "
     "PackedDataset that your code makes."

@@ -28,8 +28,6 @@ from streampack.corpus_order.plan import plan_corpus
 from streampack.reading.options import Reading
 from streampack.sources.infer import open as open_source
 
-__all__ = ["order"]
-
 
 class Search(str, Enum):
     """What `--search` takes."""

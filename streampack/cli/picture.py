@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
 
-__all__ = ["Curve", "check_target", "draw"]
-
 _BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#1f6fb4", "#d9711c", "#2a9457", "#8a5ab5", "#5a5a5a"
 _FORMATS = (".png", ".svg", ".pdf")
 

@@ -18,8 +18,6 @@ from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError
 from streampack.loader import PackedLoader
 
-__all__ = ["replay"]
-
 
 def replay(
     states: Annotated[

@@ -10,8 +10,6 @@ from typing import Any
 from streampack.errors import ConfigError, StateError
 from streampack.run.state import check_state, merge_states
 
-__all__ = ["one_state"]
-
 
 def one_state(paths: Sequence[Path]) -> dict[str, Any]:
     """The state in these files together.

@@ -7,8 +7,6 @@ import textwrap
 
 from rich.console import Console
 
-__all__ = ["WIDTH", "say", "wrapped"]
-
 WIDTH = 80  # columns
 
 

@@ -37,8 +37,6 @@ from streampack.packing import (
 from streampack.sources import JSONL, Iterable, Parquet, WebDataset
 from streampack.tokenization import Tokenizer, TokenRules
 
-__all__ = ["warm"]
-
 SEQ_LEN = 32
 EOS = 199
 

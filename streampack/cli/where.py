@@ -22,8 +22,6 @@ from streampack.lane.state import damaged
 from streampack.reading.sharded import ShardedSource
 from streampack.run.place import LanePlace, SourcePlace, lane_places, members, run_words
 
-__all__ = ["where"]
-
 LANES_SHOWN = 32  # one by one; more are summarised
 MESSAGES_SHOWN = 10
 WIDTH = 100  # columns of the table where it does not go to a terminal

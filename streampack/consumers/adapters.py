@@ -23,8 +23,6 @@ from streampack.consumers.pairs import pairs_of
 from streampack.consumers.text import decoder, shown_text
 from streampack.errors import ConfigError
 
-__all__ = ["BatchAdapters"]
-
 
 class BatchAdapters(NoMapping, KernelBoundaries):
     """The methods of `PackedBatch` that give a person or a trainer what it takes."""

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["segment_block_mask"]
-
 
 def segment_block_mask(cu_seqlens: Tensor, slots: int, block_size: int) -> BlockMask:
     """Causal attention inside segments.

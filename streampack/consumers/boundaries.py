@@ -22,8 +22,6 @@ from streampack.device.tensors import BatchTensors
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
 
-__all__ = ["KernelBoundaries"]
-
 
 class KernelBoundaries(BatchTensors):
     """The methods of `PackedBatch` that give a kernel its boundaries."""

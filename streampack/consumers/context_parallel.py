@@ -16,8 +16,6 @@ from streampack.consumers.padded_segments import (
 )
 from streampack.errors import ConfigError
 
-__all__ = ["Layout", "check_rank", "context_parallel", "segments_of"]
-
 Layout = Literal["zigzag", "contiguous", "ulysses"]
 
 

@@ -10,8 +10,6 @@ from streampack.errors import ConfigError
 if TYPE_CHECKING:
     from streampack.consumers.adapters import BatchAdapters
 
-__all__ = ["Form", "Output"]
-
 Output = Literal["batch", "hf", "numpy", "samples"]
 
 

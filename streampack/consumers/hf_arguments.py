@@ -24,8 +24,6 @@ from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
 from streampack.window.packed_rows import PackedRows
 
-__all__ = ["arguments_for"]
-
 #: How boundaries are passed, in the order in which they are tried. "rows" has none to pass: every
 #: row is one segment, whatever padding follows.
 Way = Literal["positions", "seq_idx", "rows", "mask"]

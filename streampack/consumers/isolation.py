@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from streampack.errors import ConfigError
 
-__all__ = ["Isolation", "Leak", "check_isolation", "of_slots"]
-
 #: What is taken for rounding, as a share of what a token does to those after it in its document:
 #: of outputs in single or double precision, and in half precision.
 _TOLERANCE, _TOLERANCE_HALF = 1e-3, 1e-1

@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["token_mean_loss"]
-
 
 def token_mean_loss(
     logits: Tensor,

@@ -15,8 +15,6 @@ from streampack.consumers.context_parallel import check_rank, segments_of
 from streampack.consumers.padded_segments import PaddedSegments, head_and_tail
 from streampack.numeric import whole_number
 
-__all__ = ["megatron_batch", "megatron_samples", "packed_seq_params"]
-
 
 def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor | None]:
     """See `BatchAdapters.megatron`."""

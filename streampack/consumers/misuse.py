@@ -8,8 +8,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from streampack.errors import ConfigError
 
-__all__ = ["NoMapping", "refuse_collating"]
-
 
 class NoMapping:
     """A batch that is no dict, and says what is one."""

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from streampack.window.packed_rows import PackedRows
 from streampack.window.token_fields import derive_fields
 
-__all__ = ["numpy_arrays"]
-
 
 def numpy_arrays(packed: PackedRows) -> dict[str, Any]:
     """See `BatchAdapters.numpy`."""

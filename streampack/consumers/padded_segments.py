@@ -12,8 +12,6 @@ from torch.nn.functional import pad
 from streampack.documents import ranges_of
 from streampack.errors import ConfigError
 
-__all__ = ["PaddedSegments", "head_and_tail", "pad_cu_seqlens", "padded_segments", "parts_in_order"]
-
 
 class PaddedSegments(NamedTuple):
     """S segments, each of real tokens and the padding after them.

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from streampack.documents import GROUP, Fields
 from streampack.errors import ConfigError
 
-__all__ = ["pairs_of"]
-
 
 def pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(P,) and (P,) int64 numbers of pieces: of each pair the chosen one, and the rejected one.

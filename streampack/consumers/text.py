@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from streampack.tokenization import Tokenizer, load_tokenizer
 
-__all__ = ["ShownText", "decoder", "shown_text"]
-
 _DIM, _GREEN, _END = "\x1b[2m", "\x1b[32m", "\x1b[0m"
 _PRE = '<pre style="white-space:pre-wrap">{}</pre>'
 

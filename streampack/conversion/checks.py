@@ -6,8 +6,6 @@ from streampack.errors import ConfigError
 from streampack.reading.base import Source
 from streampack.tokenization import Tokenizer
 
-__all__ = ["check_content", "check_shard_bytes", "no_documents"]
-
 
 def check_shard_bytes(shard_bytes: int) -> None:
     """Raise `ConfigError` unless shards can be so large."""

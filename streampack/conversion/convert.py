@@ -28,8 +28,6 @@ from streampack.reading.skips import Skips
 from streampack.storage.listing import in_threads
 from streampack.tokenization import Tokenizer
 
-__all__ = ["Conversion", "Progress", "convert_source"]
-
 _SETTINGS = f"{HIDDEN}/settings.json"
 
 

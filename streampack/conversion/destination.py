@@ -14,8 +14,6 @@ from streampack.errors import ConfigError
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.remote import shown, split_url, with_retries
 
-__all__ = ["HIDDEN", "Destination"]
-
 T = TypeVar("T")
 
 #: Folder of the progress files inside a destination.

@@ -15,8 +15,6 @@ from streampack.conversion.shard_writer import Payload, ShardWriter
 from streampack.documents import offsets_of
 from streampack.errors import ConfigError
 
-__all__ = ["MDSShards"]
-
 
 class _Codec(NamedTuple):
     """Levels that a compression has, none or from `least` to `most`, and what is taken if none is

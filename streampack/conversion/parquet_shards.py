@@ -13,8 +13,6 @@ import pyarrow.parquet as pq
 from streampack.conversion.shard_writer import Payload, ShardWriter
 from streampack.errors import ConfigError
 
-__all__ = ["ParquetShards"]
-
 
 class ParquetShards(ShardWriter):
     """Parquet shards with one column, `tokens` or `text`, in row groups of 4,096 documents."""

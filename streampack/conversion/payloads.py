@@ -12,8 +12,6 @@ from streampack.reading.base import Block
 from streampack.reading.skips import Skips
 from streampack.tokenization import Tokenizer
 
-__all__ = ["payloads_of"]
-
 
 def payloads_of(
     block: Block, tokenizer: Tokenizer | None, dtype: str, skips: Skips

@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Payload", "ShardWriter"]
-
 #: Content of one document: token ids, or text.
 Payload = NDArray[np.generic] | str
 

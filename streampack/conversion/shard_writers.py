@@ -8,8 +8,6 @@ from streampack.conversion.shard_writer import ShardWriter
 from streampack.conversion.tar_shards import TarShards
 from streampack.errors import ConfigError
 
-__all__ = ["shard_writer"]
-
 _WRITERS: dict[str, type[ShardWriter]] = {
     "mds": MDSShards,
     "webdataset": TarShards,

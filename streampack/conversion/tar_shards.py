@@ -13,8 +13,6 @@ import numpy as np
 from streampack.conversion.shard_writer import Payload, ShardWriter
 from streampack.errors import ConfigError
 
-__all__ = ["TarShards"]
-
 
 class TarShards(ShardWriter):
     """Tar shards with a member for each document: `000000000.npy` or `000000000.txt`."""

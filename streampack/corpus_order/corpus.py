@@ -17,8 +17,6 @@ from streampack.corpus_order.work import Work
 from streampack.documents import Documents, gather_ragged, make_origin, offsets_of
 from streampack.ordering.words import hash_words
 
-__all__ = ["Corpus", "Part", "batches"]
-
 NOTES = "embed/parts.json"
 BATCH_DOCUMENTS = 2048
 BATCH_UNITS = 8 << 20  # tokens, or bytes of text

@@ -26,8 +26,6 @@ from streampack.ordering.duplicates import Wholes, alike
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import on_grid
 
-__all__ = ["choose_duplicates", "embed_whole", "find_pairs", "gather_wanted"]
-
 PAIRS = 1 << 13  # compared at a time
 
 

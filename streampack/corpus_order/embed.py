@@ -19,8 +19,6 @@ from streampack.ordering.embedding import TextEmbedder, checked, heads
 from streampack.ordering.words import hash_words
 from streampack.reading.skips import Skips
 
-__all__ = ["check_dimensions", "embed_batch", "embed_part"]
-
 
 def embed_part(job: CorpusOrder, part: int) -> None:
     """Write the documents of a part, their names and vectors; and a note, when all is there.

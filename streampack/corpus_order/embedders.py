@@ -18,8 +18,6 @@ from typing import Any
 from streampack.errors import ConfigError
 from streampack.ordering.embedding import TextEmbedder
 
-__all__ = ["named_embedder"]
-
 Decode = Callable[[Sequence[list[int]]], Sequence[str]]
 
 

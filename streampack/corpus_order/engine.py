@@ -16,8 +16,6 @@ from typing import Any
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import ConfigError, StreampackError, WorkerError
 
-__all__ = ["Engine", "opened"]
-
 ANSWER_S = 10.0
 RETRIES = 3  # of a task whose worker was lost
 OBJECT_STORE_BYTES = 128 << 20  # a job and its tasks' numbers travel, and no data

@@ -26,17 +26,6 @@ from streampack.corpus_order.work import Work
 from streampack.ordering.approximate import require_faiss
 from streampack.packing.rng import permutation
 
-__all__ = [
-    "Shape",
-    "empty_index",
-    "fill_shard",
-    "index_shards",
-    "padded",
-    "padded_dimension",
-    "shape_of",
-    "train_index",
-]
-
 PAPER_DOCUMENTS, PAPER_LISTS, PAPER_PROBES = 235_266_464, 32_768, 64
 LEAST_PROBES = 16
 SAMPLE_PER_LIST = 48

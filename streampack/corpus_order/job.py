@@ -30,8 +30,6 @@ from streampack.reading.base import Source
 from streampack.reading.options import Reading
 from streampack.sources.infer import open as open_source
 
-__all__ = ["STAGES", "order_corpus", "run_job"]
-
 STAGES = ("embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"

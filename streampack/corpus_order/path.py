@@ -16,8 +16,6 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.ordering.neighbours import NONE
 from streampack.ordering.traversal import walk_runs
 
-__all__ = ["find_path"]
-
 
 def find_path(job: CorpusOrder, shards: int) -> None:
     """Write the documents along the path (M,) int32, and where its runs begin in it (R,)."""

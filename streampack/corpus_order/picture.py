@@ -9,8 +9,6 @@ import numpy as np
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import sampled_cosines
 
-__all__ = ["draw_similarity"]
-
 
 def draw_similarity(job: CorpusOrder) -> bytes:
     """A PNG with both distributions; needs matplotlib, and no display."""

@@ -46,8 +46,6 @@ from streampack.ordering.neighbours import squared_norms
 from streampack.ordering.traversal import walk_runs
 from streampack.reading.skips import Skips
 
-__all__ = ["Cost", "Plan", "Rates", "expect", "measure_rates", "plan_corpus"]
-
 SAMPLE_DOCUMENTS = 2000
 DUPLICATES = 0.1  # share of documents that are compared as wholes, at a guess
 SCANNED_LISTS = 16

@@ -27,8 +27,6 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.ordering.approximate import MARGIN, compute_cosines, require_faiss
 from streampack.ordering.neighbours import NONE, squared_norms
 
-__all__ = ["candidates_of", "cosines_of", "search_again", "search_part"]
-
 #: (M, 3 k) documents and their similarities.
 Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 

@@ -22,8 +22,6 @@ from streampack.ordering.order import EXACT_DOCUMENTS, Search, SimilarityOrder
 from streampack.reading.base import Source
 from streampack.tokenization import Tokenizer
 
-__all__ = ["CorpusOrder"]
-
 PART_TOKENS = 1 << 20  # of a part, about
 MOST_PARTS = 1 << 14  # a process maps up to three files of each, and Linux allows 65,530
 UNKNOWN_PARTS = 16  # where a source cannot say how large it is

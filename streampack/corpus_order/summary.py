@@ -16,8 +16,6 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import StateError
 from streampack.packing.rng import permutation
 
-__all__ = ["Summary", "duplicates_listed", "sampled_cosines", "summarise"]
-
 PAIRS = 20_000  # sampled
 ROWS = 400
 ROW_TOKENS = 8192

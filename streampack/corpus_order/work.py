@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from streampack.errors import StorageError
 from streampack.storage.failures import is_of_system
 
-__all__ = ["Work"]
-
 
 @dataclass(frozen=True)
 class Work:

@@ -20,8 +20,6 @@ from streampack.conversion.shard_writers import shard_writer
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
 
-__all__ = ["cut_shards", "plan_shards", "write_documents", "write_index", "write_shard"]
-
 NAMED = 1 << 22  # documents whose names are in memory
 
 

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from streampack.dealing.rule import Report
 from streampack.errors import WorkerError
 
-__all__ = ["Board", "MemoryBoard", "SharedBoard"]
-
 #: Stands for an entry of which a lane no longer knows more than that the deal gave nothing.
 NOTHING = np.int64(1) << 62
 

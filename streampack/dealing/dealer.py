@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from streampack.dealing.board import Board
 from streampack.dealing.rule import FRACTION, ONE, Cut, DealRule, Line, Place, Span, deal
 
-__all__ = ["Dealer"]
-
 
 class _Dealt:
     """What the deals that were made gave of one line."""

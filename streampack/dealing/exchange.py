@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from streampack.dealing.dealer import Dealer
 from streampack.job.ending import Ranks
 
-__all__ = ["DealExchange"]
-
 
 class DealExchange:
     """One rank's part in it.

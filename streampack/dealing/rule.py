@@ -30,8 +30,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LAG", "ONE", "Cut", "DealRule", "Line", "Place", "Report", "Span", "deal"]
-
 #: Batches of a lane between its report and the first round that may read what the deal gave. With
 #: fewer, ranks could wait for one another for ever: two steps pass until they have exchanged their
 #: reports, a step may take batches of two numbers, and a lane makes a round one batch ahead, to say

@@ -13,8 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Staged", "stage"]
-
 _ALIGN = 64  # bytes; more than any dtype needs, and a cache line
 
 

@@ -20,9 +20,6 @@ from streampack.window.token_fields import derive_fields
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BatchTensors"]
-
-
 _TOKEN_FIELD, _DOCUMENT_FIELD = "token_field ", "document_field "  # before names of tensors
 
 

@@ -35,17 +35,6 @@ from streampack.packing import (
 from streampack.packing.buckets.decomposition import powers_of_two
 from streampack.window.config import WindowConfig
 
-__all__ = [
-    "CLOSE_POINTS",
-    "Figures",
-    "bucket_lengths",
-    "bucket_shares",
-    "measure",
-    "smallest_window",
-    "window_curve",
-    "window_rows",
-]
-
 CLOSE_POINTS = 0.05  # percentage points of utilisation that count as equal to planning everything
 PADDING_LIMIT = 0.005  # share of the slots a good strategy may pad
 CUT_PRICE = 0.5  # of cutting all documents, as a share of the slots: half of the computing

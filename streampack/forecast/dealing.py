@@ -14,8 +14,6 @@ from streampack.reading.sharded import ShardedSource
 from streampack.sources.mixture.credits import ONE as WHOLE
 from streampack.sources.mixture.source import Mixture
 
-__all__ = ["with_dealing"]
-
 MOST_EPOCHS = 1 << 40  # of a source that was finite and has no end now
 SETTINGS = ("batch_tokens", "every", "reserve")
 

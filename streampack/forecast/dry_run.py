@@ -17,8 +17,6 @@ from streampack.window.entries import Entries
 from streampack.window.planned import PlannedWindow
 from streampack.window.window import Window
 
-__all__ = ["stream_plan"]
-
 BLOCK = 256  # documents admitted at once, about as many as sources give
 
 

@@ -37,8 +37,6 @@ from streampack.sources.mixture.source import Mixture, sources_of
 from streampack.streams.lane_stream import open_stream
 from streampack.window.field_store import lengths_of_members
 
-__all__ = ["Estimate", "estimate_steps", "steps_as_found"]
-
 PLACES = 4
 PLACE_DOCUMENTS = 1024
 PLACE_TOKENS = 4 << 20

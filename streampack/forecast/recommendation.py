@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from streampack.forecast.comparison import PADDING_LIMIT, Figures
 from streampack.packing import BestFitDecreasing, Packer
 
-__all__ = ["Recommendation", "recommend"]
-
 CUT_LIMIT = 0.01  # share of documents that a good row length may cut
 REPETITION_LIMIT = 0.15  # share of the placed tokens that context may cost
 STRANGERS = 0.6  # share of the documents per row below which buckets are worth naming

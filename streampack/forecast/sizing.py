@@ -21,16 +21,6 @@ from streampack.reading.skips import Skips
 from streampack.streams.lane_stream import open_stream
 from streampack.window.config import WindowConfig
 
-__all__ = [
-    "choose_lanes",
-    "evaluation_lanes",
-    "lane_tokens",
-    "measure_balance",
-    "sample_lengths",
-    "with_balance",
-    "with_shares",
-]
-
 TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason

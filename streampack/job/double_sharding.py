@@ -13,8 +13,6 @@ import sys
 
 from streampack.errors import ConfigError
 
-__all__ = ["refuse_resharding"]
-
 #: Of accelerate.data_loader and transformers.trainer_pt_utils.
 RESHARDING_CLASSES = ("DataLoaderDispatcher", "IterableDatasetShard")
 

@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 
-__all__ = ["Alone", "End", "Ending", "Gap", "Numbered", "Ranks", "check_end"]
-
 End = Literal["drain", "stop"]
 
 GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch

@@ -30,8 +30,6 @@ from streampack.job.pending import keep
 from streampack.job.topology import Topology
 from streampack.numeric import real_number
 
-__all__ = ["ProcessRanks", "check_same_start", "checked_timeout_s", "connect", "warn_unconnected"]
-
 logger = logging.getLogger(__name__)
 
 #: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.

@@ -25,8 +25,6 @@ from typing import Any, TypeVar
 
 from streampack.errors import RankError
 
-__all__ = ["listed_once"]
-
 PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
 TIMEOUT_S = 1800.0  # a listing of a million objects takes some minutes
 T = TypeVar("T")

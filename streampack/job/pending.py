@@ -16,8 +16,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-__all__ = ["EXIT_WAIT_S", "keep"]
-
 EXIT_WAIT_S = 5.0  # for all together, where another rank asks nothing more and does not exit either
 
 #: Started in this process (by its id), in order, each with its tensor. What is complete is kept

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from streampack.errors import RankError
 from streampack.job.ending import Ranks
 
-__all__ = ["SimulatedRanks"]
-
 
 class SimulatedRanks:
     """Data-parallel ranks as threads of one process: for tests, and to try other numbers of ranks.

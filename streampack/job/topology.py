@@ -20,8 +20,6 @@ from streampack.numeric import whole_number
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Topology"]
-
 
 @dataclass(frozen=True, slots=True)
 class Topology:

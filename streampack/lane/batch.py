@@ -8,8 +8,6 @@ from streampack.lane.state import Round
 from streampack.metrics import Metrics
 from streampack.window.packed_rows import PackedRows
 
-__all__ = ["LaneBatch", "LaneEnd", "SavedRound"]
-
 
 class LaneBatch(NamedTuple):
     """One batch of a lane.

@@ -17,8 +17,6 @@ from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import PackedRows
 
-__all__ = ["LaneConfig", "LaneShare"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneConfig(StreamConfig):

@@ -36,9 +36,6 @@ from streampack.window.planned import PlannedWindow
 from streampack.window.source_counts import with_passes
 from streampack.window.window import Window
 
-__all__ = ["Lane"]
-
-
 logger = logging.getLogger(__name__)
 
 ADMIT_DOCUMENTS = 4096  # that the window is shown at once

@@ -10,8 +10,6 @@ from streampack.lane.config import LaneShare
 from streampack.lane.lane import Lane
 from streampack.metrics import Metrics
 
-__all__ = ["rotate"]
-
 
 def rotate(share: LaneShare, dealer: Dealer | None = None) -> Iterator[LaneBatch | LaneEnd]:
     """Yield the rank's batches of some lanes in turn, each lane up to its last batch.

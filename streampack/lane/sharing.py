@@ -15,8 +15,6 @@ from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
 from streampack.lane.state import damaged, decode_reports
 
-__all__ = ["Sharing"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -35,18 +35,6 @@ from streampack.streams.base import Mark
 from streampack.window.entries import Entries
 from streampack.window.window import Window
 
-__all__ = [
-    "Round",
-    "SavedEntries",
-    "check_lane_state",
-    "checksum",
-    "damaged",
-    "decode_columns",
-    "decode_reports",
-    "encode_columns",
-    "encode_reports",
-]
-
 _COUNTS = (
     "lane", "round", "step", "emitted", "serial", "admitted", "documents", "skipped_count",
     "reported_deal",

@@ -14,8 +14,6 @@ from streampack.window.gather import gather_rows
 from streampack.window.token_fields import derive_fields
 from streampack.window.window import Window
 
-__all__ = ["warm_up"]
-
 
 def warm_up(config: LaneConfig) -> None:
     """Compile or load every kernel a lane needs, so that forked workers inherit them."""

@@ -34,8 +34,6 @@ from streampack.ordering.neighbours import (
     squared_norms,
 )
 
-__all__ = ["MARGIN", "compute_cosines", "find_neighbours_approximately", "require_faiss"]
-
 LISTS_SEARCHED = 32
 MARGIN = 3  # candidates per neighbour wanted, so that k remain where many are dropped
 

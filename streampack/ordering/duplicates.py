@@ -27,8 +27,6 @@ from streampack._jit import kernel
 from streampack.documents import Documents
 from streampack.ordering.hashing import HashedNgrams
 
-__all__ = ["Wholes", "alike"]
-
 PIECE = 1 << 18  # tokens embedded at once: the memory of the hash table grows with them
 
 

@@ -24,16 +24,6 @@ from numpy.typing import NDArray
 from streampack.documents import Documents, gather_ragged, offsets_of
 from streampack.errors import ConfigError
 
-__all__ = [
-    "Embedder",
-    "TextEmbedder",
-    "TokenEmbedder",
-    "checked",
-    "embed",
-    "embedder_name",
-    "heads",
-]
-
 #: `Documents` of N documents -> (N, D) float32.
 Embedder = Callable[[Documents], NDArray[np.float32]]
 

@@ -23,8 +23,6 @@ from streampack.errors import ConfigError
 from streampack.ordering.embedding import embedder_name
 from streampack.ordering.order import require_counts
 
-__all__ = ["GroupBy"]
-
 
 @dataclass(frozen=True)
 class GroupBy:

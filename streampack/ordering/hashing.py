@@ -30,8 +30,6 @@ from streampack._jit import kernel
 from streampack.documents import Documents
 from streampack.numeric import whole_number
 
-__all__ = ["HashedNgrams"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HashedNgrams:

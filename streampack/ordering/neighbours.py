@@ -32,8 +32,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.ordering.duplicates import Wholes, alike
 
-__all__ = ["Neighbours", "find_neighbours", "squared_norms"]
-
 BLOCK = 256  # documents per matrix product: BLOCK x N products are held at a time
 EXACT_FLOAT32 = 1 << 24
 ONE = 1099511627776.0  # 2**40: cosines are multiples of its inverse

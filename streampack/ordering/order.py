@@ -22,8 +22,6 @@ from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
 from streampack.ordering.traversal import walk
 
-__all__ = ["DocumentOrder", "Ordered", "SimilarityOrder", "ordered", "require_counts"]
-
 Search = Literal["auto", "exact", "faiss"]
 
 #: Above so many documents "auto" searches with faiss: an exact search compares every pair.

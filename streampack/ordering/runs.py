@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["SHORTEST", "merge_runs"]
-
 SHORTEST = 21
 
 

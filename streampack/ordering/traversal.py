@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.ordering.runs import SHORTEST, merge_runs
 
-__all__ = ["walk", "walk_runs"]
-
 
 def walk(
     ids: NDArray[np.int64], similarity: NDArray[np.float64], *, shortest_run: int = SHORTEST

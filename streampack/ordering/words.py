@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents import Documents, make_origin
 
-__all__ = ["hash_words"]
-
 
 def hash_words(
     text: NDArray[np.uint8], offsets: NDArray[np.int64]

@@ -10,14 +10,6 @@ from streampack.errors import ConfigError
 from streampack.numeric import is_whole
 from streampack.packing.overflow import OVERFLOWS
 
-__all__ = [
-    "require_align",
-    "require_atom",
-    "require_buckets",
-    "require_extra_capacity",
-    "require_seq_len",
-]
-
 
 def require_seq_len(seq_len: int, overflow: str) -> int:
     """`seq_len` as a plain int; raises `ConfigError` unless these settings make sense."""

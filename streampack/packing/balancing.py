@@ -42,8 +42,6 @@ from streampack._jit import kernel
 from streampack.errors import StateError
 from streampack.packing.plan import Plan
 
-__all__ = ["Balance", "choose_by_cost", "order_by_cost", "row_costs"]
-
 _STEPS = 128  # between the least and the greatest cost of a measured distribution
 _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's mean, in 1024ths
 _BITS = 32  # of a place in the van der Corput sequence

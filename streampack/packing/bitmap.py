@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["clear_bit", "new_bitmap", "next_set", "previous_set", "set_bit"]
-
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _lowest_bit(typingctx: Any, word: Any) -> Any:

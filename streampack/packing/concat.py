@@ -34,8 +34,6 @@ from streampack.packing.restarting import cut_and_restart
 from streampack.packing.rng import permutation
 from streampack.packing.selection import all_rows
 
-__all__ = ["Concat", "cut_joined"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Concat(Packer):

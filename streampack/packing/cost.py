@@ -12,8 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from streampack.errors import ConfigError
 from streampack.numeric import real_number, whole_number
 
-__all__ = ["Cost"]
-
 #: Decoders whose feed-forward layers are a gate, an up and a down projection; with those of
 #: `_EXPERTS`, all whose layers are counted as below.
 _GATED = {

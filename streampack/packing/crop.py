@@ -39,8 +39,6 @@ from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.selection import first_rows
 
-__all__ = ["BestFitCrop"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BestFitCrop(Packer):

@@ -40,8 +40,6 @@ from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.scratch import scratch_words
 
-__all__ = ["BestFitDecreasing", "FirstFitDecreasing", "decreasing_pieces", "lay_out", "lost_with"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Decreasing(Packer):

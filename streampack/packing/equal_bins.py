@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.packing.decreasing import BestFitDecreasing
 
-__all__ = ["bins_needed", "equal_bins"]
-
 _COMPARISONS = 300  # for every unit
 _MOST = (1 << 31) - 1  # of a capacity of best-fit-decreasing
 _PARTNERS = 64  # bins that a bin is paired with, at most

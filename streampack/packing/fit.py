@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 
-__all__ = ["greedy_fit"]
-
 _BLOCK = 6  # rooms per block, as a power of two
 
 

@@ -28,8 +28,6 @@ from streampack.errors import PlanError
 from streampack.packing.equal_bins import bins_needed, equal_bins
 from streampack.packing.rng import derive_seed, permutation
 
-__all__ = ["Units", "grouped_rows", "place_in_rows"]
-
 
 class Units(NamedTuple):
     """What is placed as one.

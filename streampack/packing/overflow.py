@@ -9,8 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from streampack.errors import PlanError
 
-__all__ = ["OVERFLOWS", "Overflow", "checked_lengths", "limit_lengths"]
-
 Overflow = Literal["split", "truncate", "drop", "error"]
 """Documents longer than a row: "split" into pieces of seq_len, every piece kept; "truncate" to
 the first seq_len tokens, the rest dropped and counted; "drop" whole and count; "error"."""

@@ -17,8 +17,6 @@ from streampack.packing.plan import Plan
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
 from streampack.packing.selection import full_rows_first, fullest_rows
 
-__all__ = ["Packer", "require_packer"]
-
 
 class Packer(ABC):
     """A pure function from document lengths to rows. Derive your own packer from it.

@@ -38,8 +38,6 @@ from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import permutation
 from streampack.packing.selection import rows_in_order
 
-__all__ = ["Pad"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pad(Packer):

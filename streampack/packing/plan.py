@@ -12,8 +12,6 @@ from streampack.documents import offsets_of
 from streampack.errors import PlanError
 from streampack.packing.composition import Composition
 
-__all__ = ["Plan", "check_plan", "check_rows", "sound_fill"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:

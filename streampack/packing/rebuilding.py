@@ -19,8 +19,6 @@ from streampack.packing.pad import Pad
 from streampack.packing.seamless import Seamless
 from streampack.packing.whole_groups import WholeGroups
 
-__all__ = ["plain", "rebuild_packer"]
-
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from streampack.packing.balancing import Balance
 from streampack.packing.plan import Plan
 
-__all__ = ["MemberLengths", "Selection", "WindowRequest"]
-
 
 class MemberLengths(NamedTuple):
     """The documents that N groups consist of.

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["cut_and_restart"]
-
 
 @kernel
 def cut_and_restart(

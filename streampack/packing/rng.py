@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["derive_seed", "derive_seeds", "permutation"]
-
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 

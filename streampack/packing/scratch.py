@@ -12,8 +12,6 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["scratch_words"]
-
 MOST_KEPT_BYTES = 8 << 20  # a quarter of a million pieces; more is rare, and then faults are few
 
 

@@ -58,8 +58,6 @@ from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.selection import fullest_rows
 
-__all__ = ["Seamless"]
-
 logger = logging.getLogger(__name__)
 
 TAILS_LOST = 0.2  # share of a window's documents whose tails are dropped: more is logged

@@ -34,8 +34,6 @@ from streampack.packing.plan import Plan, check_rows, sound_fill
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import derive_seed, permutation
 
-__all__ = ["all_rows", "first_rows", "full_rows_first", "fullest_rows", "rows_in_order"]
-
 
 def all_rows(plan: Plan, request: WindowRequest) -> Selection:
     """All rows of the plan, in its order."""

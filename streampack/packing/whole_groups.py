@@ -33,8 +33,6 @@ from streampack.packing.plan import Plan
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
 from streampack.packing.selection import fullest_rows
 
-__all__ = ["WholeGroups"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WholeGroups(Packer):

@@ -20,8 +20,6 @@ from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
 from streampack.reading.skips import Skips
 
-__all__ = ["Block", "Cursor", "LaneReader", "LinePart", "Source"]
-
 Block = Documents | Texts | Conversations
 #: A place in a lane's stream: small, JSON-able, understood by its source only.
 Cursor = dict[str, Any]

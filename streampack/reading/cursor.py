@@ -7,8 +7,6 @@ from typing import Any
 
 from streampack.errors import StateError
 
-__all__ = ["cursor_field", "cursor_words", "damaged_cursor", "is_count"]
-
 
 def cursor_field(cursor: Mapping[str, Any], name: str, *kinds: type) -> Any:
     """The value of a field; raises `StateError` unless it is there and of one of these types."""

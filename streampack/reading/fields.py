@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from streampack.errors import ConfigError
 
-__all__ = ["Fields", "chat_fields", "is_usual", "loss_field", "usual_field"]
-
 _USUAL = ("text", "tokens", "input_ids")
 _LISTS = ("messages", "conversations")
 _OF_CHATS = (*_LISTS, "completion", "chosen")

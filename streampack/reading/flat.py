@@ -19,8 +19,6 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.storage.listing import FileInfo
 
-__all__ = ["Boundaries", "FlatFile", "FlatSource"]
-
 
 class Boundaries(Protocol):
     """Where the documents of a file begin. Positions are numbers of the format's own choice."""

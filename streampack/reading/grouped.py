@@ -32,8 +32,6 @@ from streampack.reading.base import Block, Cursor, LaneReader, LinePart
 from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.reading.skips import Skips
 
-__all__ = ["GroupedReader", "run_starts"]
-
 MOST_DOCUMENTS = 4096  # of a group
 
 _OWN, _BEYOND, _END = range(3)  # where a place lies: in the part, after it, after everything

@@ -12,15 +12,6 @@ from streampack._jit import kernel
 from streampack.documents import Documents, offsets_of
 from streampack.errors import ConfigError
 
-__all__ = [
-    "BAD_ID",
-    "INTEGER_DTYPES",
-    "Spans",
-    "copy_spans",
-    "integer_block",
-    "integer_kind",
-]
-
 #: What is wrong with a document that has such an id; ends a sentence that begins with its name.
 BAD_ID = "has an id that is negative or does not fit into 32 bits"
 

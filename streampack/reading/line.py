@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from streampack.packing.rng import permutation
 from streampack.reading.manifest import Manifest
 
-__all__ = ["Line", "Piece", "Pieces"]
-
 #: (shard, low, high): of the shard's weight.
 Piece = tuple[int, int, int]
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from streampack.reading.records import BrokenDocumentError
 
-__all__ = ["IGNORED", "mask_of", "mask_of_labels", "masks_of_rows"]
-
 LABELS = "labels"
 #: The label of a token without loss, as `torch.nn.CrossEntropyLoss` has it.
 IGNORED = -100

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from streampack.storage.listing import FileInfo
 
-__all__ = ["Manifest", "Names"]
-
 
 class Names(Sequence[str]):
     """A long sequence of short strings with a common prefix; decoded when they are asked for."""

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["MOST_NESTED", "parse_json"]
-
 #: Lists and objects in one another. Arrow allows as many in the schema of a Parquet file.
 MOST_NESTED = 100
 

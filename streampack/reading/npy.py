@@ -10,8 +10,6 @@ import numpy as np
 
 from streampack.reading.integer_arrays import INTEGER_DTYPES
 
-__all__ = ["NPY_MAGIC", "no_npy", "npy_header"]
-
 NPY_MAGIC = b"\x93NUMPY"
 
 

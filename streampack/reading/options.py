@@ -8,8 +8,6 @@ from typing import Any
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
 
-__all__ = ["Reading", "checked_reading"]
-
 TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
 LEAST_DOCUMENTS = 16  # in a block, so that they share the cost of the block
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from streampack.documents import Texts
 
-__all__ = ["decoded_texts", "pieces"]
-
 
 def pieces(
     data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]

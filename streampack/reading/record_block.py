@@ -13,8 +13,6 @@ from streampack.documents import TOKEN_DTYPES, Conversations, Documents, Fields,
 from streampack.fields import TEXT_REMEDY, FieldTypes
 from streampack.reading.records import BrokenDocumentError, require_field
 
-__all__ = ["record_block"]
-
 Item = TypeVar("Item")
 
 #: A record, what it holds (ids, a text, a conversation), and the loss mask of ids, if it has one.

@@ -14,17 +14,6 @@ from numpy.typing import NDArray
 
 from streampack.reading.nesting import parse_json
 
-__all__ = [
-    "BrokenDocumentError",
-    "DamagedFileError",
-    "ids_of",
-    "numbers_of",
-    "record_of",
-    "require_field",
-    "text_of",
-    "too_long",
-]
-
 _BOM = b"\xef\xbb\xbf"
 
 

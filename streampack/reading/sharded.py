@@ -32,8 +32,6 @@ from streampack.storage.listing import FileInfo
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["ShardedSource"]
-
 logger = logging.getLogger(__name__)
 
 Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is

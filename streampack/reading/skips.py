@@ -14,8 +14,6 @@ from streampack.documents import Conversations, Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.integer_arrays import Spans
 
-__all__ = ["Skips"]
-
 logger = logging.getLogger(__name__)
 
 NAMED = 10  # of the broken documents of a lane that are logged by name

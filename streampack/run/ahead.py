@@ -15,8 +15,6 @@ from streampack.errors import StateError
 from streampack.run.copies import DeviceCopies
 from streampack.run.rank import RankRun
 
-__all__ = ["Ahead"]
-
 
 class Ahead:
     """One iterator's batches, asked for before the loop takes them.

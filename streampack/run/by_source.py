@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from streampack.metrics import SourceCounts, SourceTotals
 from streampack.sources.mixture.source import Mixture
 
-__all__ = ["SourceFigures", "SourceReport", "counted", "source_report"]
-
 
 class SourceFigures(NamedTuple):
     """A source of a mixture.

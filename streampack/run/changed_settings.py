@@ -38,8 +38,6 @@ from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
 from streampack.window.planned import PlannedWindow, needed_tokens
 
-__all__ = ["carry_over", "previous_config"]
-
 
 def previous_config(
     config: LaneConfig,

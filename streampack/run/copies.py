@@ -7,8 +7,6 @@ import torch
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 
-__all__ = ["DeviceCopies"]
-
 
 class DeviceCopies:
     """Copies batches to a device, the next one ahead of time.

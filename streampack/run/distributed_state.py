@@ -22,8 +22,6 @@ from streampack.errors import StateError
 from streampack.job.topology import Topology
 from streampack.run.state import merge_states
 
-__all__ = ["DistributedState"]
-
 _KEY = "streampack"
 
 

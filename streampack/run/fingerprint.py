@@ -10,8 +10,6 @@ from streampack.lane.config import LaneConfig
 from streampack.packing.rebuilding import plain
 from streampack.sources.mixture.source import Mixture
 
-__all__ = ["CHANGEABLE", "changed_fields", "fingerprint_of"]
-
 #: Fields that may change while a run goes on, if `load_state_dict(allow=)` names them.
 CHANGEABLE = ("balance", "batch_tokens", "packer", "source", "window")
 

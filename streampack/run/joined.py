@@ -18,8 +18,6 @@ from streampack.reading.cursor import cursor_field
 from streampack.run.fingerprint import fingerprint_of
 from streampack.sources.mixture.source import Mixture
 
-__all__ = ["alone", "as_mixture", "mixed_cursor", "mixture_of"]
-
 
 def as_mixture(saved: Mapping[str, Any], config: LaneConfig) -> Mapping[str, Any]:
     """The fingerprint that a mixture of the saved source would have.

@@ -26,20 +26,6 @@ from streampack.tokenization.rules import check_in_vocabulary
 from streampack.window.context_schedule import ContextSchedule
 from streampack.window.gather import RowFormat
 
-__all__ = [
-    "batch_size",
-    "check_attention",
-    "check_balance",
-    "check_boundaries",
-    "check_group",
-    "check_hooks",
-    "check_order",
-    "check_switches",
-    "checked_counts",
-    "choose_packer",
-    "prepare",
-]
-
 logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 8  # a row by itself takes twice the time per token to assemble

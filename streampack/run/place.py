@@ -14,8 +14,6 @@ from streampack.reading.sharded import ShardedSource
 from streampack.run.state import batches_given
 from streampack.sources.mixture.source import source_seed
 
-__all__ = ["LanePlace", "SourcePlace", "lane_places", "members", "run_words"]
-
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:

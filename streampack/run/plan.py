@@ -21,8 +21,6 @@ from streampack.run.fingerprint import changed_fields, fingerprint_of
 from streampack.run.joined import as_mixture
 from streampack.run.state import RunState, batches_due, check_state
 
-__all__ = ["RunPlan", "RunSettings"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from typing import NamedTuple, TypeVar
 from streampack.forecast.estimation import Estimate
 from streampack.run.rank import RankRun
 
-__all__ = ["Moment", "progress_words", "with_progress"]
-
 DRAWN_S = 0.25  # between two drawings on a terminal
 ESTIMATED_S = 10.0  # between two estimates, which cost a millisecond per lane
 RATES_S = 60.0  # what rates are measured over

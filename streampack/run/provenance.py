@@ -17,8 +17,6 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.mixture.source import Mixture, sources_of
 
-__all__ = ["Piece", "locate", "text_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -34,8 +34,6 @@ from streampack.run.plan import RunPlan
 from streampack.run.state import Deferred, RunState, batches_due, batches_known
 from streampack.sources.mixture.source import Mixture
 
-__all__ = ["REMEMBERED", "OpenFeed", "RankRun"]
-
 logger = logging.getLogger(__name__)
 
 #: Begins a rank's batches of some lanes; how these take part in deals, and this process's board.

@@ -20,17 +20,6 @@ from streampack.lane.state import check_lane_state, checksum, damaged
 from streampack.reading.cursor import is_count
 from streampack.run.fingerprint import changed_fields
 
-__all__ = [
-    "VERSION",
-    "Deferred",
-    "RunState",
-    "batches_due",
-    "batches_given",
-    "batches_known",
-    "check_state",
-    "merge_states",
-]
-
 VERSION = 5
 
 LaneState = dict[str, Any] | None

@@ -15,8 +15,6 @@ from streampack.job.topology import Topology
 from streampack.run.state import RunState, check_state
 from streampack.run.worker_share import run_state
 
-__all__ = ["extract_state"]
-
 
 def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state of this rank, from that of its `StatefulDataLoader` over a `PackedDataset`.

@@ -21,8 +21,6 @@ from streampack.run.rank import RankRun
 from streampack.run.state import RunState
 from streampack.workers.feed import feed_in_process
 
-__all__ = ["WorkerShare", "run_state"]
-
 logger = logging.getLogger(__name__)
 
 

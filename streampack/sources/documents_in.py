@@ -15,8 +15,6 @@ from streampack.storage.listing import FileInfo
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["field_of_records", "mds_column", "tar_key"]
-
 _KEYS = ("npy", "txt", "json")  # of tar members, in the order in which they are preferred
 _PEEKED = 64  # members of a tar shard that are looked at
 

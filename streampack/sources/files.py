@@ -26,8 +26,6 @@ from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["DOCUMENT_FORMATS", "is_there", "open_files", "seems_path"]
-
 #: Formats of which nothing but text or ids need be chosen.
 DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)
 #: Arguments that a format may need, as `sources.open` names them.

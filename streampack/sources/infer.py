@@ -23,8 +23,6 @@ from streampack.sources.iterable.recognise import fields_of, is_by_columns, is_h
 from streampack.sources.iterable.source import Iterable
 from streampack.storage.storage import Storage
 
-__all__ = ["as_source", "open"]
-
 _LOOKED_AT = 100  # strings of a list, to see whether they are paths
 _OF_OBJECTS = ("text", "tokens", "loss_mask", "reading")
 

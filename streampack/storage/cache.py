@@ -27,8 +27,6 @@ from pathlib import Path
 
 from streampack.errors import StorageError
 
-__all__ = ["Cache", "Entry", "default_cache_dir"]
-
 logger = logging.getLogger(__name__)
 
 _OURS = re.compile(r"(?:\.(?P<hidden>[0-9a-f]{24})\.(?:part|lock)|(?P<key>[0-9a-f]{24})-.*)\Z")

@@ -24,17 +24,6 @@ from numpy.typing import NDArray
 from streampack.errors import StorageError
 from streampack.storage.failures import is_of_system
 
-__all__ = [
-    "CODEC_OF_ENDING",
-    "Content",
-    "DamagedError",
-    "copy_stream",
-    "decompress",
-    "map_file",
-    "open_content",
-    "sniff_codec",
-]
-
 #: What the last part of a file name says of its compression.
 CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 

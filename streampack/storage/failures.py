@@ -20,19 +20,6 @@ from typing import Any
 
 from streampack.errors import StorageError
 
-__all__ = [
-    "Failure",
-    "TooSlowError",
-    "code_of",
-    "explain",
-    "is_bare_refusal",
-    "is_bucket_missing",
-    "is_missing",
-    "is_of_system",
-    "retry_after_s",
-    "without_secrets",
-]
-
 
 class TooSlowError(OSError):
     """Bytes arrive, but too slowly to wait for the end."""

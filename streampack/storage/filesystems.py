@@ -14,8 +14,6 @@ from streampack.errors import ConfigError, StreampackError
 from streampack.storage.failures import explain, without_secrets
 from streampack.storage.remote import AZURE
 
-__all__ = ["open_filesystem"]
-
 #: What to install for a protocol; fsspec imports the implementation when it is first used.
 _EXTRAS = {
     "s3": 'pip install "streampack[s3]"',

@@ -27,8 +27,6 @@ from streampack.storage.remote import (
     with_retries,
 )
 
-__all__ = ["FileInfo", "in_threads", "list_remote"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -12,17 +12,6 @@ from pathlib import Path
 
 from streampack.errors import ConfigError
 
-__all__ = [
-    "alike",
-    "expand_braces",
-    "has_ending",
-    "has_glob",
-    "local_files",
-    "local_names",
-    "named_paths",
-    "wanted",
-]
-
 _RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
 
 

@@ -11,8 +11,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-__all__ = ["ReadAhead"]
-
 logger = logging.getLogger(__name__)
 
 THREADS = 2

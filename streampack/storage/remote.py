@@ -34,19 +34,6 @@ from streampack.storage.failures import (
     without_secrets,
 )
 
-__all__ = [
-    "Pace",
-    "Progress",
-    "RemoteFile",
-    "info_of",
-    "is_another_version",
-    "look_up",
-    "shown",
-    "split_url",
-    "version_of",
-    "with_retries",
-]
-
 #: Protocols of Azure Blob Storage.
 AZURE = ("az", "abfs", "abfss")
 

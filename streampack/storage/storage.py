@@ -42,8 +42,6 @@ from streampack.storage.remote import (
     with_retries,
 )
 
-__all__ = ["Storage"]
-
 R = TypeVar("R")
 
 _forks = 0

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from streampack.documents import Documents
 from streampack.reading.skips import Skips
 
-__all__ = ["BEGINNING", "LaneStream", "Mark", "Outlook"]
-
 #: The cursor of a source before its first document: the part, its epoch, the place in it (of its
 #: reader), the tokens before that place, and those before the part.
 BEGINNING: dict[str, Any] = {"part": 0, "epoch": 0, "at": None, "tokens": 0, "before": 0}

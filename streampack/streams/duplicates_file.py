@@ -17,8 +17,6 @@ from streampack.documents import Documents
 from streampack.errors import StorageError
 from streampack.reading.base import Source
 
-__all__ = ["write_duplicates"]
-
 
 def write_duplicates(
     folder: Path,

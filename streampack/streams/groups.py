@@ -16,8 +16,6 @@ from streampack.documents import GROUP, Documents, joined_groups
 from streampack.errors import ConfigError
 from streampack.reading.grouped import run_starts
 
-__all__ = ["group_sizes", "joined", "numbered", "whole_groups", "with_numbers"]
-
 
 def numbered(documents: Documents, field: str) -> Documents:
     """The documents with the numbers of their groups, which a reader gave, or the source itself."""

@@ -22,8 +22,6 @@ from streampack.packing.rng import derive_seed, derive_seeds
 
 Refuse = Callable[[str, str], ConfigError]
 
-__all__ = ["Hook", "apply_filter", "apply_map", "document_seeds"]
-
 
 @dataclass(frozen=True)
 class Hook:

@@ -17,8 +17,6 @@ from streampack.streams.mixed_stream import MixedStream
 from streampack.streams.ordered_stream import OrderedStream
 from streampack.streams.stream import DocumentStream, StreamConfig
 
-__all__ = ["open_stream"]
-
 
 def open_stream(
     config: StreamConfig,

@@ -12,8 +12,6 @@ from streampack.sources.mixture.credits import TokenShares
 from streampack.sources.mixture.source import Mixture
 from streampack.streams.base import BEGINNING, Mark
 
-__all__ = ["MixedCursor", "Rules", "SourcePlace", "Start", "changed_cursor"]
-
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:

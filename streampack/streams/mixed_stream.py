@@ -35,8 +35,6 @@ from streampack.streams.base import LaneStream, Mark, Outlook
 from streampack.streams.mixed_place import MixedCursor, Rules, SourcePlace, Start
 from streampack.streams.stream import DocumentStream, StreamConfig
 
-__all__ = ["MixedStream"]
-
 #: A quantum ends with the document that makes it as long as this. Otherwise 32 long documents could
 #: fill several windows.
 QUANTUM_TOKENS = 1 << 15

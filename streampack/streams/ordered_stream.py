@@ -35,8 +35,6 @@ from streampack.streams.duplicates_file import write_duplicates
 from streampack.streams.mixed_stream import MixedStream
 from streampack.streams.stream import DocumentStream
 
-__all__ = ["OrderedStream"]
-
 _BEGINNING: dict[str, Any] = {"offset": 0, "number": 0, "windows": 0, "orders": []}
 
 #: Of a saved order, unpacked; states are not trusted, and no window has 16 million documents.

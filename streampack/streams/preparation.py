@@ -23,8 +23,6 @@ from streampack.streams.groups import (
 from streampack.streams.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
-__all__ = ["BlockPreparer", "Preparation"]
-
 
 @dataclass(frozen=True, slots=True)
 class Preparation:

@@ -25,8 +25,6 @@ from streampack.streams.base import BEGINNING, LaneStream, Mark, Outlook
 from streampack.streams.preparation import BlockPreparer, Preparation
 from streampack.streams.supply import DealtParts, EqualParts, Part, Supply
 
-__all__ = ["DocumentStream", "StreamConfig"]
-
 #: Texts are tokenized in slices of at most so many documents or characters, so that the first
 #: window waits for little more than it needs.
 CHUNK_DOCUMENTS = 64

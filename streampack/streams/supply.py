@@ -16,8 +16,6 @@ from streampack.dealing.rule import Span
 from streampack.reading.base import LaneReader, LinePart, Source
 from streampack.reading.sharded import ShardedSource
 
-__all__ = ["DealtParts", "EqualParts", "Part", "Supply"]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -17,8 +17,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from streampack.errors import ConfigError
 
-__all__ = ["compile_template"]
-
 
 class _Mark(str):
     """An empty piece of text that keeps its type when it is converted to `str`."""

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from streampack.documents import Documents, gather_ragged, offsets_of, words_of
 from streampack.errors import ConfigError
 
-__all__ = ["EosRule", "apply_bos", "apply_eos", "check_rule", "extend", "missing_id"]
-
 EosRule = Literal["ensure", "append", "as-is"]
 
 

@@ -33,8 +33,6 @@ from streampack.tokenization.tokenizer import Tokenizer
 from streampack.tokenization.turns import RenderError
 from streampack.turn_rules import TurnRules
 
-__all__ = ["ChatTokenizer"]
-
 
 class ChatTokenizer:
     """Turns blocks of conversations into blocks of token ids with loss masks. Picklable.

@@ -13,19 +13,6 @@ from typing import Any
 
 from streampack.reading.nesting import parse_json
 
-__all__ = [
-    "PROBE",
-    "answer_of",
-    "call_probes",
-    "forms",
-    "parts_of",
-    "with_answer",
-    "with_parts",
-    "with_probed_calls",
-    "with_probed_thoughts",
-    "without_thoughts",
-]
-
 Message = Mapping[str, Any]
 
 #: A text that no other text holds: private characters, which mean nothing.

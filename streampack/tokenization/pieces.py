@@ -27,8 +27,6 @@ from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
-__all__ = ["BYTES_PER_CHARACTER", "PIECE", "can_be_cut", "is_long", "pieces_of"]
-
 BYTES_PER_CHARACTER = 100  # of memory, that the library takes
 PIECE = 1 << 18  # characters, at least, of every piece but the last
 

@@ -8,8 +8,6 @@ from streampack.errors import ConfigError
 from streampack.numeric import whole_number
 from streampack.tokenization.boundaries import EosRule, check_rule
 
-__all__ = ["TokenRules", "check_in_vocabulary"]
-
 _IDS = "Token ids are whole numbers from 0 to 4,294,967,295."
 
 

@@ -35,8 +35,6 @@ from streampack.turn_rules import PARTS, TurnRules
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["ChatTemplate", "Rendered"]
-
 Messages = Sequence[Mapping[str, Any]]
 Span = tuple[int, int]
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 
-__all__ = ["configure"]
-
 _SWITCH = "TOKENIZERS_PARALLELISM"
 _SIZE = "RAYON_NUM_THREADS"
 _OFF = ("", "off", "false", "f", "no", "n", "0")  # how the library reads the switch

@@ -31,8 +31,6 @@ from streampack.tokenization.rules import check_in_vocabulary
 from streampack.tokenization.threads import configure
 from streampack.tokenization.vocabulary import open_vocabulary
 
-__all__ = ["Tokenizer", "load_tokenizer"]
-
 logger = logging.getLogger(__name__)
 
 LONG = 4 << 20  # characters of a text that is worth a word

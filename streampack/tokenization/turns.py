@@ -40,8 +40,6 @@ from streampack.tokenization.messages import (
 from streampack.tokenization.special import SpecialTokens, after_space
 from streampack.turn_rules import PARTS
 
-__all__ = ["MARK_REMEDY", "RenderError", "Turns"]
-
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 #: The text of messages, with the generation prompt or without.

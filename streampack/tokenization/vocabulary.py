@@ -11,8 +11,6 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.errors import ConfigError
 
-__all__ = ["Vocabulary", "open_vocabulary"]
-
 # Names that these tokens have in common tokenizers. A name counts only if the tokenizer itself
 # declares the token special, so it is a statement of the tokenizer, not a guess.
 _EOS_NAMES = (

@@ -16,8 +16,6 @@ from streampack.job.topology import Topology
 from streampack.loader import PackedLoader
 from streampack.run.state import merge_states
 
-__all__ = ["TrainerMixin", "saved_state"]
-
 
 class TrainerMixin:
     """Makes a Trainer take its batches from a `PackedLoader`, save its state, and resume from it.

@@ -15,8 +15,6 @@ from streampack.dataset import PackedDataset
 from streampack.loader import PackedLoader
 from streampack.run.distributed_state import DistributedState
 
-__all__ = ["DataModuleMixin"]
-
 
 class DataModuleMixin:
     """Makes a DataModule give the batches of a `PackedLoader` and keep its state in checkpoints.

@@ -21,8 +21,6 @@ from streampack.documents import ORIGIN, Documents, gather_ragged, offsets_of
 from streampack.window.entries import ARRIVED, HELD, LENGTH, REPEATED, SERIAL, START, Entries
 from streampack.window.field_store import FieldStore
 
-__all__ = ["TokenBuffer"]
-
 _LEAST_ENTRIES = 64
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 

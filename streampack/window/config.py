@@ -9,8 +9,6 @@ from streampack.errors import ConfigError
 from streampack.numeric import real_number, whole_number
 from streampack.packing.packer import Packer
 
-__all__ = ["DEFAULT_ROWS", "WindowConfig", "sure_tokens"]
-
 #: With the lanes chosen by default, within 0.05 points of planning everything.
 DEFAULT_ROWS = 320
 

@@ -31,8 +31,6 @@ from streampack.errors import ConfigError
 from streampack.numeric import whole_number
 from streampack.window.packed_rows import PackedRows
 
-__all__ = ["ContextSchedule", "cut_context"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ContextSchedule:

@@ -8,8 +8,6 @@ from streampack.packing.composition import Composition
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 
-__all__ = ["empty_rows"]
-
 
 def empty_rows(layout: RowFormat, rows: int, seq_len: int) -> PackedRows:
     """`rows` rows of `seq_len` slots of padding, as a batch."""

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents import ORIGIN
 
-__all__ = ["ARRIVED", "CUT", "HELD", "LENGTH", "REPEATED", "SERIAL", "START", "Entries"]
-
 #: Rows of `Entries.numbers`.
 SERIAL, START, HELD, LENGTH, ARRIVED, REPEATED, CUT = range(7)
 

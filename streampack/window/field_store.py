@@ -19,8 +19,6 @@ from streampack.documents import Documents, Fields, offsets_of
 from streampack.fields import FieldTypes
 from streampack.packing.request import MemberLengths
 
-__all__ = ["FieldStore", "lengths_of_members"]
-
 
 def lengths_of_members(documents: Documents) -> MemberLengths:
     """Of the groups (N,) of a block; documents that are none are alone."""

@@ -26,8 +26,6 @@ from streampack.window.planned import PlannedWindow
 from streampack.window.source_counts import count_sources
 from streampack.window.window import Window
 
-__all__ = ["RowFormat", "gather_rows"]
-
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:

@@ -17,8 +17,6 @@ from streampack.errors import PlanError
 from streampack.fields import FieldTypes
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 
-__all__ = ["split_groups"]
-
 
 def split_groups(
     packed: PackedRows,

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from streampack.documents import NO_FIELDS, Fields
 from streampack.packing.composition import Composition
 
-__all__ = ["PROVENANCE", "PackedRows"]
-
 #: One row per document piece of a batch: where it came from, and which of the document's tokens.
 PROVENANCE = np.dtype(
     [("source", "<i4"), ("shard", "<i4"), ("index", "<i8"), ("start", "<i8"), ("stop", "<i8")]

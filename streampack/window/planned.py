@@ -14,8 +14,6 @@ from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, check_rows, sound_fill
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
 
-__all__ = ["PlannedWindow", "admitted", "needed_tokens", "planned_window", "what_stays"]
-
 
 @dataclass(frozen=True, eq=False)
 class PlannedWindow:

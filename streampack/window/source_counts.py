@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from streampack.window.packed_rows import PackedRows
 
-__all__ = ["count_sources", "with_passes"]
-
 
 def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -> NDArray[np.int64]:
     """Tokens, documents and loss tokens of each source.

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.window.packed_rows import PackedRows
 
-__all__ = ["Fields", "derive_fields"]
-
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 

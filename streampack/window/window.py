@@ -39,9 +39,6 @@ from streampack.window.planned import (
     what_stays,
 )
 
-__all__ = ["Window"]
-
-
 #: The first rounds of a lane whose plans are checked, if the packer is none of streampack's.
 CHECKED_ROUNDS = 4
 #: The environment variable that, set to 1, has every plan of every packer checked.

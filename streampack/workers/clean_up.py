@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["whole_clean_up"]
-
 AGAIN_S = 0.05  # after the clean-up, when the loop has been left
 
 

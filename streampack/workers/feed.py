@@ -26,8 +26,6 @@ from streampack.workers.clean_up import whole_clean_up
 from streampack.workers.receiver import Receiver
 from streampack.workers.worker_handle import WorkerHandle
 
-__all__ = ["Feed", "WorkerSettings", "feed_from_workers", "feed_in_process"]
-
 logger = logging.getLogger(__name__)
 
 #: Batches of several lanes in rotation. A lane without any gives its end, once.

@@ -12,8 +12,6 @@ import sys
 from multiprocessing import process, util
 from typing import Any
 
-__all__ = ["WORKER_NAME"]
-
 WORKER_NAME = "streampack-worker"
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["receive_message", "send_message"]
-
 _MOST_BUFFERS = 64  # of one system call; POSIX promises 16, Linux and macOS take 1,024
 
 

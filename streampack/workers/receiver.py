@@ -19,8 +19,6 @@ from streampack.lane.batch import LaneEnd, SavedRound
 from streampack.workers.worker import Message
 from streampack.workers.worker_handle import WorkerHandle
 
-__all__ = ["Receiver"]
-
 AHEAD = 2  # batches held with their fields; the worker has made more, in compact form
 
 

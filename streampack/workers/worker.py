@@ -26,8 +26,6 @@ from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
 from streampack.workers.messages import send_message
 
-__all__ = ["LOOP_SIGNALS", "Failed", "Message", "held_back", "run_worker"]
-
 
 @dataclass(frozen=True, slots=True)
 class Failed:

@@ -21,8 +21,6 @@ from streampack.workers.fork_server import WORKER_NAME
 from streampack.workers.messages import receive_message
 from streampack.workers.worker import LOOP_SIGNALS, Failed, Message, held_back, run_worker
 
-__all__ = ["WorkerHandle"]
-
 PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux; batches fit in it
 _BYTES_PER_TOKEN = 8  # of a batch on its way, generously
 

@@ -39,8 +39,6 @@ from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest
 
-__all__ = ["Decomposition", "powers_of_two"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Decomposition(Packer):

@@ -43,8 +43,6 @@ from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import permutation
 
-__all__ = ["Buckets"]
-
 DEFAULT_SEQ_LENS = (2048, 4096, 8192, 16384)
 
 

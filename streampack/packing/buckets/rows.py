@@ -39,8 +39,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 
-__all__ = ["BatchRows", "fill_batches"]
-
 
 class BatchRows(NamedTuple):
     """Rows of the batches, in order.

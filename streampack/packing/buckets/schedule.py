@@ -39,8 +39,6 @@ from streampack.errors import ConfigError
 from streampack.numeric import is_number, is_whole
 from streampack.packing.rng import derive_seed
 
-__all__ = ["BucketSchedule", "Curriculum", "bucket_schedule", "plain_shares"]
-
 FINEST = 1 << 32  # units that one rotation has at most; shares are counted in these units
 HORIZON = 4096  # rotations; deadlines further ahead than this count as equal
 FREEDOM = 64  # rotations; a turn is drawn at random only this close to its deadline

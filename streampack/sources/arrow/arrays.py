@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from streampack.documents import Documents
 from streampack.errors import ConfigError
 
-__all__ = ["is_ragged", "table_of_documents", "table_of_ragged"]
-
 
 def is_ragged(data: Any) -> bool:
     """True for a tuple of two arrays of one dimension, as ``(tokens, offsets)`` is."""

@@ -16,8 +16,6 @@ import pyarrow as pa
 
 from streampack.reading.records import DamagedFileError
 
-__all__ = ["MAGIC", "Batches"]
-
 MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MOST_UNFOLDED = 256  # times what is stored

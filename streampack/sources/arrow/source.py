@@ -21,8 +21,6 @@ from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 
-__all__ = ["Arrow"]
-
 _HEADS = (64 << 10, 16 << 20)  # of a file, in which its schema is looked for
 _SPLITS = "/dataset_dict.json"
 

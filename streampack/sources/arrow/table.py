@@ -15,8 +15,6 @@ from streampack.reading.skips import Skips
 from streampack.sources.iterable.recognise import arrow_table
 from streampack.sources.parquet.source import Parquet
 
-__all__ = ["Table"]
-
 _SHARD_ROWS = 8192
 _BATCH_ROWS = 1024  # taken from the table at a time
 

@@ -19,8 +19,6 @@ from streampack.reading.records import BrokenDocumentError, ids_of, numbers_of, 
 from streampack.sources.chat.records import conversation_of, known_shapes, shape_of
 from streampack.storage.remote import shown
 
-__all__ = ["block_of", "field_names", "holds_ids", "record_size"]
-
 
 def field_names(items: Sequence[Any]) -> set[str]:
     """The fields that records in memory have; raises `ConfigError` if there are no records."""

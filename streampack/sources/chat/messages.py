@@ -12,8 +12,6 @@ from typing import Any
 from streampack.reading.nesting import MOST_NESTED, parse_json
 from streampack.reading.records import BrokenDocumentError
 
-__all__ = ["MARKS", "messages_of", "tools_of"]
-
 #: Roles that a message may have; the turns of "assistant" are learnt.
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
 #: Who speaks in ShareGPT's records, and in those made after them.

@@ -14,8 +14,6 @@ from streampack.documents import Conversation
 from streampack.reading.records import BrokenDocumentError
 from streampack.sources.chat.messages import MARKS, messages_of, tools_of
 
-__all__ = ["RECORD_FIELDS", "SHAPES", "conversation_of", "known_shapes", "shape_of"]
-
 #: Shapes by name, in the order in which they are looked for, with the fields that make each.
 SHAPES: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),

@@ -22,8 +22,6 @@ from streampack.sources.jsonl.source import JSONL
 from streampack.sources.parquet.columns import BlockMaker, cut
 from streampack.sources.parquet.source import Parquet
 
-__all__ = ["ChatItems", "ChatLines", "ChatRows", "ChatTable"]
-
 _FIELDS = (*RECORD_FIELDS, "input_ids", "labels", "loss_mask")
 
 

@@ -41,8 +41,6 @@ from streampack.storage.storage import Storage
 from streampack.turn_rules import PARTS, TurnRules
 from streampack.unknown_arguments import explained
 
-__all__ = ["Chat", "ChatInShards"]
-
 
 class Chat(Source):
     """Instruction and chat data: one conversation per line of JSON, row of a table, or item.

@@ -9,8 +9,6 @@ from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
 from streampack.sources.iterable.source import ItemSource
 
-__all__ = ["HFStream"]
-
 
 class HFStream(ItemSource):
     """Documents from a `datasets.IterableDataset`, as `load_dataset(..., streaming=True)` gives.

@@ -18,8 +18,6 @@ from streampack.reading.loss_masks import mask_of
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import BrokenDocumentError, require_field
 
-__all__ = ["PushbackIterator", "ids_of", "item_block", "item_sizes", "joined_arrays"]
-
 _LARGEST = 2**32 - 1
 
 

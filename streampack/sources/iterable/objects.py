@@ -12,18 +12,6 @@ from typing import Any
 
 from streampack.errors import ConfigError
 
-__all__ = [
-    "check_state",
-    "has_exact_state",
-    "has_state",
-    "is_by_index",
-    "is_random_access",
-    "iterate",
-    "kind_name",
-    "own_copy",
-    "takes_lanes",
-]
-
 
 def has_state(items: Any) -> bool:
     """True if an iterable can say where it is, and go on from there, without more arguments."""

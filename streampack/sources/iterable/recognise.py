@@ -16,16 +16,6 @@ from streampack.reading.records import BrokenDocumentError
 from streampack.sources.iterable.items import ids_of
 from streampack.sources.iterable.objects import kind_name
 
-__all__ = [
-    "Rows",
-    "arrow_table",
-    "fields_of",
-    "is_by_columns",
-    "is_hf_stream",
-    "is_table",
-    "refuse_no_corpus",
-]
-
 
 def refuse_no_corpus(data: Any) -> None:
     """Raise `ConfigError` for what can be iterated and gives no documents, with what to pass."""

@@ -41,8 +41,6 @@ from streampack.sources.iterable.objects import (
 from streampack.sources.iterable.outside_worker import outside_worker
 from streampack.sources.iterable.recognise import Rows, fields_of, is_table, refuse_no_corpus
 
-__all__ = ["ItemSource", "Iterable"]
-
 logger = logging.getLogger(__name__)
 
 AHEAD = 16  # items asked for at once, which may be in memory besides those of a block

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from streampack.reading.options import Reading
 from streampack.storage.decompression import Content, DamagedError, open_content
 
-__all__ = ["LineBlock", "line_blocks", "line_number"]
-
 _BUFFER = 1 << 20
 #: Of the content before a line, so much is read to number it: it is done for messages only.
 MOST_BYTES = 32 << 20

@@ -42,8 +42,6 @@ from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["JSONL"]
-
 _UNREADABLE = (".xz", ".lz4", ".br", ".zip", ".7z", ".z", ".snappy")
 _HEAD_BYTES = 1 << 20
 

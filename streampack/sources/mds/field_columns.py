@@ -14,8 +14,6 @@ from streampack.fields import FieldTypes
 from streampack.reading.integer_arrays import copy_spans
 from streampack.sources.mds.index import UNEVEN, Column, Layout, array_values
 
-__all__ = ["FieldColumn", "field_columns", "field_values", "with_fields"]
-
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",

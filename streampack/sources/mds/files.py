@@ -11,8 +11,6 @@ from streampack.errors import ConfigError
 from streampack.sources.mds.index import IndexedShard
 from streampack.storage.remote import split_url
 
-__all__ = ["new_hash", "normal_folder", "only_raw", "refuse_links"]
-
 
 def new_hash(algorithm: str) -> Any:
     """A new hash object, from hashlib or else from the xxhash package."""

@@ -21,20 +21,6 @@ from streampack._jit import kernel
 from streampack.errors import ConfigError
 from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
 
-__all__ = [
-    "STATUS",
-    "TOO_LONG",
-    "UNEVEN",
-    "Column",
-    "IndexedShard",
-    "Layout",
-    "array_values",
-    "mask_column",
-    "parse_index",
-    "scan_samples",
-    "token_column",
-]
-
 #: What is wrong with a sample, by its status; ends a sentence that begins with its name.
 STATUS = {
     1: "has columns whose sizes do not add up to its length",

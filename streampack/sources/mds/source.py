@@ -38,8 +38,6 @@ from streampack.storage.patterns import named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["MDS"]
-
 _INDEX_LIMIT = 1 << 30
 _CODECS = ("br", "bz2", "gz", "snappy", "zstd")
 

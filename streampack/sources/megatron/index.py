@@ -24,8 +24,6 @@ from streampack.errors import ConfigError
 from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
 from streampack.reading.records import DamagedFileError
 
-__all__ = ["HEADER_BYTES", "Header", "Index", "parse_header"]
-
 _HEADER = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _HEADER.size
 _MAGIC = b"MMIDIDX\0\0"

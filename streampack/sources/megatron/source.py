@@ -21,8 +21,6 @@ from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["MegatronIndexed"]
-
 _PARTNER = {".idx": ".bin", ".bin": ".idx"}
 
 

@@ -30,8 +30,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Credits", "TokenShares"]
-
 ONE = 1 << 40  # what the shares of a knot add up to
 PARTS_PER_TOKEN = 1 << 20  # in which credits count, so that they stay below 2**53
 

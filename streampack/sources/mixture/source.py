@@ -26,8 +26,6 @@ from streampack.reading.base import LaneReader, Source
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.credits import TokenShares
 
-__all__ = ["Mixture", "earlier_mixture", "source_seed", "sources_of"]
-
 Weights = Mapping[str, float]
 
 

@@ -22,21 +22,6 @@ from streampack.reading.records import too_long
 if TYPE_CHECKING:
     from streampack.reading.base import Block
 
-__all__ = [
-    "BlockMaker",
-    "Broken",
-    "TextBlocks",
-    "TokenBlocks",
-    "cut",
-    "is_mask_list",
-    "is_number",
-    "is_number_list",
-    "is_text",
-    "is_token_list",
-    "placed_blocks",
-    "row_sizes",
-]
-
 #: Rows and the number of the first -> blocks, each with the rows consumed so far.
 BlockMaker = Callable[[pa.RecordBatch, int], "Iterator[tuple[Block, int]]"]
 #: Called with the number of a row that is no document and the end of the sentence "row N ...".

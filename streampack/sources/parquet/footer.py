@@ -29,8 +29,6 @@ from streampack.storage.listing import FileInfo
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["DAMAGE", "Footer", "check_schema", "read_footer", "row_groups"]
-
 _FIRST_READ = 64 << 10
 _LARGEST_FOOTER = 1 << 30
 _MOST_ROWS = 1 << 40  # of a file

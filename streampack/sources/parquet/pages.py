@@ -36,8 +36,6 @@ from streampack.sources.parquet.thrift import (
 )
 from streampack.storage.decompression import map_file
 
-__all__ = ["CheckedFile"]
-
 _ID_BYTES = 4
 _MOST_UNFOLDED = 16  # times what is stored: two bits per id, and more than text is compressed
 _BATCHES = 2  # that are in memory: one, and the one before

@@ -54,8 +54,6 @@ from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["Parquet"]
-
 _FOOTER_THREADS = 64
 _LOOKED_AT = 8  # files, for one whose columns can be read
 #: Short rows are decoded so many at once: fewer take more time, more take memory.

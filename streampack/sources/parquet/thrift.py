@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["I32", "I64", "LIST", "STRUCT", "Index", "after", "integer", "list_of", "next_field"]
-
 Index: TypeAlias = Any  # compiled, an int and an np.int64 are the same
 
 #: Types, those that hold others last.

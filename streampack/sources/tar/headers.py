@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 
-__all__ = ["DUPLICATE", "ENDED", "FAULTS", "MISSING", "MORE", "TOO_LONG", "is_header", "scan_tar"]
-
 #: How a scan ended: a full block, or the end of the archive, or one of `FAULTS`.
 MORE, ENDED = 0, 1
 FAULTS = {

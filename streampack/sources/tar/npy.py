@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.reading.npy import npy_header
 
-__all__ = ["UNCOMMON", "npy_values", "parse_uncommon"]
-
 #: Status of a file that the kernel leaves to `parse_uncommon`.
 UNCOMMON = 255
 

@@ -9,8 +9,6 @@ from typing import Any, cast
 from streampack.errors import ConfigError, StorageError
 from streampack.storage.decompression import copy_stream
 
-__all__ = ["is_pipe", "refuse_pipes", "run_pipe"]
-
 
 def is_pipe(path: str) -> bool:
     """True for a `pipe:` URL."""

@@ -15,14 +15,6 @@ from streampack.reading.npy import no_npy
 from streampack.reading.records import BrokenDocumentError, require_field, too_long
 from streampack.sources.tar.headers import DUPLICATE, MISSING, scan_tar
 
-__all__ = [
-    "array_in",
-    "field_beside",
-    "files_beside",
-    "ids_in",
-    "npz_record",
-]
-
 Record = Mapping[str, Any]
 Files = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]
 

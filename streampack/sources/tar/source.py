@@ -53,8 +53,6 @@ from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.storage import Storage
 
-__all__ = ["WebDataset"]
-
 _TEXT = ("txt", "text", "md")
 _ALL = int(np.iinfo(np.int64).max)
 _PIPE_BYTES = 64 << 20  # what a shard from a command is taken to have

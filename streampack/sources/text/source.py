@@ -17,8 +17,6 @@ from streampack.reading.skips import Skips
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["TextFiles"]
-
 
 class TextFiles(ShardedSource):
     """UTF-8 text files, one document each.

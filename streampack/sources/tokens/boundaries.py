@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from streampack.reading.records import DamagedFileError
 
-__all__ = ["ByEndToken", "ByIndex"]
-
 _LOOKED_AT = 1 << 16  # tokens at a time
 
 

@@ -26,8 +26,6 @@ from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-__all__ = ["Tokens"]
-
 logger = logging.getLogger(__name__)
 
 _INDEXED = (".ds",)
