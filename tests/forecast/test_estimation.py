@@ -20,7 +20,7 @@ from streampack import (
     sources,
 )
 from streampack.packing import BestFitDecreasing, Buckets, Pad
-from tests.support.corpora import byte_tokenizer
+from tests.support.corpora import byte_tokenizer, write_mds
 from tests.support.every_source import SOURCES
 from tests.support.memory_source import MemorySource
 from tests.support.simulated_ranks import on_ranks
@@ -153,6 +153,16 @@ def test_json_lines_are_estimated_from_their_bytes(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(lines)
     source = sources.JSONL(str(tmp_path / "a.jsonl"))
     check(lambda topology: dataset(source, topology, tokenizer=byte_tokenizer()))
+
+
+def test_short_documents_in_large_mds_shards_weigh_what_they_are(tmp_path: Path) -> None:
+    """Some thousand of the first ones are looked at, and the table of all of them lies before."""
+    ids = [np.full(20, 7, dtype=np.uint16)] * 30_000
+    folder = write_mds(tmp_path, ids, size_limit=1 << 24)
+    dataset = PackedDataset(sources.MDS(folder, column="t"), seq_len=512, topology=Topology())
+    estimate = dataset.estimate_steps()
+    assert estimate is not None
+    assert abs(estimate.steps - 30_000 / (512 // 20) / 8) <= 2
 
 
 def test_what_cannot_be_told_is_not_made_up() -> None:

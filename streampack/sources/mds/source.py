@@ -130,7 +130,8 @@ class MDS(ShardedSource):
             "raw_bytes": raw.copy(),
             "digests": None if self.validate_hash is None else Names(digests),
         }
-        weights = np.where(samples > 0, np.maximum(raw, 1), 0)
+        # Of its samples: were the table before them counted, the first ones would seem dear.
+        weights = np.where(samples > 0, np.maximum(raw - _head_bytes(samples), 1), 0)
         return Manifest(paths, weights, stored.copy(), details)
 
     def _check_form(self, layout: Layout, codec: str, where: str) -> None:
@@ -165,10 +166,9 @@ class MDS(ShardedSource):
         }
 
     def estimate_tokens(self) -> int | None:
-        raw = int(self.manifest.details["raw_bytes"].sum())
         layout = self._layout(0)
         column = self._columns(layout, "")[0]
-        return raw // (INTEGER_DTYPES[column.kind].itemsize if column.kind else 4)
+        return int(self.manifest.weights.sum()) // (INTEGER_DTYPES[column.kind].itemsize if column.kind else 4)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
@@ -177,15 +177,15 @@ class MDS(ShardedSource):
         with self.storage.local(path) as local:
             data = self._open(shard, local)
             table = self._table(shard, data)
-            # The shard weighs its bytes, and the table says at which each sample begins.
-            start, stop = (int(n) for n in np.searchsorted(table[:-1], [low, high]))
+            head = _head_bytes(len(table) - 1)
+            start, stop = (int(n) for n in np.searchsorted(table[:-1], [head + low, head + high]))
             if high == self.manifest.weights[shard]:
                 stop = len(table) - 1
             if position is not None:
                 start = max(start, position)
             while start < stop:
                 block, start = self._block(shard, data, table, start, stop, skips)
-                yield block, start, high if start == stop else max(low, int(table[start]))
+                yield block, start, high if start == stop else max(low, int(table[start]) - head)
 
     def _layout(self, shard: int) -> Layout:
         return self._form(shard)[0]
@@ -276,7 +276,7 @@ class MDS(ShardedSource):
     def _table(self, shard: int, data: NDArray[np.uint8]) -> NDArray[np.uint32]:
         """The sample table (n + 1,) uint32, of which every entry has been checked."""
         n = int(self.manifest.details["documents"][shard])
-        head = 4 * (n + 2)
+        head = _head_bytes(n)
         if len(data) < head:
             raise self.broken_shard(
                 shard, f"its {len(data)} bytes cannot hold a table of {n} samples"
@@ -388,3 +388,8 @@ def _array_headers(
 def _problems(status: NDArray[np.uint8]) -> dict[int, str]:
     """What is wrong with samples, by their number."""
     return {i: STATUS[int(status[i])] for i in np.flatnonzero(status).tolist()}
+
+
+def _head_bytes(samples: Any) -> Any:
+    """Of a shard before its first sample: their number, and where each begins and the last ends."""
+    return 4 * (samples + 2)
