@@ -6,7 +6,7 @@ The corpora are those of the machine: manual pages, C headers, and the Python fi
 library and of installed packages, tokenized by DeepSeek's tokenizer, each document ended by an EOS,
 in random order. Offline is one plan over all documents; online is a dry run of one lane with the
 default window and eight rows per batch. `Buckets` has batches of 65,536 tokens and the shares of
-4,096 documents, as a run measures them; beside it stand pools of 2,000 documents at a time, and by
+8,192 documents, as a run measures them; beside it stand pools of 2,000 documents at a time, and by
 what documents per row are off with the shares of samples of more documents. The
 numbers depend on what is installed. Some minutes, nearly all of it the tokenizer's.
 """
@@ -30,9 +30,9 @@ from streampack.packing.rng import permutation
 ROWS_PER_BATCH = 8
 BUCKETS = ((2048, 4096, 8192, 16384), (1024, 2048, 4096, 8192, 16384))
 BUCKET_BATCH = 65_536  # tokens
-SAMPLE = 4096  # documents that a run measures shares on
+SAMPLE = 8192  # documents that a run measures shares on
 POOL = 2000  # documents
-SAMPLES = (4096, 16_384, 65_536)  # documents
+SAMPLES = (8192, 16_384, 65_536)  # documents
 TAIL = 1_000_000  # documents of a corpus with a heavy tail
 
 

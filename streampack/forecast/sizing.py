@@ -28,6 +28,7 @@ BATCHES_PER_LANE = 200  # of a finite run: its end costs a lane one batch or two
 WINDOWS_PER_LANE = 8  # with fewer, the end of the lane, which packs badly, is a large share of it
 SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
 SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
+SHARES_DOCUMENTS = 8192  # of half as many, documents per row were up to 3.4 % off (docs/papers.md)
 SAMPLE_TOKENS = 4 << 20  # at each place, in case documents are very long; more for larger samples
 BALANCE_WINDOWS = 3  # windows of rows packed from a sample to find out what rows cost
 BALANCE_ORDERS = 64  # times that the sample is packed for that at most
@@ -133,7 +134,7 @@ def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> L
     if packer.needs_sample and saved is not None:
         packer = packer.with_saved(saved)
     if packer.needs_sample:
-        packer = packer.with_sample(sample_lengths(config))
+        packer = packer.with_sample(sample_lengths(config, documents=SHARES_DOCUMENTS))
     return replace(config, packer=packer)
 
 

@@ -168,7 +168,8 @@ class MDS(ShardedSource):
     def estimate_tokens(self) -> int | None:
         layout = self._layout(0)
         column = self._columns(layout, "")[0]
-        return int(self.manifest.weights.sum()) // (INTEGER_DTYPES[column.kind].itemsize if column.kind else 4)
+        item_bytes = INTEGER_DTYPES[column.kind].itemsize if column.kind else 4
+        return int(self.manifest.weights.sum()) // item_bytes
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
