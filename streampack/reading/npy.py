@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -12,10 +13,28 @@ from streampack.reading.integer_arrays import INTEGER_DTYPES
 
 NPY_MAGIC = b"\x93NUMPY"
 
+Read = TypeVar("Read")
+
+_ATTEMPTS = 100
+
 
 def no_npy(error: Exception) -> str:
     """What numpy says of a file, without the addresses of its objects: the same every time."""
     return f"is not a .npy file ({re.sub(' object at 0x[0-9a-f]+', '', str(error))})"
+
+
+def read_again(read: Callable[[io.BytesIO], Read], content: bytes) -> Read:
+    """What a reader of numpy makes of a file's bytes; it raises what the reader raises.
+
+    Numpy has Python parse the header, which fails now and then where threads do so at once (a
+    SystemError, CPython's issue 106905). That says nothing about the file, so it is tried again.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return read(io.BytesIO(content))
+        except SystemError:
+            continue
+    return read(io.BytesIO(content))
 
 
 def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
@@ -30,18 +49,13 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
         that begins with the name of the document. Pickled objects are never loaded: only the
         header is read.
     """
-    stream = io.BytesIO(head)
-    headers: Any = np.lib.format
     try:
-        version = headers.read_magic(stream)
-        if version == (1, 0):
-            shape, _, dtype = headers.read_array_header_1_0(stream)
-        elif version == (2, 0):
-            shape, _, dtype = headers.read_array_header_2_0(stream)
-        else:
-            return f"has a .npy file of version {version[0]}.{version[1]}"
+        found = read_again(_header, head)
     except Exception as error:  # numpy evaluates the header, which can raise nearly anything
         return no_npy(error)
+    if isinstance(found, str):
+        return found
+    begin, shape, dtype = found
     if dtype.hasobject:
         return "holds pickled objects, which are never loaded"
     kind = next((k for k, known in INTEGER_DTYPES.items() if known == dtype), 0)
@@ -49,7 +63,18 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
         return f"has the dtype {dtype}, not a little-endian integer"
     if len(shape) != 1:
         return f"has the shape {shape}, not one dimension"
-    rest = num_bytes - stream.tell()
+    rest = num_bytes - begin
     if shape[0] < 0 or shape[0] * dtype.itemsize != rest:
         return f"has the shape {shape}, and {rest} bytes follow its header"
-    return stream.tell(), int(shape[0]), kind
+    return begin, int(shape[0]), kind
+
+
+def _header(stream: io.BytesIO) -> tuple[int, Any, Any] | str:
+    """(bytes of the header, shape, dtype), or what is wrong with the version."""
+    headers: Any = np.lib.format
+    version = headers.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        return f"has a .npy file of version {version[0]}.{version[1]}"
+    read = headers.read_array_header_1_0 if version == (1, 0) else headers.read_array_header_2_0
+    shape, _, dtype = read(stream)
+    return stream.tell(), shape, dtype

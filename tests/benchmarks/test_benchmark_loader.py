@@ -113,6 +113,7 @@ def test_the_copy_to_the_device_is_a_stage(documents: list[np.ndarray], tmp_path
     assert rank["costs"]["transfer"] > 0
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_at_once_and_the_first_reports_the_sum(
     documents: list[np.ndarray], tmp_path: Path
 ) -> None:

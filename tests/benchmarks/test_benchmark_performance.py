@@ -41,6 +41,7 @@ def test_a_part_is_measured_written_and_drawn(page: Path) -> None:
     assert page.read_text() == text
 
 
+@pytest.mark.slow
 def test_parts_that_are_not_measured_keep_their_figures(page: Path) -> None:
     before = run(page, "--only", "utilisation")
     after = run(page, "--only", "stages")

@@ -83,6 +83,7 @@ def test_ratios_are_medians_over_rounds_of_time_per_slot(workload: Workload) -> 
     assert [line.error for line in lines].count("not run") == len(job.runners) - 2
 
 
+@pytest.mark.slow
 def test_the_suite_runs_and_names_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

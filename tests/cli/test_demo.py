@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -22,6 +24,7 @@ def streampack(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_without_a_checkout_the_command_says_how_to_get_the_demo_and_with_one_it_runs_it(
     tmp_path: Path,
 ) -> None:

@@ -198,7 +198,7 @@ def dataset_maker(source: Any, lanes: int, values: dict[str, Any]) -> Make:
 SLOW_ONES = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=SLOW_ONES)
+@settings(max_examples=12, deadline=None, suppress_health_check=SLOW_ONES)
 @given(st.one_of(memory_sources(), mixtures()), options(), runs())
 def test_any_stops_on_any_topologies_give_the_uninterrupted_sequence(
     source: Any, values: dict[str, Any], run: tuple[int, list[Leg]]
@@ -212,7 +212,7 @@ def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
     source.prepare()
 
-    @settings(max_examples=5, deadline=None, suppress_health_check=SLOW_ONES)
+    @settings(max_examples=3, deadline=None, suppress_health_check=SLOW_ONES)
     @given(options(), runs(source.max_lanes() or 4))
     def check(values: dict[str, Any], run: tuple[int, list[Leg]]) -> None:
         lanes, legs = run

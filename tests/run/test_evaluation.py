@@ -54,7 +54,7 @@ def on(world_size: int, **options: Any) -> list[Any]:
     return in_order(on_ranks(world_size, run))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     world_size=st.integers(1, 9),
     lanes=st.sampled_from([None, 1, 2, 3, 4, 6, 12]),

@@ -43,8 +43,20 @@ def test_restoring_a_balanced_run_after_every_batch_gives_the_same_rest(
     )
 
 
-@pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
-@pytest.mark.parametrize("kind", SOURCES)
+#: Every source with two packers, and every packer with two sources; the rest is slow.
+PAIRS = [
+    pytest.param(
+        kind,
+        packer,
+        id=f"{kind}-{type(packer).__name__}{number}",
+        marks=() if kind in ("parquet-text", "mixture") or number in (0, 4) else pytest.mark.slow,
+    )
+    for kind in SOURCES
+    for number, packer in enumerate(PACKERS)
+]
+
+
+@pytest.mark.parametrize(("kind", "packer"), PAIRS)
 def test_restoring_after_every_batch_gives_the_same_rest(
     kind: str, packer: Packer, tmp_path: Path
 ) -> None:

@@ -296,7 +296,7 @@ def test_storage_beside_records_in_memory_is_refused(kind: str) -> None:
 def test_following_the_advice_of_the_dataset_works(kind: str, shape: str) -> None:
     alpaca = [{"instruction": f"say {i}", "output": f"{i}"} for i in range(40)]
     data = KINDS[kind](SHARED.get(shape, alpaca))
-    with pytest.raises(ConfigError, match=r"Pass sources.Chat\(data\), or name"):
+    with pytest.raises(ConfigError, match=r"Pass sources.Chat\(data\)"):
         loader(data)
     assert len(said(loader(chat(data)))) == 40
 

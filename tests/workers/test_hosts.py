@@ -17,6 +17,8 @@ from streampack import PackedLoader
 from streampack.errors import WorkerError
 from tests.support.runs import identity, make_dataset
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
 def run(loader, inside=lambda batches: None):
     batches = []
     for batch in loader:

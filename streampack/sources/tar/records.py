@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.reading.integer_arrays import BAD_ID
-from streampack.reading.npy import no_npy
+from streampack.reading.npy import no_npy, read_again
 from streampack.reading.records import BrokenDocumentError, require_field, too_long
 from streampack.sources.tar.headers import DUPLICATE, MISSING, scan_tar
 
@@ -45,14 +45,17 @@ def array_in(content: bytes) -> NDArray[Any]:
     Raises:
         BrokenDocumentError: it is damaged, or holds pickled objects.
     """
-    stream = io.BytesIO(content)
-    formats: Any = np.lib.format
+
+    def read(stream: io.BytesIO) -> tuple[NDArray[Any], int]:
+        formats: Any = np.lib.format
+        return formats.read_array(stream, allow_pickle=False), stream.tell()
+
     try:
-        array: NDArray[Any] = formats.read_array(stream, allow_pickle=False)
+        array, end = read_again(read, content)
     except Exception as error:  # numpy evaluates the header, which can raise nearly anything
         raise BrokenDocumentError(no_npy(error)) from None
-    if stream.tell() != len(content):
-        raise BrokenDocumentError(f"has {len(content) - stream.tell()} bytes after its .npy file")
+    if end != len(content):
+        raise BrokenDocumentError(f"has {len(content) - end} bytes after its .npy file")
     return array
 
 
