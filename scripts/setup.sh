@@ -1,5 +1,5 @@
 # Sourced by the other scripts with the name of an environment: `development`, `frameworks`,
-# `stores` or `docs`.
+# `stores`, `lowest` or `docs`.
 # Makes it, once per change of the files that name its packages, and puts its programs on the path. PYTHON
 # chooses the interpreter.
 set -euo pipefail
@@ -34,12 +34,23 @@ install_stores() {
     npm install --silent --no-audit --no-fund --prefix "$environment/azurite" azurite@3
 }
 
+# Packages of the tests that pin others (mosaicml-streaming, moto) are left out.
+install_lowest() {
+    pip_install uv
+    "$environment/bin/uv" pip compile --quiet --resolution lowest-direct --extra all \
+        --python "$environment/bin/python" --no-header --no-annotate pyproject.toml |
+        grep -vE '^(torch|triton|nvidia-[a-z0-9-]*|cuda-[a-z0-9-]*)==' >"$environment/lowest.txt"
+    pip_install --requirement "$environment/lowest.txt" torch pytest hypothesis
+    pip_install --no-deps --editable .
+}
+
 install_docs() { pip_install --requirement scripts/docs.txt; }
 
 case $1 in
 development) environment=.venv named_by="pyproject.toml constraints.txt" ;;
 frameworks) environment=.venv-frameworks named_by="pyproject.toml scripts/frameworks.txt" ;;
 stores) environment=.venv-stores named_by="pyproject.toml scripts/stores.txt" ;;
+lowest) environment=.venv-lowest named_by="pyproject.toml" ;;
 docs) environment=.venv-docs named_by="scripts/docs.txt" ;;
 esac
 wanted=$(cat $named_by | cksum)

@@ -55,7 +55,8 @@ def test_an_approximate_search_compares_whole_documents_too() -> None:
     assert found.duplicate_of.tolist() == [-1] * 20 + [0, 1, 2]
 
 
-@given(st.integers(0, 1 << 32), st.sampled_from([0.3, 0.6, 0.9]), st.sampled_from([2, 7, 256]))
+# No cosine of such short documents is any of these thresholds, where rounding would decide.
+@given(st.integers(0, 1 << 32), st.sampled_from([0.31, 0.61, 0.91]), st.sampled_from([2, 7, 256]))
 @settings(deadline=None, max_examples=40)
 def test_duplicates_are_those_of_comparing_heads_and_wholes(
     seed: int, threshold: float, block: int

@@ -141,7 +141,7 @@ def test_a_token_costs_two_for_each_weight_that_it_meets(name: str) -> None:
 
 
 def test_layers_with_a_window_are_counted_apart() -> None:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", minversion="4.50")
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
     config = transformers.Gemma3TextConfig(
         **SMALL, head_dim=16, sliding_window=128, layer_types=kinds

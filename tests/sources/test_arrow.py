@@ -76,13 +76,13 @@ def test_every_kind_of_text_is_read_beside_columns_that_are_not(
 def test_a_saved_dataset_is_read_by_its_folder(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_dict({"text": TEXTS})
-    dataset.save_to_disk(tmp_path / "disk", num_shards=3)
+    dataset.save_to_disk(str(tmp_path / "disk"), num_shards=3)
     source: Any = as_source(tmp_path / "disk")
     assert isinstance(source, Arrow)
     assert read_all(source) == TEXTS
-    dataset.select(range(0, 60, 2)).save_to_disk(tmp_path / "half")
+    dataset.select(range(0, 60, 2)).save_to_disk(str(tmp_path / "half"))
     assert read_all(Arrow(tmp_path / "half")) == TEXTS[::2]
-    datasets.DatasetDict({"train": dataset}).save_to_disk(tmp_path / "splits")
+    datasets.DatasetDict({"train": dataset}).save_to_disk(str(tmp_path / "splits"))
     for path in (tmp_path / "splits", str(tmp_path / "splits")):
         with pytest.raises(ConfigError, match="holds the splits") as raised:
             as_source(path).prepare()

@@ -24,19 +24,27 @@ def has_state(items: Any) -> bool:
     return True
 
 
+#: Versions of datasets, and the next ones without the fault: of mapped and filtered streams, of all.
+_AHEAD = (((3, 3), (4, 2)), ((4, 7), (5, 2)))
+_ALL_AHEAD = ((3, 4), (3, 6))
+
+
 def has_exact_state(items: Any) -> bool:
     """True if the state of an iterable leads back to exactly the next item.
 
-    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. From
-    datasets 4.7 on and before 5.2, the state of a mapped or filtered dataset is ahead of what was
+    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. In
+    some versions the state of a mapped or filtered dataset, or that of any, is ahead of what was
     taken from it, so resuming would lose rows.
     """
     if not has_state(items):
         return False
     inexact = ["BufferShuffled"]
     library = sys.modules.get("datasets")
-    if library is not None and (4, 7) <= _version(library.__version__) < (5, 2):
+    version = (0, 0) if library is None else _version(library.__version__)
+    if any(first <= version < fixed for first, fixed in _AHEAD):
         inexact += ["MappedExamples", "FilteredExamples"]
+    if _ALL_AHEAD[0] <= version < _ALL_AHEAD[1]:
+        inexact.append("")  # any of them
     return not _has_node(getattr(items, "_ex_iterable", None), inexact)
 
 
