@@ -24,7 +24,7 @@ def has_state(items: Any) -> bool:
     return True
 
 
-#: Versions of datasets, and the next ones without the fault: of mapped and filtered streams, of all.
+#: Versions of datasets, and the next without the fault: of mapped and filtered streams; of all.
 _AHEAD = (((3, 3), (4, 2)), ((4, 7), (5, 2)))
 _ALL_AHEAD = ((3, 4), (3, 6))
 
