@@ -33,8 +33,7 @@ def has_exact_state(items: Any) -> bool:
     """True if the state of an iterable leads back to exactly the next item.
 
     Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. In
-    some versions the state of a mapped or filtered dataset, or that of any, is ahead of what was
-    taken from it, so resuming would lose rows.
+    some versions the state of a mapped or filtered dataset, or that of any, leads to other rows.
     """
     if not has_state(items):
         return False
