@@ -43,7 +43,7 @@ from tests.support.grouped_runs import (
     source,
 )
 from tests.support.grouped_source import GroupedSource
-from tests.support.runs import identities
+from tests.support.runs import gone_on, identities
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -87,24 +87,16 @@ def test_workers_give_the_same_batches() -> None:
 def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
     expected = identities(PackedLoader(dataset()))
     for stop in range(1, len(expected), 3):
-        first = PackedLoader(dataset())
-        taken = list(islice(first, stop))
-        state = json.loads(json.dumps(first.state_dict()))
-        second = PackedLoader(dataset())
-        second.load_state_dict(state)
-        rest = list(second)
-        assert identities(taken) + identities(rest) == expected
+        batches = gone_on(PackedLoader(dataset()), stop, PackedLoader(dataset()))
+        assert identities(batches) == expected
         if stop % 4 == 1:
-            assert sorted(groups_of([*taken, *rest])) == source().whole
+            assert sorted(groups_of(batches)) == source().whole
 
 
 def test_a_run_goes_on_with_longer_rows_and_parts_no_group() -> None:
-    first = PackedLoader(dataset())
-    taken = list(islice(first, 7))
-    state = first.state_dict()
     second = PackedLoader(dataset(seq_len=128, batch_rows=1))
-    second.load_state_dict(state, allow={"packer", "batch_tokens", "window"})
-    assert sorted(groups_of([*taken, *second])) == source().whole
+    batches = gone_on(PackedLoader(dataset()), 7, second, {"packer", "batch_tokens", "window"})
+    assert sorted(groups_of(batches)) == source().whole
 
 
 def test_groups_that_do_not_fit_are_dropped_whole_and_counted() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ from streampack.packing import check_plan
 from streampack.packing.request import MemberLengths, WindowRequest
 from streampack.packing.whole_groups import WholeGroups
 from tests.support.grouped_runs import LENGTHS, dataset, groups_of, source
-from tests.support.runs import identities
+from tests.support.runs import gone_on, identities
 
 ROW, ROWS = 16, 4  # most groups are longer than a row, few than a batch
 
@@ -92,12 +90,8 @@ def test_ranks_give_the_same_groups() -> None:
 def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
     expected = identities(PackedLoader(wide()))
     for stop in range(1, len(expected), 9):
-        first = PackedLoader(wide())
-        taken = list(islice(first, stop))
-        state = json.loads(json.dumps(first.state_dict()))
-        second = PackedLoader(wide())
-        second.load_state_dict(state)
-        assert identities(taken) + identities(second) == expected
+        batches = gone_on(PackedLoader(wide()), stop, PackedLoader(wide()))
+        assert identities(batches) == expected
 
 
 @pytest.mark.parametrize(
@@ -109,19 +103,15 @@ def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
     ],
 )
 def test_a_run_goes_on_with_other_rows_and_parts_no_group(then: dict[str, Any]) -> None:
-    first = PackedLoader(wide())
-    taken = list(islice(first, 7))
     second = PackedLoader(wide(**then))
-    second.load_state_dict(first.state_dict(), allow={"packer", "batch_tokens", "window"})
-    assert sorted(groups_of([*taken, *second], "batch")) == source().whole
+    batches = gone_on(PackedLoader(wide()), 7, second, {"packer", "batch_tokens", "window"})
+    assert sorted(groups_of(batches, "batch")) == source().whole
 
 
 def test_a_run_goes_on_from_one_row_to_one_batch() -> None:
-    first = PackedLoader(dataset())
-    taken = list(islice(first, 7))
     second = PackedLoader(wide())
-    second.load_state_dict(first.state_dict(), allow={"packer", "batch_tokens", "window"})
-    assert sorted(groups_of([*taken, *second], "batch")) == source().whole
+    batches = gone_on(PackedLoader(dataset()), 7, second, {"packer", "batch_tokens", "window"})
+    assert sorted(groups_of(batches, "batch")) == source().whole
 
 
 def test_groups_that_do_not_fit_a_batch_are_dropped_whole_counted_and_named(caplog: Any) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 from streampack.batch import PackedBatch
 from streampack.cli.named import corpus_of
 from streampack.cli.options import (
-    ANY_CORPUS,
+    AnyCorpus,
     Column,
     EndToken,
     Integers,
@@ -43,10 +43,7 @@ STAGES = {
 
 
 def bench(
-    source: Annotated[
-        str,
-        typer.Argument(help=ANY_CORPUS),
-    ],
+    source: AnyCorpus,
     seq_len: Annotated[int, typer.Option(metavar="N", help="Tokens per row.")] = 2048,
     batch_rows: Annotated[int, typer.Option(metavar="N", help="Rows per batch.")] = 8,
     tokenizer: TextTokenizer = None,

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from streampack.cli.named import corpus_of
 from streampack.cli.options import (
-    ANY_CORPUS,
+    AnyCorpus,
     Column,
     EndToken,
     Integers,
@@ -48,10 +48,7 @@ BATCH_ROWS = 8  # by which steps are counted
 
 
 def compare(
-    source: Annotated[
-        str,
-        typer.Argument(help=ANY_CORPUS),
-    ],
+    source: AnyCorpus,
     seq_len: Annotated[
         list[int], typer.Option(metavar="N", help="Row length to try; may be repeated.")
     ] = [2048, 4096, 8192],  # noqa: B006

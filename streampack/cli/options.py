@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
-ANY_CORPUS = (
-    "A file, folder, glob or URL of any format that can be read; or FILE.py:NAME, a source or "
-    "PackedDataset that your code makes."
-)
+AnyCorpus = Annotated[
+    str,
+    typer.Argument(
+        help="A file, folder, glob or URL of any format that can be read; or FILE.py:NAME, a "
+        "source or PackedDataset that your code makes."
+    ),
+]
 TextField = Annotated[
     str | None, typer.Option(metavar="FIELD", help="Field or column that holds text.")
 ]

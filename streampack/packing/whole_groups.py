@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of
+from streampack.documents import offsets_of, ranges_of
 from streampack.errors import PlanError
 from streampack.packing.arguments import require_seq_len
 from streampack.packing.decreasing import BestFitDecreasing
@@ -120,8 +120,7 @@ class WholeGroups(Packer):
         start = offsets_of(members.lengths)[:-1]
         start = start - start[members.offsets[:-1]][group]
         row = batch_of[group] * each + row_of
-        order = np.argsort(row, kind="stable")
-        order = order[np.searchsorted(row[order], 0) :]  # those of groups without a batch are < 0
+        order = _placed_by(row)
         used, sizes = np.unique(row[order], return_counts=True)
         plan = Plan.plain(
             offsets_of(sizes), self.seq_len, group[order], start[order],
@@ -129,22 +128,25 @@ class WholeGroups(Packer):
         )  # fmt: skip
         begin = np.searchsorted(used, np.arange(batches + 1) * each)
         many = np.diff(begin)[chosen]
-        ends = offsets_of(many)
-        rows = np.repeat(begin[chosen] - ends[:-1], many) + np.arange(ends[-1])
-        return Selection(plan, rows, ends)
+        return Selection(plan, ranges_of(begin[chosen], many), offsets_of(many))
 
 
 def _as_rows(
     batch_of: NDArray[np.int64], lengths: NDArray[np.int64], batches: int, batch_tokens: int
 ) -> Plan:
     """The plan of which each row is a batch and each document a group; some (-1) are in none."""
-    order = np.argsort(batch_of, kind="stable")
-    order = order[np.searchsorted(batch_of[order], 0) :]
+    order = _placed_by(batch_of)
     return Plan.plain(
         offsets_of(np.bincount(batch_of[order], minlength=batches)), batch_tokens, order,
         np.zeros(len(order), dtype=np.int64), lengths[order],
         np.zeros(len(lengths), dtype=np.int64),
     )  # fmt: skip
+
+
+def _placed_by(places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those that have a place (>= 0), by place, those of one place in the order they have."""
+    order = np.argsort(places, kind="stable")
+    return order[np.searchsorted(places[order], 0) :]
 
 
 @kernel

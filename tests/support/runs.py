@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from streampack import Documents, PackedBatch, PackedDataset, TokenRules, Topology, WindowConfig
+from streampack import (
+    Documents,
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    WindowConfig,
+)
 from streampack.packing import BestFitDecreasing, Packer
 from streampack.reading.manifest import Manifest
 from streampack.reading.skips import Skips
@@ -52,6 +61,15 @@ def filled(found: list[Any]) -> list[Any]:
 def tokens_of(batches: Any) -> list[int]:
     ids = torch.cat([batch.input_ids.ravel() for batch in batches])
     return sorted(ids[ids < PAD].tolist())
+
+
+def gone_on(
+    first: PackedLoader, taken: int, second: PackedLoader, allow: Collection[str] = ()
+) -> list[PackedBatch]:
+    """The batches `taken` from the first loader, and those of the second, which goes on there."""
+    batches = list(islice(first, taken))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())), allow=allow)
+    return [*batches, *second]
 
 
 def child_processes(name: str) -> list[int]:

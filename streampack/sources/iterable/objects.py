@@ -37,14 +37,17 @@ def has_exact_state(items: Any) -> bool:
     """
     if not has_state(items):
         return False
-    inexact = ["BufferShuffled"]
+    stream = getattr(items, "_ex_iterable", None)
     library = sys.modules.get("datasets")
-    version = (0, 0) if library is None else _version(library.__version__)
+    if stream is None or library is None:
+        return True
+    version = _version(library.__version__)
+    if _ALL_AHEAD[0] <= version < _ALL_AHEAD[1]:
+        return False
+    inexact = ["BufferShuffled"]
     if any(first <= version < fixed for first, fixed in _AHEAD):
         inexact += ["MappedExamples", "FilteredExamples"]
-    if _ALL_AHEAD[0] <= version < _ALL_AHEAD[1]:
-        inexact.append("")  # any of them
-    return not _has_node(getattr(items, "_ex_iterable", None), inexact)
+    return not _has_node(stream, inexact)
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -116,7 +116,7 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
 
 def _check_version(version: Any, where: str) -> None:
     """Raise `ConfigError` unless this is version 2, the only one that says what the fields mean."""
-    if version is None or version is True or version != 2:
+    if version != 2:
         named = "names no version" if version is None else f"is of version {version!r:.80}"
         raise ConfigError(
             f"{where} {named}.",
