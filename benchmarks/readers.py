@@ -4,7 +4,8 @@ The same documents lie in each format. A format's own reader gives them one afte
 an array that its loop may keep; streampack reads the same files, in one process and one lane, and
 gives packed batches with ids, labels, positions and document numbers. Both by turns, from warm
 files; it prints nanoseconds per token of the fastest turn. Readers that are not installed are left
-out: Megatron's comes with scripts/frameworks.txt.
+out: Megatron's comes with scripts/frameworks.txt. Beside them stand two limits: copying as many
+bytes as a batch has, and making no more than ids and labels, as nanoGPT does.
 """
 
 from __future__ import annotations
@@ -22,11 +23,47 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.runners.limits import BYTES_PER_SLOT
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from tests.support.flat_files import write_megatron
 
 Read = Callable[[], Iterator[Any]]
-Case = tuple[Read, Any]  # the format's own reader, and streampack's source
+Case = tuple[Read, Any]  # the format's own reader, and streampack's source; None: no packed batches
+
+SEQ_LEN = 4096
+ROWS = 8
+
+
+def copying(folder: Path, documents: list[Any]) -> Case:
+    """Blocks of 256 MiB, from warm memory to warm memory, 28 bytes for each token."""
+    block = (256 << 20) // BYTES_PER_SLOT
+    blocks = -(-sum(map(len, documents)) // block)
+    source = np.random.default_rng(0).integers(0, 255, block * BYTES_PER_SLOT, np.uint8)
+    target = source[::-1].copy()
+
+    def read() -> Iterator[Any]:
+        for _ in range(blocks):
+            np.copyto(target, source)
+            yield range(block)
+
+    return read, None
+
+
+def ids_and_labels(folder: Path, documents: list[Any]) -> Case:
+    """Rows of a memory map, one after the other, and those moved by one, both as int64."""
+    np.save(folder / "ids.npy", np.concatenate(documents))
+
+    def read() -> Iterator[Any]:
+        ids = np.load(folder / "ids.npy", mmap_mode="r")
+        for start in range(0, len(ids) - ROWS * SEQ_LEN, ROWS * SEQ_LEN):
+            begins = range(start, start + ROWS * SEQ_LEN, SEQ_LEN)
+            inputs, _ = (
+                np.stack([ids[i + by : i + by + SEQ_LEN].astype(np.int64) for i in begins])
+                for by in (0, 1)
+            )
+            yield inputs.ravel()
+
+    return read, None
 
 
 def memory_map(folder: Path, documents: list[Any]) -> Case:
@@ -111,6 +148,8 @@ def table(documents: list[Any]) -> pa.Table:
 
 
 CASES = {
+    "copying 28 bytes per token": copying,
+    "numpy's memory map, ids and labels of rows": ids_and_labels,
     "numpy's memory map": memory_map,
     "Megatron-LM's IndexedDataset": megatron,
     "datasets' load_from_disk": hugging_face,
@@ -126,7 +165,7 @@ def bare(read: Read) -> int:
 
 def packed(source: Any) -> int:
     """Tokens of an epoch of packed batches, with all their fields made."""
-    dataset = PackedDataset(source, seq_len=4096, lanes=1, topology=Topology())
+    dataset = PackedDataset(source, seq_len=SEQ_LEN, batch_rows=ROWS, lanes=1, topology=Topology())
     tokens = 0
     for batch in PackedLoader(dataset):
         batch.make_fields()
@@ -138,8 +177,9 @@ def measure(case: Case, repeats: int) -> tuple[float, float]:
     """Nanoseconds per token of the fastest turn, of bare documents and of packed batches."""
     read, source = case
     best = [np.inf, np.inf]
+    runs = [partial(bare, read), *([partial(packed, source)] if source else [])]
     for _ in range(repeats + 1):  # the first one warms up
-        for which, run in enumerate((partial(bare, read), partial(packed, source))):
+        for which, run in enumerate(runs):
             began = time.perf_counter()
             tokens = run()
             best[which] = min(best[which], 1e9 * (time.perf_counter() - began) / tokens)
@@ -164,7 +204,8 @@ def main() -> None:
             except ModuleNotFoundError as error:
                 print(f"| {name} | {error.name} is not installed | |")
             else:
-                print(f"| {name} | {alone:.2f} | {batches:.2f} |", flush=True)
+                shown = f"{batches:.2f}" if batches < np.inf else ""
+                print(f"| {name} | {alone:.2f} | {shown} |", flush=True)
 
 
 if __name__ == "__main__":
