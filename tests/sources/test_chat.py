@@ -35,7 +35,7 @@ CHATS = [
     for i, turns in enumerate(np.random.default_rng(0).choice([2, 4, 6], 60).tolist())
 ]
 RECORDS = [{"id": i, "messages": chat} for i, chat in enumerate(CHATS)]
-EXPECTED = [json.dumps(chat) for chat in CHATS]
+EXPECTED = [json.dumps(chat, sort_keys=True) for chat in CHATS]
 SMALL = {"reading": sources.Reading(block_documents=7)}
 
 
@@ -69,7 +69,8 @@ def test_fields_that_other_messages_have_do_not_appear_in_tables(tmp_path: Path)
         sources.Chat(tmp_path / "a.parquet"),
         [
             json.dumps(
-                [{**{k: v for k, v in m.items() if v}, "content": m["content"]} for m in chat]
+                [{**{k: v for k, v in m.items() if v}, "content": m["content"]} for m in chat],
+                sort_keys=True,
             )
         ],
         lane_counts=(1,),

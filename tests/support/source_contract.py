@@ -30,7 +30,9 @@ def contents(block: Block) -> list[Named]:
             tuple(block.document(i).astype(np.int64).tolist()) for i in range(len(block))
         ]
     elif isinstance(block, Conversations):
-        documents = [json.dumps(list(chat.messages)) for chat in block.conversations]
+        documents = [
+            json.dumps(list(chat.messages), sort_keys=True) for chat in block.conversations
+        ]
     else:
         documents = list(block.texts)
     return list(zip(names, documents, strict=True))
