@@ -1,8 +1,7 @@
 """Documents: the ragged block of token ids that every part of streampack speaks.
 
 A block holds many documents as columns: one flat token array and the offsets of its documents,
-never an object per document. `Texts` is the same before tokenizing, `Conversations` the same before
-they are rendered by a chat template.
+never an object per document. `Texts` is the same before tokenizing.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class Documents:
             ("origin", self.origin[start:stop]),
             ("loss_mask", self.loss_mask),
             ("token_fields", self.token_fields),
-            ("document_fields", _part(self.document_fields, slice(start, stop))),
+            ("document_fields", part_of(self.document_fields, slice(start, stop))),
             ("members", self.members and self.members.part(start, stop)),
         ):
             object.__setattr__(view, name, value)
@@ -153,7 +152,7 @@ class Documents:
             self.origin[order],
             None if self.loss_mask is None else gathered(self.loss_mask),
             {name: gathered(values) for name, values in self.token_fields.items()},
-            _part(self.document_fields, order),
+            part_of(self.document_fields, order),
         )
 
     @classmethod
@@ -277,82 +276,12 @@ class Texts:
         return [len(text) if isinstance(text, str) else 0 for text in self.texts]
 
     def __getitem__(self, index: slice) -> Texts:
-        return Texts(self.texts[index], self.origin[index], _part(self.document_fields, index))
+        return Texts(self.texts[index], self.origin[index], part_of(self.document_fields, index))
 
     def take(self, order: NDArray[np.int64]) -> Texts:
         """The documents `order` (M,), in that order."""
         texts = [self.texts[i] for i in order.tolist()]
-        return Texts(texts, self.origin[order], _part(self.document_fields, order))
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """One conversation as a record has it.
-
-    Attributes:
-        messages: at least one, each with "role" and "content" (text, or None beside tool calls),
-            and whatever else a chat template may read.
-        first_learnt: number of the first message whose turn may carry loss; 0, or the length of
-            a prompt that is itself a list of messages.
-        tools: descriptions of the functions the assistant may call, or None.
-        plain: a prompt and a completion that are text, which need no template.
-        left_out: numbers of the assistant's messages whose turns carry no loss all the same.
-        rejected: of a preference pair, whose chosen side this is, the other one; else None.
-        in_parts: the chat template takes content as a list of parts, as those for images do.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    first_learnt: int = 0
-    tools: Sequence[Any] | None = None
-    plain: bool = False
-    left_out: frozenset[int] = frozenset()
-    rejected: Conversation | None = None
-    in_parts: bool = False
-
-    def learns(self, number: int) -> bool:
-        """True if the turn of this message carries loss."""
-        if number < self.first_learnt or number in self.left_out:
-            return False
-        return bool(self.messages[number]["role"] == "assistant")
-
-    @property
-    def num_characters(self) -> int:
-        """Characters of the messages' contents, of both sides of a pair."""
-        own = sum(len(message["content"] or "") for message in self.messages)
-        return own + (self.rejected.num_characters if self.rejected else 0)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Conversations:
-    """A block of N conversations that are not rendered yet.
-
-    Attributes:
-        conversations: N of them.
-        origin: (N,) of dtype `ORIGIN`.
-        document_fields: by name, (N,) values of the conversations.
-    """
-
-    conversations: Sequence[Conversation]
-    origin: NDArray[np.void]
-    document_fields: Fields = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.conversations)
-
-    @property
-    def num_characters(self) -> list[int]:
-        """Characters of each conversation."""
-        return [conversation.num_characters for conversation in self.conversations]
-
-    def __getitem__(self, index: slice) -> Conversations:
-        fields = _part(self.document_fields, index)
-        return Conversations(self.conversations[index], self.origin[index], fields)
-
-    def take(self, order: NDArray[np.int64]) -> Conversations:
-        """The conversations `order` (M,), in that order."""
-        conversations = [self.conversations[i] for i in order.tolist()]
-        fields = _part(self.document_fields, order)
-        return Conversations(conversations, self.origin[order], fields)
+        return Texts(texts, self.origin[order], part_of(self.document_fields, order))
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -378,7 +307,8 @@ def words_of(values: NDArray[Any]) -> NDArray[Any]:
     return values.view(f"u{values.dtype.itemsize}")
 
 
-def _part(fields: Fields, index: Any) -> Fields:
+def part_of(fields: Fields, index: Any) -> Fields:
+    """By name, the values at `index`, a slice or numbers."""
     return {name: values[index] for name, values in fields.items()} if fields else NO_FIELDS
 
 

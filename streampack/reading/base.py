@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Conversations, Documents, Texts, make_origin
+from streampack.conversations import Conversations
+from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ContentError
 from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import TOKEN_DTYPES, Conversations, Documents, Fields, Texts
+from streampack.conversations import Conversations
+from streampack.documents import TOKEN_DTYPES, Documents, Fields, Texts
 from streampack.fields import TEXT_REMEDY, FieldTypes
 from streampack.reading.records import BrokenDocumentError, require_field
 

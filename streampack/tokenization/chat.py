@@ -24,14 +24,14 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Conversation, Conversations, Documents, Fields, Texts
+from streampack.conversations import Conversation, Conversations, TurnRules
+from streampack.documents import Documents, Fields, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import extend
 from streampack.tokenization.template import ChatTemplate, Rendered
 from streampack.tokenization.tokenizer import Tokenizer
 from streampack.tokenization.turns import RenderError
-from streampack.turn_rules import TurnRules
 
 
 class ChatTokenizer:

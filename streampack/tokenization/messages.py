@@ -1,6 +1,6 @@
 """What the assistant's messages consist of, and the same messages with a part exchanged.
 
-A message may hold thoughts, content and calls of tools (`PARTS` of `turn_rules`). Thoughts are
+A message may hold thoughts, content and calls of tools (`PARTS` of `conversations`). Thoughts are
 in a field of their own or stand before the answer in the content, up to ``</think>``. A part is
 exchanged for a text that occurs nowhere else, to see where a template writes it.
 """

@@ -19,7 +19,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from streampack.documents import Conversation
+from streampack.conversations import PARTS, Conversation, TurnRules
 from streampack.errors import ConfigError
 from streampack.tokenization.messages import (
     answer_of,
@@ -30,7 +30,6 @@ from streampack.tokenization.messages import (
 )
 from streampack.tokenization.special import SpecialTokens
 from streampack.tokenization.turns import MARK_REMEDY, RenderError, Turns
-from streampack.turn_rules import PARTS, TurnRules
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -28,6 +28,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from streampack.conversations import PARTS
 from streampack.tokenization.messages import (
     PROBE,
     answer_of,
@@ -38,7 +39,6 @@ from streampack.tokenization.messages import (
     with_probed_thoughts,
 )
 from streampack.tokenization.special import SpecialTokens, after_space
-from streampack.turn_rules import PARTS
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]

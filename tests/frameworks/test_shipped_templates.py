@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from streampack.conversations import TurnRules
 from streampack.sources.chat.records import conversation_of
 from streampack.tokenization.template import ChatTemplate, Rendered
 from streampack.tokenization.turns import RenderError
-from streampack.turn_rules import TurnRules
 
 FOUND = find_spec("trl")
 FOLDER = Path(((FOUND and FOUND.submodule_search_locations) or ["nowhere"])[0]) / "chat_templates"

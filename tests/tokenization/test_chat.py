@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
-from streampack.documents import Conversations, Documents, make_origin
+from streampack.conversations import Conversations
+from streampack.documents import Documents, make_origin
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.sources.chat.records import conversation_of

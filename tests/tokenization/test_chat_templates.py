@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from streampack.documents import Conversations, Documents, make_origin
+from streampack.conversations import Conversations, TurnRules
+from streampack.documents import Documents, make_origin
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.records import BrokenDocumentError
 from streampack.reading.skips import Skips
 from streampack.sources import Chat
 from streampack.sources.chat.records import conversation_of
 from streampack.tokenization import ChatTokenizer, load_tokenizer
-from streampack.turn_rules import TurnRules
 from tests.support.chat_masks import EACH, KINDS, WHOLE, Cell, Refused, asked, said
 from tests.support.chat_templates import SPECIAL, TEMPLATES
 from tests.support.chats import bpe_tokenizer

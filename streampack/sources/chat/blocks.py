@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Conversations, Documents
+from streampack.conversations import Conversations
+from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block

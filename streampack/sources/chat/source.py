@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.conversations import PARTS, TurnRules
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
@@ -38,7 +39,6 @@ from streampack.sources.iterable.source import ItemSource, Iterable
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.storage import Storage
-from streampack.turn_rules import PARTS, TurnRules
 from streampack.unknown_arguments import explained
 
 
