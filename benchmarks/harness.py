@@ -27,7 +27,7 @@ class Order:
 
     Attributes:
         job, runner, workload: which; folder, scale, seed: of the workload.
-        check: compare the output first; seconds: time passes for about so long.
+        check: compare the output too; seconds: time passes for about so long.
     """
 
     job: str
