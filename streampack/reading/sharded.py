@@ -199,6 +199,12 @@ class ShardedSource(Source):
         def listing() -> Manifest:
             manifest = self.list_shards()
             _ = manifest.digest  # worked out once, and sent with the manifest
+            empty = np.flatnonzero(manifest.num_bytes == 0)
+            if 0 < len(empty) < len(manifest):
+                logger.warning(
+                    "%d of %d files have no bytes, and give nothing; the first is %s.",
+                    len(empty), len(manifest), shown(manifest.paths[int(empty[0])]),
+                )  # fmt: skip
             return manifest
 
         return listed_once(described, listing)

@@ -85,7 +85,7 @@ def _declared(kind: str, files: list[Path], count: int) -> int:
 
 def _lines(files: list[Path], count: int) -> int:
     if any(path.suffix == ".gz" for path in files):
-        return count
+        return count if all(path.stat().st_size for path in files) else 0  # which is said
     return sum(bool(line.strip()) for path in files for line in path.read_bytes().split(b"\n"))
 
 

@@ -163,6 +163,23 @@ def test_a_batch_whose_number_of_rows_is_damaged_is_never_lost_in_silence(
     assert refused >= 5  # batches of eleven rows
 
 
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_an_end_mark_or_another_message_in_place_of_a_batch_loses_nothing_in_silence(
+    form: str, tmp_path: Path
+) -> None:
+    whole = written(tmp_path / "a.arrow", form).read_bytes()
+    begins = [at for at in range(0, len(whole) - 8, 8) if whole[at : at + 4] == b"\xff" * 4]
+    for at in begins[1:7]:  # six batches, after the schema
+        (tmp_path / "a.arrow").write_bytes(whole[: at + 4] + bytes(4) + whole[at + 8 :])
+        with pytest.raises(ContentError, match=r"end mark|footer"):
+            read_all(Arrow(tmp_path / "a.arrow"))
+        kind = at + 33  # of the message: 3 for a record batch
+        assert whole[kind] == 3
+        (tmp_path / "a.arrow").write_bytes(whole[:kind] + bytes(1) + whole[kind + 1 :])
+        with pytest.raises(ContentError, match='of kind "'):
+            read_all(Arrow(tmp_path / "a.arrow"))
+
+
 def test_a_batch_that_unfolds_to_a_multiple_no_document_has_is_refused(tmp_path: Path) -> None:
     table = pa.table({"text": ["a" * (8 << 20)]})
     path = written(tmp_path / "a.arrow", "file-zstd", table)

@@ -245,6 +245,19 @@ def test_a_decompression_bomb_is_one_broken_line(tmp_path: Path) -> None:
     assert read_all(source, Skips("skip")) == ["a", "b"]
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_files_of_no_bytes_are_named(
+    ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / f"b.{ending}", lines(["a"]))
+    for name in "ac":
+        (tmp_path / f"{name}.{ending}").touch()
+    source = JSONL(f"{tmp_path}/*.{ending}")
+    assert read_all(source) == ["a"]
+    first = f"the first is {tmp_path}/a.{ending}."
+    assert caplog.messages == [f"2 of 3 files have no bytes, and give nothing; {first}"]
+
+
 def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", lines(["a", "b"]))
     source = JSONL(path)

@@ -49,7 +49,8 @@ class Batches:
         Raises:
             DamagedFileError: the file is cut short, or damaged; so do exceptions of Arrow say.
         """
-        file.seek(8 if file.read_at(len(MAGIC), 0) == MAGIC else 0)
+        by_number = file.read_at(len(MAGIC), 0) == MAGIC
+        file.seek(8 if by_number else 0)
         reader = pa.ipc.MessageReader.open_stream(file)
         found = cls(pa.ipc.read_schema(reader.read_next_message()), [0], [], [])
         while True:
@@ -65,8 +66,12 @@ class Batches:
                 found.rows.append(found.rows[-1] + rows)
                 found.begins.append(begin)
                 found.ends.append(file.tell())
+            elif message.type != "dictionary":
+                raise DamagedFileError(f'a message of kind "{message.type}" stands for a batch')
         if file.read_at(len(_END), begin) != _END:
             raise DamagedFileError("it is cut short: its end mark is missing")
+        if not by_number and begin + len(_END) != file.size():
+            raise DamagedFileError(f"its end mark is at byte {begin:,} of {file.size():,}")
         return found
 
     def row_at(self, byte: int) -> int:
