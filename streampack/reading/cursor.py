@@ -8,10 +8,20 @@ from typing import Any
 from streampack.errors import StateError
 
 
-def cursor_field(cursor: Mapping[str, Any], name: str, *kinds: type) -> Any:
-    """The value of a field; raises `StateError` unless it is there and of one of these types."""
+def cursor_field(
+    cursor: Mapping[str, Any], name: str, *kinds: type, may_be_negative: bool = False
+) -> Any:
+    """The value of a field; raises `StateError` unless it is there and of one of these types.
+
+    Whole numbers are counts, unless they may be negative.
+    """
     value = cursor.get(name, _ABSENT)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+    sound = isinstance(value, kinds)
+    if isinstance(value, bool):
+        sound = bool in kinds
+    elif isinstance(value, int) and not may_be_negative:
+        sound = sound and is_count(value)
+    if not sound:
         raise damaged_cursor(cursor)
     return value
 

@@ -121,7 +121,7 @@ class GroupedReader(LinePart):
         if cursor is None:
             return _OWN, None, 0
         stage, given = cursor_field(cursor, "stage", int), cursor_field(cursor, "given", int)
-        if not (_OWN <= stage <= _END and given >= 0):
+        if not _OWN <= stage <= _END:
             raise damaged_cursor(cursor)
         return stage, cursor_field(cursor, "at", dict, NoneType), given
 

@@ -315,8 +315,6 @@ class SpanReader(LinePart):
         following, turn = len(opened), 0
         if cursor is not None:
             following, turn = cursor_field(cursor, "next", int), cursor_field(cursor, "turn", int)
-            if following < 0:
-                raise damaged_cursor(cursor)
         self._prefetch([piece for piece, _, _ in opened] + [following])
         readers = [self._blocks(piece, position, skips) for piece, position, _ in opened]
         while readers:

@@ -79,7 +79,7 @@ def previous_config(
         window = WindowConfig(**saved["window"]).resolve(packer, saved["batch_tokens"])
         if saved["batch_tokens"] % packer.seq_lens[-1]:
             raise ValueError
-    except (StreampackError, TypeError, ValueError, ArithmeticError) as error:
+    except (StreampackError, TypeError, ValueError, KeyError, ArithmeticError) as error:
         raise StateError(
             f"The state was saved with window {dict(saved['window'])!r:.200} and batch_tokens "
             f"{saved['batch_tokens']!r:.80}."

@@ -151,7 +151,7 @@ class MixedCursor:
         """
         saved = cursor_field(cursor, "sources", dict)
         for name, source in saved.items():
-            if not isinstance(source, Mapping) or cursor_field(source, "offset", int) < 0:
+            if not isinstance(source, Mapping):
                 raise damaged_cursor(cursor)
             if name not in mixture.sources and not cursor_field(source, "ended", bool):
                 raise StateError(
@@ -163,7 +163,7 @@ class MixedCursor:
         for number, name in enumerate(mixture.sources):
             if name in saved:
                 source = saved[name]
-                result.credits[number] = cursor_field(source, "credit", int)
+                result.credits[number] = cursor_field(source, "credit", int, may_be_negative=True)
                 result.places[number] = SourcePlace(
                     Mark(0, cursor_field(source, "at", dict)),
                     cursor_field(source, "offset", int),

@@ -18,7 +18,7 @@ from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.reading.base import Block, Source
-from streampack.reading.cursor import cursor_field, damaged_cursor
+from streampack.reading.cursor import cursor_field
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.streams.base import BEGINNING, LaneStream, Mark, Outlook
@@ -90,8 +90,6 @@ class DocumentStream(LaneStream):
         self._times = times
         self.epoch = 0  # of the documents that come next
         first = cursor_field(mark.cursor, "part", int) if mark else 0
-        if mark and first < 0:
-            raise damaged_cursor(mark.cursor)
         start = cursor_field(mark.cursor, "at", dict, type(None)) if mark else None
         self.preparer = BlockPreparer(config.preparation, config.source, number, config.seed, skips)
         self._supply = _supply(config, lane, dealer, line)

@@ -216,7 +216,10 @@ def attack_fields(folder: Path) -> Attack:
         for batch in loader:
             for number in range(batch.num_documents):
                 own = batch.document_ids == number
-                first = int(batch.input_ids[own][0])
+                ids = batch.input_ids[own]
+                first = int(ids[0])
+                if not (ids == first).all():
+                    continue  # ids that were harmed, and may begin as another's do
                 seen[first] += 1
                 values = batch.fields["adv"][own].double().numpy()
                 if first not in harmed and not (values == first % 2).all():

@@ -408,6 +408,26 @@ def test_a_forged_number_of_a_part_is_refused_or_ends_the_lane(part: object) -> 
         _taken_up(make_dataset(), forged)
 
 
+@pytest.mark.parametrize("tokens", [-1, 1 << 60, 10**30, True])
+@pytest.mark.parametrize("name", ["tokens", "before"])
+def test_a_forged_count_of_tokens_is_refused(name: str, tokens: object) -> None:
+    own = STATE["lanes"]["0"]
+    forged = signed(STATE, "0", cursor={**own["cursor"], name: tokens})
+    with pytest.raises(StateError, match="cannot be read"):
+        _taken_up(make_dataset(), forged)
+
+
+def test_a_state_without_its_window_is_refused_where_that_may_change() -> None:
+    fingerprint = {name: STATE["fingerprint"][name] for name in STATE["fingerprint"]}
+    del fingerprint["window"]
+    head = {**STATE, "fingerprint": fingerprint}
+    summed = {name: head[name] for name in head if name not in ("checksum", "lanes")}
+    with pytest.raises(StateError, match="lacks its window"):
+        PackedLoader(make_dataset()).load_state_dict(
+            {**head, "checksum": checksum(summed)}, allow={"window"}
+        )
+
+
 @pytest.mark.parametrize("source", [3, {"sources": {"a": 1, "b": {}}}, {"sources": {"a": {1: 2}}}])
 def test_a_forged_source_is_refused_where_it_may_have_grown(source: object) -> None:
     forged = {**MIXED_STATE, "fingerprint": {**MIXED_STATE["fingerprint"], "source": source}}

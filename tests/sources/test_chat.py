@@ -105,6 +105,8 @@ BROKEN: list[tuple[Any, str]] = [
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type 'image'"),
     ({"messages": messages("a", "b"), "tools": "{"}, "not JSON"),
     ({"messages": messages("a", "b"), "tools": {}}, "has a dict in"),
+    ({"messages": messages("a", "b"), "tools": ["f"]}, 'has a str in "tools" instead of a list'),
+    ({"messages": [*messages("a"), {"role": "assistant", "tool_calls": "f()"}]}, "has a str in"),
     ({"prompt": "a"}, r'none of "messages", .*or "instruction" and "output"'),
     ({"prompt": "a", "completion": []}, "has a str in"),
     ({"prompt": "a", "completion": ""}, "no assistant turn"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,9 @@ def test_any_number_of_lanes_gives_every_conversation_once(kind: str, workers: i
 @pytest.mark.parametrize("kind", ["list", "map-style", "Dataset", "pyarrow"])
 def test_contract_of_records_by_number(kind: str) -> None:
     source = sources.Chat(KINDS[kind](CHATS), reading=SMALL)
-    check_source_contract(source, [json.dumps(record["messages"]) for record in CHATS])
+    check_source_contract(
+        source, [json.dumps(record["messages"], sort_keys=True) for record in CHATS]
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -331,3 +334,26 @@ def test_chats_in_memory_are_mixed_with_others() -> None:
         quantum_documents=5,
     )
     assert len(said(loader(mixed))) == 80
+
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+NO_JSON = [
+    ({"role": np.array(["user"])}, "has the role"),
+    ({"tool_calls": np.array([1, 2])}, "has a ndarray in tool_calls of message 1"),
+    ({"tool_calls": iter([CALL])}, "has a list_iterator in tool_calls of message 1"),
+    ({"tool_calls": [{"name": "f", "arguments": range(3)}]}, "what is not JSON .Object of type ra"),
+]
+
+
+@pytest.mark.parametrize(("harm", "message"), NO_JSON, ids=lambda value: str(value)[:30])
+def test_what_no_json_holds_is_named(harm: dict[str, Any], message: str) -> None:
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **harm}]
+    data = [CHATS[0], {"messages": talk}]
+    with pytest.raises(ContentError, match=message):
+        list(loader(chat(data)))
+
+
+def test_what_templates_alone_may_read_may_be_anything() -> None:
+    talk = [{"role": "user", "content": "a", "at": datetime(2026, 1, 1)}, *messages("b", "c")[1:]]
+    (batch,) = loader(chat([{"messages": talk}]))
+    assert batch.num_documents == 1

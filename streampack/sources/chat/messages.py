@@ -6,6 +6,7 @@ ShareGPT has it. What is neither raises `BrokenDocumentError`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,12 +46,15 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     if value.get("role") is None and value.get("from") is not None:
         value = _of_sharegpt(value, name)
     role = value.get("role")
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise BrokenDocumentError(f"has the role {role!r} in {name}; roles are {', '.join(ROLES)}")
+    calls = value.get("tool_calls")
+    if calls is not None:
+        calls = _plain_list(calls, f"tool_calls of {name}")
     content = value.get("content")
     if isinstance(content, list):
         content = _joined(content, name)
-    if content is None and not (role == "assistant" and value.get("tool_calls")):
+    if content is None and not (role == "assistant" and calls):
         raise BrokenDocumentError(f"has no content in {name}")
     if content is not None and not isinstance(content, str):
         raise BrokenDocumentError(f"has a {type(content).__name__} as content of {name}")
@@ -58,7 +62,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
         _check_mark(mark, value.get(mark), role, name)
     # Tables give every message every field that any has; templates ask what is there.
     fields = {key: _without_nulls(field) for key, field in value.items() if field is not None}
-    return {**fields, "content": content}
+    return {**fields, "content": content, **({} if calls is None else {"tool_calls": calls})}
 
 
 def _of_sharegpt(value: dict[str, Any], name: str) -> dict[str, Any]:
@@ -127,12 +131,20 @@ def tools_of(value: Any) -> Sequence[Any] | None:
             value = parse_json(value.encode()) if value.strip() else None
         except ValueError as error:
             raise BrokenDocumentError(f'has a text in "tools" that is not JSON ({error})') from None
-    if value is None or value == []:
-        return None
-    if not isinstance(value, list):
-        raise BrokenDocumentError(f'has a {type(value).__name__} in "tools" instead of a list')
-    tools: Sequence[Any] = _without_nulls(value)
-    return tools
+    return None if value is None else _plain_list(value, '"tools"') or None
+
+
+def _plain_list(value: Any, name: str) -> list[Any]:
+    """A list of objects of JSON, without the fields that are null."""
+    kinds = [] if isinstance(value, list) else [type(value).__name__]
+    if kinds or (kinds := [type(item).__name__ for item in value if not isinstance(item, dict)]):
+        raise BrokenDocumentError(f"has a {kinds[0]} in {name} instead of a list of objects")
+    found: list[Any] = _without_nulls(value)
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError) as error:
+        raise BrokenDocumentError(f"has in {name} what is not JSON ({error})") from None
+    return found
 
 
 def _without_nulls(value: Any, depth: int = 0) -> Any:
