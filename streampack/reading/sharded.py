@@ -144,13 +144,20 @@ class ShardedSource(Source):
                 )
             yield file
 
-    def broken_shard(self, shard: int, what: str, index: int = 0) -> ContentError:
+    def broken_shard(
+        self,
+        shard: int,
+        what: str,
+        index: int = 0,
+        remedy: str = "Write or download the shard again",
+    ) -> ContentError:
         """The error for a shard that cannot be read.
 
         Args:
             shard: its number.
             what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
             index: of the first document that cannot be read.
+            remedy: a clause, to which it is added that it may be skipped.
         """
         listed = self.manifest.details.get("documents")
         count = 0 if listed is None else int(listed[shard])
@@ -162,7 +169,7 @@ class ShardedSource(Source):
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
             f"{lost} be read.",
-            'Write or download the shard again, or skip what is broken with on_error="skip".',
+            f'{remedy}, or skip what is broken with on_error="skip".',
             shard=shard,
             index=index,
             rest_of_shard=True,

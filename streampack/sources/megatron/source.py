@@ -17,6 +17,7 @@ from streampack.reading.options import Reading
 from streampack.sources.megatron.index import HEADER_BYTES, Header, Index, parse_header
 from streampack.storage.decompression import map_file
 from streampack.storage.listing import FileInfo, in_threads
+from streampack.storage.misnamed import refuse_repeated
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
@@ -54,6 +55,7 @@ class MegatronIndexed(FlatSource):
     ) -> None:
         super().__init__(reading=reading, storage=storage)
         self.paths = named_paths(paths)
+        refuse_repeated(self.paths)
 
     def list_shards(self) -> Manifest:
         found = {info.path: info for path in self.paths for info in self._list(path)}

@@ -50,6 +50,7 @@ from streampack.sources.tar.records import (
 )
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
 from streampack.storage.listing import FileInfo
+from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.storage import Storage
 
@@ -140,6 +141,7 @@ class WebDataset(ShardedSource):
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
         files = self.storage.list(patterns, endings=self.endings) if patterns else []
+        log_twins([file.path for file in files])
         pipes = [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
         files += [FileInfo(url, 0) for url in pipes]
         weights = [_PIPE_BYTES if is_pipe(file.path) else max(file.num_bytes, 1) for file in files]
