@@ -52,9 +52,6 @@ class ShardedSource(Source):
     #: How the names of its files end, in lower case; see `has_ending`. From a directory, files
     #: with such names are taken.
     endings: tuple[str, ...] = ()
-    #: The argument that the source needs besides the paths, with an example of its value:
-    #: ``column="tokens"``. "" if paths are enough.
-    needed_argument: str = ""
     #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
     #: of a torch.distributed job lists, and the others receive what it found.
     listing_fields: tuple[str, ...] = ()
@@ -75,13 +72,6 @@ class ShardedSource(Source):
         if self._manifest is not None:
             parts.append(f"shards={len(self._manifest)}")
         return f"{self.kind}({', '.join(parts)})"
-
-    @classmethod
-    def example(cls, paths: Sequence[str]) -> str:
-        """How a user makes this source for these paths, as code."""
-        shown = repr(paths[0] if len(paths) == 1 else list(paths))
-        arguments = f"{shown}, {cls.needed_argument}" if cls.needed_argument else shown
-        return f"sources.{cls.__name__}({arguments})"
 
     @abstractmethod
     def list_shards(self) -> Manifest:

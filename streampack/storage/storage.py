@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streampack.errors import ConfigError, ContentError, StateError, StorageError
+from streampack.errors import ContentError, StateError, StorageError
 from streampack.numeric import real_number, whole_number
 from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.failures import is_bucket_missing

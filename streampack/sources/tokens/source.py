@@ -76,14 +76,6 @@ class Tokens(FlatSource):
             eos_id = whole_number("eos_id", eos_id, "No document could end with it.", least=0)
         self.eos_id = eos_id
 
-    @classmethod
-    def example(cls, paths: Sequence[str]) -> str:
-        shown_paths = repr(paths[0] if len(paths) == 1 else list(paths))
-        needed = "" if has_ending(paths[0], _INDEXED) else ", eos_id=50256"
-        if not has_ending(paths[0], (".npy", *_INDEXED)):
-            needed = f', dtype="uint16"{needed}'
-        return f"sources.Tokens({shown_paths}{needed})"
-
     @property
     def position_unit(self) -> str:  # type: ignore[override]
         """What a position in a file counts."""
@@ -121,10 +113,11 @@ class Tokens(FlatSource):
                 "The index says where documents end.",
                 "Leave eos_id out.",
             )
+        dtype = "" if has_ending(path, (".npy",)) else ', dtype="uint16"'
         raise ConfigError(
             f"eos_id is not given for {shown(path)}.",
             "Documents in it are found by the token that ends them.",
-            f"Pass it: {self.example([path])}, with yours.",
+            f"Pass it: sources.Tokens({path!r}{dtype}, eos_id=50256), with yours.",
         )
 
     def _look(self, info: FileInfo, index: FileInfo | None) -> tuple[int, int] | None:
