@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
 USUAL_BYTES = 4096  # of a document
+_AGAIN = "Write or download the shard again"
 
 
 class ShardedSource(Source):
@@ -139,7 +140,7 @@ class ShardedSource(Source):
         shard: int,
         what: str,
         index: int = 0,
-        remedy: str = "Write or download the shard again",
+        remedy: str = "",
     ) -> ContentError:
         """The error for a shard that cannot be read.
 
@@ -147,7 +148,8 @@ class ShardedSource(Source):
             shard: its number.
             what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
             index: of the first document that cannot be read.
-            remedy: a clause, to which it is added that it may be skipped.
+            remedy: a clause, to which it is added that it may be skipped; "" is to write or
+                download it again.
         """
         listed = self.manifest.details.get("documents")
         count = 0 if listed is None else int(listed[shard])
@@ -159,7 +161,7 @@ class ShardedSource(Source):
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
             f"{lost} be read.",
-            f'{remedy}, or skip what is broken with on_error="skip".',
+            f'{remedy or _AGAIN}, or skip what is broken with on_error="skip".',
             shard=shard,
             index=index,
             rest_of_shard=True,

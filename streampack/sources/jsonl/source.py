@@ -43,6 +43,7 @@ from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 _UNREADABLE = (".xz", ".lz4", ".br", ".zip", ".7z", ".z", ".snappy")
 _HEAD_BYTES = 1 << 20
@@ -74,6 +75,7 @@ class JSONL(ShardedSource):
     listing_fields: tuple[str, ...] = ("paths", "fields")
     position_unit = "byte"
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],

@@ -45,6 +45,7 @@ from streampack.storage.decompression import DamagedError, decompress, map_file
 from streampack.storage.patterns import named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 
 class MDS(ShardedSource):
@@ -80,6 +81,7 @@ class MDS(ShardedSource):
     endings = ("/index.json", *SHARDS)
     listing_fields: tuple[str, ...] = ("folders", "column", "loss_mask", "dtype", "validate_hash")
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],

@@ -21,6 +21,7 @@ from streampack.storage.misnamed import refuse_repeated
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 _PARTNER = {".idx": ".bin", ".bin": ".idx"}
 
@@ -46,6 +47,7 @@ class MegatronIndexed(FlatSource):
 
     endings = (".idx",)
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],

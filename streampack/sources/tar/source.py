@@ -54,6 +54,7 @@ from streampack.storage.listing import FileInfo
 from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 _TEXT = ("txt", "text", "md")
 _ALL = int(np.iinfo(np.int64).max)
@@ -100,6 +101,7 @@ class WebDataset(ShardedSource):
     endings = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
     listing_fields: tuple[str, ...] = ("paths",)
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],

@@ -17,6 +17,7 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 
 class TextFiles(ShardedSource):
@@ -36,6 +37,7 @@ class TextFiles(ShardedSource):
     tokenized = False
     listing_fields: tuple[str, ...] = ("paths",)
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
