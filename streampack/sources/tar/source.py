@@ -118,6 +118,7 @@ class WebDataset(ShardedSource):
         self.paths = named_paths(paths)
         if not allow_pipe:
             refuse_pipes(self.paths)
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=None, default="text")
         if key is None:
             known: Sequence[str] = KEYS if dtype is None else ()
             if text is not None or tokens is not None:
@@ -126,7 +127,6 @@ class WebDataset(ShardedSource):
         self.key = key.lower().removeprefix(".")
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.form = self._form()
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=None, default="text")
         _check_names(self.form, self.key, text, tokens)
         self.tokenized = self.form in ("npy", "raw") or self.fields.tokenized
 
