@@ -45,8 +45,17 @@ class FieldTypes:
         """The fields that a dataset's arguments declare.
 
         Raises:
-            ConfigError: a name is no name, is used twice, or its dtype is none of `DTYPES`.
+            ConfigError: they are not by name, a name is no name, is used twice, or its dtype is
+                none of `DTYPES`.
         """
+        for what, given in (("token_fields", token_fields), ("document_fields", document_fields)):
+            if given is not None and not isinstance(given, Mapping):
+                name = next(iter(given), "r") if isinstance(given, (list, tuple, set)) else "r"
+                raise ConfigError(
+                    f"{what} is {given!r:.100}.",
+                    "A field becomes a tensor, whose dtype it does not say.",
+                    f'Pass a dict of dtypes by name: {what}={{"{name}": "float32"}}.',
+                )
         token, document = (
             {_checked_name(name): _checked_dtype(name, dtype) for name, dtype in given.items()}
             for given in (token_fields or {}, document_fields or {})

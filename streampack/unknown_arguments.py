@@ -1,7 +1,8 @@
-"""explained: arguments that others' loaders have, and what to write instead."""
+"""explained: arguments that are missing or unknown, and what to write instead."""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -15,7 +16,7 @@ _LENGTH = "seq_len= of PackedDataset is the length of a row, in tokens"
 _RULES = "pass token_rules=TokenRules({}=...) to PackedDataset"
 _PREFETCH = "prefetch_batches= of PackedLoader is the number of batches made ahead"
 
-#: By the names that torch, transformers and TRL use.
+#: By the names that torch, transformers, TRL and readers of shards use.
 INSTEAD = {
     "batch_size": _ROWS,
     "per_device_train_batch_size": _ROWS,
@@ -31,18 +32,44 @@ INSTEAD = {
     "processing_class": "tokenizer= of PackedDataset takes it",
     **{name: _RULES.format(name) for name in ("eos", "eos_id", "bos", "pad_id", "vocab_size")},
     **dict.fromkeys(("shuffle", "seed", "seq_len", "tokenizer"), "PackedDataset takes it"),
+    **dict.fromkeys(("field", "text_field"), "text= or tokens= names the field or column"),
+    **dict.fromkeys(("remote", "urls", "data_files"), "paths, its first argument, names the files"),
+    "local": "storage=Storage(cache_dir=...) says where copies of remote files lie",
+}
+#: What arguments without a default are, by their names.
+NEEDED = {
+    "paths": "a file, folder, URL or pattern, or a list of them",
+    "sources": 'a dict of them by name, Mixture({"web": ..., "code": ...}, weights={...})',
 }
 
 
 def explained(init: Init) -> Init:
-    """The same constructor, whose `TypeError` for an unknown argument says what to write."""
-    known = inspect.signature(init).parameters
+    """The same constructor, whose `TypeError` for a wrong argument says what to write."""
+    known = [*inspect.signature(init).parameters.values()][1:]
+    names = [one.name for one in known]
+    by_place = [one.name for one in known if one.kind is not one.KEYWORD_ONLY]
+    needed = [one.name for one in known if one.default is one.empty]
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name not in known and name in INSTEAD:
-                raise TypeError(f"{type(self).__name__} has no argument {name!r}: {INSTEAD[name]}.")
+        given = {*by_place[: len(args)], *kwargs}
+        wrong = [
+            f"has no argument {name!r}: {INSTEAD.get(name) or _others(name, names)}."
+            for name in kwargs
+            if name not in names
+        ][:1]
+        wrong += [
+            f"needs {name}{f': {NEEDED[name]}' if name in NEEDED else ''}."
+            for name in needed
+            if name not in given
+        ]
+        if wrong:
+            raise TypeError(f"{type(self).__name__} {' It '.join(wrong)}")
         init(self, *args, **kwargs)
 
     return cast(Init, checked)
+
+
+def _others(name: str, names: list[str]) -> str:
+    meant = difflib.get_close_matches(name, names, 1)
+    return f"{meant[0]}= is meant, perhaps" if meant else f"it takes {', '.join(names)}"

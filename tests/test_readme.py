@@ -58,6 +58,7 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chatml.jinja").write_text(CHATML)
+    (tmp_path / "lines.txt").write_text("\n".join(prose(30, 3)))
     (tmp_path / "chats").mkdir()
     chats = [{"messages": messages(*prose(4, seed))} for seed in range(20)]
     write_lines(tmp_path / "chats" / "0.jsonl", chats)

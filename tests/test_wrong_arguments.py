@@ -155,7 +155,7 @@ def test_arguments_of_other_loaders_are_told_what_to_write(name: str, advice: st
         PackedLoader(PackedDataset(DOCUMENTS, **ALONE), batch_size=4)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"Chat\w* has no argument 'chat_template': .*template="):
         sources.Chat([{"messages": []}], chat_template="x")  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+    with pytest.raises(TypeError, match="no argument 'nonsense': it takes source, "):
         PackedDataset(DOCUMENTS, **ALONE, nonsense=4)  # type: ignore[call-arg]
 
 
@@ -167,3 +167,53 @@ def test_what_is_said_of_other_arguments_is_of_arguments_that_are_there() -> Non
             assert told in there[{"PackedDataset": PackedDataset}.get(kind, PackedLoader)]
         if advice.endswith("takes it") and "=" not in advice:
             assert any(name in known for known in there.values())
+
+
+def test_wrong_arguments_of_sources_say_what_to_write() -> None:
+    wrong: dict[str, tuple[Any, str]] = {
+        "field": (lambda: sources.JSONL("a.jsonl", field="x"), r"text= or tokens= names the field"),  # type: ignore[call-arg]
+        "typo": (lambda: sources.Parquet("a.parquet", txet="x"), r"'txet': text= is meant"),  # type: ignore[call-arg]
+        "remote": (lambda: sources.MDS(remote="a", local="b"), r"'remote': .*needs paths: a file"),  # type: ignore[call-arg]
+        "nothing": (lambda: sources.TextFiles(), r"TextFiles needs paths"),  # type: ignore[call-arg]
+        "names": (lambda: sources.Mixture(web="a", code="b"), r"'web': .*needs sources: a dict"),  # type: ignore[call-arg]
+        "other": (lambda: sources.Arrow("a.arrow", rows=1), r"'rows': it takes paths, text"),  # type: ignore[call-arg]
+    }
+    for make, message in wrong.values():
+        with pytest.raises(TypeError, match=message):
+            make()
+
+
+def test_epochs_of_a_mixture_are_by_name_or_those_of_the_dataset() -> None:
+    parts = {"a": DOCUMENTS, "b": [[4, 5]] * 10}
+    advice = r'epochs=\{"a": 2\}.*PackedDataset\(mixture, epochs=2\)'
+    with pytest.raises(ConfigError, match=advice):
+        sources.Mixture(parts, weights={"a": 1, "b": 1}, epochs=2)  # type: ignore[arg-type]
+    mixture = sources.Mixture(parts, weights={"a": 1, "b": 1}, epochs={"a": 2})
+    assert sum(batch.num_documents for batch in PackedDataset(mixture, **ALONE)) == 50
+    mixture = sources.Mixture(parts, weights={"a": 1, "b": 1})
+    assert sum(batch.num_documents for batch in PackedDataset(mixture, **ALONE, epochs=2)) == 60
+
+
+@pytest.mark.parametrize("name", ["token_fields", "document_fields"])
+@pytest.mark.parametrize("value", [["reward"], "reward", ("reward",)])
+def test_fields_without_dtypes_are_told_how_to_be_declared(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf'{name}=\{{"\w+": "float32"\}}'):
+        PackedDataset(DOCUMENTS, **ALONE, **{name: value})
+
+
+def test_two_columns_of_one_name_are_told_apart_as_advised() -> None:
+    data = pd.DataFrame([["a", "b"], ["c", "d"]] * 10, columns=["text", "text"])
+    for make in (lambda: PackedDataset(data, **ALONE), lambda: sources.Table(data)):
+        with pytest.raises(ConfigError, match=r"2 columns named \"text\".*columns\.duplicated"):
+            make()
+    kept = data.loc[:, ~data.columns.duplicated()]
+    assert next(iter(PackedDataset(kept, **ALONE, tokenizer=byte_tokenizer()))).num_documents > 0
+
+
+def test_tensors_that_numpy_does_not_take_are_no_ids() -> None:
+    torch = pytest.importorskip("torch")
+    ids, offsets = torch.arange(10), torch.tensor([0, 5, 10])
+    for given in ((ids.bfloat16(), offsets), [ids.bfloat16()], [{"tokens": ids.bfloat16()}]):
+        with pytest.raises(ConfigError, match="BFloat16"):
+            PackedDataset(given, **ALONE)
+    assert next(iter(PackedDataset((ids, offsets), **ALONE))).num_documents == 2

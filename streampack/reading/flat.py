@@ -110,7 +110,7 @@ class FlatSource(ShardedSource):
         except DamagedFileError as error:
             if index := self.index_of(shard):
                 self.storage.forget(index.path)
-            raise self.broken_shard(shard, str(error), start) from error
+            raise self.broken_shard(shard, str(error), start, error.remedy) from error
 
     def _block(
         self, shard: int, file: FlatFile, start: int, stop: int, skips: Skips

@@ -16,6 +16,7 @@ NPY_MAGIC = b"\x93NUMPY"
 Read = TypeVar("Read")
 
 _ATTEMPTS = 100
+_NO_INTEGERS, _NOT_FLAT = "not a little-endian integer", "not one dimension"
 
 
 def no_npy(error: Exception) -> str:
@@ -60,13 +61,18 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
         return "holds pickled objects, which are never loaded"
     kind = next((k for k, known in INTEGER_DTYPES.items() if known == dtype), 0)
     if not kind:
-        return f"has the dtype {dtype}, not a little-endian integer"
+        return f"has the dtype {dtype}, {_NO_INTEGERS}"
     if len(shape) != 1:
-        return f"has the shape {shape}, not one dimension"
+        return f"has the shape {shape}, {_NOT_FLAT}"
     rest = num_bytes - begin
     if shape[0] < 0 or shape[0] * dtype.itemsize != rest:
         return f"has the shape {shape}, and {rest} bytes follow its header"
     return begin, int(shape[0]), kind
+
+
+def is_other_array(reason: str) -> bool:
+    """True if what `npy_header` says is of a sound file, with an array of another form."""
+    return reason.endswith((_NO_INTEGERS, _NOT_FLAT))
 
 
 def _header(stream: io.BytesIO) -> tuple[int, Any, Any] | str:

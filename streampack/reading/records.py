@@ -30,7 +30,14 @@ class BrokenDocumentError(ValueError):
 
 
 class DamagedFileError(Exception):
-    """A file contradicts itself; the message is a clause that says how."""
+    """A file contradicts itself; the message is a clause that says how.
+
+    `remedy` is a clause as well; "" is to write or download it again.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(what)
+        self.remedy = remedy
 
 
 def too_long(num_bytes: int, limit_bytes: int) -> str:

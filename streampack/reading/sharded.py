@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
 USUAL_BYTES = 4096  # of a document
+_AGAIN = "Write or download the shard again"
 
 
 class ShardedSource(Source):
@@ -52,9 +53,6 @@ class ShardedSource(Source):
     #: How the names of its files end, in lower case; see `has_ending`. From a directory, files
     #: with such names are taken.
     endings: tuple[str, ...] = ()
-    #: The argument that the source needs besides the paths, with an example of its value:
-    #: ``column="tokens"``. "" if paths are enough.
-    needed_argument: str = ""
     #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
     #: of a torch.distributed job lists, and the others receive what it found.
     listing_fields: tuple[str, ...] = ()
@@ -75,13 +73,6 @@ class ShardedSource(Source):
         if self._manifest is not None:
             parts.append(f"shards={len(self._manifest)}")
         return f"{self.kind}({', '.join(parts)})"
-
-    @classmethod
-    def example(cls, paths: Sequence[str]) -> str:
-        """How a user makes this source for these paths, as code."""
-        shown = repr(paths[0] if len(paths) == 1 else list(paths))
-        arguments = f"{shown}, {cls.needed_argument}" if cls.needed_argument else shown
-        return f"sources.{cls.__name__}({arguments})"
 
     @abstractmethod
     def list_shards(self) -> Manifest:
@@ -144,13 +135,21 @@ class ShardedSource(Source):
                 )
             yield file
 
-    def broken_shard(self, shard: int, what: str, index: int = 0) -> ContentError:
+    def broken_shard(
+        self,
+        shard: int,
+        what: str,
+        index: int = 0,
+        remedy: str = "",
+    ) -> ContentError:
         """The error for a shard that cannot be read.
 
         Args:
             shard: its number.
             what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
             index: of the first document that cannot be read.
+            remedy: a clause, to which it is added that it may be skipped; "" is to write or
+                download it again.
         """
         listed = self.manifest.details.get("documents")
         count = 0 if listed is None else int(listed[shard])
@@ -162,7 +161,7 @@ class ShardedSource(Source):
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
             f"{lost} be read.",
-            'Write or download the shard again, or skip what is broken with on_error="skip".',
+            f'{remedy or _AGAIN}, or skip what is broken with on_error="skip".',
             shard=shard,
             index=index,
             rest_of_shard=True,

@@ -110,7 +110,7 @@ class Skips:
         so_far = f" ({count:,} so far in this lane)" if count > NAMED else ""
         if count == NAMED:
             so_far = "; further ones are counted (metrics: skipped), and few are named"
-        logger.warning("skipped: %s%s", error, so_far)
+        logger.warning("skipped: %s %s%s", error.fact, error.consequence, so_far)
 
     def expect(self, records: list[list[Any]], count: int) -> None:
         """Set the skips of a saved state, so that the same is skipped when it is read again."""

@@ -19,8 +19,12 @@ class SourceFigures(NamedTuple):
         name: in the mixture.
         expected: share of the tokens that its weight asks for, 0 to 1; observed: that it had.
         tokens, documents, loss_tokens: delivered; see `Metrics.sources`.
-        epochs: of it that have been read, on average over the lanes that gave the rank batches.
-            Lanes know that from their states, so it goes on after a resume.
+        epochs: whole passes over it that the rank's lanes have read, on average over those that
+            gave the rank batches. It counts what was read, not what was delivered: a lane has 0
+            until it reads the first document of its second pass, or finds that there is none, and
+            documents that it has read may still wait in its window. So it is up to one less than
+            `documents` would say, or a window ahead. Lanes know it from their states, so it goes on
+            after a resume.
     """
 
     name: str
@@ -36,7 +40,9 @@ class SourceReport(tuple[SourceFigures, ...]):
     """`SourceFigures` of every source, in the order of the mixture; ``print`` makes a table."""
 
     def __str__(self) -> str:
-        rows = [("source", "expected", "observed", "tokens", "documents", "loss tokens", "epochs")]
+        rows = [
+            ("source", "expected", "observed", "tokens", "documents", "loss tokens", "epochs read")
+        ]
         rows += [
             (
                 row.name, f"{row.expected:.2%}", f"{row.observed:.2%}", f"{row.tokens:,}",

@@ -26,7 +26,8 @@ class Piece:
     Attributes:
         source: name of the source in a mixture; None if it is the only one.
         shard: its path or URL; of an iterable, the lane.
-        index: of the document in the shard: its number, or in JSON lines its first byte.
+        index: of the document in the shard: its number; in JSON lines the byte at which its line
+            begins, in flat files of ids the token.
         start, stop: its tokens ``[start, stop)`` in the document as it was packed, after
             tokenizer and hooks.
     """

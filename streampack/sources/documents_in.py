@@ -1,22 +1,12 @@
-"""Which part of what a file holds is the document: a column, a field, or a member of an archive."""
+"""Which field of records, or column of a table, holds the documents."""
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
-from streampack.errors import ConfigError
 from streampack.reading.fields import Fields, is_usual, loss_field, usual_field
-from streampack.sources.mds.index import parse_index
-from streampack.sources.tar.source import WebDataset
-from streampack.storage.listing import FileInfo
 from streampack.storage.remote import shown
-from streampack.storage.storage import Storage
-
-_KEYS = ("npy", "txt", "json")  # of tar members, in the order in which they are preferred
-_PEEKED = 64  # members of a tar shard that are looked at
 
 
 def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
@@ -46,48 +36,3 @@ def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]
         mask = given.get("loss_mask", loss_field(others))
     tokenized = kinds.get(name) == "tokens" or (name not in kinds and "loss_mask" in given)
     return Fields(tokenized, name, mask if tokenized else None).arguments()
-
-
-def mds_column(folders: Sequence[str], storage: Storage) -> str:
-    """The column of MDS shards that holds documents, by their index."""
-    where = f"{folders[0]}/index.json"
-    size = storage.list(where)[0].num_bytes
-    first = next(parse_index(storage.read_range(where, 0, size), where), None)
-    names = first.layout.names if first else ()
-
-    def example(name: str) -> str:
-        return f"sources.MDS({folders[0]!r}, column={name!r}), or --column {name}"
-
-    name = usual_field(names, f"{shown(where)} lists the columns", example)
-    if name != "text" and loss_field(names):
-        raise ConfigError(
-            f'{shown(where)} lists the columns "{name}" and "{loss_field(names)}".',
-            "The documents would be learnt without their loss mask.",
-            f"Name a mask of a byte per token as loss_mask= beside column=; or name one column: "
-            f"{example(name)}.",
-        )
-    return name
-
-
-def tar_key(paths: Sequence[str], storage: Storage) -> str:
-    """What the first members of the first tar shard end in."""
-    shard: FileInfo = storage.list(paths[0], endings=WebDataset.endings)[0]
-    found: list[str] = []
-    try:
-        with storage.local(shard.path) as file, tarfile.open(file) as archive:
-            for member in archive:
-                found.append(PurePosixPath(member.name).name.partition(".")[2].lower())
-                if len(found) >= _PEEKED:
-                    break
-    except (tarfile.TarError, EOFError):  # damaged, or a compression that tarfile lacks
-        pass
-    keys = [key for key in _KEYS for name in found if name.rsplit(".", 1)[-1] == key]
-    named = [name for name in found if keys and name.rsplit(".", 1)[-1] == keys[0]]
-    if not named:
-        raise ConfigError(
-            f"Which of the files in {shown(shard.path)} hold documents is unknown"
-            + (f" (they end in {', '.join(sorted(set(found))[:3])})." if found else "."),
-            "Only .npy, .txt and .json files can be read without being named.",
-            f"Name the extension: {WebDataset.example(paths)} (--key), with yours.",
-        )
-    return named[0]

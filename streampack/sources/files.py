@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import inspect
 import os
 import re
@@ -13,12 +14,12 @@ from streampack.job.listed_once import listed_once
 from streampack.reading.base import Source
 from streampack.reading.options import Reading
 from streampack.sources.arrow.source import Arrow
-from streampack.sources.documents_in import field_of_records, mds_column, tar_key
+from streampack.sources.documents_in import field_of_records
 from streampack.sources.jsonl.source import JSONL
-from streampack.sources.mds.files import normal_folder
 from streampack.sources.mds.source import MDS
 from streampack.sources.megatron.source import MegatronIndexed
 from streampack.sources.parquet.source import Parquet
+from streampack.sources.tar.pipes import refuse_pipes
 from streampack.sources.tar.source import WebDataset
 from streampack.sources.text.source import TextFiles
 from streampack.sources.tokens.source import Tokens
@@ -37,6 +38,7 @@ _FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed
 _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _OF_DATASETS = ("/dataset_dict.json", "/dataset_info.json", "/state.json")
 _LONGEST_PATH = 4096
+_HEAD_BYTES = 4096
 _NAME = re.compile(r"[^\s]*(/|\\|\.\w{1,8}$)[^\s]*")
 
 
@@ -46,7 +48,7 @@ def seems_path(text: str) -> bool:
         return False
     return (
         _format_of(text) is not None
-        or re.match(r"\w[\w+.-]*://", text) is not None
+        or re.match(r"\w[\w+.-]*://|pipe:\S", text) is not None
         or _NAME.fullmatch(text) is not None
         or is_there(text)
     )
@@ -81,6 +83,7 @@ def open_files(
     """
     storage = Storage() if storage is None else storage
     several = [paths] if isinstance(paths, str) else list(paths)
+    refuse_pipes(several)
     given = {name: value for name, value in given.items() if value is not None}
     described = {
         "look": several,
@@ -89,8 +92,6 @@ def open_files(
         "storage": storage.storage_options,
     }
     known, arguments = listed_once(described, lambda: _look(several, storage, formats, given))
-    if known is MDS:
-        several = _mds_folders(several)
     source: Source = known(several, **arguments, reading=reading, storage=storage)
     return source
 
@@ -109,14 +110,7 @@ def _look(
         if name not in takes and not (by_field and name == "column"):
             raise _refused(known, name, value, takes)
     arguments = {name: value for name, value in given.items() if name in takes}
-    if known is MDS:
-        if "column" not in given:
-            arguments["column"] = mds_column(_mds_folders(paths), storage)
-    elif known is WebDataset:
-        if "key" not in given:
-            fields = "text" in given or "tokens" in given
-            arguments["key"] = "json" if fields else tar_key(paths, storage)
-    elif by_field and "text" not in given and "tokens" not in given:
+    if by_field and "text" not in given and "tokens" not in given:
         arguments |= field_of_records(known(paths, storage=storage), paths, given)
     elif by_field and "column" in given:
         raise ConfigError(
@@ -161,7 +155,7 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> An
         if MDS in wanted and MDS in listed:  # there may be other files beside an index
             listed = {MDS: listed[MDS]}
         if not set(listed) & set(wanted):
-            raise _unknown(path, listed, wanted)
+            raise _unknown(path, listed, wanted, storage)
         for known in set(listed) & set(wanted):
             first.setdefault(known, listed[known])
     if len(first) > 1:
@@ -187,33 +181,41 @@ def _is_indexed(path: str, storage: Storage) -> bool:
     return not os.path.exists(path) and is_there(path)
 
 
-def _unknown(path: str, listed: dict[Any, str], wanted: Sequence[Any]) -> ConfigError:
+def _unknown(
+    path: str, listed: dict[Any, str], wanted: Sequence[Any], storage: Storage
+) -> ConfigError:
     if {name for name in listed.values() if has_ending(name, _TABLES)}:
         return ConfigError(
             f'"{shown(path)}" names files of values between commas or tabs.',
             "They are not read as a stream.",
             "Pass pandas.read_csv(path), or write them as Parquet.",
         )
-    names = " or ".join(ending for known in wanted for ending in known.endings[:1])
-    calls = ", ".join(known.example([path]) for known in wanted)
+    endings = ", ".join(ending for known in wanted for ending in known.endings[:1])
+    other = listed.get(None, next(iter(listed.values())))
+    remedy = "Name files of these kinds."
+    if TextFiles in wanted and None in listed and _is_text(other, storage):
+        ending = os.path.splitext(other)[1]
+        files = f"{path.rstrip('/')}/**/*{ending}" if os.path.isdir(path) else path
+        remedy = (
+            f"If each is a text, pass sources.TextFiles({files!r}); if they hold a document per "
+            f"line, as JSON, sources.JSONL({files!r})."
+        )
     return ConfigError(
-        f'"{shown(path)}" names files of no kinds that can be read here '
-        f"({', '.join(sorted(map(shown, listed.values()))[:3])}).",
-        f"Files are known by names that end in {names}, or the like.",
-        f"Rename them, or pass the source of their format: {calls}.",
+        f'"{shown(path)}" names files of no kinds that can be read here, such as {shown(other)}; '
+        f"those are known by names that end in {endings} or the like.",
+        remedy=remedy,
     )
+
+
+def _is_text(path: str, storage: Storage) -> bool:
+    """True if a file begins with text in UTF-8."""
+    head = storage.read_range(path, 0, min(storage.size(path), _HEAD_BYTES))
+    try:  # the last character may be cut
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return 0 not in head
 
 
 def _words(paths: list[str]) -> str:
     return f'"{shown(paths[0])}"' + (f" with {len(paths) - 1} more" if paths[1:] else "")
-
-
-def _mds_folders(paths: list[str]) -> list[str]:
-    for path in paths:
-        if has_ending(path, MDS.endings) and not has_ending(path, ("/index.json",)):
-            raise ConfigError(
-                f'"{shown(path)}" names shards of an MDS corpus.',
-                "Which shards there are, and what they hold, is in its index.",
-                f"Pass the folder: {path.rpartition('/')[0] or '.'}.",
-            )
-    return list(dict.fromkeys(normal_folder(path) for path in paths))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import glob
 import os
 import re
@@ -32,15 +31,6 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
                 "conversations to sources.Chat(records).",
             )
     return list(map(str, listed))
-
-
-def alike(path: str) -> list[str]:
-    """Names beside a local path that is missing which look like it, at most two."""
-    folder, name = os.path.split(path)
-    try:
-        return difflib.get_close_matches(name, os.listdir(folder or "."), 2)
-    except OSError:
-        return []
 
 
 def expand_braces(pattern: str) -> Iterator[str]:

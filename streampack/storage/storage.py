@@ -14,16 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streampack.errors import ConfigError, ContentError, StateError, StorageError
+from streampack.errors import ContentError, StateError, StorageError
 from streampack.numeric import real_number, whole_number
 from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.failures import is_bucket_missing
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import FileInfo, list_remote
+from streampack.storage.misnamed import found_twice, nothing_there, refuse_repeated
 from streampack.storage.patterns import (
-    alike,
     expand_braces,
-    has_ending,
     local_files,
     local_names,
     named_paths,
@@ -130,7 +129,7 @@ class Storage:
     def list(
         self, patterns: str | Path | Sequence[str | Path], *, endings: Sequence[str] = ()
     ) -> builtins.list[FileInfo]:
-        """The files that patterns name, sorted by path, each once.
+        """The files that patterns name, sorted by path.
 
         Args:
             patterns: paths or URLs; each may be a file, a directory (everything below it that is
@@ -140,12 +139,14 @@ class Storage:
             endings: from directories, take only names that end in one of these.
 
         Raises:
-            ConfigError: a pattern, or one of the names its braces stand for, names nothing; or
-                its protocol needs a package.
+            ConfigError: a pattern, or one of the names its braces stand for, names nothing; two
+                of them name the same file; or a protocol needs a package.
             StorageError: the listing failed after all retries.
         """
-        found: dict[str, FileInfo] = {}
-        for pattern in named_paths(patterns):
+        found: dict[str, tuple[FileInfo, str]] = {}
+        several = named_paths(patterns)
+        refuse_repeated(several)
+        for pattern in several:
             protocol, rest = split_url(pattern)
             if protocol is None:
                 names = local_names(rest)
@@ -166,9 +167,12 @@ class Storage:
                 if not infos:
                     if protocol in AZURE:  # or is there no such container?
                         self._look_up_container(name)
-                    raise _nothing_there(name, endings, local=protocol is None)
-                found.update((info.path, info) for info in infos)
-        return [found[path] for path in sorted(found)]
+                    raise nothing_there(name, endings, local=protocol is None)
+                own = {info.path: (info, pattern) for info in infos}  # ** may find a file twice
+                if twice := found.keys() & own.keys():
+                    raise found_twice(found[min(twice)][1], pattern, min(twice))
+                found |= own
+        return [found[path][0] for path in sorted(found)]
 
     @contextmanager
     def local(self, path: str, version: str = "") -> Iterator[Path]:
@@ -360,19 +364,6 @@ class Storage:
             with suppress(KeyError):  # there may be another version now: look it up again
                 del self._process.looked_up[url]
             raise
-
-
-def _nothing_there(name: str, endings: Sequence[str], *, local: bool) -> ConfigError:
-    """The error for a path or pattern that names nothing."""
-    listed = endings and not has_ending(name, endings)  # a folder, or a pattern of folders
-    kinds = f" that ends in {' or '.join(endings)}" if listed else ""
-    others = " or ".join(f'"{other}"' for other in (alike(name) if local else []))
-    return ConfigError(
-        f'No file{kinds} matches "{shown(name)}".',
-        "Its documents would be missing.",
-        (f"Did you mean {others}? " if others else "")
-        + "Check the path; relative paths start at the working directory.",
-    )
 
 
 def _replaced(url: str, before: str, now: str) -> StateError:

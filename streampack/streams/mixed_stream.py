@@ -48,6 +48,7 @@ class _Member:
     stream: DocumentStream
     place: SourcePlace
     unread: int  # documents after the mark that are still to be stepped over
+    at_end: bool  # it was asked for more documents and had none
 
     def peek(self) -> Documents | None:
         """The documents that come next; None if there are none, or not yet."""
@@ -135,7 +136,7 @@ class MixedStream(LaneStream):
                 dealer=dealer,
                 line=name,
             )
-            self._members.append(_Member(name, stream, place, place.offset))
+            self._members.append(_Member(name, stream, place, place.offset, place.ended))
         self._dealt = () if dealer is None else tuple(dealer.rule.lines)
         self._lanes = config.lanes
         self._waits = False  # for a deal
@@ -180,7 +181,7 @@ class MixedStream(LaneStream):
 
     def passes(self) -> list[int]:
         return [
-            epochs if member.place.ended and epochs is not None
+            epochs if member.at_end and epochs is not None
             else max(member.place.epoch, member.stream.epoch)
             for member, epochs in zip(self._members, self._epochs, strict=True)
         ]  # fmt: skip
@@ -248,6 +249,7 @@ class MixedStream(LaneStream):
             member = self._members[chosen]
             stream = member.stream
             self._waits = not stream.ended
+            member.at_end = not self._waits
             if self._waits or self._mixture.at_end == "stop":
                 break
             mark = stream.mark_before(stream.serial)

@@ -96,7 +96,7 @@ def test_the_report_holds_shares_beside_weights_and_goes_on_after_a_resume(worke
     assert report[1].observed == pytest.approx(0.25, abs=0.05)
     assert report[1].epochs > 1  # 30 documents, over and over
     assert str(report).splitlines()[0].split() == [
-        "source", "expected", "observed", "tokens", "documents", "loss", "tokens", "epochs"
+        "source", "expected", "observed", "tokens", "documents", "loss", "tokens", "epochs", "read"
     ]  # fmt: skip
     assert report.as_dict()["a"]["tokens"] == first.metrics().sources["a"].tokens
     again = loader()
@@ -155,3 +155,14 @@ def test_a_mixture_in_an_order_is_counted_too() -> None:
     list(loader)
     assert [row.epochs for row in loader.by_source()] == [1, 1]
     assert sum(row.documents for row in loader.by_source()) == 100
+
+
+@pytest.mark.parametrize("at_end", ["share", "stop"])
+def test_a_source_whose_documents_were_all_delivered_has_been_read_once(at_end: Any) -> None:
+    parts = {"a": corpus(1, 300), "b": corpus(2, 20)}
+    mixture = sources.Mixture(parts, weights={"a": 0.3, "b": 0.7}, at_end=at_end)
+    loader = PackedLoader(dataset(mixture, lanes=1))
+    list(loader)
+    a, b = loader.by_source()
+    assert (b.documents, b.epochs) == (20, 1)
+    assert (a.documents, a.epochs) == (300, 1) if at_end == "share" else a.epochs == 0

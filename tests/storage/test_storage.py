@@ -89,9 +89,11 @@ def test_local_patterns_are_listed_sorted_and_once(tmp_path: Path, storage: Stor
 
     assert names("a") == ["a/1.txt", "a/c/3.txt", "a/x{1}.csv"]
     assert names("a", endings=(".txt",)) == ["a/1.txt", "a/c/3.txt"]
-    assert names("*/*.txt", "b") == ["a/1.txt", "b/2.txt"]
+    assert names("*/*.txt", "a/c") == ["a/1.txt", "a/c/3.txt", "b/2.txt"]
     assert names("**/*.txt") == ["a/1.txt", "a/c/3.txt", "b/2.txt"]
-    assert names("{b/2,a/1}.txt", "a/?.txt", "a/[0-9].txt") == ["a/1.txt", "b/2.txt"]
+    assert names("**/**/*.txt") == ["a/1.txt", "a/c/3.txt", "b/2.txt"]  # glob finds some twice
+    assert names("{b/2,a/1}.txt") == ["a/1.txt", "b/2.txt"]
+    assert names("b/?.txt", "a/[0-9].txt") == ["a/1.txt", "b/2.txt"]
     assert names("a/x{1}.csv") == ["a/x{1}.csv"]
     assert storage.list(f"file://{tmp_path}/b/2.txt") == storage.list(tmp_path / "b")
 

@@ -31,7 +31,14 @@ def table_of_ragged(tokens: Any, offsets: Any) -> pa.Table:
     Raises:
         ConfigError: they are not integers, or the offsets are not those of the tokens.
     """
-    ids, bounds = (np.asarray(part) for part in (tokens, offsets))
+    try:
+        ids, bounds = (np.asarray(part) for part in (tokens, offsets))
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch: bfloat16, another device
+        raise ConfigError(
+            f"The source is a pair of arrays that numpy does not take ({error}).",
+            "A pair is (tokens, offsets), both integers on the CPU.",
+            "Pass the ids as the tokenizer gave them; floats have rounded some of them.",
+        ) from error
     return pa.table({"tokens": _lists(ids, _checked(ids, bounds))})
 
 

@@ -14,6 +14,7 @@ from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.recognise import arrow_table
 from streampack.sources.parquet.source import Parquet
+from streampack.unknown_arguments import explained
 
 _SHARD_ROWS = 8192
 _BATCH_ROWS = 1024  # taken from the table at a time
@@ -40,6 +41,7 @@ class Table(Parquet):
     words = ("row", "table")
     listing_fields = ()
 
+    @explained
     def __init__(
         self,
         data: Any,

@@ -8,6 +8,7 @@ from streampack.errors import ConfigError
 from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
 from streampack.sources.iterable.source import ItemSource
+from streampack.unknown_arguments import explained
 
 
 class HFStream(ItemSource):
@@ -38,6 +39,7 @@ class HFStream(ItemSource):
             columns that are not there.
     """
 
+    @explained
     def __init__(
         self,
         dataset: Any,

@@ -116,7 +116,7 @@ def ids_of(value: Any) -> NDArray[Any]:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise BrokenDocumentError(f"is not a list of ids ({error})") from error
+        raise BrokenDocumentError(f"is no list of integers ({error})") from error
     if array.ndim != 1:
         raise BrokenDocumentError(f"has the shape {array.shape}, not one dimension")
     if array.size == 0 and not isinstance(value, np.ndarray):

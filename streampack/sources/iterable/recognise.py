@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -133,10 +134,18 @@ def arrow_table(data: Any) -> Any:
     """A table of pyarrow of another library's.
 
     Raises:
-        ConfigError: a column has values that Arrow has no type for.
+        ConfigError: a column has values that Arrow has no type for, or two have one name.
     """
     import pyarrow as pa
 
+    names = [str(name) for name in getattr(data, "columns", ())] if hasattr(data, "iloc") else []
+    if len({*names}) < len(names):
+        name, count = Counter(names).most_common(1)[0]
+        raise ConfigError(
+            f'The table has {count} columns named "{name}".',
+            "Which of them is meant is unknown.",
+            "Rename them, or keep the first of each name: data.loc[:, ~data.columns.duplicated()].",
+        )
     try:
         return data if isinstance(data, pa.Table) else pa.table(data)
     except pa.ArrowException as error:

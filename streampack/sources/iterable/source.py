@@ -40,6 +40,7 @@ from streampack.sources.iterable.objects import (
 )
 from streampack.sources.iterable.outside_worker import outside_worker
 from streampack.sources.iterable.recognise import Rows, fields_of, is_table, refuse_no_corpus
+from streampack.unknown_arguments import explained
 
 logger = logging.getLogger(__name__)
 
@@ -263,6 +264,7 @@ class Iterable(ItemSource):
         ConfigError: the data cannot be iterated, or it is unknown which field holds the documents.
     """
 
+    @explained
     def __init__(
         self,
         data: AnyIterable[Any] | Callable[..., AnyIterable[Any]],

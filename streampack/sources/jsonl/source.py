@@ -25,6 +25,7 @@ from streampack.reading.fields import Fields, chat_fields
 from streampack.reading.loss_masks import mask_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
+from streampack.reading.other_content import other_content
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import (
     BrokenDocumentError,
@@ -38,9 +39,11 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.lines import LineBlock, line_blocks, line_number
 from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_content
+from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 _UNREADABLE = (".xz", ".lz4", ".br", ".zip", ".7z", ".z", ".snappy")
 _HEAD_BYTES = 1 << 20
@@ -72,6 +75,7 @@ class JSONL(ShardedSource):
     listing_fields: tuple[str, ...] = ("paths", "fields")
     position_unit = "byte"
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
@@ -90,6 +94,7 @@ class JSONL(ShardedSource):
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
         infos = self.storage.list(self.paths, endings=self.endings)
+        log_twins([info.path for info in infos])
         weights = [info.num_bytes * _scale(_codec_of(info.path)) for info in infos]
         first = next((info for info in infos if info.num_bytes > 0), None)
         if first is not None:
@@ -131,6 +136,8 @@ class JSONL(ShardedSource):
         end = None if high == self.manifest.weights[shard] else -(-high // scale)
         reached = position
         with self.open_shard(shard) as path, open_content(path, codec) as content:
+            if codec is None and (other := other_content(path, packed=True)):
+                raise self.broken_shard(shard, f"it {other.what}", remedy=other.remedy)
             blocks = line_blocks(
                 content,
                 -(-low // scale),

@@ -19,7 +19,15 @@ from streampack.reading.raw_texts import decoded_texts
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.mds.field_columns import field_columns, field_values, with_fields
-from streampack.sources.mds.files import new_hash, normal_folder, only_raw, refuse_links
+from streampack.sources.mds.files import (
+    CODECS,
+    SHARDS,
+    folders_of,
+    new_hash,
+    only_raw,
+    read_index,
+    refuse_links,
+)
 from streampack.sources.mds.index import (
     STATUS,
     TOO_LONG,
@@ -32,14 +40,12 @@ from streampack.sources.mds.index import (
     scan_samples,
     token_column,
 )
+from streampack.sources.mds.usual_column import usual_column
 from streampack.storage.decompression import DamagedError, decompress, map_file
-from streampack.storage.failures import is_missing
 from streampack.storage.patterns import named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
-
-_INDEX_LIMIT = 1 << 30
-_CODECS = ("br", "bz2", "gz", "snappy", "zstd")
+from streampack.unknown_arguments import explained
 
 
 class MDS(ShardedSource):
@@ -55,7 +61,8 @@ class MDS(ShardedSource):
 
     Args:
         paths: a directory, local or remote, that holds `index.json`, or that file; or several.
-        column: the column that holds the document. Its encoding says what it is: `str` is text;
+        column: the column that holds the document; None is the only one, or "text", "tokens" or
+            "input_ids" if one of them is there. Its encoding says what it is: `str` is text;
             `ndarray` with integers, with or without dtype and shape in the encoding, or `bytes`
             (see `dtype`) are token ids. 64-bit ids become uint32 if they fit.
         loss_mask: column with one byte per token, `ndarray` or `bytes`, 0 where the token does
@@ -71,15 +78,15 @@ class MDS(ShardedSource):
             directory, or a column that does not fit.
     """
 
-    endings = ("/index.json", ".mds", *(f".mds.{codec}" for codec in _CODECS))
-    needed_argument = 'column="tokens"'
+    endings = ("/index.json", *SHARDS)
     listing_fields: tuple[str, ...] = ("folders", "column", "loss_mask", "dtype", "validate_hash")
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
         *,
-        column: str,
+        column: str | None = None,
         loss_mask: str | None = None,
         dtype: DTypeLike | None = None,
         validate_hash: str | None = None,
@@ -89,7 +96,9 @@ class MDS(ShardedSource):
         super().__init__(reading=reading, storage=storage)
         if dtype is not None:
             integer_kind(dtype)
-        self.folders = [normal_folder(path) for path in named_paths(paths)]
+        self.folders = folders_of(named_paths(paths))
+        if column is None:
+            column = usual_column(self.folders, loss_mask, self.storage)
         self.column = column
         self.loss_mask = loss_mask
         self.dtype = None if dtype is None else np.dtype(dtype).name
@@ -102,7 +111,7 @@ class MDS(ShardedSource):
         digests: list[str] = []
         for folder in self.folders:
             where = f"{folder}/index.json"
-            for shard in parse_index(self._read_index(where), shown(where)):
+            for shard in parse_index(read_index(folder, self.storage), shown(where)):
                 name, size, hashes = shard.name, shard.num_bytes, shard.hashes
                 zipped = bool(shard.zip_name) and not only_raw(folder, shard)
                 if zipped:
@@ -138,24 +147,12 @@ class MDS(ShardedSource):
         """Raise `ConfigError` for shards without the wanted columns or of unknown compression."""
         self._columns(layout, where)
         field_columns(layout, self.field_types, not self._is_text(layout), where)
-        if codec and codec not in _CODECS:
+        if codec and codec not in CODECS:
             raise ConfigError(
                 f"{where} lists shards compressed with {codec!r}.",
                 "Such shards cannot be read.",
-                f"Write them with one of {', '.join(_CODECS)}.",
+                f"Write them with one of {', '.join(CODECS)}.",
             )
-
-    def _read_index(self, where: str) -> bytes:
-        try:
-            return self.storage.read_bytes(where, _INDEX_LIMIT)
-        except StorageError as error:
-            if not is_missing(error):
-                raise
-            raise ConfigError(
-                f"There is no {shown(where)}.",
-                "A directory of MDS shards has an index.json that lists them.",
-                "Check the path; directories with parts of a corpus may be passed as a list.",
-            ) from error
 
     def describe(self) -> dict[str, Any]:
         return {

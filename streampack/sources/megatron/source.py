@@ -17,9 +17,11 @@ from streampack.reading.options import Reading
 from streampack.sources.megatron.index import HEADER_BYTES, Header, Index, parse_header
 from streampack.storage.decompression import map_file
 from streampack.storage.listing import FileInfo, in_threads
+from streampack.storage.misnamed import refuse_repeated
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 _PARTNER = {".idx": ".bin", ".bin": ".idx"}
 
@@ -45,6 +47,7 @@ class MegatronIndexed(FlatSource):
 
     endings = (".idx",)
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
@@ -54,6 +57,7 @@ class MegatronIndexed(FlatSource):
     ) -> None:
         super().__init__(reading=reading, storage=storage)
         self.paths = named_paths(paths)
+        refuse_repeated(self.paths)
 
     def list_shards(self) -> Manifest:
         found = {info.path: info for path in self.paths for info in self._list(path)}

@@ -25,6 +25,7 @@ from streampack.packing.rng import derive_seed
 from streampack.reading.base import LaneReader, Source
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.credits import TokenShares
+from streampack.unknown_arguments import explained
 
 Weights = Mapping[str, float]
 
@@ -59,6 +60,7 @@ class Mixture(Source):
             be shares.
     """
 
+    @explained
     def __init__(
         self,
         sources: Mapping[str, Any],
@@ -84,7 +86,7 @@ class Mixture(Source):
         self._knots = None if weights is None else _knots(weights, list(self.sources))
         self._temperature = 1.0 if temperature is None else float(temperature)
         self._shares: TokenShares | None = None
-        self._epochs = _check_epochs(epochs or {}, list(self.sources))
+        self._epochs = _check_epochs(epochs, list(self.sources))
         self.at_end = at_end
         self.quantum_documents = whole_number(
             "quantum_documents",
@@ -317,8 +319,19 @@ def _check_choices(at_end: str, temperature: Any, weights: Any) -> None:
         )
 
 
-def _check_epochs(epochs: Mapping[str, int | None], names: list[str]) -> dict[str, int | None]:
+def _check_epochs(
+    epochs: Mapping[str, int | None] | None, names: list[str]
+) -> dict[str, int | None]:
     checked: dict[str, int | None] = {}
+    if epochs is None:
+        return checked
+    if not isinstance(epochs, Mapping):
+        raise ConfigError(
+            f"epochs of the Mixture is {epochs!r:.80}.",
+            "It does not say of which source it is the number of passes.",
+            f'Pass a dict by name, epochs={{"{names[0]}": 2}}; for all sources, '
+            "PackedDataset(mixture, epochs=2).",
+        )
     for name, passes in epochs.items():
         if name not in names:
             raise ConfigError(

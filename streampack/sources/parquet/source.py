@@ -53,6 +53,7 @@ from streampack.storage.failures import is_of_system
 from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 _FOOTER_THREADS = 64
 _LOOKED_AT = 8  # files, for one whose columns can be read
@@ -90,6 +91,7 @@ class Parquet(ShardedSource):
     listing_fields: tuple[str, ...] = ("paths", "tokenized", "column", "loss_mask")
     position_unit = "row"
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],

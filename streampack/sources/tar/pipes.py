@@ -21,8 +21,8 @@ def refuse_pipes(paths: Sequence[str]) -> None:
         raise ConfigError(
             f'"{path}" is a pipe: URL.',
             "It would run a command in a shell, so it is refused.",
-            "Name the shards by URL (s3://, https://, ...), or pass allow_pipe=True if you "
-            "wrote the command yourself.",
+            "Name the shards by URL (s3://, https://, ...), or, if you wrote the command yourself, "
+            f'pass sources.WebDataset({path!r}, key="npy", allow_pipe=True) with your key.',
         )
 
 

@@ -48,10 +48,13 @@ from streampack.sources.tar.records import (
     ids_in,
     npz_record,
 )
+from streampack.sources.tar.usual_key import KEYS, usual_key
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
 from streampack.storage.listing import FileInfo
+from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 _TEXT = ("txt", "text", "md")
 _ALL = int(np.iinfo(np.int64).max)
@@ -80,8 +83,9 @@ class WebDataset(ShardedSource):
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
         key: extension of the wanted file, without the leading dot: "npy" (or "tokens.npy", ...)
             for ids, "npz" for arrays of ids and fields, "txt" for text, "json" for an object with a
-            field of text or ids; any other with `dtype`. Fields of the dataset lie in the JSON or
-            the `.npz`, or beside the others: the field "reward" in the sample's ".reward.npy".
+            field of text or ids; any other with `dtype`. None is that of the first member that ends
+            in npy, txt or json. Fields of the dataset lie in the JSON or the `.npz`, or beside the
+            others: the field "reward" in the sample's ".reward.npy".
         text: for JSON, the field of text; "text" if neither this nor `tokens` is given.
         tokens: for JSON, the field that holds a list of ids; for `.npz`, the array of ids.
         dtype: the wanted file is a bare array of these integers.
@@ -95,14 +99,14 @@ class WebDataset(ShardedSource):
     """
 
     endings = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
-    needed_argument = 'key="npy"'
     listing_fields: tuple[str, ...] = ("paths",)
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
         *,
-        key: str,
+        key: str | None = None,
         text: str | None = None,
         tokens: str | None = None,
         dtype: DTypeLike | None = None,
@@ -112,14 +116,19 @@ class WebDataset(ShardedSource):
     ) -> None:
         super().__init__(reading=reading, storage=storage)
         self.paths = named_paths(paths)
+        if not allow_pipe:
+            refuse_pipes(self.paths)
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=None, default="text")
+        if key is None:
+            known: Sequence[str] = KEYS if dtype is None else ()
+            if text is not None or tokens is not None:
+                known = ("json",)
+            key = usual_key(self.paths, self.endings, known, self.storage)
         self.key = key.lower().removeprefix(".")
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.form = self._form()
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=None, default="text")
         _check_names(self.form, self.key, text, tokens)
         self.tokenized = self.form in ("npy", "raw") or self.fields.tokenized
-        if not allow_pipe:
-            refuse_pipes(self.paths)
 
     def _form(self) -> str:
         """How the wanted file is read: "npy", "npz", "text", "json" or "raw"."""
@@ -140,6 +149,7 @@ class WebDataset(ShardedSource):
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
         files = self.storage.list(patterns, endings=self.endings) if patterns else []
+        log_twins([file.path for file in files])
         pipes = [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
         files += [FileInfo(url, 0) for url in pipes]
         weights = [_PIPE_BYTES if is_pipe(file.path) else max(file.num_bytes, 1) for file in files]

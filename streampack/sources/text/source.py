@@ -12,15 +12,18 @@ from streampack.documents import Texts, make_origin
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
+from streampack.reading.other_content import OtherContent, other_content, other_than_text
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 
 class TextFiles(ShardedSource):
-    """UTF-8 text files, one document each.
+    """UTF-8 text files, one document each: a whole file, whatever lines it has.
 
+    A byte order mark is left out. A file with NUL characters is broken: it is UTF-16 or binary.
     A file is fetched by itself, so many small ones in an object store are better rewritten as
     shards with `streampack convert`.
 
@@ -34,6 +37,7 @@ class TextFiles(ShardedSource):
     tokenized = False
     listing_fields: tuple[str, ...] = ("paths",)
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
@@ -66,10 +70,13 @@ class TextFiles(ShardedSource):
             return
         with self.open_shard(shard) as file:
             data = file.read_bytes()
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            reason = f"is not UTF-8 at byte {error.start}"
-            skips.handle(self.broken_document(shard, 0, reason))
+            try:
+                text, other = data.decode("utf-8-sig"), other_than_text(data)
+            except UnicodeDecodeError as error:
+                not_text = OtherContent(f"is not UTF-8 at byte {error.start}", "Repair it")
+                text, other = "", other_content(file, packed=False) or not_text
+        if other is not None:
+            remedy = f'{other.remedy}, or leave such files out with on_error="skip".'
+            skips.handle(self.broken_document(shard, 0, other.what, remedy=remedy))
             return
         yield Texts([text], make_origin(shard, np.zeros(1, dtype=np.int64))), 1, high

@@ -16,7 +16,7 @@ from streampack.numeric import whole_number
 from streampack.reading.flat import FlatFile, FlatSource
 from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
 from streampack.reading.manifest import Manifest
-from streampack.reading.npy import NPY_MAGIC, npy_header
+from streampack.reading.npy import NPY_MAGIC, is_other_array, npy_header
 from streampack.reading.options import Reading
 from streampack.reading.records import DamagedFileError
 from streampack.sources.tokens.boundaries import ByEndToken, ByIndex
@@ -25,11 +25,16 @@ from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
+from streampack.unknown_arguments import explained
 
 logger = logging.getLogger(__name__)
 
 _INDEXED = (".ds",)
 _HEAD_BYTES = 1 << 20
+_WANTED = (
+    "Save one dimension of integers, such as uint16 or uint32, in which every document ends with "
+    "the end token"
+)
 
 
 class Tokens(FlatSource):
@@ -58,6 +63,7 @@ class Tokens(FlatSource):
     endings = (".npy", ".bin", *_INDEXED)
     listing_fields: tuple[str, ...] = ("paths", "dtype", "eos_id")
 
+    @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
@@ -75,14 +81,6 @@ class Tokens(FlatSource):
         if eos_id is not None:
             eos_id = whole_number("eos_id", eos_id, "No document could end with it.", least=0)
         self.eos_id = eos_id
-
-    @classmethod
-    def example(cls, paths: Sequence[str]) -> str:
-        shown_paths = repr(paths[0] if len(paths) == 1 else list(paths))
-        needed = "" if has_ending(paths[0], _INDEXED) else ", eos_id=50256"
-        if not has_ending(paths[0], (".npy", *_INDEXED)):
-            needed = f', dtype="uint16"{needed}'
-        return f"sources.Tokens({shown_paths}{needed})"
 
     @property
     def position_unit(self) -> str:  # type: ignore[override]
@@ -121,10 +119,11 @@ class Tokens(FlatSource):
                 "The index says where documents end.",
                 "Leave eos_id out.",
             )
+        dtype = "" if has_ending(path, (".npy",)) else ', dtype="uint16"'
         raise ConfigError(
             f"eos_id is not given for {shown(path)}.",
             "Documents in it are found by the token that ends them.",
-            f"Pass it: {self.example([path])}, with yours.",
+            f"Pass it: sources.Tokens({path!r}{dtype}, eos_id=50256), with yours.",
         )
 
     def _look(self, info: FileInfo, index: FileInfo | None) -> tuple[int, int] | None:
@@ -166,17 +165,26 @@ class Tokens(FlatSource):
         elif head.startswith(NPY_MAGIC):
             header = npy_header(head, num_bytes)
             if isinstance(header, str):
-                raise DamagedFileError(f"it {header}")
+                remedy = _WANTED if is_other_array(header) else ""
+                raise DamagedFileError(f"it {header}", remedy)
             begin, _, kind = header
             if wanted and wanted != kind:
                 raise DamagedFileError(
-                    f"its ids are {INTEGER_DTYPES[kind].name}, and dtype is {self.dtype}"
+                    f"its ids are {INTEGER_DTYPES[kind].name}, and dtype is {self.dtype}",
+                    "Leave dtype= out, as the file says it",
                 )
         elif not kind:
-            raise DamagedFileError("it has no header of numpy, and dtype is not given")
+            raise DamagedFileError(
+                "it has no header of numpy, and dtype is not given",
+                "Pass the dtype= that it was written with, or write or download the shard again",
+            )
         if (num_bytes - begin) % INTEGER_DTYPES[kind].itemsize:
             raise DamagedFileError(
-                f"its {num_bytes} bytes are no whole number of {INTEGER_DTYPES[kind].name}"
+                f"its {num_bytes} bytes are no whole number of {INTEGER_DTYPES[kind].name}",
+                f"Pass the dtype= that it was written with, if that is not {self.dtype}, or write "
+                "or download the shard again"
+                if wanted
+                else "",
             )
         return kind, begin
 
