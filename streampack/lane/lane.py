@@ -261,12 +261,16 @@ class Lane:
         total = max(int(held.sum()), 1)
         sizes = [rows.composition.placed - rows.composition.repeated for rows in self._batches]
         after = (total - np.cumsum(sizes, dtype=np.int64)).tolist()
+        # What is left counts as the room that it takes, in rows as full as those of this round.
+        placed = sum(sizes)
+        slots = sum(rows.composition.slots for rows in self._batches) if placed else 1
         outlooks = self._stream.outlooks()
         for number in due:
             waiting = max(after[number * dealer.rule.every - self._step], 0)
             for line, (source, until, ahead, tokens) in enumerate(outlooks):
                 own = int(held[source]) if source < len(held) else 0
-                report = Report(until, ahead + own * waiting // total, tokens + ahead)
+                left = (ahead + own * waiting // total) * slots // max(placed, 1)
+                report = Report(until, left, tokens + ahead)
                 self._reports.append([number, line, *report])
                 dealer.board.put(number, self.lane, line, report)
             self._reported_deal = number
