@@ -35,11 +35,12 @@ from numpy.typing import NDArray
 #: reports, a step may take batches of two numbers, and a lane makes a round one batch ahead, to say
 #: whether another batch follows.
 LAG = 4
+REVISION = 2  # of the rule: with another, lanes would get other documents
 SHARE = 4  # a deal gives one part in so many of what is left
 LATE = 16  # a deal is late if no more is left than so many times the reserve
-STRIPES = 4  # that a late deal has at most, each of a quarter of a batch per lane or more
+STRIPES = 4  # that a late deal has at most, each of a quarter of `every` batches per lane or more
 DEALS = 256
-UNSURE = 4  # the first deal goes by a rough rate, and gives so many times the reserve
+UNSURE = 4  # the first deal goes by a rough rate, and holds lanes to so many times the reserve
 FRACTION = 16  # bits of tokens per weight, and of shares, after the point
 ONE = 1 << FRACTION
 
@@ -57,7 +58,7 @@ class Report(NamedTuple):
 
     Attributes:
         until: how far it sees: the weight, of what it was dealt, up to the end of its part.
-        ahead: tokens up to there that it has still to give.
+        ahead: tokens up to there that it has still to give, with the padding of their rows.
         found: tokens up to there in all.
     """
 
@@ -158,7 +159,8 @@ class DealRule:
             for name, line in self.lines.items()
         }
         names = ("batch_tokens", "every", "reserve")
-        return {**{name: getattr(self, name) for name in names}, "lines": lines}
+        settings = {name: getattr(self, name) for name in names}
+        return {"revision": REVISION, **settings, "lines": lines}
 
     def known(self, step: int) -> int:
         """How many deals a round may use that begins with batch number `step` of its lane."""
@@ -190,41 +192,34 @@ def deal(
         among: the share of the sources that are not dealt to their planned end.
     """
     cuts: list[Cut] = []
-    reserve, least = (
+    level, interval = (
         max(tokens * line.share // max(among, line.share), 1)
-        for tokens in (rule.reserve, rule.lanes * rule.batch_tokens)
+        for tokens in (rule.reserve, rule.lanes * rule.batch_tokens * rule.every)
     )
     if not number:
-        reserve *= UNSURE
+        level *= UNSURE
+    late = LATE * level * rule.lanes
     epoch, low = place
     while epoch < line.epochs:
         rest = line.weight - low
         if not rest:
             epoch, low = epoch + 1, 0
             continue
-        missing = int(np.maximum(reserve - left, 0).sum())
-        if not missing:
+        if int(left.min()) >= level:
             break
+        if not cuts:  # no lane needs all of its reserve, and what is dealt later is dealt better
+            level -= level // 4
         tokens = rest * rate >> FRACTION
-        amount = max(tokens // SHARE, missing)
-        if tokens - amount < least:
+        amount = max(tokens // SHARE, int(np.maximum(level - left, 0).sum()))
+        if tokens - amount < interval:
             amount = tokens
         poured = _poured(left, amount)
         given = rest if amount == tokens else min((int(poured.sum()) << FRACTION) // rate, rest)
-        stripes = _stripes(tokens, amount, reserve * rule.lanes, least)
+        stripes = min(STRIPES, max(4 * amount // interval, 1)) if tokens < late else 1
         ends = [low + given * n // stripes for n in range(stripes + 1)]
         cuts += [Cut(number, epoch, a + _parts(poured, b - a)) for a, b in pairwise(ends)]
         left, low = left + poured, low + given
     return cuts, Place(epoch, low)
-
-
-def _stripes(left: int, amount: int, reserve: int, batches: int) -> int:
-    """In how many stripes a deal gives `amount` of the tokens that are left.
-
-    Args:
-        reserve: tokens of all lanes; batches: tokens of a batch of every lane.
-    """
-    return min(STRIPES, max(4 * amount // batches, 1)) if left < LATE * reserve else 1
 
 
 def _poured(left: NDArray[np.int64], amount: int) -> NDArray[np.int64]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streampack.dealing.rule import FRACTION, ONE, DealRule, Line
+from streampack.dealing.rule import FRACTION, ONE, REVISION, DealRule, Line
+from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 from streampack.lane.state import damaged
 from streampack.reading.cursor import is_count
@@ -29,7 +30,7 @@ def with_dealing(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> 
         saved: fingerprint that a state was saved with, whose rule is kept.
 
     Raises:
-        StateError: no run can have had its rule.
+        StateError: it was dealt by another revision of the rule, or no run can have had its rule.
     """
     if config.order is not None or config.lanes == 1:
         return config
@@ -74,6 +75,13 @@ def _kept(config: LaneConfig, saved: Any) -> DealRule | None:
     """The rule that a state was saved with, for the epochs that the run has now."""
     if saved is None:
         return None
+    if isinstance(saved, Mapping) and saved.get("revision") != REVISION:
+        raise StateError(
+            f"The state's lanes were dealt by revision {saved.get('revision', 1)!r:.20} of the "
+            f"rule, and this streampack deals by revision {REVISION}.",
+            "Lanes would get other documents than were to follow.",
+            "Go on with the version of streampack that saved the state, or start a new run.",
+        )
     sources, lines = _sources(config), {}
     try:
         for name, (weight, planned, rate, share) in saved["lines"].items():

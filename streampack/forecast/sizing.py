@@ -25,7 +25,7 @@ TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 t
 LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
 EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
 BATCHES_PER_LANE = 200  # of a finite run: its end costs a lane one batch or two
-WINDOWS_PER_LANE = 8  # with fewer, the end of the lane, which packs badly, is a large share of it
+WINDOWS_PER_LANE = 12  # with fewer, the end of the lane, which packs badly, is a large share of it
 SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
 SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
 SHARES_DOCUMENTS = 8192  # of half as many, documents per row were up to 3.4 % off (docs/papers.md)
@@ -38,7 +38,7 @@ BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copi
 def choose_lanes(config: LaneConfig, ranks: int, *, memory_limit: int) -> int:
     """Lanes for a run: up to 12 per rank, and no more than give each enough to pack well.
 
-    Each lane has at least 8 windows, and in a finite run 200 batches. If that allows fewer lanes
+    Each lane has at least 12 windows, and in a finite run 200 batches. If that allows fewer lanes
     than there are ranks, the number of lanes divides the ranks, and several ranks run each lane.
 
     Args:

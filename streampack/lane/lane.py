@@ -251,19 +251,26 @@ class Lane:
 
     def _report_deals(self) -> None:
         """After batches that deals go by, report how far the lane sees, in tokens too."""
-        dealer, stream, planned = self.dealer, self._stream, self._round
+        dealer, planned = self.dealer, self._round
         if dealer is None or planned is None:
+            return
+        due = dealer.rule.due(self._step, self._step + len(self._batches))
+        if not due and not planned.final:
             return
         held = _held_by_source(planned)
         total = max(int(held.sum()), 1)
         sizes = [rows.composition.placed - rows.composition.repeated for rows in self._batches]
-        after = total - np.cumsum(np.array(sizes, dtype=np.int64))
-        outlooks = stream.outlooks()
-        for number in dealer.rule.due(self._step, self._step + len(sizes)):
-            waiting = max(int(after[number * dealer.rule.every - self._step]), 0)
+        after = (total - np.cumsum(sizes, dtype=np.int64)).tolist()
+        # What is left counts as the room that it takes, in rows as full as those of this round.
+        placed = sum(sizes)
+        slots = sum(rows.composition.slots for rows in self._batches) if placed else 1
+        outlooks = self._stream.outlooks()
+        for number in due:
+            waiting = max(after[number * dealer.rule.every - self._step], 0)
             for line, (source, until, ahead, tokens) in enumerate(outlooks):
                 own = int(held[source]) if source < len(held) else 0
-                report = Report(until, ahead + own * waiting // total, tokens + ahead)
+                left = (ahead + own * waiting // total) * slots // max(placed, 1)
+                report = Report(until, left, tokens + ahead)
                 self._reports.append([number, line, *report])
                 dealer.board.put(number, self.lane, line, report)
             self._reported_deal = number

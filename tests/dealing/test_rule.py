@@ -78,6 +78,25 @@ def test_a_late_deal_gives_every_lane_parts_from_several_places() -> None:
     assert {len(np.unique(np.diff(cut.bounds))) for cut in late} <= {1, 2}
 
 
+def test_late_deals_give_a_quarter_of_what_is_left_until_an_interval_would_remain() -> None:
+    rule, place, left = _rule(every=2), Place(0, 9_000), np.full(4, 99, dtype=np.int64)
+    interval = 4 * 2 * 10  # tokens that the lanes pack from deal to deal
+    while 4 * (10_000 - place.at) >= 4 * interval + 10_000 - place.at:
+        _, following = deal(rule, _line(), 1, place, left, 1 << FRACTION)
+        assert abs((following.at - place.at) - (10_000 - place.at) // 4) <= 4
+        place = following
+    assert place.at > 9_800
+    assert deal(rule, _line(), 1, place, left, 1 << FRACTION)[1] == (1, 0)
+
+
+def test_a_deal_leaves_no_lane_with_less_than_three_quarters_of_its_reserve() -> None:
+    left = np.array([0, 10, 90, 200], dtype=np.int64)
+    cuts, _ = deal(_rule(), _line(), 1, Place(0, 9_750), left, 1 << FRACTION)
+    parts = sum(np.diff(cut.bounds) for cut in cuts)
+    assert (left + parts)[:2].min() >= 75 - len(cuts)
+    assert parts.sum() == 75 + 65
+
+
 def test_a_round_knows_a_deal_only_once_all_lanes_are_through_with_its_batch() -> None:
     for every in (1, 2, 7):
         rule = _rule(every=every)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
 from streampack.errors import StateError
-from streampack.lane.state import decode_reports
+from streampack.lane.state import checksum, decode_reports
 from streampack.run.plan import RunPlan
 from streampack.streams.hooks import Hook
 from tests.support.memory_source import MemorySource, numbered_documents
@@ -91,6 +91,17 @@ def test_any_ranks_workers_and_stops_give_the_sequence_of_one(filtered: bool) ->
     legs = ((1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 0, 10_000))
     found = over_legs(lambda topology: dataset(topology, **options), legs)
     assert found == expected
+
+
+def test_a_state_that_was_dealt_by_another_revision_of_the_rule_is_refused() -> None:
+    loader = PackedLoader(dataset())
+    next(iter(loader))
+    state = loader.state_dict()
+    del state["fingerprint"]["dealing"]["revision"]
+    head = {name: state[name] for name in state if name not in ("checksum", "lanes")}
+    state["checksum"] = checksum(head)
+    with pytest.raises(StateError, match=r"dealt by revision 1 of the rule, .* by revision 2"):
+        PackedLoader(dataset()).load_state_dict(state)
 
 
 def _some_shards(documents: Any, seeds: Any) -> Any:
