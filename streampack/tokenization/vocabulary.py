@@ -126,7 +126,7 @@ def _read_engine(path: Path) -> Engine:
 def _settings_beside(path: Path) -> dict[str, Any]:
     """The special tokens named in the files that usually come with a tokenizer.json."""
     settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+    for name in ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json"):
         file = path.with_name(name)
         if not file.is_file():
             continue
@@ -188,6 +188,8 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
             ids[kind] = copy.token_to_id(str(token))
         elif kind != "eos":
             ids[kind] = next((special[name] for name in names if name in special), None)
+        elif type(settings.get("eos_token_id")) is int:  # a model's that generates; or a list
+            ids[kind] = settings["eos_token_id"]
         else:
             if "eos_token" not in settings:
                 likely_eos = {name: special[name] for name in names if name in special}

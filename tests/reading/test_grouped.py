@@ -90,7 +90,7 @@ def test_a_field_that_is_missing_or_no_whole_number_is_refused() -> None:
                     yield block, after
 
         with pytest.raises(ConfigError, match=f'group is "{name}", and records have {what}'):
-            list(GroupedReader(Halves(), name).read(None, Skips()))
+            list(GroupedReader(Halves(), name, str).read(None, Skips()))
 
 
 def test_a_damaged_cursor_is_refused() -> None:

@@ -109,6 +109,7 @@ class ItemSource(Source):
             GroupedReader(
                 _ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks=False),
                 self.group_field,
+                self.shard_name,
                 seed=derive_seed(seed, epoch, lane) if shuffle else None,
             )
             for lane in range(n)
