@@ -20,6 +20,7 @@ from streampack.documents import Documents, offsets_of
 from streampack.reading.loss_masks import mask_of, masks_of_rows
 from streampack.reading.padding import kept_tokens, without_padding
 from streampack.reading.records import BrokenDocumentError
+from tests.support.mosaic import streaming_module
 
 datasets = pytest.importorskip("datasets")
 
@@ -246,3 +247,17 @@ def test_zeros_between_ones_are_found_in_their_document(masks: list[list[int]]) 
     kept_tokens(values, offsets_of(np.array([len(mask) for mask in masks])), reasons)
     expected = [i for i, m in enumerate(masks) if "01" in "".join(map(str, m)).lstrip("0")]
     assert sorted(reasons) == expected
+
+
+def test_padding_beside_ids_in_mds_is_refused_and_named_they_are_read() -> None:
+    with streaming_module("base.format.mds") as mds:
+        columns = {"attention_mask": "ndarray:uint8", "input_ids": "ndarray:uint16"}
+        with mds.MDSWriter(out="mds", columns=columns) as writer:
+            for ids in IDS:
+                ones = np.ones(len(ids), dtype=np.uint8)
+                writer.write({"input_ids": np.array(ids, dtype=np.uint16), "attention_mask": ones})
+    with pytest.raises(ConfigError, match="Padding would be learnt") as raised:
+        sources.open("mds")
+    assert "mds', column='input_ids')" in raised.value.remedy
+    named = learnt(sources.MDS("mds", column="input_ids"))
+    assert {ids for ids, _ in named} == set(map(tuple, IDS))
