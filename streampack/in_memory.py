@@ -354,7 +354,7 @@ class MicrobatchPlan:
             {name: _plain(_at(values, number, name)) for name, values in columns.items()}
             for number in numbers.tolist()
         ]
-        fields = Fields(True, _IDS, _MASK if _MASK in columns else None)
+        fields = Fields(True, _IDS, (_MASK,) if _MASK in columns else ())
         block, problems = item_block(records, fields, make_origin(0, numbers), types)
         assert isinstance(block, Documents)
         if not problems:

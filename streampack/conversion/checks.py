@@ -18,7 +18,8 @@ def check_shard_bytes(shard_bytes: int) -> None:
 
 
 def check_content(source: Source, tokenizer: Tokenizer | None) -> None:
-    """Raise `ConfigError` if there is a tokenizer and no text for it."""
+    """Raise `ConfigError` if there is a tokenizer and no text for it, or it is unknown which."""
+    source.check_documents_named("Name the field, --text {text} or --tokens with its name.")
     if tokenizer is not None and source.tokenized:
         raise ConfigError(
             "A tokenizer was given for documents that are tokenized already.",

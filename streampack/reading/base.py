@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streampack.conversations import Conversations
 from streampack.documents import Documents, Texts, make_origin
-from streampack.errors import ContentError
+from streampack.errors import ConfigError, ContentError
 from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
 from streampack.reading.skips import Skips
@@ -68,6 +68,8 @@ class Source(ABC):
     #: The document field in which it numbers the documents of a record itself, so that a record is
     #: a whole group; None if it does not.
     own_groups: str | None = None
+    #: The field of texts beside the token ids that are read, where nobody said which are meant.
+    texts_beside: str | None = None
 
     @property
     def kind(self) -> str:
@@ -105,6 +107,19 @@ class Source(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """JSON-able identity for the fingerprint: kind, manifest digest, columns."""
+
+    def check_documents_named(self, remedy: str) -> None:
+        """Raise `ConfigError` if there are texts beside the ids, and nobody said which are meant.
+
+        For who has a tokenizer; without one only the ids can be meant.
+        """
+        if self.texts_beside is not None:
+            raise ConfigError(
+                f'The records of the source ({self.kind}) have texts in "{self.texts_beside}" and '
+                "token ids beside them.",
+                "Either may be the documents.",
+                remedy.format(text=self.texts_beside),
+            )
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Raise `ConfigError` if the source cannot be split into n lanes."""

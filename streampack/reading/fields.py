@@ -1,17 +1,22 @@
-"""Which field of a record holds what: text or token ids, and a loss mask."""
+"""Which field of a record holds what: text or token ids, and loss masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from streampack.errors import ConfigError
 
-_USUAL = ("text", "tokens", "input_ids")
+_TEXTS = ("text", "txt")
+#: Usual names of fields with token ids.
+IDS = ("tokens", "input_ids")
 _LISTS = ("messages", "conversations")
 _OF_CHATS = (*_LISTS, "completion", "chosen")
 _IN_OTHER_FILES = "Pass files of JSON lines or Parquet with such records to sources.Chat(paths)"
-_OF_LOSS = ("loss_mask", "labels")
+#: What says which token ids are learnt, where it stands beside them: one that is in several of them
+#: is learnt where all say so.
+LOSS_FIELDS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +26,24 @@ class Fields:
     Attributes:
         tokenized: True if documents are token ids, False if they are text.
         document: the field with the document; None if a record is itself the document.
-        loss_mask: the field with the loss mask, for token ids; None if there is none.
+        loss_masks: the fields with loss masks, for token ids.
+        texts: the field of texts beside token ids, where nobody said which of them are the
+            documents.
     """
 
     tokenized: bool
     document: str | None = None
-    loss_mask: str | None = None
+    loss_masks: tuple[str, ...] = ()
+    texts: str | None = None
 
     @classmethod
     def named(
-        cls, *, text: str | None, tokens: str | None, loss_mask: str | None, default: str | None
+        cls,
+        *,
+        text: str | None,
+        tokens: str | None,
+        loss_mask: str | Sequence[str] | None,
+        default: str | None,
     ) -> Fields:
         """The fields that a source's arguments name.
 
@@ -47,17 +60,23 @@ class Fields:
                 "A document is read from one field.",
                 "Pass one of them.",
             )
-        if loss_mask is not None and tokens is None:
+        if loss_mask and tokens is None:
             raise ConfigError(
                 f"loss_mask={loss_mask!r} is given without tokens.",
                 "A loss mask has one value per token id, and text has no token ids yet.",
                 "Pass tokens=, or leave loss_mask= out.",
             )
         if tokens is not None:
-            return cls(True, tokens, loss_mask)
+            masks = (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
+            return cls(True, tokens, masks)
         return cls(False, default if text is None else text)
 
-    def arguments(self) -> dict[str, str]:
+    @property
+    def loss_mask(self) -> str | list[str] | None:
+        """The argument that names the loss masks."""
+        return list(self.loss_masks) if self.loss_masks[1:] else next(iter(self.loss_masks), None)
+
+    def arguments(self) -> dict[str, Any]:
         """The arguments of a source that name them."""
         named = {"tokens" if self.tokenized else "text": self.document, "loss_mask": self.loss_mask}
         return {name: field for name, field in named.items() if field is not None}
@@ -70,13 +89,28 @@ def chat_fields(names: Collection[str]) -> list[str]:
 
 def is_usual(names: Collection[str]) -> bool:
     """True if `usual_field` has something to go by: one field, or one that holds documents."""
-    known = (*_USUAL, *_OF_CHATS)
+    known = (*_TEXTS, *IDS, *_OF_CHATS)
     return len(names) == 1 or any(name in known for name in names)
 
 
-def loss_field(names: Collection[str]) -> str | None:
-    """The field beside token ids that says which of them are learnt, if nobody says so."""
-    return next((name for name in _OF_LOSS if name in names), None)
+def loss_fields(names: Collection[str]) -> tuple[str, ...]:
+    """The fields beside token ids that say which of them are learnt, if nobody says so."""
+    return tuple(name for name in LOSS_FIELDS if name in names)
+
+
+def texts_beside(names: Collection[str], document: str) -> str | None:
+    """The field of texts that may be the documents as well as the usual one of token ids."""
+    return next((name for name in _TEXTS if document in IDS and name in names), None)
+
+
+def candidates(names: Collection[str], holds_ids: Callable[[str], bool]) -> list[str]:
+    """The fields without those that cannot be the documents: those that a pipeline adds for itself,
+    and beside a text, what is named like token ids and holds none.
+    """
+    found = [name for name in names if not name.startswith("__")] or list(names)
+    if any(name in _TEXTS for name in found):
+        found = [name for name in found if name not in IDS or holds_ids(name)]
+    return found
 
 
 def usual_field(
@@ -85,8 +119,8 @@ def usual_field(
     example: Callable[[str], str],
     chats: str | None = None,
 ) -> str:
-    """The field that holds the documents, if nobody says so: the only one, or "text", "tokens" or
-    "input_ids" if one of them is there.
+    """The field that holds the documents, if nobody says so: the only one, or one of the usual
+    names. Token ids go before texts: `texts_beside` says whether there are both.
 
     Args:
         names: all fields.
@@ -99,16 +133,17 @@ def usual_field(
         ConfigError: there is none or several such fields, or fields beside it say that it is a
             conversation.
     """
-    found = [name for name in _USUAL if name in names] or list(names)[: len(names) == 1]
+    found = [name for name in IDS if name in names] or [name for name in _TEXTS if name in names]
+    found = found or list(names)[: len(names) == 1]
     beside = chat_fields(names)
     if not found and {"instruction", "output"} <= set(names):
         beside = ["output"]
-    if any(name in ("tokens", "input_ids") for name in found):  # ids of pairs have "chosen" beside
+    if found and found[0] in IDS:  # ids of pairs have "chosen" beside
         beside = [name for name in beside if name in _LISTS]
     if not found and not beside:
         consequence, remedy = "None of them is known to hold the documents.", ""
     elif beside:
-        consequence = f'"{beside[0]}" holds conversations.'
+        consequence = f'With "{beside[0]}" they are what sources.Chat reads.'
         remedy = f"{chats or _IN_OTHER_FILES}, or "
         if chats and set(found) <= set(_LISTS) and beside[0] in _LISTS:
             raise ConfigError(f"{what} {_listed(names)}.", consequence, f"{chats}.")

@@ -17,7 +17,8 @@ Cost: a block is copied once more; what lies after a part is read by two lanes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
@@ -33,7 +34,10 @@ from streampack.reading.base import Block, Cursor, LaneReader, LinePart
 from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.reading.skips import Skips
 
+logger = logging.getLogger(__name__)
+
 MOST_DOCUMENTS = 4096  # of a group
+_warned: set[str] = set()  # fields of which documents with one value were seen apart
 
 _OWN, _BEYOND, _END = range(3)  # where a place lies: in the part, after it, after everything
 
@@ -45,6 +49,7 @@ class GroupedReader(LinePart):
     Attributes:
         reader: whose blocks are in order, of one shard after the other.
         field: the document field that the documents of a group have in common.
+        shard_name: what a shard is called, by its number.
         cut: the group of the first document belongs to another reader.
         beyond: of the rest of the last shard, where the part ends inside of it.
         seed: of the order of groups in a block; None leaves them as they are.
@@ -52,6 +57,7 @@ class GroupedReader(LinePart):
 
     reader: LaneReader
     field: str
+    shard_name: Callable[[int], str]
     cut: bool = False
     beyond: LaneReader | None = None
     seed: int | None = None
@@ -141,7 +147,9 @@ class GroupedReader(LinePart):
         return np.stack([block.origin["shard"].astype(np.int64), number], axis=1)
 
     def _numbered(self, block: Block) -> Block:
-        starts = run_starts(self._keys(block))
+        keys = self._keys(block)
+        starts = run_starts(keys)
+        self._say_apart(keys[starts])
         sizes = np.diff(starts, append=len(block))
         if self.seed is not None and len(starts) > 1:
             shard, index = int(block.origin["shard"][0]), int(block.origin["index"][0])
@@ -150,6 +158,25 @@ class GroupedReader(LinePart):
             block = block.take(ranges_of(starts[groups], sizes))
         number = np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
         return replace(block, document_fields={**block.document_fields, GROUP: number})
+
+    def _say_apart(self, keys: NDArray[np.int64]) -> None:
+        """Say once if one of the keys (G, 2) of a block's groups comes again."""
+        if self.field in _warned:
+            return
+        found, counts = np.unique(keys, axis=0, return_counts=True)
+        if len(found) == len(keys):
+            return
+        _warned.add(self.field)
+        shard, value = found[counts > 1][0].tolist()
+        logger.warning(
+            'In %s documents that have %d as "%s" lie apart, with others between: only neighbours '
+            'are a group, so each of their runs is one. Sort the records by "%s" if they belong '
+            "together.",
+            self.shard_name(shard),
+            value,
+            self.field,
+            self.field,
+        )
 
     def _check_size(self, held: Block) -> None:
         if len(held) > MOST_DOCUMENTS:

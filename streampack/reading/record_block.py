@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from streampack.conversations import Conversations
 from streampack.documents import TOKEN_DTYPES, Documents, Fields, Texts
 from streampack.fields import TEXT_REMEDY, FieldTypes
+from streampack.reading.padding import ATTENTION_MASK, kept_tokens, without_padding
 from streampack.reading.records import BrokenDocumentError, require_field
 
 Item = TypeVar("Item")
@@ -42,15 +43,18 @@ def record_block(
     good: list[int] = []
     found: list[Any] = []
     masks: list[NDArray[np.bool_]] = []
+    kept: list[NDArray[np.bool_] | None] = []
     for i, item in enumerate(items):
         try:
             record, document, mask = read(item)
+            padded = _kept(record, len(document)) if kind is Documents else None
             more.add(record, len(document) if kind is Documents else None)
         except BrokenDocumentError as reason:
             problems[i] = str(reason)
             continue
         good.append(i)
         found.append(document)
+        kept.append(padded)
         if mask is not None:
             masks.append(mask)
     if kind is not Documents:
@@ -61,7 +65,28 @@ def record_block(
     block = Documents.from_arrays(
         found, origin[good], masks or None, more.of_tokens, more.of_documents
     )
+    if any(part is not None for part in kept):
+        whole = [
+            np.ones(len(array), dtype=np.bool_) if part is None else part
+            for array, part in zip(found, kept, strict=True)
+        ]
+        block = without_padding(block, np.concatenate(whole))
     return block, problems
+
+
+def _kept(record: Any, num_tokens: int) -> NDArray[np.bool_] | None:
+    """(T,) False where a token of a record is padding; None if none is."""
+    if not isinstance(record, Mapping) or ATTENTION_MASK not in record:
+        return None
+    values = record[ATTENTION_MASK]
+    if isinstance(values, list) and values.count(1) == len(values) == num_tokens:
+        return None  # an array is made in ten times that time
+    numbers = _numbers(values, ATTENTION_MASK, num_tokens)
+    reasons: dict[int, str] = {}
+    kept = kept_tokens(numbers, np.array([0, num_tokens]), reasons)
+    if reasons:
+        raise BrokenDocumentError(reasons[0])
+    return kept
 
 
 class _RecordFields:

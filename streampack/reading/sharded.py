@@ -257,6 +257,7 @@ class ShardedSource(Source):
         return GroupedReader(
             SpanReader(self, pieces, None, 1),
             self.group_field,
+            self.shard_name,
             cut=pieces.begins_inside,
             beyond=SpanReader(self, pieces.beyond(), None, 1),
             seed=block_seed,

@@ -303,6 +303,11 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
     texts = any(not part.tokenized for part in sources_of(source))
     ids = any(part.tokenized for part in sources_of(source))
     if tokenizer is not None:
+        for part in sources_of(source):
+            part.check_documents_named(
+                "For the ids leave tokenizer= out (TokenRules(eos_id=...) names their EOS); for "
+                'the texts pass sources.open(source, text="{text}").'
+            )
         given = {"eos": rules.eos, "eos_id": eos_id, "pad_id": pad_id}
         if not isinstance(tokenizer, Tokenizer):
             given["model_vocab_size"] = vocab_size

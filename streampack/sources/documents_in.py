@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streampack.reading.fields import Fields, is_usual, loss_field, usual_field
+from streampack.reading.fields import (
+    IDS,
+    Fields,
+    candidates,
+    is_usual,
+    loss_fields,
+    texts_beside,
+    usual_field,
+)
 from streampack.storage.remote import shown
 
 
-def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]) -> dict[str, str]:
-    """The arguments that name the documents in records, for example ``{"text": name}``.
+def field_of_records(
+    source: Any, paths: Sequence[str], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], str | None]:
+    """The arguments that name the documents in records, for example ``{"text": name}``; and the
+    field of texts beside token ids, if nobody said which of them are meant.
 
     Args:
         source: of the files, which has `first_fields`.
@@ -18,12 +29,16 @@ def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]
         given: the arguments; `column` names a field of whichever kind.
     """
     kinds = source.first_fields()
-    others = [name for name in kinds if name != given.get("loss_mask")]
-    name = given.get("column")
-    mask = None
+    masks = Fields.named(text=None, tokens="", loss_mask=given.get("loss_mask"), default=None)
+    others = candidates(
+        [name for name in kinds if name not in masks.loss_masks],
+        lambda name: kinds[name] == "tokens",
+    )
+    name, texts = given.get("column"), None
+    found = masks.loss_masks
     if name is None:
         name = "text"
-        if name not in kinds and is_usual(others):
+        if is_usual(others) and ("text" not in others or any(ids in others for ids in IDS)):
             files = repr(paths[0] if len(paths) == 1 else list(paths))
             call = f"sources.open({files}"
             name = usual_field(
@@ -33,6 +48,9 @@ def field_of_records(source: Any, paths: Sequence[str], given: Mapping[str, Any]
                 f"Pass sources.Chat({files}); commands that measure take FILE.py:NAME, where NAME "
                 "is that",
             )
-        mask = given.get("loss_mask", loss_field(others))
+            texts = texts_beside(others, name)
+        found = found or loss_fields(others)
+    # What is named like ids is read as ids, so that what is wrong with them is said of them.
     tokenized = kinds.get(name) == "tokens" or (name not in kinds and "loss_mask" in given)
-    return Fields(tokenized, name, mask if tokenized else None).arguments()
+    tokenized = tokenized or (name in IDS and kinds.get(name) == "")
+    return Fields(tokenized, name, found if tokenized else ()).arguments(), texts

@@ -39,7 +39,7 @@ _TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _OF_DATASETS = ("/dataset_dict.json", "/dataset_info.json", "/state.json")
 _LONGEST_PATH = 4096
 _HEAD_BYTES = 4096
-_NAME = re.compile(r"[^\s]*(/|\\|\.\w{1,8}$)[^\s]*")
+_NAME = re.compile(r"[^\s<>\"|]*(/|\\|\.\w{1,8}$)[^\s<>\"|]*")  # no marks, as of "</s>"
 
 
 def seems_path(text: str) -> bool:
@@ -91,15 +91,18 @@ def open_files(
         "formats": [known.__name__ for known in formats],
         "storage": storage.storage_options,
     }
-    known, arguments = listed_once(described, lambda: _look(several, storage, formats, given))
+    known, arguments, texts = listed_once(
+        described, lambda: _look(several, storage, formats, given)
+    )
     source: Source = known(several, **arguments, reading=reading, storage=storage)
+    source.texts_beside = texts
     return source
 
 
 def _look(
     paths: list[str], storage: Storage, formats: Sequence[Any], given: dict[str, Any]
-) -> tuple[Any, dict[str, Any]]:
-    """The format of files, and the arguments of its source besides the paths."""
+) -> tuple[Any, dict[str, Any], str | None]:
+    """The format of files, the arguments of its source besides the paths, and `texts_beside`."""
     in_http = [re.match("https?://", path) and _format_of(path) is None for path in paths]
     # HTTP has no listing, and an MDS corpus needs none.
     without = "column" in given and all(in_http)
@@ -110,15 +113,17 @@ def _look(
         if name not in takes and not (by_field and name == "column"):
             raise _refused(known, name, value, takes)
     arguments = {name: value for name, value in given.items() if name in takes}
+    texts = None
     if by_field and "text" not in given and "tokens" not in given:
-        arguments |= field_of_records(known(paths, storage=storage), paths, given)
+        named, texts = field_of_records(known(paths, storage=storage), paths, given)
+        arguments |= named
     elif by_field and "column" in given:
         raise ConfigError(
             f"column={given['column']!r} is given beside text= or tokens=.",
             "A document is read from one column.",
             "Leave column out.",
         )
-    return known, arguments
+    return known, arguments, texts
 
 
 def _refused(known: Any, name: str, value: Any, takes: Collection[str]) -> ConfigError:

@@ -33,7 +33,7 @@ def open(
     text: str | None = None,
     tokens: str | None = None,
     column: str | None = None,
-    loss_mask: str | None = None,
+    loss_mask: str | Sequence[str] | None = None,
     key: str | None = None,
     dtype: DTypeLike | None = None,
     eos_id: int | None = None,
@@ -44,7 +44,8 @@ def open(
 
     Files are known by their names and what they hold: an `index.json` of MDS, a `.idx` beside a
     `.bin`, an ending, the columns of Parquet and Arrow files, the fields of JSON lines. If the
-    documents are in the only field, or in "text", "tokens" or "input_ids", nothing need be named.
+    documents are in the only field, or in "text", "txt", "tokens" or "input_ids", nothing need be
+    named; where there are texts and ids, ids are read, and a tokenizer besides is refused.
     `PackedDataset` and the commands take paths in the same way.
 
     Args:
@@ -53,8 +54,8 @@ def open(
         text, tokens: the field or column with the documents, as texts or token ids.
         column: the same, of whichever kind; the column of MDS.
         loss_mask: the field or column with one bool (or 1 or 0) per token, or labels: a token's own
-            id where it is learnt, and -100 where not. If nothing is named, "loss_mask" or "labels"
-            beside token ids.
+            id where it is learnt, and -100 where not; of several, all must say so. If nothing is
+            named, "loss_mask", "labels", "assistant_masks" and "completion_mask" beside token ids.
         key: the extension of the wanted files inside tar shards.
         dtype: the integers of raw files, of a `bytes` column of MDS or of bare arrays in tar.
         eos_id: the token that ends a document, in flat files of tokens.
@@ -185,6 +186,7 @@ def _by_columns(data: Any, rows: Iterable, given: Mapping[str, Any]) -> Table | 
         return None
     fields = rows.fields
     table = Table(data, **{**fields.arguments(), **given})
+    table.texts_beside = rows.texts_beside
     try:
         table.prepare()
     except ConfigError:  # of another type: what is no document is named row by row
@@ -202,5 +204,7 @@ def _hf_stream(dataset: Any, given: Mapping[str, Any]) -> Source:
         raise ConfigError(
             "The streaming dataset has no rows.", "There is nothing to read.", "Pass another split."
         )
-    fields = fields_of(first, lambda name: f'sources.HFStream(dataset, text="{name}"), or tokens=')
-    return HFStream(dataset, **{**fields.arguments(), **given})
+    fields = fields_of(first)
+    stream = HFStream(dataset, **{**fields.arguments(), **given})
+    stream.texts_beside = fields.texts
+    return stream

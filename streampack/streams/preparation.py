@@ -87,6 +87,8 @@ class BlockPreparer:
             origin = block.origin.copy()
             origin["source"] = self._number
             block = replace(block, origin=origin)
+        if isinstance(block, Conversations):
+            self._check_sides(block)
         tokenized = isinstance(block, Documents)
         if isinstance(block, Documents):
             documents = self._checked(block)
@@ -119,6 +121,23 @@ class BlockPreparer:
         if documents.tokens.dtype == np.int32:  # checked: no id is negative
             documents = replace(documents, tokens=documents.tokens.view(np.uint32))
         return documents if sizes is None else joined(documents, number)
+
+    def _check_sides(self, block: Conversations) -> None:
+        """Raise `ConfigError` for pairs of which nothing would tell the rejected side."""
+        preparation = self._preparation
+        if preparation.group is not None or "chosen" in preparation.fields.document:
+            return
+        pair = next((i for i, c in enumerate(block.conversations) if c.rejected is not None), None)
+        if pair is not None:
+            name = self._name(block.origin[pair])
+            raise ConfigError(
+                f"{name[0].upper()}{name[1:]} has a chosen and a rejected answer, and no "
+                "group is named.",
+                "Rejected answers would be learnt as chosen ones are.",
+                'Pass document_fields={"group": "int64", "chosen": "bool"} with group="group" for '
+                'training on preferences, or with filter=Hook("chosen", lambda documents, seeds: '
+                'documents.document_fields["chosen"]) for the chosen answers alone.',
+            )
 
     def _name(self, origin: np.void) -> str:
         of = f' of source "{self._skips.name}"' if self._skips.name else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
@@ -120,7 +120,21 @@ class Tokenizer:
         self.bos = vocabulary.wants_bos if bos is None else bos
         self.threads = threads
         if eos != "as-is" and self.eos_id is None:
-            raise missing_id("eos", f'eos="{eos}"', 'use eos="as-is"')
+            raise (
+                _several_ends(vocabulary.likely_eos)
+                if vocabulary.likely_eos
+                else missing_id("eos", f'eos="{eos}"', 'use eos="as-is"')
+            )
+        if eos != "as-is" and eos_id is None and vocabulary.likely_eos:
+            (name,) = vocabulary.likely_eos
+            logger.warning(
+                "The tokenizer does not say which token ends a document: %s (id %d) is taken, the "
+                "only special token with such a name. TokenRules(eos_id=%d) says so without this "
+                "warning.",
+                name,
+                self.eos_id,
+                self.eos_id,
+            )
         if self.bos and self.bos_id is None:
             raise missing_id("bos", "bos=True", "use bos=False")
         ends = [i for i in (self.eos_id, self.bos_id) if i is not None]
@@ -329,6 +343,16 @@ def _check_id(name: str, token: int | None) -> int | None:
             f"Pass the {name} of the tokenizer, or leave it out.",
         )
     return token
+
+
+def _several_ends(names: Mapping[str, int]) -> ConfigError:
+    listed = ", ".join(f'"{name}" (id {number})' for name, number in names.items())
+    return ConfigError(
+        f"The tokenizer does not say which token ends a document, and it may be {listed}.",
+        "The wrong one would be put into every document.",
+        "Pass TokenRules(eos_id=...) (--eos-id), or put the tokenizer_config.json of the model "
+        "beside the tokenizer.json.",
+    )
 
 
 def _complaint(text: object, error: Exception) -> str:

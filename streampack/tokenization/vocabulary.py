@@ -1,9 +1,15 @@
-"""What a tokenizer says about itself: its engine and its special tokens. Nothing is guessed."""
+"""What a tokenizer says about itself: its engine and its special tokens.
+
+A tokenizer of transformers says which token ends a document, or that none does. A bare
+tokenizer.json cannot: there it is the only special token with a name that ends have, and none if
+there are several.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +18,7 @@ from tokenizers import Tokenizer as Engine
 from streampack.errors import ConfigError
 
 # Names that these tokens have in common tokenizers. A name counts only if the tokenizer itself
-# declares the token special, so it is a statement of the tokenizer, not a guess.
+# declares the token special.
 _EOS_NAMES = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -42,6 +48,8 @@ class Vocabulary:
     Attributes:
         engine: from the tokenizers library, without truncation and padding.
         eos_id, bos_id, pad_id: ids, or None if the tokenizer declares none.
+        likely_eos: where it cannot declare an EOS, its special tokens that have the name of one,
+            with their ids; `eos_id` is that of the only one.
         wants_bos: True if the tokenizer itself puts BOS before a text.
         largest_id: the largest id in the vocabulary, added tokens included.
         chat_template: the Jinja template that came with it, or None.
@@ -54,6 +62,7 @@ class Vocabulary:
     wants_bos: bool
     largest_id: int
     chat_template: str | None = None
+    likely_eos: Mapping[str, int] = field(default_factory=dict)
 
 
 def open_vocabulary(tokenizer: Any) -> Vocabulary:
@@ -117,7 +126,7 @@ def _read_engine(path: Path) -> Engine:
 def _settings_beside(path: Path) -> dict[str, Any]:
     """The special tokens named in the files that usually come with a tokenizer.json."""
     settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+    for name in ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json"):
         file = path.with_name(name)
         if not file.is_file():
             continue
@@ -130,7 +139,8 @@ def _settings_beside(path: Path) -> dict[str, Any]:
                 "Repair the file, or move tokenizer.json to another folder.",
             ) from error
         if isinstance(content, dict):
-            settings.update({key: value for key, value in content.items() if value is not None})
+            said = {key: value for key, value in content.items() if value is not None}
+            settings = {**content, **settings, **said}  # null is said of what no file names
     template = path.with_name("chat_template.jinja")
     if template.is_file():
         settings["chat_template"] = template.read_text(encoding="utf-8")
@@ -169,14 +179,21 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
         if token.special
     }
     ids: dict[str, int | None] = {}
+    likely_eos: dict[str, int] = {}
     for kind, names in _KINDS.items():
         token = settings.get(f"{kind}_token")
         if isinstance(token, dict):
             token = token.get("content")
         if token is not None:
             ids[kind] = copy.token_to_id(str(token))
-        else:
+        elif kind != "eos":
             ids[kind] = next((special[name] for name in names if name in special), None)
+        elif type(settings.get("eos_token_id")) is int:  # a model's that generates; or a list
+            ids[kind] = settings["eos_token_id"]
+        else:
+            if "eos_token" not in settings:
+                likely_eos = {name: special[name] for name in names if name in special}
+            ids[kind] = None if len(likely_eos) != 1 else next(iter(likely_eos.values()))
     padding = getattr(original, "padding", None)
     if ids["pad"] is None and isinstance(padding, dict):
         ids["pad"] = padding.get("pad_id")
@@ -192,6 +209,7 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
         bool(wants_bos),
         largest,
         _chat_template(settings.get("chat_template")),
+        likely_eos,
     )
 
 

@@ -90,7 +90,7 @@ def test_a_field_that_is_missing_or_no_whole_number_is_refused() -> None:
                     yield block, after
 
         with pytest.raises(ConfigError, match=f'group is "{name}", and records have {what}'):
-            list(GroupedReader(Halves(), name).read(None, Skips()))
+            list(GroupedReader(Halves(), name, str).read(None, Skips()))
 
 
 def test_a_damaged_cursor_is_refused() -> None:
@@ -100,3 +100,24 @@ def test_a_damaged_cursor_is_refused() -> None:
     for wrong in ({"stage": 9, "at": None, "given": 0, "left": 0}, {"at": None}, {"open": []}):
         with pytest.raises(StateError):
             list(reader.read(wrong, Skips()))
+
+
+def test_a_key_that_comes_again_is_said_once_with_its_shard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from streampack import PackedDataset, PackedLoader, Topology
+
+    def run(keys: list[int], name: str) -> list[str]:
+        caplog.clear()
+        records = [{"tokens": [1, 2], name: key} for key in keys]
+        dataset = PackedDataset(
+            records, seq_len=8, group=name, document_fields={name: "int64"}, topology=Topology()
+        )
+        for _ in range(2):
+            assert sum(batch.num_documents for batch in PackedLoader(dataset)) == len(keys)
+        return [record.getMessage() for record in caplog.records]
+
+    (said,) = run([0, 1, 0, 1, 0, 1], "apart")
+    assert 'In lane 0 documents that have 0 as "apart" lie apart' in said
+    assert 'Sort the records by "apart"' in said
+    assert not run(sorted([0, 1, 0, 1, 0, 1]), "sorted")

@@ -193,7 +193,8 @@ def test_records_with_two_meanings_are_read_as_the_shape_says(tmp_path: Path) ->
         sources.Chat(path, template=CHATML).prepare()
     for shape, count in (("messages", 1), ("preference", 2)):
         source = sources.Chat(path, template=CHATML, shape=shape)
-        batches = list(PackedLoader(dataset(source)))
+        named = {"document_fields": {"chosen": "bool"}} if count == 2 else {}
+        batches = list(PackedLoader(dataset(source, **named)))
         assert sum(batch.num_documents for batch in batches) == count
     with pytest.raises(ConfigError, match="Use one of 'messages'"):
         sources.Chat(path, shape="dpo")

@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import ConfigError, ContentError, PackedDataset, Topology
-from streampack.documents import offsets_of
+from streampack import ConfigError, ContentError, PackedDataset, Topology, sources
+from streampack.documents import Documents, offsets_of
 from streampack.reading.loss_masks import mask_of, masks_of_rows
+from streampack.reading.padding import kept_tokens, without_padding
 from streampack.reading.records import BrokenDocumentError
+from tests.support.mosaic import streaming_module
 
 datasets = pytest.importorskip("datasets")
 
@@ -140,3 +142,122 @@ def test_rows_together_are_read_as_rows_alone(rows: list[list[tuple[int, int]]],
         part = together[offsets[i] : offsets[i + 1]].tolist()
         found = (part, None) if i not in reasons else (None, reasons[i])
         assert found == alone(own, own_ids, name)
+
+
+PADDED: Columns = {
+    "input_ids": [[11, 12, 13, 14], [0, 0, 21, 22], [31, 32, 33, 0], [0, 0, 0, 0]],
+    "labels": [[-100, -100, 13, 14], [0, 0, -100, 22], [-100, 32, -100, -100], [0, 0, 0, 0]],
+    "attention_mask": [[1, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_is_left_out_with_its_labels(kind: str) -> None:
+    assert learnt(KINDS[kind](PADDED)) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [([1, 0, 1], "zeros between ones"), ([1, 2, 0], "other than 0 and 1"), ([1, 1], "3 ids and 2")],
+)
+def test_an_attention_mask_that_is_none_is_refused_by_name(
+    kind: str, mask: list[int], words: str
+) -> None:
+    columns = {"input_ids": [[1, 2], [3, 4, 5]], "attention_mask": [[1, 1], mask]}
+    with pytest.raises(ContentError, match=f"1 .*{words}|line 2.*{words}"):
+        learnt(KINDS[kind](columns))
+
+
+@pytest.mark.parametrize("kind", ["Parquet", "Arrow", "save_to_disk"])
+def test_a_column_that_is_no_attention_mask_is_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r'"attention_mask" .* Drop the column'):
+        learnt(KINDS[kind]({"input_ids": IDS, "attention_mask": ["a", "b", "c"]}))
+
+
+def test_padding_is_left_out_where_the_ids_are_named() -> None:
+    whole = {(tuple(ids), (-100, *ids[1:])) for ids in IDS}
+    padded = {name: PADDED[name] for name in ("input_ids", "attention_mask")}
+    assert learnt(sources.Parquet(parquet(padded), tokens="input_ids")) == whole
+    assert learnt(sources.JSONL(lines(padded), tokens="input_ids")) == whole
+    assert learnt(sources.Iterable(records(padded), tokens="input_ids")) == whole
+
+
+@pytest.mark.parametrize("kind", ["JSON lines", "Parquet", "Dataset", "records", "streaming"])
+def test_padding_of_labelled_chats_is_left_out(kind: str) -> None:
+    columns = {name: values[:3] for name, values in PADDED.items()}
+    assert learnt(sources.Chat(KINDS[kind](columns))) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["assistant_masks", "completion_mask"])
+def test_masks_of_other_libraries_are_found(kind: str, name: str) -> None:
+    assert learnt(KINDS[kind]({"input_ids": IDS, name: MASKS})) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_several_masks_all_must_say_so(kind: str) -> None:
+    columns = {
+        "input_ids": IDS,
+        "labels": [[-100, 12, 13, 14], [-100, 22], [31, 32, 33]],
+        "completion_mask": [[0, 0, 1, 1], [1, 1], [0, 1, 1]],
+        "assistant_masks": [[1, 1, 1, 1], [0, 1], [1, 1, 0]],
+    }
+    assert learnt(KINDS[kind](columns)) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", ["JSON lines", "Parquet", "Dataset", "records", "streaming"])
+def test_of_several_masks_of_a_chat_all_must_say_so(kind: str) -> None:
+    labels = [[-100, 12, 13, 14], [-100, 22], [31, 32, 33]]
+    columns = {"input_ids": IDS, "labels": labels, "assistant_masks": MASKS}
+    assert learnt(sources.Chat(KINDS[kind](columns))) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_that_is_none_is_called_what_it_is(kind: str) -> None:
+    columns = {"input_ids": [[1, 2, 3]], "loss_mask": [[0, 2, 1]]}
+    with pytest.raises(ContentError, match='value 2 at token 1 in "loss_mask", so it is no mask'):
+        learnt(KINDS[kind](columns))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=6))
+def test_padding_at_either_end_changes_nothing_else(shapes: list[tuple[int, int, int]]) -> None:
+    ids = [np.arange(count, dtype=np.uint32) + 7 for _, count, _ in shapes]
+    padded = [np.pad(own, (a, b)) for own, (a, _, b) in zip(ids, shapes, strict=True)]
+    mask = [np.pad(np.ones(n, dtype=np.int8), (a, b)) for a, n, b in shapes]
+    field = {"f": np.concatenate([np.zeros(0, np.uint32), *padded])}
+    block = Documents.from_arrays(
+        padded, loss_masks=[own > 8 for own in padded], token_fields=field
+    )
+    reasons: dict[int, str] = {}
+    values = np.concatenate([np.zeros(0, np.int8), *mask])
+    found = without_padding(block, kept_tokens(values, block.offsets, reasons))
+    assert not reasons
+    for i, own in enumerate(ids):
+        part = slice(found.offsets[i], found.offsets[i + 1])
+        assert found.tokens[part].tolist() == found.token_fields["f"][part].tolist() == own.tolist()
+        assert found.loss_mask is not None
+        assert found.loss_mask[part].tolist() == (own > 8).tolist()
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=5))
+def test_zeros_between_ones_are_found_in_their_document(masks: list[list[int]]) -> None:
+    reasons: dict[int, str] = {}
+    values = np.array([value for mask in masks for value in mask], dtype=np.int64)
+    kept_tokens(values, offsets_of(np.array([len(mask) for mask in masks])), reasons)
+    expected = [i for i, m in enumerate(masks) if "01" in "".join(map(str, m)).lstrip("0")]
+    assert sorted(reasons) == expected
+
+
+def test_padding_beside_ids_in_mds_is_refused_and_named_they_are_read() -> None:
+    with streaming_module("base.format.mds") as mds:
+        columns = {"attention_mask": "ndarray:uint8", "input_ids": "ndarray:uint16"}
+        with mds.MDSWriter(out="mds", columns=columns) as writer:
+            for ids in IDS:
+                ones = np.ones(len(ids), dtype=np.uint8)
+                writer.write({"input_ids": np.array(ids, dtype=np.uint16), "attention_mask": ones})
+    with pytest.raises(ConfigError, match="Padding would be learnt") as raised:
+        sources.open("mds")
+    assert "mds', column='input_ids')" in raised.value.remedy
+    named = learnt(sources.MDS("mds", column="input_ids"))
+    assert {ids for ids, _ in named} == set(map(tuple, IDS))

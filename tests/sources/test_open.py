@@ -54,7 +54,8 @@ def test_the_field_of_records_is_found_as_in_tables(tmp_path: Path, name: str) -
         ({"tokens": IDS, "url": TEXTS}, IDS),
         ({"ids": IDS}, IDS),
         ({"content": TEXTS}, TEXTS),
-        ({"text": TEXTS, "input_ids": IDS}, TEXTS),
+        ({"text": TEXTS, "input_ids": IDS}, IDS),
+        ({"text": TEXTS, "tokens": [1, 2, 3]}, TEXTS),
     ):
         write(path, columns)
         assert read_all(sources.open(path)) == expected

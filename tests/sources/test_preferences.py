@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack import Hook, PackedDataset, PackedLoader, Topology, sources
 from streampack.errors import ConfigError, ContentError
 from streampack.tokenization import load_tokenizer
 from tests.support.chats import CHATML, THINKING, bpe_tokenizer, messages, write_lines
@@ -156,10 +156,23 @@ def test_plain_pairs_need_no_template(tmp_path: Path) -> None:
     assert sorted(texts) == ["bad<|endoftext|>"] * 5 + ["good<|endoftext|>"] * 5
 
 
-def test_pairs_without_fields_are_just_documents(tmp_path: Path) -> None:
+def test_pairs_are_refused_where_nothing_would_tell_the_rejected_and_both_ways_out_work(
+    tmp_path: Path,
+) -> None:
     source = files("jsonl", [pair(i) for i in range(10)], tmp_path)
-    loader = PackedLoader(dataset(source, document_fields=None))
-    assert sum(batch.num_documents for batch in loader) == 20
+    with pytest.raises(ConfigError, match="Rejected answers would be learnt") as raised:
+        list(PackedLoader(dataset(source, document_fields=None)))
+    remedy = raised.value.remedy
+    fields = {"group": "int64", "chosen": "bool"}
+    assert 'document_fields={"group": "int64", "chosen": "bool"} with group="group"' in remedy
+    both = list(PackedLoader(dataset(source, document_fields=fields, group="group")))
+    assert sum(batch.num_documents for batch in both) == 20
+    advised = remedy[remedy.index("Hook(") : remedy.rindex(" for the chosen")]
+    chosen = eval(advised, {"Hook": Hook})
+    loader = PackedLoader(dataset(source, document_fields=fields, filter=chosen))
+    batches = list(loader)
+    assert sum(batch.num_documents for batch in batches) == 10
+    assert all(batch.document_fields["chosen"].all() for batch in batches)
 
 
 def test_a_field_that_other_records_do_not_have_is_refused(tmp_path: Path) -> None:

@@ -106,7 +106,10 @@ def bpe_tokenizer(trim_offsets: bool = False) -> Tokenizer:
     )
     text = Path(__file__).read_text() + "\n\n\n hello world, the quick brown fox\n\n  " * 20
     tokenizer.train_from_iterator([text, text.replace("\n", "\n\n")], trainer)
-    return tokenizer
+    written = json.loads(tokenizer.to_str())
+    for token in written["added_tokens"]:
+        token["special"] = token["content"] != "</s>"  # one end is declared, and no more
+    return Tokenizer.from_str(json.dumps(written))
 
 
 def sentencepiece_like_tokenizer() -> Tokenizer:

@@ -126,6 +126,68 @@ def test_ends_are_read_from_the_files_beside_the_tokenizer(tmp_path: Path) -> No
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
+def test_the_only_end_of_a_bare_tokenizer_is_taken_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert Tokenizer(small_engine("<s>", "<eos>")).eos_id == 257
+    assert [record.getMessage().count("<eos> (id 257)") for record in caplog.records] == [1]
+    caplog.clear()
+    Tokenizer(small_engine("<eos>"), eos_id=256)  # as the warning says
+    Tokenizer(small_engine("<eos>"), eos="as-is")
+    assert not caplog.records
+
+
+def test_of_several_ends_none_is_taken_and_following_the_advice_works(tmp_path: Path) -> None:
+    engine = small_engine("<|endoftext|>", "<eos>")
+    with pytest.raises(ConfigError, match=r'"<\|endoftext\|>" \(id 256\), "<eos>" \(id 257\)'):
+        Tokenizer(engine)
+    assert Tokenizer(engine, eos="as-is").eos_id is None
+    assert Tokenizer(engine, eos_id=257).eos_id == 257
+    engine.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    assert load_tokenizer(tmp_path).eos_id == 257
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"generation_config.json": {"eos_token_id": 257}}, 257),
+        ({"generation_config.json": {"eos_token_id": [256, 257]}}, None),
+        ({"tokenizer_config.json": {"eos_token": None}}, None),
+        (
+            {
+                "tokenizer_config.json": {"eos_token": None},
+                "special_tokens_map.json": {"eos_token": "<eos>"},
+            },
+            257,
+        ),
+        (
+            {
+                "generation_config.json": {"eos_token_id": 256},
+                "tokenizer_config.json": {"eos_token": "<eos>"},
+            },
+            257,
+        ),
+    ],
+)
+def test_what_files_beside_a_tokenizer_say_of_its_end_counts(
+    files: dict[str, Any], expected: int | None, tmp_path: Path
+) -> None:
+    small_engine("<|endoftext|>", "<eos>").save(str(tmp_path / "tokenizer.json"))
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    assert load_tokenizer(tmp_path, eos="as-is").eos_id == expected
+
+
+def test_a_transformers_tokenizer_without_an_end_has_none() -> None:
+    transformers = pytest.importorskip("transformers")
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=small_engine("</s>", "<pad>"))
+    with pytest.raises(ConfigError, match="declares none"):
+        load_tokenizer(fast)
+    fast.eos_token = "</s>"
+    assert load_tokenizer(fast).eos_id == 256
+
+
 def test_only_declared_special_tokens_are_taken_for_ends() -> None:
     engine = small_engine("<|endoftext|>", "<pad>")
     assert Tokenizer(engine).eos_id == engine.token_to_id("<|endoftext|>")

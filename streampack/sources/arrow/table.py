@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class Table(Parquet):
         *,
         text: str | None = None,
         tokens: str | None = None,
-        loss_mask: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
         reading: Reading | None = None,
     ) -> None:
         super().__init__((), text=text, tokens=tokens, loss_mask=loss_mask, reading=reading)

@@ -13,12 +13,15 @@ from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block
-from streampack.reading.loss_masks import mask_of, mask_of_labels
+from streampack.reading.fields import LOSS_FIELDS
+from streampack.reading.loss_masks import LABELS, joint_mask, mask_of
 from streampack.reading.nesting import MOST_NESTED
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import BrokenDocumentError, ids_of, numbers_of, require_field
 from streampack.sources.chat.records import conversation_of, known_shapes, shape_of
 from streampack.storage.remote import shown
+
+_MASKS = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
 
 
 def field_names(items: Sequence[Any]) -> set[str]:
@@ -57,7 +60,7 @@ def holds_ids(names: Collection[str], where: str, shape: str | None) -> bool:
     there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
     raise ConfigError(
         f"{shown(where)} has the fields {there}.",
-        f'Chat reads {known_shapes()}; and "input_ids" with "labels" or "loss_mask".',
+        f'Chat reads {known_shapes()}; and "input_ids" with one of {_MASKS}.',
         "Bring the records into one of these forms.",
     )
 
@@ -94,15 +97,17 @@ def block_of(
 
 
 def _labelled_ids(record: Mapping[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """(T,) "input_ids", and (T,) which of them count, by "loss_mask" or by "labels"."""
+    """(T,) "input_ids", and (T,) which of them count, by all masks and labels beside them."""
     require_field(record, "input_ids")
     ids = ids_of(record, "input_ids")
-    if record.get("loss_mask") is not None:
-        mask = mask_of(numbers_of(record, "loss_mask", len(ids), "mask values"), ids, "loss_mask")
-    elif record.get("labels") is not None:
-        mask = mask_of_labels(numbers_of(record, "labels", len(ids), "labels"), ids)
-    else:
-        raise BrokenDocumentError('has neither "labels" nor "loss_mask" beside "input_ids"')
+    there = [name for name in LOSS_FIELDS if record.get(name) is not None]
+    what = {LABELS: "labels"}
+    mask = joint_mask(
+        mask_of(numbers_of(record, name, len(ids), what.get(name, "mask values")), ids, name)
+        for name in there
+    )
+    if mask is None:
+        raise BrokenDocumentError(f'has none of {_MASKS} beside "input_ids"')
     if not mask.any():
         raise BrokenDocumentError("has no token that carries loss")
     return ids, mask

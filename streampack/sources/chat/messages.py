@@ -35,6 +35,11 @@ MARKS = ("weight", "train")
 
 def messages_of(values: Any, field: str) -> list[dict[str, Any]]:
     """The messages in a field, each with "role" and "content" (text, or None beside calls)."""
+    if isinstance(values, str):
+        raise BrokenDocumentError(
+            f'has a text in "{field}" instead of a list of messages; if it is JSON, put '
+            "json.loads of it in its place"
+        )
     if not isinstance(values, list) or not values:
         raise BrokenDocumentError(f'has no list of messages in "{field}"')
     return [_message(value, f'message {i} of "{field}"') for i, value in enumerate(values)]

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from streampack.documents import make_origin
 from streampack.reading.base import Block
+from streampack.reading.fields import LOSS_FIELDS
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
+from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.arrow.table import Table
@@ -22,7 +24,7 @@ from streampack.sources.jsonl.source import JSONL
 from streampack.sources.parquet.columns import BlockMaker, cut
 from streampack.sources.parquet.source import Parquet
 
-_FIELDS = (*RECORD_FIELDS, "input_ids", "labels", "loss_mask")
+_FIELDS = (*RECORD_FIELDS, "input_ids", *LOSS_FIELDS, ATTENTION_MASK)
 
 
 class _FormFromListing(ShardedSource):

@@ -56,7 +56,8 @@ class Chat(Source):
     - "preference": ``{"prompt": ..., "chosen": ..., "rejected": ...}`` of texts or messages; the
       prompt may be left out where both sides begin with it. It makes two documents, the chosen one
       first, whose document fields "group" and "chosen" say which belong together;
-    - ``{"input_ids": [...]}`` with ``"labels"`` (a token's own id, or -100) or ``"loss_mask"``.
+    - ``{"input_ids": [...]}`` with ``"labels"`` (a token's own id, or -100), or with a mask in
+      ``"loss_mask"``, ``"assistant_masks"`` or ``"completion_mask"``; of several, all must say so.
 
     Beside messages there may be ``"tools"`` and ``"system"``. Content may be text or a list of
     parts of text. Every token of an assistant's turn carries loss, with the token that ends it, and

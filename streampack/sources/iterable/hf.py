@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from streampack.errors import ConfigError
@@ -46,14 +47,14 @@ class HFStream(ItemSource):
         *,
         tokens: str | None = None,
         text: str | None = None,
-        loss_mask: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
         reading: Reading | None = None,
     ) -> None:
         super().__init__(reading)
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
         _check_dataset(dataset)
         columns = list(dataset.features) if dataset.features is not None else None
-        wanted = [name for name in (tokens, text, loss_mask) if name is not None]
+        wanted = [name for name in (tokens, text, *self.fields.loss_masks) if name is not None]
         missing = [name for name in wanted if columns is not None and name not in columns]
         if missing or self.fields.document is None:
             raise ConfigError(

@@ -14,7 +14,7 @@ from streampack.fields import FieldTypes
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
-from streampack.reading.loss_masks import mask_of
+from streampack.reading.loss_masks import joint_mask, mask_of
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import BrokenDocumentError, require_field
 
@@ -72,8 +72,7 @@ def item_block(
         value = _document_of(item, fields.document)
         if fields.tokenized:
             ids = ids_of(value)
-            name = fields.loss_mask
-            return item, ids, None if name is None else _mask_of(item, name, ids)
+            return item, ids, joint_mask(_mask_of(item, name, ids) for name in fields.loss_masks)
         if not isinstance(value, str):
             raise BrokenDocumentError(f"is {_a(value)}, not text")
         return item, value, None

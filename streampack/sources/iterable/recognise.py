@@ -5,14 +5,20 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
 from streampack.errors import ConfigError
-from streampack.reading.fields import Fields, loss_field, usual_field
+from streampack.reading.fields import (
+    Fields,
+    candidates,
+    loss_fields,
+    texts_beside,
+    usual_field,
+)
 from streampack.reading.records import BrokenDocumentError
 from streampack.sources.iterable.items import ids_of
 from streampack.sources.iterable.objects import kind_name
@@ -72,23 +78,35 @@ def _refused_mapping(data: Mapping[Any, Any]) -> ConfigError:
     )
 
 
-def fields_of(first: Any, example: Callable[[str], str]) -> Fields:
+def fields_of(first: Any) -> Fields:
     """The fields that are read of items, by the first of them.
 
     Args:
         first: text, token ids, or a record with either in a field that is alone or has a usual
             name.
-        example: how a field is named, as code.
 
     Raises:
         ConfigError: it is none of these.
     """
     if isinstance(first, Mapping):
-        names = [str(name) for name in first]
-        usual = usual_field(names, "The items have the fields", example, "Pass sources.Chat(data)")
-        tokenized = _holds_ids(first[usual], f'The field "{usual}" of the first item')
-        return Fields(tokenized, usual, loss_field(names) if tokenized else None)
+        names = candidates(list(map(str, first)), lambda name: _are_ids(first.get(name)))
+        usual = usual_field(
+            names,
+            "The items have the fields",
+            lambda name: f'sources.open(data, text="{name}"), or tokens=',
+            "Pass sources.Chat(data)",
+        )
+        if not _holds_ids(first[usual], f'The field "{usual}" of the first item'):
+            return Fields(False, usual)
+        return Fields(True, usual, loss_fields(names), texts_beside(names, usual))
     return Fields(_holds_ids(first, "The first item"))
+
+
+def _are_ids(value: Any) -> bool:
+    try:
+        return ids_of(value) is not None
+    except BrokenDocumentError:
+        return False
 
 
 def _holds_ids(value: Any, where: str) -> bool:

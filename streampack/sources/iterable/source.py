@@ -110,6 +110,7 @@ class ItemSource(Source):
             GroupedReader(
                 _ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks=False),
                 self.group_field,
+                self.shard_name,
                 seed=derive_seed(seed, epoch, lane) if shuffle else None,
             )
             for lane in range(n)
@@ -254,9 +255,10 @@ class Iterable(ItemSource):
             be shuffled.
         tokens: field of token ids, where items are mappings.
         text: field of text, instead. If neither is given, the first item decides: it is the only
-            field, or the only one named "text", "tokens" or "input_ids".
+            field, or "tokens" or "input_ids", or else "text" or "txt".
         loss_mask: field with one bool (or 1 or 0) per token, or labels: a token's own id where it
-            is learnt, and -100 where not. If nothing is named, "loss_mask" or "labels" beside ids.
+            is learnt, and -100 where not; of several fields, all must say so. If nothing is named,
+            "loss_mask", "labels", "assistant_masks" and "completion_mask" beside ids.
         name: part of the fingerprint of saved states, which tells corpora apart.
         reading: how many items a block holds; `open_shards` only sets the default of that.
 
@@ -271,7 +273,7 @@ class Iterable(ItemSource):
         *,
         tokens: str | None = None,
         text: str | None = None,
-        loss_mask: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
         name: str | None = None,
         reading: Reading | None = None,
     ) -> None:
@@ -298,9 +300,8 @@ class Iterable(ItemSource):
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
         if self.fields.document is None:
             first = self.first_item()
-            self.fields = fields_of(
-                first, lambda field: f'sources.Iterable(data, text="{field}"), or tokens='
-            )
+            self.fields = fields_of(first)
+            self.texts_beside = self.fields.texts
             self.first_text = first if isinstance(first, str) else None
         self.tokenized = self.fields.tokenized
 

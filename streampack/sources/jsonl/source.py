@@ -22,7 +22,7 @@ from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields, chat_fields
-from streampack.reading.loss_masks import mask_of
+from streampack.reading.loss_masks import joint_mask, mask_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.other_content import other_content
@@ -61,7 +61,8 @@ class JSONL(ShardedSource):
         text: the field that holds the text; "text" if neither this nor `tokens` is given.
         tokens: the field that holds a list of token ids (0 to 2**32 - 1), read as uint32.
         loss_mask: with `tokens`, a field with a list of as many true/false (or 1/0), or labels: a
-            token's own id where it is learnt, and -100 where not.
+            token's own id where it is learnt, and -100 where not. Of several fields, all must say
+            so.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
@@ -82,7 +83,7 @@ class JSONL(ShardedSource):
         *,
         text: str | None = None,
         tokens: str | None = None,
-        loss_mask: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
@@ -168,14 +169,16 @@ class JSONL(ShardedSource):
         return record_block(lines, self._read, kind, origin, self.field_types)
 
     def _read(self, line: bytes | None) -> Read:
-        record, field, mask = self.record_of(line), self.fields.document or "", None
+        record, field = self.record_of(line), self.fields.document or ""
         require_field(record, field)
         if not self.tokenized:
             return record, text_of(record, field, line or b""), None
         ids = ids_of(record, field, line)
-        if (name := self.fields.loss_mask) is not None:
-            mask = mask_of(numbers_of(record, name, len(ids), "mask values"), ids, name)
-        return record, ids, mask
+        masks = (
+            mask_of(numbers_of(record, name, len(ids), "mask values"), ids, name)
+            for name in self.fields.loss_masks
+        )
+        return record, ids, joint_mask(masks)
 
     def record_of(self, line: bytes | None) -> dict[str, Any]:
         """The object of a line; None is one that was too long to be kept."""
@@ -187,7 +190,7 @@ class JSONL(ShardedSource):
     def _check_fields(self, path: str, size: int) -> None:
         """Look at the first lines: a wrong name should fail here, not in every worker."""
         names = set(self._first_fields(path, size))
-        wanted = (self.fields.document, self.fields.loss_mask)
+        wanted = (self.fields.document, *self.fields.loss_masks)
         missing = [name for name in wanted if name and name not in names]
         if names and missing:
             there = ", ".join(f'"{name}"' for name in sorted(names)[:30])

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from streampack.errors import ConfigError
 from streampack.job.listed_once import listed_once
-from streampack.reading.fields import loss_field, usual_field
+from streampack.reading.fields import loss_fields, usual_field
+from streampack.reading.padding import ATTENTION_MASK
 from streampack.sources.mds.files import read_index
 from streampack.sources.mds.index import parse_index
 from streampack.storage.remote import shown
@@ -40,10 +41,17 @@ def _look(folders: Sequence[str], loss_mask: str | None, storage: Storage) -> st
 
     others = [name for name in names if name != loss_mask]
     name = usual_field(others, f"{shown(where)} lists the columns", example)
-    if name != "text" and loss_mask is None and loss_field(names):
+    if name != "text" and loss_mask is None and (masks := loss_fields(names)):
         raise ConfigError(
-            f'{shown(where)} lists the columns "{name}" and "{loss_field(names)}".',
+            f'{shown(where)} lists the columns "{name}" and "{masks[0]}".',
             "The documents would be learnt without their loss mask.",
             f"Name a mask of a byte per token as loss_mask=; or name one column: {example(name)}.",
+        )
+    if name != "text" and ATTENTION_MASK in names:
+        raise ConfigError(
+            f'{shown(where)} lists the columns "{name}" and "{ATTENTION_MASK}".',
+            "Padding would be learnt.",
+            "Write the documents without padding; or, if they have none, name the column: "
+            f"{example(name)}.",
         )
     return name

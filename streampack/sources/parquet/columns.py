@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin, offsets_of
-from streampack.reading.loss_masks import masks_of_rows
+from streampack.reading.loss_masks import joint_mask, masks_of_rows
+from streampack.reading.padding import ATTENTION_MASK, kept_tokens, without_padding
 from streampack.reading.records import too_long
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class TokenBlocks:
     Attributes:
         shard: number of the shard.
         tokens: name of the column of ids.
-        loss_mask: name of the column of masks, or None.
+        loss_masks: names of the columns of masks.
         dtype: uint16 or uint32, what the ids become.
         limits: rows and bytes per block.
         max_bytes: a larger row is no document.
@@ -245,7 +246,7 @@ class TokenBlocks:
 
     shard: int
     tokens: str
-    loss_mask: str | None
+    loss_masks: Sequence[str]
     dtype: np.dtype[Any]
     limits: tuple[int, int]
     max_bytes: int
@@ -258,15 +259,19 @@ class TokenBlocks:
         lists = _Lists.of(rows.column(self.tokens))
         reasons: dict[int, str] = dict.fromkeys(lists.nulls.tolist(), "is null")
         ids = self._ids(lists, reasons)
-        mask = None
-        if self.loss_mask is not None:
-            others = _Lists.of(rows.column(self.loss_mask))
-            values = _token_values(lists, others, "mask value", reasons)
-            mask = masks_of_rows(values, ids, lists.offsets, self.loss_mask, reasons)
-        token_fields = {
-            name: _token_values(lists, _Lists.of(rows.column(name)), f'value in "{name}"', reasons)
-            for name in self.token_fields
-        }
+
+        def beside(name: str, what: str) -> NDArray[Any]:
+            return _token_values(lists, _Lists.of(rows.column(name)), what, reasons)
+
+        mask = joint_mask(
+            masks_of_rows(beside(name, "mask value"), ids, lists.offsets, name, reasons)
+            for name in self.loss_masks
+        )
+        token_fields = {name: beside(name, f'value in "{name}"') for name in self.token_fields}
+        kept = None
+        if ATTENTION_MASK in rows.schema.names:
+            attended = beside(ATTENTION_MASK, f'value in "{ATTENTION_MASK}"')
+            kept = kept_tokens(attended, lists.offsets, reasons)
         document_fields = {
             name: _row_values(rows.column(name), name, reasons) for name in self.document_fields
         }
@@ -275,7 +280,9 @@ class TokenBlocks:
             reasons.setdefault(row, too_long(sizes[row], self.max_bytes))
         numbers = np.arange(first, first + rows.num_rows, dtype=np.int64)
         origin = make_origin(self.shard, numbers)
-        whole = Documents(ids, lists.offsets, origin, mask, token_fields, document_fields)
+        whole = without_padding(
+            Documents(ids, lists.offsets, origin, mask, token_fields, document_fields), kept
+        )
         for start, stop in cut(sizes, self.limits):
             block = whole[start:stop]
             wrong = [row for row in range(start, stop) if row in reasons] if reasons else []

@@ -9,7 +9,7 @@ reading itself, raised an error or worked on every flipped bit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from streampack.errors import ConfigError
 from streampack.fields import TEXT_REMEDY, FieldTypes
+from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.records import DamagedFileError
 from streampack.sources.parquet.columns import (
     is_mask_list,
@@ -109,18 +110,29 @@ def check_schema(
     name: str,
     schema: pa.Schema,
     column: str,
-    loss_mask: str | None,
+    loss_masks: Sequence[str],
     tokenized: bool,
     types: FieldTypes,
 ) -> bool:
-    """True if the ids of a file fit into uint16, by their type; `types` are read besides.
+    """True if the ids of a file fit into uint16, by their type.
+
+    Args:
+        name: of the file.
+        schema: its.
+        column: with the documents.
+        loss_masks: columns.
+        tokenized: documents are token ids.
+        types: are read besides.
 
     Raises:
         ConfigError: the file lacks a column, or has it in another type.
     """
     there = ", ".join(f'"{field.name}" ({field.type})' for field in schema)
-    for wanted in (column, loss_mask):
-        if wanted is not None and schema.get_field_index(wanted) < 0:
+    masks = list(loss_masks)
+    if tokenized and ATTENTION_MASK in schema.names:
+        masks.append(ATTENTION_MASK)
+    for wanted in (column, *masks):
+        if schema.get_field_index(wanted) < 0:
             raise ConfigError(
                 f'{shown(name)} has no column "{wanted}", or has it more than once.',
                 f"Its columns are {there}.",
@@ -134,13 +146,14 @@ def check_schema(
             f"It should hold {expected}.",
             f"Pass text= for strings and tokens= for token ids. The columns are {there}.",
         )
-    if loss_mask is not None:
-        mask = schema.field(loss_mask).type
-        if not is_mask_list(mask):
+    for wanted in masks:
+        if not is_mask_list(schema.field(wanted).type):
+            padding = wanted == ATTENTION_MASK
             raise ConfigError(
-                f'The column "{loss_mask}" of {shown(name)} is {mask}.',
-                "A loss mask is a list of booleans per document.",
-                f"Pass the right column. The columns are {there}.",
+                f'The column "{wanted}" of {shown(name)} is {schema.field(wanted).type}.',
+                f"{'An attention' if padding else 'A loss'} mask is a list of booleans (or 1 and "
+                "0) per document.",
+                f"{'Drop the' if padding else 'Pass the right'} column. The columns are {there}.",
             )
     _check_fields(name, schema, types if tokenized else replace(types, token={}))
     return tokenized and kind.value_type in (pa.uint8(), pa.uint16())

@@ -28,6 +28,7 @@ from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
+from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.records import DamagedFileError
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
@@ -79,7 +80,8 @@ class Parquet(ShardedSource):
             where the column is uint8 or uint16 in all files, else uint32; an id outside of it
             breaks its document. If neither is given, the column "text" is read.
         loss_mask: with `tokens`, a column with lists of as many booleans (or 1 and 0), or labels: a
-            token's own id where it is learnt, and -100 where not.
+            token's own id where it is learnt, and -100 where not. Of several columns, all must say
+            so.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
@@ -88,7 +90,7 @@ class Parquet(ShardedSource):
     """
 
     endings: tuple[str, ...] = (".parquet", ".parq", ".pq")
-    listing_fields: tuple[str, ...] = ("paths", "tokenized", "column", "loss_mask")
+    listing_fields: tuple[str, ...] = ("paths", "fields")
     position_unit = "row"
 
     @explained
@@ -98,16 +100,15 @@ class Parquet(ShardedSource):
         *,
         text: str | None = None,
         tokens: str | None = None,
-        loss_mask: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading, storage=storage)
-        fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
         self.paths = paths
-        self.tokenized = fields.tokenized
-        self.column = fields.document or "text"
-        self.loss_mask = fields.loss_mask
+        self.tokenized = self.fields.tokenized
+        self.column = self.fields.document or "text"
         self._starts: dict[tuple[int, int], NDArray[np.int64] | None] = {}  # see `_group_starts`
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,7 +150,7 @@ class Parquet(ShardedSource):
             **super().describe(),
             "column": self.column,
             "dtype": self.manifest.details["dtype"],
-            "loss_mask": self.loss_mask,
+            "loss_mask": self.fields.loss_mask,
         }
 
     def reader_bytes(self) -> int:
@@ -210,7 +211,7 @@ class Parquet(ShardedSource):
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for a file of another schema; True if its ids fit into uint16."""
         return check_schema(
-            name, schema, self.column, self.loss_mask, self.tokenized, self.field_types
+            name, schema, self.column, self.fields.loss_masks, self.tokenized, self.field_types
         )
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
@@ -300,8 +301,9 @@ class Parquet(ShardedSource):
 
     def _columns(self, schema: pa.Schema) -> list[str]:
         """The columns that are read from a file of this schema."""
-        own = [name for name in (self.column, self.loss_mask) if name]
+        own = [self.column, *self.fields.loss_masks]
         more = [*self._token_fields, *self.field_types.document]
+        more += [ATTENTION_MASK] if self.tokenized else []
         return list(dict.fromkeys([*own, *(name for name in more if name in schema.names)]))
 
     @property
@@ -327,7 +329,15 @@ class Parquet(ShardedSource):
         dtype = np.dtype(self.manifest.details["dtype"])
         token = [name for name in self._token_fields if name in there]
         return TokenBlocks(
-            shard, self.column, self.loss_mask, dtype, limits, most, broken, token, document
+            shard,
+            self.column,
+            self.fields.loss_masks,
+            dtype,
+            limits,
+            most,
+            broken,
+            token,
+            document,
         )
 
     def _broken(self, shard: int, skips: Skips) -> Broken:

@@ -18,6 +18,7 @@ from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import Spans, integer_block, integer_kind
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
+from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.raw_texts import decoded_texts, pieces
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import (
@@ -328,7 +329,8 @@ class WebDataset(ShardedSource):
                 document_of = ids_of if self.tokenized else text_of
                 return record, document_of(record, field, content), None
             if self.form == "npz":
-                arrays = npz_record(content, {field, *types.token, *types.document}, most)
+                names = {field, ATTENTION_MASK, *types.token, *types.document}
+                arrays = npz_record(content, names, most)
                 return arrays, ids_in(arrays, field), None
             fields = {
                 name: field_beside(data, name, files, i, most) for name, files in beside.items()
