@@ -283,7 +283,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         when they are packed. `PackedLoader.estimate_steps` knows more on the way.
 
         Returns:
-            ``(steps, error)``; None of an endless run, and of iterables, unless they are short.
+            ``(steps, error)``; None of an endless run, and of generators, functions and
+            streams, whose length is not known, unless they are short.
         """
         return estimate_steps(self.plan.config, self.topology)
 
