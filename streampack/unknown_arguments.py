@@ -35,7 +35,9 @@ INSTEAD = {
 
 
 def explained(init: Init) -> Init:
-    """The same constructor, whose `TypeError` for an unknown argument says what to write."""
+    """The same constructor, whose `TypeError` says what to write for an argument that it has not,
+    or takes by name only.
+    """
     known = inspect.signature(init).parameters
 
     @functools.wraps(init)
@@ -43,6 +45,26 @@ def explained(init: Init) -> Init:
         for name in kwargs:
             if name not in known and name in INSTEAD:
                 raise TypeError(f"{type(self).__name__} has no argument {name!r}: {INSTEAD[name]}.")
+        refuse_positions(type(self).__name__, init, args)
         init(self, *args, **kwargs)
 
     return cast(Init, checked)
+
+
+def refuse_positions(name: str, init: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """Raise `TypeError` if there are more arguments by position than a constructor takes.
+
+    Args:
+        name: of the class.
+        init: its constructor, whose other arguments are by name only.
+        args: those by position, without `self`.
+    """
+    known = list(inspect.signature(init).parameters.values())[1:]
+    kinds = [parameter.kind for parameter in known]
+    by_position = [kind for kind in kinds if kind is not inspect.Parameter.KEYWORD_ONLY]
+    if len(args) <= len(by_position) or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return
+    given = [parameter.name for parameter in known[: len(by_position)]]
+    named = known[len(by_position)].name if len(by_position) < len(known) else None
+    call = ", ".join([*given, *([] if named is None else [f"{named}={args[len(given)]!r:.80}"])])
+    raise TypeError(f"{name} takes its settings by name. Write {name}({call}), for example.")
