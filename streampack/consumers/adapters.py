@@ -52,8 +52,8 @@ class BatchAdapters(NoMapping, KernelBoundaries):
 
         The text that carries loss is between « and », or green where there are colours; the rest
         is dim; a notebook shows the same in HTML. (The first token of a piece has nothing before
-        it, so it carries none.) Line breaks are written as \\n, and a character cut by a mark as
-        "\ufffd".
+        it, so it carries none.) Line breaks are written as \\n, other control characters as escapes
+        too, and a character cut by a mark as "\ufffd".
 
         Args:
             tokenizer: whatever `PackedDataset` takes; None shows ids.

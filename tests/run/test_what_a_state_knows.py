@@ -141,3 +141,17 @@ def test_a_state_of_before_is_one_of_attention_by_document() -> None:
     assert next(iter(loader)).input_ids.equal(following.input_ids)
     with pytest.raises(StateError, match=r"`attention` was 'document'.*allow=\{\"attention\"\}"):
         PackedLoader(dataset(attention="row")).load_state_dict(state)
+
+
+def test_of_documents_in_memory_numbers_and_lengths_are_compared() -> None:
+    documents = [[1 + i % 90] * (3 + i % 21) for i in range(2000)]
+    state, following = saved(dataset(documents))
+    other_ids = PackedLoader(dataset([[99] * len(ids) for ids in documents]))
+    other_ids.load_state_dict(state)  # not noticed, as docs/resume.md says
+    assert next(iter(other_ids)).num_tokens == following.num_tokens
+    with pytest.raises(StateError, match="length"):
+        PackedLoader(dataset(documents[1:])).load_state_dict(state)
+    other_lengths = PackedLoader(dataset([[*ids, 5] for ids in documents]))
+    other_lengths.load_state_dict(state)
+    with pytest.raises(StateError):
+        next(iter(other_lengths))
