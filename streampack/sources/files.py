@@ -195,6 +195,12 @@ def _unknown(path: str, listed: dict[Any, str], wanted: Sequence[Any]) -> Config
             "Pass pandas.read_csv(path), or write them as Parquet.",
         )
     names = " or ".join(ending for known in wanted for ending in known.endings[:1])
+    if MDS in listed:
+        return ConfigError(
+            f'"{shown(path)}" is an MDS corpus.',
+            f"What is read here are files whose names end in {names}, or the like.",
+            "Train on it as it is, PackedDataset(path, ...); it needs no conversion.",
+        )
     calls = ", ".join(known.example([path]) for known in wanted)
     return ConfigError(
         f'"{shown(path)}" names files of no kinds that can be read here '
