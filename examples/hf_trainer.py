@@ -37,7 +37,13 @@ class PackedTrainer(TrainerMixin, Trainer):  # type: ignore[misc]
 
 
 def make_trainer(
-    folder: Path, corpus: Any, *, max_steps: int, save_steps: int, kind: Any = PackedTrainer
+    folder: Path,
+    corpus: Any,
+    *,
+    max_steps: int,
+    save_steps: int,
+    kind: Any = PackedTrainer,
+    eval_dataset: Any = None,
 ) -> Any:
     """A tiny Llama and its loader."""
     args = TrainingArguments(
@@ -66,7 +72,7 @@ def make_trainer(
     )
     model = LlamaForCausalLM(config)
     loader = PackedLoader(dataset, output="hf", model=model)
-    return kind(model=model, args=args, loader=loader)
+    return kind(model=model, args=args, loader=loader, eval_dataset=eval_dataset)
 
 
 def write_corpus(folder: Path, documents: int) -> Any:

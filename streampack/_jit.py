@@ -76,7 +76,8 @@ class _CompilationLog(event.Listener):  # type: ignore[misc]
             return
         folder = _kept_in(compiled)
         logger.warning(
-            "Compiling streampack's kernels: up to about %d s of one core, once. %s",
+            "Compiling kernels of streampack, as the first time that a part of it is used here (a "
+            "packer, a format, a setting): up to about %d s of one core, more on a slow one. %s",
             ABOUT_S,
             f"They are kept in {folder}; `streampack warm` compiles them ahead."
             if folder

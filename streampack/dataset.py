@@ -226,8 +226,14 @@ class PackedDataset(IterableDataset[PackedBatch]):
             options: further arguments of `PackedDataset`; `shuffle` is False.
 
         Raises:
-            ConfigError: see `PackedDataset`.
+            ConfigError: see `PackedDataset`; or it would be shuffled, or endless.
         """
+        if epochs is None or options.get("shuffle", False) is not False:
+            raise ConfigError(
+                "epochs is None." if epochs is None else f"shuffle is {options['shuffle']!r:.80}.",
+                "An evaluation ends, and sees the same documents in the same batches every time.",
+                "Leave it out; PackedDataset(source, ...) is shuffled, and may be endless.",
+            )
         dataset = cls(source, epochs=epochs, **{"shuffle": False, **options})
         config = dataset._settings.config
         if lanes is None:
@@ -283,7 +289,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         when they are packed. `PackedLoader.estimate_steps` knows more on the way.
 
         Returns:
-            ``(steps, error)``; None of an endless run, and of iterables, unless they are short.
+            ``(steps, error)``; None of an endless run, and of generators, functions and
+            streams, whose length is not known, unless they are short.
         """
         return estimate_steps(self.plan.config, self.topology)
 
@@ -330,9 +337,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
         Args:
             state: of this rank, or of all ranks (`merge_states`), of any number of them.
-            allow: settings that may differ from the saved ones, of "balance", "batch_tokens",
-                "packer", "window" and "source" (a mixture with other weights or more sources). What
-                was delivered stays delivered, the rest is planned again with the new settings.
+            allow: settings that may differ from the saved ones, of "attention", "balance",
+                "batch_tokens", "packer", "window" and "source" (a mixture with other weights or
+                more sources). What was delivered stays delivered, the rest is planned again with
+                the new settings; with another attention alone, rows are as they were.
 
         Raises:
             StateError: the state is of another run (the message names the field and both values),

@@ -207,7 +207,8 @@ class PackedLoader:
 
         Before a fiftieth of the corpus is read it is what `PackedDataset.estimate_steps` says, for
         which documents are read once. After that it follows from what this rank's lanes have found
-        (ranks may differ a little), and costs nothing. Endless runs have None.
+        (ranks may differ a little), and costs nothing. It is None where that is: of endless runs
+        and of what has no known length, as generators.
         """
         return self._run.estimate_steps()
 

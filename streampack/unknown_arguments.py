@@ -65,6 +65,7 @@ def explained(init: Init) -> Init:
         ]
         if wrong:
             raise TypeError(f"{type(self).__name__} {' It '.join(wrong)}")
+        refuse_positions(type(self).__name__, init, args)
         init(self, *args, **kwargs)
 
     return cast(Init, checked)
@@ -73,3 +74,22 @@ def explained(init: Init) -> Init:
 def _others(name: str, names: list[str]) -> str:
     meant = difflib.get_close_matches(name, names, 1)
     return f"{meant[0]}= is meant, perhaps" if meant else f"it takes {', '.join(names)}"
+
+
+def refuse_positions(name: str, init: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """Raise `TypeError` if there are more arguments by position than a constructor takes.
+
+    Args:
+        name: of the class.
+        init: its constructor, whose other arguments are by name only.
+        args: those by position, without `self`.
+    """
+    known = list(inspect.signature(init).parameters.values())[1:]
+    kinds = [parameter.kind for parameter in known]
+    by_position = [kind for kind in kinds if kind is not inspect.Parameter.KEYWORD_ONLY]
+    if len(args) <= len(by_position) or inspect.Parameter.VAR_POSITIONAL in kinds:
+        return
+    given = [parameter.name for parameter in known[: len(by_position)]]
+    named = known[len(by_position)].name if len(by_position) < len(known) else None
+    call = ", ".join([*given, *([] if named is None else [f"{named}={args[len(given)]!r:.80}"])])
+    raise TypeError(f"{name} takes its settings by name. Write {name}({call}), for example.")

@@ -98,7 +98,8 @@ def test_a_batch_shows_its_documents_apart_and_what_is_learnt(tmp_path: Path) ->
     tokenizer = bpe_tokenizer()
     batch = batch_of(sources.Chat(path, template=CHATML), tokenizer, batch_rows=1, seq_len=64)
     shown = batch.show(tokenizer, color=False)
-    head, document, padding = shown.splitlines()
+    head, document, padding, legend = shown.splitlines()
+    assert legend == "(« and » enclose what carries loss)"
     assert head == "row 0"
     assert document.startswith(f"  document 0, {batch.num_tokens} tokens: <|im_start|>user\\nwho?")
     assert "assistant\\n«a fox\\nof course<|im_end|>»" in document
@@ -148,4 +149,12 @@ def test_a_notebook_shows_html_in_which_texts_are_only_text(tmp_path: Path) -> N
     assert "&lt;somewhere&gt;" in html
     learnt = re.findall(r'<span style="color:green">(.*?)</span>', html)
     assert learnt == ["b&gt;a &amp; b&lt;/b&gt;&lt;|endoftext|&gt;"]
-    assert html.count("\n") == shown.count("\n")
+    assert html.count("\n") == shown.count("\n") - 1  # of the legend
+
+
+def test_control_characters_are_visible() -> None:
+    tokenizer = byte_tokenizer()
+    batch = batch_of(["a\rb\x1b[2Jc\td\x00"], tokenizer, batch_rows=1)
+    shown = batch.show(tokenizer, color=False)
+    assert r"a«\rb\x1b[2Jc\td\x00" in shown
+    assert not set(shown) & set("\r\x1b\t\x00")

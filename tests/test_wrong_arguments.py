@@ -7,11 +7,13 @@ import inspect
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from streampack import (
     ConfigError,
@@ -21,6 +23,8 @@ from streampack import (
     PackedLoader,
     StateError,
     Topology,
+    merge_states,
+    packing,
     sources,
 )
 from streampack.unknown_arguments import INSTEAD
@@ -217,3 +221,57 @@ def test_tensors_that_numpy_does_not_take_are_no_ids() -> None:
         with pytest.raises(ConfigError, match="BFloat16"):
             PackedDataset(given, **ALONE)
     assert next(iter(PackedDataset((ids, offsets), **ALONE))).num_documents == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (lambda: packing.Concat(8), "Concat(seq_len=8)"),  # type: ignore[misc]
+        (lambda: packing.BestFitDecreasing(8, overflow="drop"), "BestFitDecreasing(seq_len=8)"),  # type: ignore[misc]
+        (lambda: packing.Buckets((8, 16)), "Buckets(seq_lens=(8, 16))"),  # type: ignore[misc]
+        (lambda: PackedDataset(DOCUMENTS, 16), "PackedDataset(source, seq_len=16)"),  # type: ignore[misc]
+        (lambda: PackedLoader(None, 2), "PackedLoader(dataset, num_workers=2)"),  # type: ignore
+    ],
+)
+def test_settings_by_position_are_refused_with_their_names(wrong: Any, right: str) -> None:
+    with pytest.raises(TypeError, match=rf"by name\. Write {re.escape(right)}"):
+        wrong()
+    names = {"source": DOCUMENTS, "dataset": PackedDataset(DOCUMENTS, **ALONE)}
+    eval(right, {**vars(packing), **globals(), **names})  # what it says works
+
+
+def test_one_state_is_not_several() -> None:
+    loader = PackedLoader(PackedDataset(DOCUMENTS, **ALONE))
+    state = loader.state_dict()
+    with pytest.raises(StateError, match=r"merge_states\(\[state\]\)"):
+        merge_states(state)  # type: ignore[arg-type]
+    loader.load_state_dict(merge_states([state]))
+
+
+def test_of_a_state_without_lanes_it_is_said_in_words() -> None:
+    def loader(rank: int) -> PackedLoader:
+        place = Topology(rank, 2)
+        return PackedLoader(PackedDataset([[1] * 9] * 400, seq_len=16, lanes=1, topology=place))
+
+    first = loader(0)
+    next(iter(first))  # the lane's latest batch is rank 1's
+    with pytest.raises(StateError, match="The state holds no lane; rank 1 of 2 also needs 0"):
+        loader(1).load_state_dict(first.state_dict())
+
+
+def test_pieces_are_decoded_to_ids_without_a_tokenizer() -> None:
+    batch = next(iter(PackedLoader(PackedDataset(DOCUMENTS, **ALONE))))
+    assert batch.decode(0) == "1 2 3"
+
+
+def test_the_loss_is_of_the_batchs_logits_alone() -> None:
+    batch = next(iter(PackedLoader(PackedDataset(DOCUMENTS, batch_rows=4, **ALONE))))
+    logits = torch.zeros(4, 16, 9)
+    assert batch.loss(logits) == batch.loss(logits.view(1, 64, 9)) == batch.loss(logits.view(64, 9))
+    for wrong in (logits.transpose(0, 1), logits.view(64, 1, 9), logits.view(8, 8, 9)):
+        with pytest.raises(ConfigError, match=r"\(4, 16, vocabulary\), \(1, 64, vocabulary\)"):
+            batch.loss(wrong)
+    with pytest.raises(ConfigError, match=r"a dict.*Pass the logits alone"):
+        batch.loss({"loss": logits})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Pass output\.logits"):
+        batch.loss(SimpleNamespace(logits=logits))  # type: ignore[arg-type]

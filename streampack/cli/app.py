@@ -10,7 +10,7 @@ from streampack import __version__
 from streampack.cli.bench import bench
 from streampack.cli.compare import compare
 from streampack.cli.convert import convert
-from streampack.cli.demo import demo
+from streampack.cli.demo import demo, in_checkout
 from streampack.cli.order import order
 from streampack.cli.replay import replay
 from streampack.cli.warm import warm
@@ -46,7 +46,9 @@ def _program(
 app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("convert")(convert)
-app.command("demo", add_help_option=False, context_settings=_PASSED_ON)(demo)
+app.command("demo", add_help_option=False, context_settings=_PASSED_ON, hidden=not in_checkout())(
+    demo
+)
 app.command("order")(order)
 app.command("replay")(replay)
 app.command("warm")(warm)

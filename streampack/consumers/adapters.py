@@ -27,12 +27,12 @@ from streampack.errors import ConfigError
 class BatchAdapters(NoMapping, KernelBoundaries):
     """The methods of `PackedBatch` that give a person or a trainer what it takes."""
 
-    def decode(self, number: int, tokenizer: Any) -> str:
+    def decode(self, number: int, tokenizer: Any = None) -> str:
         """The text of a document piece, special tokens included.
 
         Args:
             number: of the piece, as in `document_ids`.
-            tokenizer: whatever `PackedDataset` takes.
+            tokenizer: whatever `PackedDataset` takes; None writes the ids as numbers.
 
         Raises:
             ConfigError: there is no such piece, or it is no tokenizer.
@@ -52,8 +52,8 @@ class BatchAdapters(NoMapping, KernelBoundaries):
 
         The text that carries loss is between « and », or green where there are colours; the rest
         is dim; a notebook shows the same in HTML. (The first token of a piece has nothing before
-        it, so it carries none.) Line breaks are written as \\n, and a character cut by a mark as
-        "\ufffd".
+        it, so it carries none.) Line breaks are written as \\n, other control characters as escapes
+        too, and a character cut by a mark as "\ufffd".
 
         Args:
             tokenizer: whatever `PackedDataset` takes; None shows ids.
@@ -113,15 +113,30 @@ class BatchAdapters(NoMapping, KernelBoundaries):
             A scalar, float32 or wider.
 
         Raises:
-            ConfigError: `logits` are not those of every slot.
+            ConfigError: `logits` are not those of every slot, in the order of the batch.
         """
-        slots = self.rows * self.seq_len
-        if logits.dim() < 2 or logits.shape[:-1].numel() != slots:
+        if not isinstance(logits, Tensor):
             raise ConfigError(
-                f"logits have the shape {tuple(logits.shape)}, and the batch has {self.rows} rows "
-                f"of {self.seq_len} tokens.",
-                "They are not the logits of every slot, so labels would be compared with others.",
-                "Pass what the model gives for the whole batch, not shifted.",
+                f"logits is a {type(logits).__name__}.",
+                "The loss is taken of a tensor (rows, seq_len, vocabulary).",
+                "Pass output.logits of what the model returned."
+                if hasattr(logits, "logits")
+                else "Pass the logits alone, not all that the model returned.",
+            )
+        rows, seq_len = self.rows, self.seq_len
+        if tuple(logits.shape[:-1]) not in {
+            (rows, seq_len),
+            (1, rows * seq_len),
+            (rows * seq_len,),
+        }:
+            raise ConfigError(
+                f"logits have the shape {tuple(logits.shape)}, and the batch has {rows} rows of "
+                f"{seq_len} tokens.",
+                "They are not the logits of every slot in order, so labels would be compared with "
+                "others.",
+                f"Pass what the model gives for the whole batch, not shifted: ({rows}, {seq_len}, "
+                f"vocabulary), (1, {rows * seq_len}, vocabulary) or ({rows * seq_len}, "
+                "vocabulary).",
             )
         count = self.num_items_in_batch
         count = self.num_loss_tokens if count is None else count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from html import escape
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from streampack.tokenization import Tokenizer, load_tokenizer
 
 _DIM, _GREEN, _END = "\x1b[2m", "\x1b[32m", "\x1b[0m"
+_LEGEND = "(« and » enclose what carries loss)"
+_CONTROLS = ("Cc", "Zl", "Zp")  # categories of Unicode: control characters, other line breaks
 _PRE = '<pre style="white-space:pre-wrap">{}</pre>'
 
 
@@ -73,8 +76,9 @@ def shown_text(
         _rows, ids, documents, labels, decoder(tokenizer), " " if tokenizer is None else ""
     )
     quoted = [escape(origin) for origin in origins]
+    lines = list(rows(_colored if color else _quoted, origins))
     return ShownText(
-        "\n".join(rows(_colored if color else _quoted, origins)),
+        "\n".join(lines if color else [*lines, _LEGEND]),
         lambda: _PRE.format("\n".join(rows(_html, quoted))),
     )
 
@@ -100,11 +104,18 @@ def _rows(
             learnt = labels[row, places] != -100
             runs = np.split(places, np.flatnonzero(np.diff(learnt)) + 1)
             text = between.join(
-                mark(decode(ids[row, run]).replace("\n", "\\n"), bool(labels[row, run[0]] != -100))
+                mark(_visible(decode(ids[row, run])), bool(labels[row, run[0]] != -100))
                 for run in runs
             )
             origin = f", {origins[number]}" if origins else ""
             yield f"  document {number}, {len(places)} tokens{origin}: {text}"
+
+
+def _visible(text: str) -> str:
+    """A text whose control characters, line breaks among them, are written as escapes."""
+    return "".join(
+        repr(char)[1:-1] if unicodedata.category(char) in _CONTROLS else char for char in text
+    )
 
 
 def _quoted(text: str, learnt: bool) -> str:

@@ -2,7 +2,7 @@
 
 Before a run, from a sample:
   1. Up to four places of each source are read as the run would read them. That gives the tokens
-     per unit of weight.
+     per unit of weight, or per item of a list.
   2. The tokens of an epoch are its weight times that; those of a mixture follow from its shares.
   3. The sample is packed as a lane packs it. That gives the slots per token.
   4. Lanes are not equally long, and a run lasts as long as its longest one.
@@ -17,8 +17,10 @@ part of it, and how many of these they have still to give. Nothing is read for t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable as AnyIterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +35,7 @@ from streampack.metrics import LaneTimes
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
+from streampack.sources.iterable.source import Iterable
 from streampack.sources.mixture.source import Mixture, sources_of
 from streampack.streams.lane_stream import open_stream
 from streampack.window.field_store import lengths_of_members
@@ -40,6 +43,7 @@ from streampack.window.field_store import lengths_of_members
 PLACES = 4
 PLACE_DOCUMENTS = 1024
 PLACE_TOKENS = 4 << 20
+FINER = 4  # so many times more places, with fewer documents each, where documents have numbers
 STEPS = 2000  # in which a mixture is followed
 ENOUGH = 0.02  # of an epoch, for an estimate from what was found
 LAST_BATCH = 0.5  # of a lane's last batch is not filled
@@ -105,7 +109,7 @@ def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
 
 
 def steps_as_found(
-    config: LaneConfig, topology: Topology, states: Iterable[Mapping[str, Any] | None]
+    config: LaneConfig, topology: Topology, states: AnyIterable[Mapping[str, Any] | None]
 ) -> Estimate | None:
     """Steps of a whole run, from what its lanes have reported so far.
 
@@ -180,16 +184,23 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     """What one epoch of a source holds; None if that is not known."""
     if source.once:
         return None
-    places = min(PLACES, source.max_lanes() or PLACES)
     preparation = config.preparation
     own = replace(preparation, tokenizers=preparation.tokenizers[number : number + 1])
-    alone = replace(config, source=source, preparation=own, lanes=places, epochs=1, order=None)
-    found = [_place(alone, place) for place in range(places)]
+    alone = replace(config, source=source, preparation=own, epochs=1, order=None)
+    items = source.num_items if isinstance(source, Iterable) else None
+    if isinstance(source, Iterable) and items is not None:
+        places = PLACES * FINER
+        bounds = [items * n // places for n in range(places + 1)]
+        found = [_part(alone, source, low, high) for low, high in pairwise(bounds)]
+    else:
+        places = min(PLACES, source.max_lanes() or PLACES)
+        alone = replace(alone, lanes=places)
+        found = [_place(alone, place) for place in range(places)]
     lengths = np.concatenate([lengths for _, _, lengths in found])
     if all(whole for _, whole, _ in found):
         tokens = float(lengths.sum())
         return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), lengths)
-    if not isinstance(source, ShardedSource):
+    if items is None and not isinstance(source, ShardedSource):
         return None
     read = np.array([units for units, _, _ in found], dtype=np.float64)
     held = np.array([own.sum() for _, _, own in found], dtype=np.float64)
@@ -198,7 +209,7 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
         return None if rough is None else _Size(float(rough), rough / 2, 0.0, lengths)
     per_unit = held.sum() / read.sum()
     residual = float(((held - per_unit * read) ** 2).sum())
-    units = float(source.weight)
+    units = float(source.weight if isinstance(source, ShardedSource) else items or 0)
     spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
     tokens = per_unit * units
     documents = tokens / max(float(lengths.mean()), 1e-9)
@@ -228,6 +239,25 @@ def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int6
     cursor = mark.cursor.get("at")
     units = 0.0 if cursor is None else _read(config, place, cursor)
     return units, False, _lengths(config, blocks, mark.serial)
+
+
+def _part(
+    config: LaneConfig, source: Iterable, low: int, high: int
+) -> tuple[float, bool, NDArray[np.int64]]:
+    """As `_place`, of items by their numbers: those in the middle between `low` and `high`."""
+    count = min(high - low, PLACE_DOCUMENTS // FINER)
+    first = (low + high - count) // 2
+    part = replace(config, source=source.part(first, first + count), lanes=1)
+    skips, tokens, read = Skips(config.on_error, config.skip_limit), 0, 0
+    stream = open_stream(part, 0, skips=skips, times=LaneTimes())
+    blocks: list[Documents] = []
+    while (block := stream.peek()) is not None and tokens < PLACE_TOKENS // FINER:
+        blocks.append(block)
+        tokens += block.num_tokens
+        read = max(read, int(block.origin["index"].max()) + 1)
+        stream.consume(len(block))
+    read = count if block is None else read
+    return float(read), read == high - low, _lengths(config, blocks, stream.serial)
 
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:

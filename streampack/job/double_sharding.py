@@ -31,7 +31,8 @@ def refuse_resharding() -> None:
                     "would be lost.",
                     'Use PackedLoader(dataset, output="hf", model=model) as it is: pass it as '
                     "loader= to class PackedTrainer(streampack.trainers.TrainerMixin, Trainer), "
-                    "or iterate it yourself (see docs/consumers.md).",
+                    "which takes a PackedDataset as eval_dataset= too; or iterate it yourself (see "
+                    "docs/consumers.md).",
                 )
         parent = frame.f_back
         if parent is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from streampack.packing.overflow import OVERFLOWS, Overflow
 from streampack.packing.plan import Plan
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
 from streampack.packing.selection import full_rows_first, fullest_rows
+from streampack.unknown_arguments import refuse_positions
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Packer(ABC):
@@ -47,6 +51,11 @@ class Packer(ABC):
     keeps_whole: bool = False
     follows_balance: bool = True
     packs_members: bool = False
+
+    def __new__(cls, *arguments: Any, **settings: Any) -> Self:
+        """Raise `TypeError`, with what to write, if settings are not named that have to be."""
+        refuse_positions(cls.__name__, cls.__init__, arguments)
+        return super().__new__(cls)
 
     @abstractmethod
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:

@@ -11,7 +11,7 @@ from streampack.packing.rebuilding import plain
 from streampack.sources.mixture.source import Mixture
 
 #: Fields that may change while a run goes on, if `load_state_dict(allow=)` names them.
-CHANGEABLE = ("balance", "batch_tokens", "packer", "source", "window")
+CHANGEABLE = ("attention", "balance", "batch_tokens", "packer", "source", "window")
 
 
 def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "group": preparation.group,
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
+        "attention": "row" if config.row_format.attention_by_row else "document",
         "balance": config.balance.describe() if config.balance else None,
         "boundaries": config.boundaries.describe() if config.boundaries else None,
         "window": config.window.describe(),
@@ -60,6 +61,7 @@ def changed_fields(
             f"Use a set of names from {', '.join(CHANGEABLE)}.",
         )
     before, now = dict(_flat(saved)), dict(_flat(current))
+    before.setdefault("attention", "document")  # states of before had no entry, and most runs this
     # Of "dealing" what was saved is kept; where that cannot be, another field differs.
     differing = {
         name: name.partition(".")[0]

@@ -109,7 +109,7 @@ class RunSettings:
         plan = RunPlan.of(config, self.topology)
         changed = changed_fields(saved, plan.fingerprint, allow)
         run = RunState.of_rank(state, plan.fingerprint, self.topology)
-        if changed:
+        if set(changed) - {"attention"}:  # which has no part in what rows hold
             before = previous_config(config, saved, plan.fingerprint, changed, joined=joined)
             sharing = run.sharing(connected=False)
             dealer = sharing.dealer(before, sharing.board(before), run.states())

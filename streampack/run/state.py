@@ -105,8 +105,9 @@ class RunState:
         owned = topology.lanes(start, fingerprint["lanes"])
         missing = [lane for lane in owned if str(lane) not in state["lanes"]]
         if missing:
+            held = f"lanes {_named(map(int, state['lanes']))}" if state["lanes"] else "no lane"
             raise StateError(
-                f"The state holds lanes {_named(map(int, state['lanes']))}; rank {topology.rank} "
+                f"The state holds {held}; rank {topology.rank} "
                 f"of {topology.world_size} also needs {_named(missing)}.",
                 "It is another rank's, was saved with another number of ranks, or its ranks share "
                 "lanes.",
@@ -228,6 +229,12 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         StateError: they are of different runs or steps, or do not hold every lane exactly once.
     """
+    if isinstance(states, Mapping):
+        raise StateError(
+            "One state was passed.",
+            "It takes those of all ranks.",
+            "Pass a list of them, merge_states([state]); or load the state of one rank as it is.",
+        )
     if not states:
         raise StateError(
             "There are no states to merge.",

@@ -196,6 +196,12 @@ def _unknown(
             "Pass pandas.read_csv(path), or write them as Parquet.",
         )
     endings = ", ".join(ending for known in wanted for ending in known.endings[:1])
+    if MDS in listed:
+        return ConfigError(
+            f'"{shown(path)}" is an MDS corpus.',
+            f"What is read here are files whose names end in {endings}, or the like.",
+            "Train on it as it is, PackedDataset(path, ...); it needs no conversion.",
+        )
     other = listed.get(None, next(iter(listed.values())))
     remedy = "Name files of these kinds."
     if TextFiles in wanted and None in listed and _is_text(other, storage):

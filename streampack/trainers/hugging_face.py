@@ -15,15 +15,17 @@ from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 from streampack.loader import PackedLoader
 from streampack.run.state import merge_states
+from streampack.trainers.hf_evaluation import EvaluationMixin
 
 
-class TrainerMixin:
+class TrainerMixin(EvaluationMixin):
     """Makes a Trainer take its batches from a `PackedLoader`, save its state, and resume from it.
 
     ``class PackedTrainer(TrainerMixin, Trainer): pass``, and the same for TRL's ``SFTTrainer``. Set
     ``max_steps`` in its arguments. ``train(resume_from_checkpoint=...)`` goes on after the last
     batch of the checkpoint, on any number of ranks that can read the files of all. Batches are not
-    skipped a second time: ``ignore_data_skip`` is set.
+    skipped a second time: ``ignore_data_skip`` is set. A `PackedDataset`, such as
+    `PackedDataset.evaluation` makes, may be the ``eval_dataset``.
 
     Args:
         loader: with ``output="hf"``.
@@ -32,8 +34,6 @@ class TrainerMixin:
     Raises:
         ConfigError: there is no loader, or it has another output.
     """
-
-    args: Any
 
     def __init__(self, *arguments: Any, loader: PackedLoader | None = None, **options: Any) -> None:
         if not isinstance(loader, PackedLoader):
@@ -67,8 +67,18 @@ class TrainerMixin:
         """As `Trainer.train`; the loader goes on after the checkpoint, too.
 
         Raises:
+            ConfigError: the arguments have no ``max_steps``.
             StateError: the checkpoint has no states of the loader, or of several runs.
         """
+        if self.args.max_steps <= 0:
+            accumulated = self.args.gradient_accumulation_steps
+            raise ConfigError(
+                f"max_steps of the training arguments is {self.args.max_steps}.",
+                "How many batches there are is known when documents are packed, so a number of "
+                "epochs says nothing of when training and its schedule end.",
+                "Pass max_steps=; for one pass, loader.estimate_steps().steps"
+                f"{f' // {accumulated}' if accumulated > 1 else ''}.",
+            )
         if resume_from_checkpoint is True:
             from transformers import trainer_utils
 

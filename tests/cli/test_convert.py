@@ -31,6 +31,7 @@ from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
 from streampack.tokenization import Tokenizer, load_tokenizer
+from tests.support.corpora import write_mds
 from tests.support.program import output_of
 from tests.support.servers import s3_server
 
@@ -493,3 +494,13 @@ def test_a_file_is_no_destination(lines: Path) -> None:
     assert isinstance(result.exception, ConfigError)
     assert "is a file" in str(result.exception)
     assert file.read_bytes() == before
+
+
+def test_an_mds_corpus_is_not_converted_and_named_as_one(tmp_path: Path) -> None:
+    write_mds(tmp_path / "mds", ["ab"] * 9)
+    result = CliRunner().invoke(
+        app, ["convert", str(tmp_path / "mds"), str(tmp_path / "to"), "--to", "parquet"]
+    )
+    assert isinstance(result.exception, ConfigError)
+    assert "is an MDS corpus" in str(result.exception)
+    assert "no conversion" in str(result.exception)

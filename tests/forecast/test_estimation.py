@@ -19,6 +19,7 @@ from streampack import (
     WindowConfig,
     sources,
 )
+from streampack.errors import ContentError
 from streampack.packing import BestFitDecreasing, Buckets, Pad
 from tests.support.corpora import byte_tokenizer, write_mds
 from tests.support.every_source import SOURCES
@@ -167,11 +168,67 @@ def test_short_documents_in_large_mds_shards_weigh_what_they_are(tmp_path: Path)
 
 def test_what_cannot_be_told_is_not_made_up() -> None:
     assert dataset(corpus(50), epochs=None).estimate_steps() is None
-    many = [[1, 2, 3]] * 9000
-    assert dataset(many, lanes=1).estimate_steps() is None
+    assert dataset(lambda: iter([[1, 2, 3]] * 9000), lanes=1).estimate_steps() is None
     once = dataset(iter([[1, 2, 3]] * 9), lanes=1)
     assert once.estimate_steps() is None
     assert sum(batch.num_tokens for batch in PackedLoader(once)) == 27
+
+
+class Numbered:
+    """A map-style dataset."""
+
+    def __init__(self, documents: list[list[int]]) -> None:
+        self.documents = documents
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, number: int) -> list[int]:
+        return self.documents[number]
+
+
+def as_pair(documents: list[list[int]]) -> Any:
+    ends = np.cumsum([0, *map(len, documents)])
+    return np.concatenate([np.array(ids, dtype=np.uint16) for ids in documents]), ends
+
+
+KINDS: dict[str, Callable[[list[list[int]]], Any]] = {
+    "lists of ids": lambda documents: documents,
+    "texts": lambda documents: ["ab " * len(ids) for ids in documents],
+    "records": lambda documents: [{"input_ids": ids} for ids in documents],
+    "arrays": lambda documents: [np.array(ids) for ids in documents],
+    "rows of an array": lambda documents: np.ones((len(documents), 20), dtype=np.int64),
+    "(tokens, offsets)": as_pair,
+    "a map-style dataset": Numbered,
+    "a frame": lambda documents: pytest.importorskip("pandas").DataFrame({"input_ids": documents}),
+    "a column": lambda documents: pytest.importorskip("pandas").Series(
+        documents, index=range(9, 9 + len(documents))
+    ),
+    "a mixture": lambda documents: sources.Mixture(
+        {"a": documents, "b": Numbered(documents)}, weights={"a": 2, "b": 1}
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [3000, 9000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_documents_in_memory_are_estimated(kind: str, count: int) -> None:
+    documents = [[1] * (1 + (i * 7 + i // 900) % 40) for i in range(count)]
+    source = KINDS[kind](documents)
+    tokenizer = byte_tokenizer() if kind == "texts" else None
+    check(lambda topology: dataset(source, topology, lanes=1, tokenizer=tokenizer))
+
+
+def test_a_sorted_list_is_sampled_at_several_places() -> None:
+    documents = [[1] * (1 + i // 300) for i in range(12_000)]
+    check(lambda topology: dataset(documents, topology, lanes=1))
+
+
+def test_a_broken_document_in_the_sample_has_its_own_number() -> None:
+    documents: list[Any] = [[1, 2, 3]] * 9000
+    documents[300] = [1, -5]
+    with pytest.raises(ContentError, match="Item 300 of lane 0"):
+        dataset(documents, lanes=1).estimate_steps()
 
 
 def test_asking_changes_nothing_of_the_run() -> None:

@@ -137,6 +137,7 @@ def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
             dataset_kwargs={"skip_prepare_dataset": True}, save_strategy="no",
         ),
         train_dataset=Dataset.from_dict({"input_ids": [[1]]}),  # wanted, and never read
+        eval_dataset=PackedDataset.evaluation(documents(), seq_len=64),
         processing_class=PreTrainedTokenizerFast(
             tokenizer_object=byte_tokenizer(), eos_token="<|endoftext|>", pad_token="<|endoftext|>"
         ),
@@ -149,3 +150,9 @@ def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
     ]
     for ours, theirs in zip(seen, expected, strict=True):
         assert torch.equal(ours, theirs)
+    total, tokens = 0.0, 0
+    for batch in PackedLoader(PackedDataset.evaluation(documents(), seq_len=64)):
+        with torch.no_grad():
+            loss = batch.loss(trainer.model.eval()(**batch.hf()).logits)
+        total, tokens = total + float(loss) * batch.num_loss_tokens, tokens + batch.num_loss_tokens
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(total / tokens, rel=1e-5)

@@ -107,6 +107,60 @@ def test_it_resumes_from_the_last_checkpoint_and_says_where_there_is_none(tmp_pa
         TrainerMixin(loader=PackedLoader(dataset()))
 
 
+def held_out() -> PackedDataset:
+    documents = [[1 + i % 70] * (3 + i * i % 61) for i in range(99)] + [[9]] * 1500
+    return PackedDataset.evaluation(documents, seq_len=64, batch_rows=2)
+
+
+def loss_over_tokens(trainer: Any, made: PackedDataset) -> float:
+    total, tokens = 0.0, 0
+    for batch in PackedLoader(made):
+        with torch.no_grad():
+            logits = trainer.model.eval()(**batch.hf(model=trainer.model)).logits
+        total += float(batch.loss(logits)) * batch.num_loss_tokens
+        tokens += batch.num_loss_tokens
+    return total / tokens
+
+
+def test_evaluations_are_means_over_all_loss_tokens(tmp_path: Path) -> None:
+    from examples.hf_trainer import make_trainer, write_corpus
+
+    counts = [batch.num_loss_tokens for batch in PackedLoader(held_out())]
+    assert 0 in counts  # its loss would be 0 / 0
+    assert len(set(counts)) > 2  # the mean of means is another number
+    trainer = make_trainer(
+        tmp_path, write_corpus(tmp_path, 100), max_steps=2, save_steps=9, eval_dataset=held_out()
+    )
+    trainer.args.eval_strategy, trainer.args.eval_steps = "steps", 1
+    trainer.train()
+    logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    expected = loss_over_tokens(trainer, held_out())
+    assert len(logged) == 2
+    assert logged[1] == pytest.approx(expected, rel=1e-5)
+    loader = PackedLoader(held_out(), output="hf", model=trainer.model)
+    for given in (None, held_out(), loader, loader):
+        assert trainer.evaluate(given)["eval_loss"] == pytest.approx(expected, rel=1e-5)
+    several = trainer.evaluate({"one": held_out(), "two": held_out()})
+    assert several["eval_one_loss"] == several["eval_two_loss"] == pytest.approx(expected, rel=1e-5)
+    predicted = trainer.predict(held_out())
+    assert predicted.metrics["test_loss"] == pytest.approx(expected, rel=1e-5)
+    assert predicted.label_ids.size == 128 * len(counts)
+
+
+def test_what_cannot_be_evaluated_is_refused_with_what_can(tmp_path: Path) -> None:
+    from examples.hf_trainer import make_trainer, write_corpus
+
+    trainer = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=-1, save_steps=9)
+    for wrong in (PackedLoader(held_out()), PackedDataset([[1, 2]], seq_len=8, epochs=None)):
+        with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
+            trainer.evaluate(wrong)
+    with pytest.raises(ConfigError, match=r"loader\.estimate_steps\(\)\.steps // 2\.$"):
+        trainer.train()
+    trainer.args.max_steps = trainer.loader.estimate_steps().steps // 2
+    trainer.train()
+    assert trainer.state.global_step == trainer.args.max_steps > 1
+
+
 def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_not_beside_another_runs(
     tmp_path: Path,
 ) -> None:

@@ -173,6 +173,13 @@ def test_an_evaluation_is_resumed_on_any_ranks(plain: bool) -> None:
         loader_of(0, 4, None).load_state_dict(begun[0][1])
 
 
+@pytest.mark.parametrize("wrong", [{"shuffle": True}, {"shuffle": 1}, {"epochs": None}])
+def test_an_evaluation_is_neither_shuffled_nor_endless(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{next(iter(wrong))} is .*Leave it out"):
+        PackedDataset.evaluation([[1, 2, 3]] * 9, seq_len=8, **wrong)
+    PackedDataset.evaluation([[1, 2, 3]] * 9, seq_len=8, shuffle=False, epochs=2)
+
+
 def test_training_refuses_what_evaluation_allows() -> None:
     source = sources.Iterable([[1, 2, 3]] * 9)
     with pytest.raises(ConfigError, match="can be split into 1 lanes at most"):

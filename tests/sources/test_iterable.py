@@ -172,7 +172,7 @@ def test_a_state_that_json_cannot_hold_is_refused(value: Any) -> None:
         ([1.5], "float64"),
         ([True], "bool"),
         (["1"], "<U1"),
-        ([[1], [2, 3]], "list of ids"),
+        ([[1], [2, 3]], "list of integers"),
         ([[1, 2]], "dimension"),
         ([-1], "negative"),
         ([2**32], "32 bits"),

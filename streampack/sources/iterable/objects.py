@@ -103,6 +103,30 @@ def is_random_access(data: Any) -> bool:
     return is_by_index(data) and not hasattr(data, "__iter__") and not hasattr(data, "set_epoch")
 
 
+#: Whose arrays and columns are iterated in the order of their numbers; ours are the rows of tables.
+_ARRAYS = ("datasets", "numpy", "pandas", "polars", "pyarrow", "streampack", "torch")
+
+
+class ItemsBetween:
+    """Items `low` to `high` of what can be asked for any item."""
+
+    def __init__(self, data: Any, low: int, high: int) -> None:
+        self._data, self._low, self._high = getattr(data, "iloc", data), low, high
+
+    def __len__(self) -> int:
+        return self._high - self._low
+
+    def __getitem__(self, number: int) -> Any:
+        return self._data[self._low + number]
+
+
+def can_be_sampled(data: Any) -> bool:
+    """True if its number of items is known and asking for any of them changes nothing."""
+    if not is_by_index(data) or has_state(data) or hasattr(data, "set_epoch"):
+        return False
+    return is_random_access(data) or type(data).__module__.partition(".")[0] in _ARRAYS
+
+
 def iterate(items: Any) -> Iterator[Any]:
     """An iterator; a map-style dataset is read by index up to its length."""
     if not hasattr(items, "__iter__") and is_by_index(items):

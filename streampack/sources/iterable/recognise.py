@@ -192,6 +192,10 @@ class Rows:
     def __len__(self) -> int:
         return int(self._table.num_rows)
 
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        record: dict[str, Any] = self._table.slice(number, 1).to_pylist()[0]
+        return record
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 from abc import abstractmethod
@@ -29,6 +30,8 @@ from streampack.sources.iterable.items import (
     joined_arrays,
 )
 from streampack.sources.iterable.objects import (
+    ItemsBetween,
+    can_be_sampled,
     check_state,
     has_exact_state,
     has_state,
@@ -294,6 +297,7 @@ class Iterable(ItemSource):
         self.first_text: str | None = None  # where texts are the items
         self.once = not called and hasattr(data, "__next__") and not has_state(data)
         self._begun = False
+        self._first = 0  # number of the first item, of a part
         self._kind = kind_name(data)
         if called:
             self._check_function()
@@ -345,6 +349,20 @@ class Iterable(ItemSource):
     def describe(self) -> dict[str, Any]:
         length = len(self.data) if hasattr(self.data, "__len__") else None
         return {**super().describe(), "name": self.name, "length": length}
+
+    def document_name(self, origin: np.void) -> str:
+        return f"item {self._first + int(origin['index'])} of lane {int(origin['shard'])}"
+
+    @property
+    def num_items(self) -> int | None:
+        """How many items there are, where any of them can be asked for; None elsewhere."""
+        return len(self.data) if not self._called and can_be_sampled(self.data) else None
+
+    def part(self, low: int, high: int) -> Iterable:
+        """The items from `low` to `high`, which can be asked for: a source by themselves."""
+        part = copy.copy(self)
+        part.data, part._first = ItemsBetween(self.data, low, high), low
+        return part
 
     def max_lanes(self) -> int | None:
         return None if self._divided else 1

@@ -1,0 +1,157 @@
+"""A state is refused under arguments that change batches, and taken under those that do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import (
+    ContextSchedule,
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    SimilarityOrder,
+    TokenRules,
+    Topology,
+    WindowConfig,
+)
+from streampack.errors import StateError
+from streampack.lane.state import checksum
+from streampack.packing import BestFitDecreasing, Concat
+from tests.support.corpora import byte_tokenizer
+
+RECORDS = [
+    {"text": "ab " * (1 + i % 7), "score": float(i), "group": i // 2, "kept": i % 2}
+    for i in range(400)
+]
+IDS = [
+    {"input_ids": [1 + i % 90] * (3 + i % 21), "weights": [1.0] * (3 + i % 21), "score": float(i)}
+    for i in range(400)
+]
+GROUPED: dict[str, Any] = {"document_fields": {"group": "int64"}, "group": "group"}
+SCORES = {"document_fields": {"score": "float32"}}
+
+
+def dataset(source: Any = IDS, **options: Any) -> PackedDataset:
+    if source is RECORDS:
+        options["tokenizer"] = byte_tokenizer()
+    if "packer" not in options:
+        options.setdefault("seq_len", 32)
+    return PackedDataset(source, **{"batch_rows": 2, "lanes": 1, "topology": Topology(), **options})
+
+
+def same(documents: Any, seeds: Any) -> Any:
+    return documents
+
+
+def kept(documents: Any, seeds: Any) -> Any:
+    return np.ones(len(documents), dtype=np.bool_)
+
+
+def saved(made: PackedDataset) -> tuple[dict[str, Any], Any]:
+    """The state after two batches, and the third."""
+    loader = PackedLoader(made)
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    return state, next(batches)
+
+
+#: By the field of the state that is named: what is taken first, and what is then changed.
+CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("attention", {}, {"attention": "row"}),
+    ("attention", {"attention": "row"}, {"attention": "document"}),
+    ("balance", {}, {"balance": "attention"}),
+    ("batch_tokens", {}, {"batch_rows": 3}),
+    ("batch_tokens", {}, {"batch_rows": None, "batch_tokens": 128}),
+    ("boundaries", {}, {"boundaries": ContextSchedule(start=4, end=32, batches=9, multiple=4)}),
+    ("eos", {}, {"token_rules": TokenRules(eos="append", eos_id=5)}),
+    ("fields", {}, SCORES),
+    ("fields", {}, {"token_fields": {"weights": "float32"}}),
+    ("fields", SCORES, {"document_fields": {"score": "float64"}}),
+    ("filter", {}, {"filter": Hook("kept", kept)}),
+    ("map", {}, {"map": Hook("same", same)}),
+    ("map", {"map": Hook("same", same)}, {"map": Hook("other", same)}),
+    ("order", {"packer": Concat(seq_len=32)}, {"order": SimilarityOrder()}),
+    ("packer", {}, {"packer": BestFitDecreasing(seq_len=32, overflow="drop")}),
+    ("packer", {}, {"seq_len": 16, "batch_rows": 4}),
+    ("seed", {}, {"seed": 1}),
+    ("shuffle", {}, {"shuffle": False}),
+    ("window", {}, {"window": WindowConfig(rows=9)}),
+    ("fields", {"source": RECORDS}, GROUPED),
+    ("packer", {"source": RECORDS, **GROUPED}, {"group_within": "batch"}),
+    ("tokenizer", {"source": RECORDS}, {"token_rules": TokenRules(eos_id=7)}),
+    ("tokenizer", {"source": RECORDS}, {"token_rules": TokenRules(eos="as-is")}),
+]
+
+
+@pytest.mark.parametrize(("field", "first", "then"), CHANGES)
+def test_a_changed_argument_is_refused_by_its_name(
+    field: str, first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    state, _ = saved(dataset(**first))
+    together = {**first, **then}
+    if "packer" in then:
+        together.pop("seq_len", None)
+    with pytest.raises(StateError, match=rf"^`{field}"):
+        PackedLoader(dataset(**together)).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"epochs": 2},
+        {"on_error": "skip"},
+        {"provenance": True},
+        {"memory_limit": 1 << 20},
+        {"lanes": None},
+        {"token_rules": TokenRules(pad_id=9)},  # of padding, from which nothing is learnt
+        {"token_rules": TokenRules(vocab_size=999)},
+    ],
+)
+def test_other_arguments_leave_the_batches_as_they_are(then: dict[str, Any]) -> None:
+    state, following = saved(dataset())
+    loader = PackedLoader(dataset(**then))
+    loader.load_state_dict(state)
+    found = next(iter(loader))
+    real = following.document_ids >= 0
+    assert found.document_ids.equal(following.document_ids)
+    assert found.input_ids[real].equal(following.input_ids[real])
+    assert found.labels.equal(following.labels)
+
+
+def test_attention_changes_if_allowed_and_rows_stay() -> None:
+    state, following = saved(dataset())
+    loader = PackedLoader(dataset(attention="row"))
+    loader.load_state_dict(state, allow={"attention"})
+    found = next(iter(loader))
+    assert found.input_ids.equal(following.input_ids)
+    assert found.num_segments < following.num_segments
+
+
+def test_a_state_of_before_is_one_of_attention_by_document() -> None:
+    state, following = saved(dataset())
+    del state["fingerprint"]["attention"]
+    head = {name: state[name] for name in state if name not in ("checksum", "lanes")}
+    state["checksum"] = checksum(head)
+    loader = PackedLoader(dataset())
+    loader.load_state_dict(state)
+    assert next(iter(loader)).input_ids.equal(following.input_ids)
+    with pytest.raises(StateError, match=r"`attention` was 'document'.*allow=\{\"attention\"\}"):
+        PackedLoader(dataset(attention="row")).load_state_dict(state)
+
+
+def test_of_documents_in_memory_numbers_and_lengths_are_compared() -> None:
+    documents = [[1 + i % 90] * (3 + i % 21) for i in range(2000)]
+    state, following = saved(dataset(documents))
+    other_ids = PackedLoader(dataset([[99] * len(ids) for ids in documents]))
+    other_ids.load_state_dict(state)  # not noticed, as docs/resume.md says
+    assert next(iter(other_ids)).num_tokens == following.num_tokens
+    with pytest.raises(StateError, match="length"):
+        PackedLoader(dataset(documents[1:])).load_state_dict(state)
+    other_lengths = PackedLoader(dataset([[*ids, 5] for ids in documents]))
+    other_lengths.load_state_dict(state)
+    with pytest.raises(StateError):
+        next(iter(other_lengths))
