@@ -19,6 +19,8 @@ import torch
 from examples.hf_trainer import VOCABULARY, PackedTrainer, make_trainer, write_corpus
 from streampack import PackedDataset, Topology
 
+DOCUMENTS = 303  # which give each rank an even number of batches: a step takes two
+
 
 class CountingTrainer(PackedTrainer):
     counts = torch.zeros(VOCABULARY, dtype=torch.int64)
@@ -46,7 +48,7 @@ def check_evaluation(trainer: Any) -> None:
 
 def main(folder: Path, max_steps: int, save_steps: int, checkpoint: str | None) -> None:
     torch.set_num_threads(1)
-    corpus = write_corpus(folder / "corpus", 300)
+    corpus = write_corpus(folder / "corpus", DOCUMENTS)
     trainer = make_trainer(
         folder / "run", corpus, max_steps=max_steps, save_steps=save_steps, kind=CountingTrainer
     )
