@@ -39,9 +39,11 @@ def test_sources_say_what_they_read(tmp_path: Path) -> None:
     tar = str(tmp_path / "a.tar")
     write_tar(tmp_path / "a.tar", documents)
     assert repr(sources.JSONL(path)) == f"JSONL({path!r})"
-    listed = sources.JSONL([path, path])
+    other = tmp_path / "b.jsonl"
+    other.write_text(Path(path).read_text())
+    listed = sources.JSONL([path, str(other)])
     listed.prepare()
-    assert repr(listed) == f"JSONL({path!r}, and 1 more, shards=1)"
+    assert repr(listed) == f"JSONL({path!r}, and 1 more, shards=2)"
     assert repr(sources.MDS(folder, column="tokens")) == f"MDS({folder!r})"
     assert repr(sources.WebDataset(tar, key="npy")) == f"WebDataset({tar!r})"
     assert repr(sources.Chat(path)) == f"Chat({path!r})"

@@ -214,7 +214,9 @@ def deal(
         if tokens - amount < interval:
             amount = tokens
         poured = _poured(left, amount)
-        given = rest if amount == tokens else min((int(poured.sum()) << FRACTION) // rate, rest)
+        given = rest
+        if amount != tokens:  # never nothing: what weighs 1 may be longer than what is missing
+            given = min(max((int(poured.sum()) << FRACTION) // rate, 1), rest)
         stripes = min(STRIPES, max(4 * amount // interval, 1)) if tokens < late else 1
         ends = [low + given * n // stripes for n in range(stripes + 1)]
         cuts += [Cut(number, epoch, a + _parts(poured, b - a)) for a, b in pairwise(ends)]

@@ -97,6 +97,14 @@ def test_a_deal_leaves_no_lane_with_less_than_three_quarters_of_its_reserve() ->
     assert parts.sum() == 75 + 65
 
 
+def test_a_deal_gives_something_however_long_a_document_may_be() -> None:
+    line = Line(weight=8, epochs=1, planned=1, rate=10**6 << FRACTION)  # a document weighs 1
+    place = Place(0, 5)
+    cuts, after = deal(_rule(), line, 3, place, np.zeros(4, dtype=np.int64), line.rate)
+    assert cuts
+    assert after > place
+
+
 def test_a_round_knows_a_deal_only_once_all_lanes_are_through_with_its_batch() -> None:
     for every in (1, 2, 7):
         rule = _rule(every=every)

@@ -90,8 +90,11 @@ SPECIAL = (
 )  # fmt: skip
 
 
-def bpe_tokenizer(trim_offsets: bool = False) -> Tokenizer:
-    """Byte-level BPE with merges, among them of white space, as large models have it."""
+def bpe_tokenizer(trim_offsets: bool = False, *, two_ends: bool = False) -> Tokenizer:
+    """Byte-level BPE with merges, among them of white space, as large models have it.
+
+    With `two_ends`, "</s>" is special too, so that an EOS has to be named.
+    """
     from tokenizers import processors
 
     tokenizer = Tokenizer(models.BPE())
@@ -108,7 +111,7 @@ def bpe_tokenizer(trim_offsets: bool = False) -> Tokenizer:
     tokenizer.train_from_iterator([text, text.replace("\n", "\n\n")], trainer)
     written = json.loads(tokenizer.to_str())
     for token in written["added_tokens"]:
-        token["special"] = token["content"] != "</s>"  # one end is declared, and no more
+        token["special"] = two_ends or token["content"] != "</s>"
     return Tokenizer.from_str(json.dumps(written))
 
 

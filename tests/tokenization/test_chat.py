@@ -34,7 +34,8 @@ from tests.support.chats import (
 )
 
 BPE = bpe_tokenizer()
-TRIMMING = bpe_tokenizer(trim_offsets=True)
+MARKED = bpe_tokenizer(two_ends=True)
+TRIMMING = bpe_tokenizer(trim_offsets=True, two_ends=True)
 SENTENCES = sentencepiece_like_tokenizer()
 
 #: Pieces of a text, each with whether it carries loss.
@@ -145,15 +146,17 @@ talks = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 def test_loss_lies_on_exactly_the_assistants_tokens(style: str, talk: list[Any]) -> None:
     template, expected, eos, added = STYLES[style]
     chat = messages(*(content for pair in talk for content in pair))
-    documents = encode(chat_tokenizer(BPE, template, eos), {"messages": chat})
-    eos_id = BPE.token_to_id(eos) if added else None
-    ids, mask = by_hand(BPE, expected(chat), eos_id)
+    documents = encode(chat_tokenizer(MARKED, template, eos), {"messages": chat})
+    eos_id = MARKED.token_to_id(eos) if added else None
+    ids, mask = by_hand(MARKED, expected(chat), eos_id)
     assert documents.document(0).tolist() == ids
     assert documents.loss_mask is not None
     assert documents.loss_mask.tolist() == mask
 
 
-@pytest.mark.parametrize("engine", [BPE, TRIMMING, SENTENCES], ids=["bpe", "trimming", "unigram"])
+@pytest.mark.parametrize(
+    "engine", [MARKED, TRIMMING, SENTENCES], ids=["bpe", "trimming", "unigram"]
+)
 @pytest.mark.parametrize("style", STYLES)
 def test_what_is_learnt_reads_as_what_the_assistant_said(style: str, engine: Engine) -> None:
     template, _, eos, _ = STYLES[style]
