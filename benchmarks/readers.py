@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.runners.limits import BYTES_PER_SLOT
+from benchmarks.runners.limits import BYTES_PER_SLOT, CopyingThroughMemory
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from tests.support.flat_files import write_megatron
 
@@ -36,7 +36,7 @@ ROWS = 8
 
 def copying(folder: Path, documents: list[Any]) -> Case:
     """Blocks of 256 MiB, from warm memory to warm memory, 28 bytes for each token."""
-    block = (256 << 20) // BYTES_PER_SLOT
+    block = CopyingThroughMemory.block_slots
     blocks = -(-sum(map(len, documents)) // block)
     source = np.random.default_rng(0).integers(0, 255, block * BYTES_PER_SLOT, np.uint8)
     target = source[::-1].copy()

@@ -135,13 +135,7 @@ class ShardedSource(Source):
                 )
             yield file
 
-    def broken_shard(
-        self,
-        shard: int,
-        what: str,
-        index: int = 0,
-        remedy: str = "",
-    ) -> ContentError:
+    def broken_shard(self, shard: int, what: str, index: int = 0, remedy: str = "") -> ContentError:
         """The error for a shard that cannot be read.
 
         Args:

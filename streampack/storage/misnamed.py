@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from streampack.errors import ConfigError
@@ -50,8 +51,8 @@ def _alike(path: str) -> list[str]:
 
 def refuse_repeated(names: Sequence[str]) -> None:
     """Raise `ConfigError` if one of the names is there more than once."""
-    for name in sorted({*names}) if len({*names}) < len(names) else ():
-        if (times := names.count(name)) > 1:
+    for name, times in sorted(Counter(names).items()):
+        if times > 1:
             raise ConfigError(f'"{shown(name)}" is named {times} times.', *_ONCE)
 
 

@@ -66,8 +66,12 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     for mark in MARKS:
         _check_mark(mark, value.get(mark), role, name)
     # Tables give every message every field that any has; templates ask what is there.
-    fields = {key: _without_nulls(field) for key, field in value.items() if field is not None}
-    return {**fields, "content": content, **({} if calls is None else {"tool_calls": calls})}
+    fields = {
+        key: calls if key == "tool_calls" else _without_nulls(field)
+        for key, field in value.items()
+        if field is not None
+    }
+    return {**fields, "content": content}
 
 
 def _of_sharegpt(value: dict[str, Any], name: str) -> dict[str, Any]:
@@ -141,9 +145,12 @@ def tools_of(value: Any) -> Sequence[Any] | None:
 
 def _plain_list(value: Any, name: str) -> list[Any]:
     """A list of objects of JSON, without the fields that are null."""
-    kinds = [] if isinstance(value, list) else [type(value).__name__]
-    if kinds or (kinds := [type(item).__name__ for item in value if not isinstance(item, dict)]):
-        raise BrokenDocumentError(f"has a {kinds[0]} in {name} instead of a list of objects")
+    others = [value]
+    if isinstance(value, list):
+        others = [item for item in value if not isinstance(item, dict)]
+    if others:
+        kind = type(others[0]).__name__
+        raise BrokenDocumentError(f"has a {kind} in {name} instead of a list of objects")
     found: list[Any] = _without_nulls(value)
     try:
         json.dumps(found)
