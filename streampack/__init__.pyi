@@ -19,7 +19,7 @@ from .errors import StateError as StateError
 from .errors import StorageError as StorageError
 from .errors import StreampackError as StreampackError
 from .errors import WorkerError as WorkerError
-from .in_memory import pack as pack
+from .in_memory.pack import pack as pack
 from .job.simulated import SimulatedRanks as SimulatedRanks
 from .job.topology import Topology as Topology
 from .loader import PackedLoader as PackedLoader

@@ -1,0 +1,170 @@
+"""`pack`: which rank has which documents, in which micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from streampack.errors import ConfigError, PlanError
+from streampack.in_memory.plan import MicrobatchPlan
+from streampack.numeric import is_whole, whole_number
+from streampack.packing.arguments import require_align, require_seq_len
+from streampack.packing.cost import Cost
+from streampack.packing.microbatches import Units, grouped_rows, place_in_rows
+from streampack.packing.overflow import checked_lengths
+
+
+def pack(
+    lengths: ArrayLike,
+    *,
+    seq_len: int,
+    ranks: int = 1,
+    groups: ArrayLike | None = None,
+    within: Literal["rank", "row"] = "rank",
+    cost: Callable[[NDArray[np.int64]], ArrayLike] | None = None,
+    microbatches: int | Literal["equal"] = "equal",
+    align: int | Sequence[int] = 1,
+    seed: int = 0,
+) -> MicrobatchPlan:
+    """Divide documents among ranks, in micro-batches of nearly equal cost; none is ever cut.
+
+    A micro-batch is one row. All ranks have the same number of them; those at the same place cost
+    nearly the same on all ranks, and so do the sums. For example four documents for two ranks:
+
+    >>> from streampack import pack
+    >>> plan = pack([5, 2, 4, 3], seq_len=8, ranks=2)
+    >>> plan.microbatches, plan.tokens.tolist()
+    (1, [[7], [7]])
+    >>> ids = [[11, 12, 13, 14, 15], [21, 22], [31, 32, 33, 34], [41, 42, 43]]
+    >>> [batch.input_ids.tolist() for batch in plan.batches(ids, rank=0)]
+    [[[11, 12, 13, 14, 15, 21, 22, 0]]]
+
+    Args:
+        lengths: (N,) tokens of each document, at least 1.
+        seq_len: slots of a row; no document is longer.
+        ranks: data-parallel ranks.
+        groups: (N,) whole numbers or names; documents with the same one stay together.
+        within: where: on one "rank", or in one "row", and so in one micro-batch.
+        cost: a function from lengths (M,) to costs (M,), for example `Cost.from_config`. None is
+            that of a model 4,096 wide.
+        microbatches: per rank: "equal" is as few as are found to hold all, or a number. Where
+            documents are fewer than all micro-batches, some hold nothing but padding.
+        align: a document takes up a multiple of so many slots, as context parallelism wants; of
+            several numbers, of their least common multiple.
+        seed: of the order of micro-batches, and of which rank gets which.
+
+    Raises:
+        ConfigError: an argument makes no sense.
+        PlanError: a document, or a group within a row, is longer than a row, or `microbatches` are
+            too few.
+    """
+    seq_len = require_seq_len(seq_len, "error")
+    multiple = require_align(align, seq_len)
+    ranks = whole_number("ranks", ranks, "There would be nobody to train.", most=1 << 20)
+    equal = isinstance(microbatches, str) and microbatches == "equal"
+    if not is_whole(microbatches) and not equal:
+        raise ConfigError(
+            f"microbatches is {microbatches!r}.",
+            "It says how many each rank has.",
+            'Pass a whole number, or "equal" for as few as hold all documents.',
+        )
+    wanted = None
+    if not equal:
+        wanted = whole_number("microbatches", microbatches, "A step has some.", most=1 << 20)
+    if within not in ("rank", "row"):
+        raise ConfigError(
+            f"within is {within!r}.",
+            "It says where groups stay whole.",
+            'Use "rank" or "row"; a micro-batch is one row.',
+        )
+    sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's
+    _check_sizes(sizes, seq_len)
+    costs = _costs(cost or Cost.of_width(4096), sizes)
+    group, names = _numbered(groups, len(sizes))
+    slots = -(-sizes // multiple) * multiple
+    units = Units.of(slots, costs, group if within == "row" else None)
+    if group is not None and within == "row" and units.sizes.max(initial=0) > seq_len:
+        i = int(np.argmax(units.sizes))
+        raise PlanError(
+            f"The documents of group {names[i]!r} have {units.sizes[i]} tokens together, a row "
+            f"has {seq_len}.",
+            "A group within a row is never cut.",
+            f'Pass seq_len={units.sizes[i]} or more, or within="rank".',
+        )
+    count, row = place_in_rows(
+        units,
+        seq_len,
+        ranks,
+        rank_groups=group if within == "rank" else None,
+        microbatches=wanted,
+        seed=whole_number("seed", seed, "It is that of a generator.", least=None),
+    )
+    offsets, documents = grouped_rows(row, units.unit, ranks * count)
+    return MicrobatchPlan(seq_len, ranks, count, multiple, sizes, costs, offsets, documents)
+
+
+def _check_sizes(sizes: NDArray[np.int64], seq_len: int) -> None:
+    if not len(sizes):
+        return
+    if sizes.min() < 1:
+        raise PlanError(
+            f"Document {int(np.argmin(sizes))} has no tokens.",
+            "It would be in no row.",
+            "Leave it out of `lengths`.",
+        )
+    if sizes.max() > seq_len:
+        i = int(np.argmax(sizes > seq_len))
+        raise PlanError(
+            f"Document {i} has {sizes[i]} tokens, a row has {seq_len}.",
+            "Documents in memory are never cut.",
+            f"Pass seq_len={sizes.max()} or more, or shorten such documents or leave them out.",
+        )
+
+
+def _costs(
+    cost: Callable[[NDArray[np.int64]], ArrayLike], sizes: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    if not callable(cost):
+        raise ConfigError(
+            f"cost is {cost!r}.",
+            "It says what documents of some lengths cost.",
+            "Pass a function from lengths to costs, as a Cost is, or None.",
+        )
+    given = _array(cost(sizes.copy()))
+    fits = given.shape == sizes.shape and given.dtype.kind in "biuf"
+    if not fits or not np.isfinite(given).all() or (given < 0).any():
+        raise ConfigError(
+            f"cost gave an array of shape {given.shape} and dtype {given.dtype} for {len(sizes)} "
+            "documents, or a cost that is negative or not finite.",
+            "Documents cannot be divided by it.",
+            "Return one cost >= 0 for each length, or pass a Cost.",
+        )
+    return given.astype(np.float64)
+
+
+def _array(given: Any) -> NDArray[Any]:
+    """The values as an array, which has no dimension where numpy cannot make one of them."""
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):
+        return np.asarray(None)
+
+
+def _numbered(
+    groups: ArrayLike | None, count: int
+) -> tuple[NDArray[np.int64] | None, Sequence[Any]]:
+    """(N,) int64 numbers of the groups, and their names; None where there are none."""
+    if groups is None:
+        return None, ()
+    given = _array(groups)
+    if given.shape != (count,) or (count and given.dtype.kind not in "iubUS"):
+        raise ConfigError(
+            f"groups has the shape {given.shape} and dtype {given.dtype} for {count} documents.",
+            "Every document belongs to one group.",
+            "Pass one whole number or name for each document.",
+        )
+    names, number = np.unique(given, return_inverse=True)
+    return number.astype(np.int64), names.tolist()

@@ -1,0 +1,141 @@
+"""The documents of each rank's micro-batches, and the batches that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.batch import PackedBatch
+from streampack.in_memory.given import Given
+from streampack.in_memory.row import packed_row
+from streampack.numeric import whole_number
+from streampack.window.empty_rows import empty_rows
+from streampack.window.gather import RowFormat
+from streampack.window.packed_rows import PackedRows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicrobatchPlan:
+    """Which documents each rank has in each of its micro-batches. Made by `pack`.
+
+    Attributes:
+        seq_len: slots of a row; a micro-batch is one row.
+        ranks: data-parallel ranks.
+        microbatches: of each rank.
+        align: slots that documents take up multiples of.
+        lengths: (N,) int64 tokens of the documents.
+        document_costs: (N,) float64.
+    """
+
+    seq_len: int
+    ranks: int
+    microbatches: int
+    align: int
+    lengths: NDArray[np.int64]
+    document_costs: NDArray[np.float64]
+    _offsets: NDArray[np.int64]
+    _documents: NDArray[np.int64]
+
+    def documents(self, rank: int, microbatch: int | None = None) -> NDArray[np.int64]:
+        """(D,) int64: numbers of the documents in a micro-batch of a rank, or in all of its.
+
+        Raises:
+            ConfigError: there is no such rank or micro-batch.
+        """
+        rank = whole_number("rank", rank, "", least=0, most=self.ranks - 1)
+        first, last = rank * self.microbatches, (rank + 1) * self.microbatches
+        if microbatch is not None:
+            most = self.microbatches - 1
+            first += whole_number("microbatch", microbatch, "", least=0, most=most)
+            last = first + 1
+        return self._documents[self._offsets[first] : self._offsets[last]]
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """(ranks, microbatches) int64 tokens."""
+        return np.asarray(self._sums(self.lengths), dtype=np.int64)
+
+    @property
+    def costs(self) -> NDArray[np.float64]:
+        """(ranks, microbatches) float64."""
+        return np.asarray(self._sums(self.document_costs), dtype=np.float64)
+
+    @property
+    def imbalance(self) -> float:
+        """Time of all micro-batches over what equal ones would take, if ranks wait in each."""
+        costs = self.costs
+        return float(costs.max(axis=0).sum() / costs.mean(axis=0).sum()) if costs.any() else 1.0
+
+    @property
+    def padding_ratio(self) -> float:
+        """Share of slots without a token, in rows of seq_len."""
+        slots = self.ranks * self.microbatches * self.seq_len
+        return 1 - int(self.lengths.sum()) / slots if slots else 0.0
+
+    def _sums(self, values: NDArray[Any]) -> NDArray[Any]:
+        sums = np.zeros(len(self._offsets) - 1, dtype=values.dtype)
+        np.add.at(sums, self._row, values[self._documents])
+        return sums.reshape(self.ranks, self.microbatches)
+
+    @property
+    def _row(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(len(self._offsets) - 1), np.diff(self._offsets))
+
+    def batches(
+        self,
+        ids: Any,
+        *,
+        rank: int = 0,
+        loss_mask: Any = None,
+        token_fields: Mapping[str, Any] | None = None,
+        document_fields: Mapping[str, Any] | None = None,
+        pad_id: int = 0,
+        pad_to: int | None = None,
+    ) -> Iterator[PackedBatch]:
+        """A rank's micro-batches, each made when it is asked for.
+
+        ``batch.provenance["index"]`` has the number of the document of every piece.
+
+        Args:
+            ids: the documents' ids: ``ids[i]`` is a list, array or tensor of ``lengths[i]`` of
+                them. Only the rank's own are asked for, so a dict of these does too.
+            rank: whose.
+            loss_mask: like `ids`, true where a token counts in the loss; None: everywhere.
+            token_fields: by name, like `ids`: one number per token. See `PackedBatch.fields`.
+            document_fields: by name, one number for each document. A field has the dtype of the
+                numpy arrays or tensors given, float32 for floats in lists, int64 for integers.
+            pad_id: id on padding.
+            pad_to: rows end at the next multiple of this after their last document, instead of at
+                `seq_len`.
+
+        Raises:
+            ConfigError: a document, or what belongs to it, is not what it should be.
+        """
+        own = self.documents(rank)
+        given = Given.of(own, ids, loss_mask, token_fields, document_fields)
+        pad_id = whole_number("pad_id", pad_id, "It is an id.", least=0, most=(1 << 32) - 1)
+        if pad_to is not None:
+            pad_to = whole_number("pad_to", pad_to, "Rows have a multiple of it.")
+        layout = RowFormat(pad_id=pad_id, eos_id=-1, provenance=True, fields=given.types)
+        made = (
+            self._rows(self.documents(rank, number), given, layout, pad_to)
+            for number in range(self.microbatches)
+        )
+        return (PackedBatch(rows, step=number) for number, rows in enumerate(made))
+
+    def _rows(
+        self, numbers: NDArray[np.int64], given: Given, layout: RowFormat, pad_to: int | None
+    ) -> PackedRows:
+        lengths = self.lengths[numbers]
+        gaps = -lengths % self.align
+        width = self.seq_len
+        if pad_to is not None:
+            step = int(np.lcm(pad_to, self.align))
+            width = min(width, max(-(-int((lengths + gaps).sum()) // step), 1) * step)
+        if not len(numbers):
+            return empty_rows(layout, 1, width)
+        return packed_row(given.read(numbers, lengths), gaps, width, layout)
