@@ -7,9 +7,7 @@ rank after the same step; see `streampack.job.ending`.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -265,17 +263,7 @@ class PackedLoader:
         return True  # not by its length
 
     def __iter__(self) -> Iterator[Any]:
-        with self._iterating() as ahead:
-            while True:
-                began = time.perf_counter()
-                if not ahead.get(1):
-                    self._finished = True
-                    return
-                following = ahead.get(2)[1:] if self._copies else []
-                batch = ahead.take()
-                ahead.start_copy(following)
-                self._run.metrics.wait_s += time.perf_counter() - began
-                yield self.form(batch)
+        return self._iterate(lambda ahead: ahead.batches(self.form))
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
         """Iterate in groups of `batches`, for gradient accumulation.
@@ -292,29 +280,8 @@ class PackedLoader:
         Raises:
             ConfigError: `batches` is no whole number of at least one.
         """
-        return self._groups(whole_number("batches", batches, "A step needs at least one."))
-
-    def _groups(self, batches: int) -> Generator[BatchGroup, None, None]:
-        ranks = self._run.ranks
-        counted: PackedBatch | None = None
-        count: Callable[[], int] | None = None
-        with self._iterating() as ahead:
-            while True:
-                began = time.perf_counter()
-                group = ahead.get(batches)
-                if not group:
-                    self._finished = True
-                    return
-                if count is None or group[0] is not counted:  # the first one, or after a `skip`
-                    count = ranks.total(_loss_tokens(group))
-                following = ahead.get(2 * batches)[batches:]
-                num_loss_tokens, count = count(), None
-                if following:
-                    counted, count = following[0], ranks.total(_loss_tokens(following))
-                taken = [ahead.take() for _ in group]
-                ahead.start_copy(following)
-                self._run.metrics.wait_s += time.perf_counter() - began
-                yield BatchGroup(taken, num_loss_tokens, self.form)
+        count = whole_number("batches", batches, "A step needs at least one.")
+        return self._iterate(lambda ahead: ahead.groups(count, self.form))
 
     def skip(self, batches: int) -> int:
         """Step over the next `batches` batches of this rank, as after a spike in the loss.
@@ -376,12 +343,12 @@ class PackedLoader:
             return feed_from_workers(share, sharing, self._workers)
         return feed_in_process(share, sharing, board)
 
-    @contextmanager
-    def _iterating(self) -> Iterator[Ahead]:
-        """The batches of one iterator, live until the loop leaves it."""
+    def _iterate(self, items: Callable[[Ahead], Iterator[Any]]) -> Generator[Any, None, None]:
+        """What `items` gives of one iterator, which is live until the loop leaves it."""
         ahead = self._open()
         try:
-            yield ahead
+            yield from items(ahead)
+            self._finished = True
         finally:
             if self._live is ahead:
                 self._stop()
@@ -418,7 +385,3 @@ def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:
             "Pass persistent_workers=False, or use PackedLoader(dataset, num_workers=...).",
         )
     return found
-
-
-def _loss_tokens(batches: Sequence[PackedBatch]) -> int:
-    return sum(batch.num_loss_tokens for batch in batches)

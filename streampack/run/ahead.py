@@ -1,16 +1,18 @@
-"""Ahead: batches that a loop's iterator has got and the loop has not taken yet."""
+"""Ahead: a loop's iterator: batches that it has got, and those that the loop takes."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
+from typing import Any
 
-from streampack.batch import PackedBatch
+from streampack.batch import BatchGroup, PackedBatch
 from streampack.errors import StateError
 from streampack.run.copies import DeviceCopies
 from streampack.run.rank import RankRun
@@ -34,7 +36,7 @@ class Ahead:
         pin_memory: bool = False,
     ) -> None:
         self._run = run
-        self._batches = batches
+        self._given = batches
         self._copies = copies
         self._pin_memory = pin_memory
         self._got: deque[PackedBatch] = deque()
@@ -54,7 +56,7 @@ class Ahead:
                 "Two iterators would share one place in the stream.",
                 "Use one iterator at a time, or one loader for each.",
             )
-        self._got.extend(islice(self._batches, max(0, count - len(self._got))))
+        self._got.extend(islice(self._given, max(0, count - len(self._got))))
         return list(islice(self._got, count))
 
     def take(self) -> PackedBatch:
@@ -65,11 +67,44 @@ class Ahead:
             return self._copies.take(batch)
         return batch.pin_memory() if self._pin_memory else batch
 
+    def batches(self, form: Callable[[PackedBatch], Any]) -> Iterator[Any]:
+        """One after the other, in that form; each counts as taken."""
+        while True:
+            began = time.perf_counter()
+            if not self.get(1):
+                return
+            following = self.get(2)[1:] if self._copies else []
+            batch = self.take()
+            self._start_copy(following)
+            self._run.metrics.wait_s += time.perf_counter() - began
+            yield form(batch)
+
+    def groups(self, size: int, form: Callable[[PackedBatch], Any]) -> Iterator[BatchGroup]:
+        """In groups, the last one of what is left; all batches of a group count as taken."""
+        ranks = self._run.ranks
+        counted: PackedBatch | None = None
+        count: Callable[[], int] | None = None
+        while True:
+            began = time.perf_counter()
+            group = self.get(size)
+            if not group:
+                return
+            if count is None or group[0] is not counted:  # the first one, or after a `skip`
+                count = ranks.total(_loss_tokens(group))
+            following = self.get(2 * size)[size:]
+            num_loss_tokens, count = count(), None
+            if following:
+                counted, count = following[0], ranks.total(_loss_tokens(following))
+            taken = [self.take() for _ in group]
+            self._start_copy(following)
+            self._run.metrics.wait_s += time.perf_counter() - began
+            yield BatchGroup(taken, num_loss_tokens, form)
+
     def step_over(self) -> None:
         """The loop leaves the first batch out."""
         self._run.take(self._got.popleft(), stepped_over=True)
 
-    def start_copy(self, following: Sequence[PackedBatch]) -> None:
+    def _start_copy(self, following: Sequence[PackedBatch]) -> None:
         """Begin to copy the first of the batches that follow to the device, if there are both."""
         if self._copies is not None and following:
             self._copies.start(following[0])
@@ -79,7 +114,11 @@ class Ahead:
         if not self._ended:
             self._ended = True
             _not_ended.discard(self)
-            self._batches.close()
+            self._given.close()
+
+
+def _loss_tokens(batches: Sequence[PackedBatch]) -> int:
+    return sum(batch.num_loss_tokens for batch in batches)
 
 
 _not_ended: weakref.WeakSet[Ahead] = weakref.WeakSet()
