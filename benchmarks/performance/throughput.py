@@ -59,7 +59,7 @@ def text_file(workload: Workload) -> Path:
     """The machine's Python source as JSON lines."""
     from demo.corpus import gather
 
-    size = max(int(TEXT_BYTES * workload.scale), 1 << 16)
+    size = max(int(TEXT_BYTES * workload.scale), 1 << 22)  # every lane has documents
     path = workload.folder / workload.name / "texts.jsonl"
     return path if path.exists() else jsonl_texts(workload, gather(size))
 
