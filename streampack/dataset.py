@@ -302,6 +302,14 @@ class PackedDataset(IterableDataset[PackedBatch]):
             other._plan = replace(self._plan, config=_traced(self._plan.config))
         return other
 
+    def alone(self, **settings: Any) -> PackedDataset:
+        """The same documents in another run, of one rank, with other fields of `LaneConfig`."""
+        other = copy.copy(self)
+        config = replace(self._settings.config, **settings)
+        other._settings = replace(self._settings, config=config, topology=Topology())
+        other._detected, other._plan, other._start = False, None, None
+        return other
+
     def locate(self, batch: PackedBatch | NDArray[np.void]) -> list[Piece]:
         """Where every document piece of a batch came from, in the order of its `document_ids`.
 
