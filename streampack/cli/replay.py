@@ -79,7 +79,8 @@ def _batch(
 
     Steps in which no rank has a batch are left out of a run, and do not count.
     """
-    loader, first = PackedLoader(dataset), state["next_batch"]
+    loader = PackedLoader(dataset)
+    first: int = state["next_batch"]
     try:
         loader.load_state_dict(state)
     except StateError as error:
@@ -87,7 +88,8 @@ def _batch(
             raise
         remedy = "Name a dataset that is made as it was when the state was saved."
         raise StateError(error.fact, error.consequence, remedy) from error
-    lanes, found = state["fingerprint"]["lanes"], 0
+    lanes: int = state["fingerprint"]["lanes"]
+    found = 0
 
     def place(batch: PackedBatch) -> int:
         return batch.step * lanes + batch.lane - first
