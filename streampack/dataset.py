@@ -33,6 +33,7 @@ from streampack.run.options import (
     check_boundaries,
     check_group,
     check_hooks,
+    check_kind,
     check_order,
     check_switches,
     checked_counts,
@@ -138,15 +139,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         memory_limit: int = 2 << 30,
     ) -> None:
         super().__init__()
-        for name, value, kind in (
-            ("window", window, WindowConfig),
-            ("topology", topology, Topology),
-            ("token_rules", token_rules, TokenRules),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise ConfigError(
-                    f"{name} is {value!r}.", "It is of another kind.", f"Pass a {kind.__name__}."
-                )
+        check_kind("window", window, WindowConfig)
+        check_kind("topology", topology, Topology)
+        check_kind("token_rules", token_rules, TokenRules)
         seed, epochs, lanes, memory_limit = checked_counts(seed, epochs, lanes, memory_limit)
         check_order(order)
         check_switches(shuffle=shuffle, provenance=provenance)
@@ -212,7 +207,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
     @classmethod
     def evaluation(
-        cls, source: Any, *, lanes: int | None = None, epochs: int = 1, **options: Any
+        cls, source: Any, *more: Any, lanes: int | None = None, epochs: int = 1, **options: Any
     ) -> PackedDataset:
         """A finite, unshuffled dataset: the same documents in the same batches on any ranks.
 
@@ -220,10 +215,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         have one more. The number of lanes depends on the corpus alone.
 
         Args:
-            source: see `PackedDataset`.
+            source, more, options: arguments of `PackedDataset`; `shuffle` is False.
             lanes: None is up to 48, fewer for a small corpus.
             epochs: passes over the source.
-            options: further arguments of `PackedDataset`; `shuffle` is False.
 
         Raises:
             ConfigError: see `PackedDataset`; or it would be shuffled, or endless.
@@ -234,7 +228,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 "An evaluation ends, and sees the same documents in the same batches every time.",
                 "Leave it out; PackedDataset(source, ...) is shuffled, and may be endless.",
             )
-        dataset = cls(source, epochs=epochs, **{"shuffle": False, **options})
+        dataset = cls(source, *more, epochs=epochs, **{"shuffle": False, **options})
         config = dataset._settings.config
         if lanes is None:
             lanes = evaluation_lanes(config.source, window_tokens=lane_tokens(config))
@@ -300,6 +294,13 @@ class PackedDataset(IterableDataset[PackedBatch]):
         other._settings = replace(self._settings, config=_traced(self._settings.config))
         if self._plan is not None:
             other._plan = replace(self._plan, config=_traced(self._plan.config))
+        return other
+
+    def alone(self, **settings: Any) -> PackedDataset:
+        """The same documents in another run, of one rank, with other fields of `LaneConfig`."""
+        other, config = copy.copy(self), replace(self._settings.config, **settings)
+        other._settings = replace(self._settings, config=config, topology=Topology())
+        other._detected, other._plan, other._start = False, None, None
         return other
 
     def locate(self, batch: PackedBatch | NDArray[np.void]) -> list[Piece]:

@@ -256,7 +256,8 @@ class PackedLoader:
     def __len__(self) -> int:
         raise TypeError(
             "PackedLoader has no length. How many rows documents fill is known when they are "
-            "packed. Ask loader.estimate_steps() for about how many there will be."
+            "packed. Ask loader.estimate_steps() for about how many there will be. A Trainer takes "
+            "it as loader= of streampack.trainers.TrainerMixin, a DataLoader its dataset."
         )
 
     def __bool__(self) -> bool:

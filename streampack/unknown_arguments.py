@@ -24,6 +24,9 @@ INSTEAD = {
     **dict.fromkeys(("packing", "packing_strategy"), "it always packs; packer= says how"),
     **dict.fromkeys(("collate_fn", "drop_last", "sampler", "batch_sampler"), _WHOLE),
     **dict.fromkeys(("num_workers", "pin_memory", "timeout_s"), "PackedLoader takes it"),
+    **dict.fromkeys(
+        ("overflow", "align", "seq_lens"), "the packer takes it, packer=BestFitDecreasing(...)"
+    ),
     "prefetch_factor": _PREFETCH,
     "persistent_workers": "workers go on from pass to pass by themselves, so leave it out",
     "num_train_epochs": "epochs= of PackedDataset is the number of passes",

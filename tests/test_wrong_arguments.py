@@ -150,6 +150,7 @@ def test_a_column_that_arrow_has_no_type_for_is_named() -> None:
         ("num_workers", "PackedLoader takes it"),
         ("pad_id", r"token_rules=TokenRules\(pad_id="),
         ("drop_last", "leave it out"),
+        ("overflow", "the packer takes it"),
     ],
 )
 def test_arguments_of_other_loaders_are_told_what_to_write(name: str, advice: str) -> None:
@@ -230,6 +231,7 @@ def test_tensors_that_numpy_does_not_take_are_no_ids() -> None:
         (lambda: packing.BestFitDecreasing(8, overflow="drop"), "BestFitDecreasing(seq_len=8)"),  # type: ignore[misc]
         (lambda: packing.Buckets((8, 16)), "Buckets(seq_lens=(8, 16))"),  # type: ignore[misc]
         (lambda: PackedDataset(DOCUMENTS, 16), "PackedDataset(source, seq_len=16)"),  # type: ignore[misc]
+        (lambda: PackedDataset.evaluation(DOCUMENTS, 8), "PackedDataset(source, seq_len=8)"),
         (lambda: PackedLoader(None, 2), "PackedLoader(dataset, num_workers=2)"),  # type: ignore
     ],
 )
@@ -275,3 +277,26 @@ def test_the_loss_is_of_the_batchs_logits_alone() -> None:
         batch.loss({"loss": logits})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Pass output\.logits"):
         batch.loss(SimpleNamespace(logits=logits))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"vocabulary of 3 ids, and a label is 3\..*vocab_size="):
+        batch.loss(torch.zeros(4, 16, 3))
+    for weights in (torch.ones(4), torch.ones(4, 15), 2.0):
+        with pytest.raises(ConfigError, match=r"weights have the .*, and labels \(4, 16\)"):
+            batch.loss(logits, weights=weights)  # type: ignore[arg-type]
+    weighted = batch.loss(logits, weights=torch.ones(64))
+    assert weighted.item() == pytest.approx(batch.loss(logits).item())
+
+
+@pytest.mark.parametrize("wrong", ["bfd", packing.Pad])
+def test_of_a_packer_that_is_none_all_are_named(wrong: Any) -> None:
+    for settings in ({"seq_len": 16}, {}):
+        with pytest.raises(ConfigError, match="It cannot plan rows") as error:
+            PackedDataset(DOCUMENTS, packer=wrong, topology=Topology(), **settings)  # type: ignore[arg-type]
+        kinds = [getattr(packing, name) for name in packing.__all__]
+        named = {k.__name__ for k in kinds if isinstance(k, type) and hasattr(k, "plan_window")}
+        assert len(named) > 7
+        assert all(name in error.value.remedy for name in named)
+
+
+def test_weights_of_a_misspelt_source_name_it_and_the_one_that_lacks_them() -> None:
+    with pytest.raises(ConfigError, match=r"lack books and also name boks\."):
+        sources.Mixture({"web": [[1]], "books": [[2]]}, weights={"web": 1, "boks": 2})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streampack.batch import PackedBatch
-from streampack.cli.named import corpus_of
+from streampack.cli.named import dataset_of, packed_by
 from streampack.cli.options import (
     AnyCorpus,
     Column,
@@ -27,10 +26,10 @@ from streampack.cli.options import (
 )
 from streampack.cli.say import say
 from streampack.dataset import PackedDataset
-from streampack.job.topology import Topology
 from streampack.lane.warm_up import warm_up
 from streampack.loader import PackedLoader
 from streampack.metrics import LaneTimes, Metrics
+from streampack.packing import BestFitDecreasing
 
 ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
 STAGES = {
@@ -71,14 +70,15 @@ def bench(
     """
     console = Console(quiet=as_json, stderr=True)
     with console.status("opening"):
-        corpus, by = corpus_of(
-            source, tokenizer,
-            text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id,
+        packer = BestFitDecreasing(seq_len=seq_len, overflow="drop")
+        dataset = dataset_of(
+            source, tokenizer, eos_id, packer, text=text, tokens=tokens, column=column, key=key,
+            dtype=dtype,
         )  # fmt: skip
-        dataset = PackedDataset(
-            corpus, seq_len=seq_len, batch_rows=batch_rows, tokenizer=by, epochs=None,
-            topology=Topology(),
-        )  # fmt: skip
+        config = dataset.plan.config
+        if config.preparation.group is None:  # groups are whole
+            packer = replace(packer, overflow=config.source.overflow)
+        dataset = packed_by(dataset, packer, batch_rows, epochs=None)
         warm_up(dataset.plan.config)
     lanes = dataset.plan.config.lanes
     found = []
@@ -121,14 +121,7 @@ class Rate:
     stage_s: dict[str, float]
 
 
-def measure(
-    dataset: PackedDataset,
-    workers: int,
-    *,
-    seconds: float,
-    step_s: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Rate:
+def measure(dataset: PackedDataset, workers: int, *, seconds: float, step_s: float) -> Rate:
     """Take batches for so long.
 
     Args:
@@ -136,19 +129,18 @@ def measure(
         workers: processes; 0 makes batches in the loop's own.
         seconds: after the first batch of each lane; at least one batch is taken.
         step_s: that the loop sleeps for each batch.
-        clock: in seconds.
     """
     loader = PackedLoader(dataset, num_workers=workers)
-    began = clock()
+    began = time.perf_counter()
     batches = iter(loader)
     _use(next(batches), 0.0)
-    first = clock() - began
+    first = time.perf_counter() - began
     for _ in range(dataset.plan.config.lanes - 1):  # the others fill their windows
         _use(next(batches), 0.0)
-    before, began = loader.metrics(), clock()
+    before, began = loader.metrics(), time.perf_counter()
     while True:
         _use(next(batches), step_s)
-        took = clock() - began
+        took = time.perf_counter() - began
         if took >= seconds:
             break
     after = loader.metrics()

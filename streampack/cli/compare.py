@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -13,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from streampack.cli.named import corpus_of
+from streampack.cli.named import dataset_of, packed_by
 from streampack.cli.options import (
     AnyCorpus,
     Column,
@@ -38,13 +39,15 @@ from streampack.forecast.comparison import (
 )
 from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import BestFitDecreasing, Packer
-from streampack.reading.base import Source
 
 if TYPE_CHECKING:
     from streampack.dataset import PackedDataset
     from streampack.forecast.estimation import Estimate
 
 BATCH_ROWS = 8  # by which steps are counted
+GROUPS = (
+    'Lengths are those of whole groups, which BestFitDecreasing with overflow="drop" keeps whole.'
+)
 
 
 def compare(
@@ -70,13 +73,16 @@ def compare(
 ) -> None:
     """Pack a sample of your corpus with every strategy, and say which one to take and why."""
     check_target(out)
-    corpus, by = corpus_of(
-        source, tokenizer,
-        text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id,
+    plain = BestFitDecreasing(seq_len=max(seq_len), overflow="drop")
+    dataset = dataset_of(
+        source, tokenizer, eos_id, plain, text=text, tokens=tokens, column=column, key=key,
+        dtype=dtype,
     )  # fmt: skip
+    alone = {"seed": seed, "epochs": 1, "lanes": 1}
+    dataset = packed_by(dataset, plain, BATCH_ROWS, **alone)
     console = Console(quiet=as_json)
     with console.status("reading"):
-        lengths = _lengths(corpus, by, documents, seed, seq_len)
+        lengths = _lengths(dataset, documents)
     with console.status("planning"):
         figures = measure(lengths, seq_len, seed=seed)
         found = recommend(lengths, figures)
@@ -91,7 +97,9 @@ def compare(
         ]
     window = smallest_window(windows, curves[0].utilisation, curves[0].whole)
     with console.status("reading"):
-        steps = _dataset(corpus, by, seed, packer=found.packer).estimate_steps()
+        steps = packed_by(dataset, found.packer, BATCH_ROWS).estimate_steps()
+    if dataset.plan.config.preparation.group is not None:
+        found = replace(found, reasons=(*found.reasons, GROUPS))
     said = _Findings(lengths, figures, found, windows, window, curves[0], steps)
     if as_json:
         print(json.dumps(_as_dict(said)))
@@ -168,19 +176,9 @@ def _as_dict(said: _Findings) -> dict[str, Any]:
     }
 
 
-def _lengths(
-    corpus: Source, tokenizer: Any, documents: int, seed: int, seq_len: list[int]
-) -> NDArray[np.int64]:
-    corpus.prepare()
-    if tokenizer is None and not corpus.tokenized:
-        raise ConfigError(
-            "The documents are read as text, and there is no tokenizer.",
-            "Lengths are counted in tokens.",
-            "Pass --tokenizer PATH; or --tokens NAME, if a field or column holds token ids.",
-        )
-    from streampack.forecast.sizing import sample_lengths
+def _lengths(dataset: PackedDataset, documents: int) -> NDArray[np.int64]:
+    from streampack.forecast.sizing import sample_lengths  # imports torch, as the dataset does
 
-    dataset = _dataset(corpus, tokenizer, seed, packer=BestFitDecreasing(seq_len=max(seq_len)))
     lengths = sample_lengths(dataset.plan.config, documents=documents)
     if not len(lengths):
         raise ConfigError(
@@ -189,14 +187,6 @@ def _lengths(
             "Check the path, and the field or column that is read.",
         )
     return lengths
-
-
-def _dataset(corpus: Source, tokenizer: Any, seed: int, **packing: Any) -> PackedDataset:
-    from streampack.dataset import PackedDataset  # imports torch: other commands need not wait
-    from streampack.job.topology import Topology
-
-    settings: dict[str, Any] = {"batch_rows": BATCH_ROWS, "lanes": 1, "topology": Topology(0, 1)}
-    return PackedDataset(corpus, tokenizer=tokenizer, seed=seed, **settings, **packing)
 
 
 def _drawn(figures: list[Figures], found: Recommendation) -> list[tuple[Figures, Packer]]:
@@ -283,6 +273,7 @@ def _words(said: _Findings) -> list[str]:
     if steps is not None:
         lines.append(
             f"An epoch has about {steps.steps:,} steps (within {steps.error:,}) of {BATCH_ROWS} "
-            "rows on one rank, and on several that number divided by theirs."
+            f"{'of the longest ' if len(found.figures.seq_lens) > 1 else ''}rows on one rank, and "
+            "on several that number divided by theirs."
         )
     return lines

@@ -1,4 +1,4 @@
-"""Objects that a user's code makes, named on the command line as FILE.py:NAME or MODULE:NAME."""
+"""What a command is about: files, or what a user's code makes, named as FILE.py:NAME."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import re
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ConfigError
-from streampack.reading.base import Source
+from streampack.packing import Packer
 from streampack.sources.infer import as_source
 from streampack.sources.infer import open as open_source
+
+if TYPE_CHECKING:
+    from streampack.dataset import PackedDataset
 
 
 def object_at(named: str) -> Any:
@@ -32,7 +35,7 @@ def object_at(named: str) -> Any:
     sys.path.insert(0, str(Path(place).parent if place.endswith(".py") else Path.cwd()))
     try:
         found = (
-            runpy.run_path(place, run_name="replayed")
+            runpy.run_path(place, run_name=Path(place).stem)
             if place.endswith(".py")
             else vars(importlib.import_module(place))
         )
@@ -52,19 +55,62 @@ def object_at(named: str) -> Any:
     return made() if callable(made) and not isinstance(made, type) else made
 
 
-def corpus_of(source: str, tokenizer: str | None, **given: Any) -> tuple[Source, Any]:
-    """The source that a command is about, and the tokenizer of its texts.
+def dataset_of(
+    source: str, tokenizer: str | None, eos_id: int | None, packer: Packer, **given: Any
+) -> PackedDataset:
+    """The `PackedDataset` that a command is about: the user's, or one of the source that is named.
 
     Args:
         source: a path, or the name of a source or a `PackedDataset` that the user's code makes:
             so commands read conversations, mixtures and whatever else a line of Python can name.
-        tokenizer: as given; None takes that of a `PackedDataset`.
-        given: arguments of `sources.open`.
+        tokenizer: of a source's texts.
+        eos_id: with a tokenizer the one that it adds, and else that of a flat file of ids.
+        packer: for a source.
+        given: arguments of `sources.open`, for a source.
+
+    Raises:
+        ConfigError: there is no such thing, or it is text without a tokenizer.
     """
-    if "://" in source or os.path.exists(source) or not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", source):
-        return open_source(source, **given), tokenizer
-    made = object_at(source)
-    if (plan := getattr(made, "plan", None)) is None:
-        return as_source(made, **given), tokenizer
-    own = plan.config.preparation.any_tokenizer
-    return plan.config.source, own if tokenizer is None else tokenizer
+    given["eos_id"] = None if tokenizer is not None else eos_id
+    path = "://" in source or os.path.exists(source)
+    path = path or not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", source)
+    made = open_source(source, **given) if path else object_at(source)
+    from streampack.dataset import PackedDataset  # imports torch: wrong names need not wait
+    from streampack.job.topology import Topology
+    from streampack.tokenization import TokenRules
+
+    if isinstance(made, PackedDataset):
+        if tokenizer is not None or any(value is not None for value in given.values()):
+            raise ConfigError(
+                f"{source} is a PackedDataset, and options say how documents are read.",
+                "It says so itself.",
+                "Leave out --tokenizer, --eos-id and the names of fields, or name its source.",
+            )
+        return made
+    corpus = made if path else as_source(made, **given)
+    corpus.prepare()
+    if tokenizer is None and not corpus.tokenized:
+        raise ConfigError(
+            "The documents are read as text, and there is no tokenizer.",
+            "Lengths are counted in tokens.",
+            "Pass --tokenizer PATH; or --tokens NAME, if a field or column holds token ids.",
+        )
+    rules = TokenRules(eos_id=eos_id) if tokenizer is not None else None
+    return PackedDataset(
+        corpus, packer=packer, tokenizer=tokenizer, token_rules=rules, topology=Topology()
+    )
+
+
+def packed_by(
+    dataset: PackedDataset, packer: Packer, batch_rows: int, **others: Any
+) -> PackedDataset:
+    """The documents of a dataset, packed by another packer in batches of so many longest rows."""
+    from streampack.window.config import WindowConfig
+
+    batch_tokens = batch_rows * packer.seq_lens[-1]
+    return dataset.alone(
+        packer=packer,
+        batch_tokens=batch_tokens,
+        window=WindowConfig().resolve(packer, batch_tokens),
+        **{"order": None, "balance": None, "boundaries": None, **others},
+    )

@@ -23,7 +23,10 @@ Column = Annotated[
     str | None, typer.Option(metavar="NAME", help="Field or column, whatever it holds.")
 ]
 EndToken = Annotated[
-    int | None, typer.Option(help="Token that ends a document, in flat files of tokens.")
+    int | None,
+    typer.Option(
+        help="Token that ends a document: in flat files of tokens, or added by the tokenizer."
+    ),
 ]
 Integers = Annotated[
     str | None, typer.Option(metavar="TYPE", help="Integers of raw files of tokens: uint16, ...")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from enum import Enum
 from typing import Annotated
 
@@ -95,6 +97,9 @@ def order(
     documents: Annotated[
         int | None, typer.Option(help="With --plan: so many instead of the source's.")
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of words.")
+    ] = False,
 ) -> None:
     """Write a corpus in an order in which related documents lie side by side.
 
@@ -131,7 +136,7 @@ def order(
     )
     console = Console(stderr=True)
     if plan:
-        _print_plan(job, documents, workers)
+        _print_plan(job, documents, workers, as_json)
         return
     with Progress(
         TextColumn("{task.description:<10}"),
@@ -148,6 +153,9 @@ def order(
             bar.update(shown[stage], completed=done, total=total)
 
         summary = run_job(job, address=address, workers=workers, report=report)
+    if as_json:
+        print(json.dumps(asdict(summary)))
+        return
     for line in _words(summary, destination):
         say(console, line)
     console.print(_stages(summary))
@@ -172,8 +180,13 @@ def _stages(found: Summary) -> Table:
     return table
 
 
-def _print_plan(job: CorpusOrder, documents: int | None, workers: int | None) -> None:
+def _print_plan(
+    job: CorpusOrder, documents: int | None, workers: int | None, as_json: bool
+) -> None:
     found = plan_corpus(job, documents, workers)
+    if as_json:
+        print(json.dumps(asdict(found)))
+        return
     exact = (
         "every pair" if found.exact else f"{found.lists:,} lists, {found.probes} of them searched"
     )

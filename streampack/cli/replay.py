@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import islice
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from streampack.batch import PackedBatch
 from streampack.cli.named import object_at
 from streampack.cli.saved import one_state
 from streampack.dataset import PackedDataset
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
 from streampack.loader import PackedLoader
 
 
@@ -58,27 +58,53 @@ def replay(
             "Count ranks from 0, and pass --ranks for a state of all of them together.",
         )
     traced = _alone(dataset).with_provenance()
-    number = state["next_batch"] + (step - 1) * ranks + rank
-    batch = _batch(traced, state, number - state["next_batch"])
+    number, batch = _batch(traced, state, step, rank, ranks)
     lane = number % state["fingerprint"]["lanes"]
     named = tokenizer if tokenizer is not None else traced.plan.config.preparation.any_tokenizer
     if as_json:
         print(json.dumps({"batch": number, "lane": lane, **_as_dict(traced, batch, named)}))
         return
     head = f"batch {number:,} of the run, from lane {lane}"
-    if batch is None or not batch.num_documents:
+    if batch is None:
         print(f"{head}: empty, the lane had ended")
         return
     print(f"{head}: {batch.num_tokens:,} tokens, {batch.num_loss_tokens:,} with loss")
     print(batch.show(named, pieces=traced.locate(batch)))
 
 
-def _batch(dataset: PackedDataset, state: Mapping[str, Any], ahead: int) -> PackedBatch | None:
-    """The batch so many after the state's next one; None if the run ended before."""
+def _batch(
+    dataset: PackedDataset, state: Mapping[str, Any], step: int, rank: int, ranks: int
+) -> tuple[int, PackedBatch | None]:
+    """Number and batch of a rank in a step after the state; None where its lane had ended.
+
+    Steps in which no rank has a batch are left out of a run, and do not count.
+    """
     loader = PackedLoader(dataset)
-    loader.load_state_dict(state)
-    loader.skip(ahead)
-    return next(islice(loader, 1), None)
+    first: int = state["next_batch"]
+    try:
+        loader.load_state_dict(state)
+    except StateError as error:
+        if "allow=" not in error.remedy:
+            raise
+        remedy = "Name a dataset that is made as it was when the state was saved."
+        raise StateError(error.fact, error.consequence, remedy) from error
+    lanes: int = state["fingerprint"]["lanes"]
+    found = 0
+
+    def place(batch: PackedBatch) -> int:
+        return batch.step * lanes + batch.lane - first
+
+    for round_of_ranks, batches in groupby(loader, lambda batch: place(batch) // ranks):
+        found += 1
+        if found == step:
+            wanted = round_of_ranks * ranks + rank
+            own = (batch for batch in batches if place(batch) == wanted and batch.num_documents)
+            return first + wanted, next(own, None)
+    raise ConfigError(
+        f"--step is {step:,}, and the run has {found:,} steps after the state.",
+        "There is no batch to print.",
+        f"Pass --step {found}, its last one, or less." if found else "Name an earlier state.",
+    )
 
 
 def _as_dict(dataset: PackedDataset, batch: PackedBatch | None, tokenizer: Any) -> dict[str, Any]:

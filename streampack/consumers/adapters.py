@@ -72,7 +72,7 @@ class BatchAdapters(NoMapping, KernelBoundaries):
             origins=list(map(str, pieces)),
         )
 
-    def pairs(self, *, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
+    def pairs(self, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
         """The documents of preference pairs: groups of a chosen and a rejected one.
 
         Args:
@@ -145,7 +145,7 @@ class BatchAdapters(NoMapping, KernelBoundaries):
         )
 
     def hf(
-        self, *, model: Any = None, seq_idx: bool = False, segments: int | None = None
+        self, model: Any = None, *, seq_idx: bool = False, segments: int | None = None
     ) -> dict[str, Any]:
         """Arguments for a Hugging Face transformers causal LM.
 

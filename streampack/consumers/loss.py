@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from streampack.errors import ConfigError
+
 
 def token_mean_loss(
     logits: Tensor,
@@ -36,15 +38,37 @@ def token_mean_loss(
 
     Returns:
         A scalar, float32 or wider.
+
+    Raises:
+        ConfigError: `weights` are not one for every label; a label is not in the vocabulary (on the
+            CPU; elsewhere the device says so).
     """
     flat = logits.reshape(-1, logits.shape[-1])
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
     # A row begins with a label of -100, so no loss reaches across rows.
     wanted, reduction = labels.reshape(-1)[1:], "sum" if weights is None else "none"
-    total = torch.nn.functional.cross_entropy(
-        flat[:-1], wanted, ignore_index=-100, reduction=reduction
-    )
+    if weights is not None and (
+        not isinstance(weights, Tensor) or weights.numel() != labels.numel()
+    ):
+        raise ConfigError(
+            f"weights have the shape {tuple(getattr(weights, 'shape', ()))}, and labels "
+            f"{tuple(labels.shape)}.",
+            "The loss of every token is multiplied by one of its own.",
+            "Pass a tensor of the shape of the labels, such as a token field of the batch.",
+        )
+    try:
+        total = torch.nn.functional.cross_entropy(
+            flat[:-1], wanted, ignore_index=-100, reduction=reduction
+        )
+    except IndexError as error:  # on a device it is an assertion there
+        raise ConfigError(
+            f"logits are of a vocabulary of {flat.shape[1]:,} ids, and a label is "
+            f"{int(wanted.max()):,}.",
+            "The model has no logit for it.",
+            "Pass logits of all the ids that the tokenizer has; "
+            "token_rules=TokenRules(vocab_size=...) refuses others when they are read.",
+        ) from error
     if weights is not None:
         total = (total * weights.reshape(-1)[1:].to(total.dtype)).sum()
     return total * (averaged_over / max(num_loss_tokens, 1))

@@ -95,7 +95,7 @@ def _fill(window: Window, lengths: NDArray[np.int64], serial: int) -> tuple[int,
         offsets = offsets_of(block)
         tokens = np.zeros(int(offsets[-1]), dtype=np.uint16)
         origin = make_origin(0, np.arange(serial, serial + len(block), dtype=np.int64))
-        taken, full = window.admit(Documents(tokens, offsets, origin), 0, serial)
+        taken, full = window.admit(Documents(tokens, offsets, origin), serial)
         serial += taken
         if full:
             break

@@ -184,7 +184,7 @@ class Lane:
             # Not more at a time than a round may use, for it looks at all of them again.
             documents = documents[:ADMIT_DOCUMENTS]
             with self._times.measure("pack_s"):
-                taken, full = window.admit(documents, 0, stream.serial)
+                taken, full = window.admit(documents, stream.serial)
             stream.consume(taken)
             if full:
                 break

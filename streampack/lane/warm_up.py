@@ -31,7 +31,7 @@ def warm_up(config: LaneConfig) -> None:
             seed=0,
             balance=config.balance,
         )
-        window.admit(documents, 0, 0)
+        window.admit(documents, 0)
         planned = window.plan(final=True)
         layout = replace(config.row_format, fields=FieldTypes(), grouped=False)
         rows = gather_rows(planned, config.batch_tokens, window, layout)

@@ -121,8 +121,9 @@ def require_packer(packer: object) -> Packer:
         raise ConfigError(
             f"packer is {packer!r:.80}.",
             "It cannot plan rows.",
-            "Pass one of streampack.packing, for example BestFitDecreasing(seq_len=2048), or an "
-            "object of a class derived from streampack.packing.Packer.",
+            "Pass BestFitDecreasing(seq_len=2048) of streampack.packing, or another one of there: "
+            "FirstFitDecreasing, Seamless, BestFitCrop, Concat, Pad, Buckets or Decomposition; or "
+            "an object of a class derived from streampack.packing.Packer.",
         )
     name, sizes = type(packer).__name__, getattr(packer, "seq_lens", None)
     whole = isinstance(sizes, tuple) and all(is_whole(n) and 2 <= n < 1 << 31 for n in sizes)

@@ -42,6 +42,8 @@ def choose_packer(
     """The packer of a run, from what is given of row length, packer, order and groups."""
     if group_within == "batch" and group is not None:
         return _of_batches(choose_packer(seq_len, packer, order, source, group))
+    if packer is not None:
+        packer = require_packer(packer)
     if (seq_len is None) == (packer is None):
         raise ConfigError(
             f"seq_len is {seq_len!r} and packer is {packer!r}.",
@@ -68,7 +70,6 @@ def choose_packer(
         )
     if packer is None:
         return Concat(seq_len=seq_len or 0)
-    packer = require_packer(packer)
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
             "%s cuts conversations, and what is cut off is learnt without what was said before; "
@@ -198,7 +199,7 @@ def check_group(
             f"group is {group!r}, and no document field is declared by that name.",
             "Nothing says which documents belong together.",
             f'Pass group="name" with document_fields={{"name": "int64"}} (here: '
-            f"{', '.join(fields.document) or 'none'}).",
+            f'{", ".join(fields.document) or "none"}). Pairs declare "chosen": "bool" too.',
         )
     whole = packer.keeps_whole and packer.overflow in ("drop", "error")
     whole = whole and packer.max_tokens_per_row == packer.seq_lens[-1]
@@ -274,6 +275,14 @@ def check_switches(**switches: Any) -> None:
             raise ConfigError(
                 f"{name} is {value!r:.80}.", "It is on or off.", f"Pass {name}=True or False."
             )
+
+
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """Raise `ConfigError` unless it is of that kind, or None."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(
+            f"{name} is {value!r}.", "It is of another kind.", f"Pass a {kind.__name__}."
+        )
 
 
 def check_hooks(**hooks: Any) -> None:

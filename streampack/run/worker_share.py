@@ -44,11 +44,12 @@ class WorkerShare(Iterator[PackedBatch]):
         used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
         if worker == 0 and used < workers:
             logger.warning(
-                "num_workers is %d, and the number of lanes of this rank is %d: only %d of the "
-                "workers get lanes, since equally many go to each. lanes= of the dataset sets "
-                "their number; PackedLoader(num_workers=) need not divide it.",
+                "num_workers is %d, and this rank has %d lanes, of which each worker of a "
+                "DataLoader runs equally many: %d get some, the others nothing. Pass "
+                "num_workers=%d, or use PackedLoader(num_workers=), which need not divide them.",
                 workers,
                 len(own),
+                used,
                 used,
             )
         topology = plan.topology

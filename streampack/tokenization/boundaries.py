@@ -102,5 +102,5 @@ def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
     return ConfigError(
         f"{setting} needs an id, and the tokenizer declares none.",
         "A guess would put a wrong token into every document.",
-        f"Pass {kind}_id=, or {alternative}.",
+        f"Pass {kind}_id={' (--eos-id)' if kind == 'eos' else ''}, or {alternative}.",
     )

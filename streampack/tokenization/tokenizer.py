@@ -129,8 +129,8 @@ class Tokenizer:
             (name,) = vocabulary.likely_eos
             logger.warning(
                 "The tokenizer does not say which token ends a document: %s (id %d) is taken, the "
-                "only special token with such a name. TokenRules(eos_id=%d) says so without this "
-                "warning.",
+                "only special token with such a name. TokenRules(eos_id=%d) (--eos-id) says so "
+                "without this warning.",
                 name,
                 self.eos_id,
                 self.eos_id,

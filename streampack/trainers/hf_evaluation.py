@@ -96,20 +96,25 @@ class EvaluationMixin:
 
     def _packed(self, dataset: Any) -> PackedLoader | None:
         """The loader of a dataset of ours, or of ours in a loader; None for any other."""
+        check_evaluated(dataset)
         if isinstance(dataset, PackedDataset):
-            dataset = PackedLoader(dataset, output="hf", model=self.loader.form.model)
-        if not isinstance(dataset, PackedLoader):
-            return None
+            return PackedLoader(dataset, output="hf", model=self.loader.form.model)
+        return dataset if isinstance(dataset, PackedLoader) else None
+
+
+def check_evaluated(dataset: Any) -> None:
+    """Raise `ConfigError` for a dataset or loader of ours that a Trainer cannot evaluate."""
+    if isinstance(dataset, PackedLoader):
         if dataset.form.output != "hf":
             raise ConfigError(
                 f'The loader that is evaluated has output="{dataset.form.output}".',
                 "A Trainer calls the model with the batch as keyword arguments.",
                 "Pass its dataset, PackedDataset.evaluation(source, ...), as eval_dataset.",
             )
-        if dataset.dataset.plan.config.epochs is None:
-            raise ConfigError(
-                "The dataset that is evaluated has epochs=None.",
-                "It has no end.",
-                "Pass PackedDataset.evaluation(source, ...).",
-            )
-        return dataset
+        dataset = dataset.dataset
+    if isinstance(dataset, PackedDataset) and dataset.plan.config.epochs is None:
+        raise ConfigError(
+            "The dataset that is evaluated has epochs=None.",
+            "It has no end.",
+            "Pass PackedDataset.evaluation(source, ...).",
+        )

@@ -7,6 +7,7 @@ them on as many ranks or others.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 from streampack.loader import PackedLoader
 from streampack.run.state import merge_states
-from streampack.trainers.hf_evaluation import EvaluationMixin
+from streampack.trainers.hf_evaluation import EvaluationMixin, check_evaluated
+
+logger = logging.getLogger(__name__)
 
 
 class TrainerMixin(EvaluationMixin):
@@ -32,7 +35,7 @@ class TrainerMixin(EvaluationMixin):
         arguments, options: of the Trainer.
 
     Raises:
-        ConfigError: there is no loader, or it has another output.
+        ConfigError: there is no loader, it has another output, or what is evaluated has no end.
     """
 
     def __init__(self, *arguments: Any, loader: PackedLoader | None = None, **options: Any) -> None:
@@ -51,6 +54,20 @@ class TrainerMixin(EvaluationMixin):
             )
         self.loader = loader
         super().__init__(*arguments, **options)
+        evaluated = self.eval_dataset
+        for given in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
+            check_evaluated(given)
+        ignored = [
+            name
+            for name in ("per_device_train_batch_size", "per_device_eval_batch_size")
+            if getattr(self.args, name) != getattr(type(self.args), name)
+        ]
+        if ignored:
+            logger.warning(
+                "%s of the training arguments changes nothing: batches are packed already. "
+                "batch_rows= of PackedDataset is the number of rows in them.",
+                " and ".join(ignored),
+            )
         self.args.ignore_data_skip = True
         self.add_callback(_saver(loader))  # type: ignore[attr-defined]
 

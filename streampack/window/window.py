@@ -129,13 +129,12 @@ class Window:
             return False
         return self.num_documents < self._config.documents or self._buffer.used < self._enough
 
-    def admit(self, documents: Documents, first: int, serial: int) -> tuple[int, bool]:
-        """Take documents from `first` on, in order, until the target is reached.
+    def admit(self, documents: Documents, serial: int) -> tuple[int, bool]:
+        """Take documents in order, until the target is reached.
 
         Args:
-            documents: a block.
-            first: the first document to take (or to continue, if it is held in part).
-            serial: its running number in the lane.
+            documents: a block; its first one is continued, if it is held in part.
+            serial: the running number of that one in the lane.
 
         Returns:
             The first document not taken in full, and True if the window takes no more this round.
@@ -144,10 +143,11 @@ class Window:
             PlanError: a document is too long and the packer's overflow is "error".
         """
         self._refuse_overlong(documents)
+        first = 0
         if self._continued:
-            if not self._continue(documents, first):
-                return first, True
-            first, serial = first + 1, serial + 1
+            if not self._continue(documents):
+                return 0, True
+            first, serial = 1, serial + 1
         held = np.empty(len(documents) - first, dtype=np.int64)
         overflow, offsets, limited = self._packer.overflow, documents.offsets, True
         if self._packer.packs_members:
@@ -197,7 +197,7 @@ class Window:
     ) -> None:
         self._buffer.append(documents, first, held, serial=serial, round=self.round)
 
-    def _continue(self, documents: Documents, first: int) -> bool:
+    def _continue(self, documents: Documents) -> bool:
         """Hold more of the partly held document; True once it is held to its end."""
         start, held, length = self.entries.numbers[[START, HELD, LENGTH], -1].tolist()
         done = start + held
@@ -206,7 +206,7 @@ class Window:
         if more < rest:  # as long as more follows, what is held is a whole number of rows
             more = max((held + more) // self._longest * self._longest - held, 0)
         if more > 0:
-            begin = int(documents.offsets[first]) + done
+            begin = int(documents.offsets[0]) + done
             self._buffer.extend_last(documents, begin, more, round=self.round)
         self._continued = more < rest
         return bool(more == rest)

@@ -88,10 +88,12 @@ def feed_from_workers(share: LaneShare, sharing: Sharing, settings: WorkerSettin
     count = min(settings.num_workers, len(lanes))
     if count < settings.num_workers:
         logger.warning(
-            "num_workers is %d, and the number of lanes of this rank is %d: so many worker "
-            "processes are started, since a lane is run by one. lanes= of the dataset sets their "
-            "number.",
+            "num_workers is %d, and this rank has %d lanes, each of which one worker runs: %d are "
+            "started. Pass num_workers=%d; or, if reading is too slow and the corpus large enough, "
+            "lanes= of the dataset.",
             settings.num_workers,
+            count,
+            count,
             count,
         )
     workers: list[WorkerHandle] = []

@@ -4,6 +4,7 @@ import builtins
 import io
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer, models
 
 from streampack.cli import main
 from streampack.errors import ConfigError
@@ -92,6 +94,50 @@ def test_a_tiny_corpus_and_the_shortest_rows_still_give_a_picture(folder: Path) 
     for size in (2, 2048):
         output = run(folder / "a.parquet", "--tokens", "ids", *sizes(size))
         assert "The sample fills" in output
+
+
+def test_rows_of_several_lengths_are_recommended_with_their_steps(folder: Path) -> None:
+    same = [np.full(40, 7, dtype=np.uint16)] * 600
+    pq.write_table(pa.table({"ids": pa.array(same)}), folder / "a.parquet")
+    output = run(folder / "a.parquet", "--tokens", "ids", *sizes(64))
+    assert "Take Buckets(seq_lens=(16, 32, 64))." in output
+    assert "of 8 of the longest rows" in output
+
+
+def test_groups_of_a_dataset_are_measured_whole(folder: Path) -> None:
+    byte_tokenizer().save("tokenizer.json")
+    Path("chatml.jinja").write_text(CHATML)
+    asked = messages("hi", "ab")
+    pair = {"prompt": asked[:1], "chosen": asked[1:], "rejected": asked[1:]}
+    write_lines(folder / "pairs.jsonl", [pair] * 50)
+    Path("corpus.py").write_text(
+        "from streampack import PackedDataset, sources\n"
+        "dataset = PackedDataset(\n"
+        "    sources.Chat('in/pairs.jsonl', template='chatml.jinja'), seq_len=512,\n"
+        "    tokenizer='tokenizer.json', group='group', document_fields={'group': 'int64'},\n"
+        ")\n"
+        "whole = sum(batch.num_tokens for batch in dataset) // 50\n"
+    )
+    whole = runpy.run_path("corpus.py")["whole"]
+    output = run("corpus.py:dataset", *sizes(64, 512))
+    assert output.startswith(f"50 documents of {whole} tokens")
+    assert "keeps whole" in output
+    assert "tokens/s" in output_of(
+        "bench", "corpus.py:dataset", "--seconds", 0.01, "--workers", 0, "--seq-len", 512
+    )
+    for option in (("--tokenizer", "tokenizer.json"), ("--text", "a")):
+        with pytest.raises(ConfigError, match=r"is a PackedDataset.*Leave out --tokenizer"):
+            run("corpus.py:dataset", *option)
+
+
+def test_an_end_of_texts_is_named_by_an_option_as_the_error_says(folder: Path) -> None:
+    words = {"[UNK]": 0, "a": 1}
+    Tokenizer(models.WordLevel(words, unk_token="[UNK]")).save("tokenizer.json")
+    (folder / "a.jsonl").write_text('{"text": "abc"}\n' * 20)
+    given = (folder / "a.jsonl", "--tokenizer", "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"\(--eos-id\)"):
+        run(*given)
+    assert "20 documents of 2 tokens" in run(*given, "--eos-id", 1)
 
 
 def test_as_json_it_says_the_same_by_name(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,11 +28,13 @@ def test_it_says_what_came_of_it(tmp_path: Path) -> None:
 
 def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     source = write_topics(tmp_path / "in", count=100)
-    said = output_of("order", source, tmp_path / "out", "--plan", "--documents", 10**9)
+    asked = ("order", source, tmp_path / "out", "--plan", "--documents", 10**9)
+    stages = ["embed", "index", "search", "duplicates", "path", "write"]
+    said, named = output_of(*asked), json.loads(output_of(*asked, "--json"))
     assert "1,000,000,000 documents" in said
-    assert [line.split()[0] for line in said.splitlines()[2:8]] == [
-        "embed", "index", "search", "duplicates", "path", "write",
-    ]  # fmt: skip
+    assert [line.split()[0] for line in said.splitlines()[2:8]] == stages
+    assert named["documents"] == 10**9
+    assert list(named["stages"]) == stages
     assert not (tmp_path / "out").exists()
 
 

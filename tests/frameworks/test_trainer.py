@@ -156,11 +156,40 @@ def test_what_cannot_be_evaluated_is_refused_with_what_can(tmp_path: Path) -> No
     for wrong in (PackedLoader(held_out()), PackedDataset([[1, 2]], seq_len=8, epochs=None)):
         with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
             trainer.evaluate(wrong)
+        with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
+            type(trainer)(
+                model=trainer.model, args=trainer.args, loader=trainer.loader,
+                eval_dataset={"a": held_out(), "b": wrong},
+            )  # fmt: skip
     with pytest.raises(ConfigError, match=r"loader\.estimate_steps\(\)\.steps // 2\.$"):
         trainer.train()
     trainer.args.max_steps = trainer.loader.estimate_steps().steps // 2
     trainer.train()
     assert trainer.state.global_step == trainer.args.max_steps > 1
+
+
+def test_a_batch_size_of_the_arguments_is_said_to_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from examples.hf_trainer import make_trainer, write_corpus
+
+    trainer = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=1, save_steps=9)
+    assert not caplog.records
+    trainer.args.per_device_train_batch_size = 4
+    type(trainer)(model=trainer.model, args=trainer.args, loader=trainer.loader)
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said.startswith("per_device_train_batch_size of the training arguments changes nothing")
+
+
+def test_a_loader_where_a_dataset_is_wanted_says_who_takes_it(tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    from examples.hf_trainer import make_trainer, write_corpus
+
+    made = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=1, save_steps=9)
+    trainer = Trainer(model=made.model, args=made.args, train_dataset=made.loader)
+    with pytest.raises(TypeError, match=r"loader= of streampack\.trainers\.TrainerMixin"):
+        trainer.train()
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_not_beside_another_runs(

@@ -385,7 +385,12 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
     if missing or unknown:
         raise ConfigError(
             f"The weights at {at} tokens "
-            + (f"lack {', '.join(missing)}." if missing else f"also name {', '.join(unknown)}."),
+            + " and ".join(
+                f"{verb} {', '.join(found)}"
+                for verb, found in (("lack", missing), ("also name", unknown))
+                if found
+            )
+            + ".",
             f"The sources are {', '.join(names)}.",
             "Give every source a weight, 0 for none.",
         )
