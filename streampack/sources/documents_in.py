@@ -10,7 +10,6 @@ from streampack.reading.fields import (
     Fields,
     candidates,
     is_usual,
-    loss_fields,
     texts_beside,
     usual_field,
 )
@@ -35,7 +34,6 @@ def field_of_records(
         lambda name: kinds[name] == "tokens",
     )
     name, texts = given.get("column"), None
-    found = masks.loss_masks
     if name is None:
         name = "text"
         if is_usual(others) and ("text" not in others or any(ids in others for ids in IDS)):
@@ -49,8 +47,7 @@ def field_of_records(
                 "is that",
             )
             texts = texts_beside(others, name)
-        found = found or loss_fields(others)
     # What is named like ids is read as ids, so that what is wrong with them is said of them.
     tokenized = kinds.get(name) == "tokens" or (name not in kinds and "loss_mask" in given)
-    tokenized = tokenized or (name in IDS and kinds.get(name) == "")
-    return Fields(tokenized, name, found if tokenized else ()).arguments(), texts
+    tokenized = tokenized or (name in IDS and kinds.get(name) != "text")
+    return Fields(tokenized, name, masks_known=False).arguments(), texts

@@ -126,6 +126,15 @@ def test_gzip_and_utf_16_under_the_name_of_a_plain_format_are_named(tmp_path: Pa
     with pytest.raises(ContentError, match=r'a\.jsonl is broken: it is gzip.*Add "\.gz" to its'):
         delivered(str(packed))
     assert sum(delivered(str(packed.rename(tmp_path / "a.jsonl.gz"))).values()) == len(TEXTS)
+    plain = texts(tmp_path / "p.jsonl").rename(tmp_path / "p.jsonl.gz")
+    with pytest.raises(
+        ContentError, match=r'p\.jsonl\.gz is broken: it is not gzip\. .*Take "\.gz"'
+    ):
+        delivered(str(plain))
+    assert sum(delivered(str(plain.rename(tmp_path / "p.jsonl"))).values()) == len(TEXTS)
+    other = (tmp_path / "a.jsonl.gz").rename(tmp_path / "a.jsonl.zst")
+    with pytest.raises(ContentError, match=r'it is gzip\. .*Let its name end in "\.gz"'):
+        delivered(str(other))
     wide = texts(tmp_path / "wide.jsonl", encoding="utf-16")
     with pytest.raises(ContentError, match=r"it is UTF-16.*iconv -f UTF-16 -t UTF-8") as found:
         delivered(str(wide))
