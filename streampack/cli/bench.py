@@ -21,6 +21,7 @@ from streampack.cli.options import (
     EndToken,
     Integers,
     Key,
+    LossMask,
     TextField,
     TextTokenizer,
     TokensField,
@@ -50,6 +51,7 @@ def bench(
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
+    loss_mask: LossMask = None,
     key: Key = None,
     dtype: Integers = None,
     eos_id: EndToken = None,
@@ -74,6 +76,7 @@ def bench(
         corpus, by = corpus_of(
             source, tokenizer,
             text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id,
+            loss_mask=loss_mask,
         )  # fmt: skip
         dataset = PackedDataset(
             corpus, seq_len=seq_len, batch_rows=batch_rows, tokenizer=by, epochs=None,

@@ -20,6 +20,7 @@ from streampack.cli.options import (
     EndToken,
     Integers,
     Key,
+    LossMask,
     TextField,
     TextTokenizer,
     TokensField,
@@ -56,6 +57,7 @@ def compare(
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
+    loss_mask: LossMask = None,
     key: Key = None,
     dtype: Integers = None,
     eos_id: EndToken = None,
@@ -73,6 +75,7 @@ def compare(
     corpus, by = corpus_of(
         source, tokenizer,
         text=text, tokens=tokens, column=column, key=key, dtype=dtype, eos_id=eos_id,
+        loss_mask=loss_mask,
     )  # fmt: skip
     console = Console(quiet=as_json)
     with console.status("reading"):
