@@ -71,8 +71,7 @@ class Fields:
                 "Pass tokens=, or leave loss_mask= out.",
             )
         if tokens is not None:
-            masks = (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
-            return cls(True, tokens, masks, loss_mask is not None)
+            return cls(True, tokens, named_masks(loss_mask), loss_mask is not None)
         return cls(False, default if text is None else text)
 
     def with_masks(self, kinds: Mapping[str, str], where: str) -> Fields:
@@ -107,6 +106,11 @@ class Fields:
         """The arguments of a source that name them."""
         masks = {"loss_mask": self.loss_mask or []} if self.tokenized and self.masks_known else {}
         return {"tokens" if self.tokenized else "text": self.document, **masks}
+
+
+def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The fields that the argument of a source names."""
+    return (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
 
 
 def chat_fields(names: Collection[str]) -> list[str]:

@@ -10,6 +10,7 @@ from streampack.reading.fields import (
     Fields,
     candidates,
     is_usual,
+    named_masks,
     texts_beside,
     usual_field,
 )
@@ -28,9 +29,9 @@ def field_of_records(
         given: the arguments; `column` names a field of whichever kind.
     """
     kinds = source.first_fields()
-    masks = Fields.named(text=None, tokens="", loss_mask=given.get("loss_mask"), default=None)
+    masks = named_masks(given.get("loss_mask"))
     others = candidates(
-        [name for name in kinds if name not in masks.loss_masks],
+        [name for name in kinds if name not in masks],
         lambda name: kinds[name] == "tokens",
     )
     name, texts = given.get("column"), None

@@ -339,6 +339,18 @@ def test_masks_beside_ids_in_mds_are_found(name: str, encoding: str) -> None:
         assert learnt(none) == ALL
 
 
+def test_labels_in_mds_are_not_counted_as_tokens() -> None:
+    ids = [list(range(200))] * 50
+    encodings = {"input_ids": "ndarray:uint16", "labels": "ndarray:int64"}
+    path = mds(encodings, {"input_ids": ids, "labels": ids})
+    estimate = sources.open(path).estimate_tokens()
+    assert estimate is not None
+    assert abs(estimate - 10_000) < 500
+    shutil.rmtree(path)
+    text = sources.open(mds({"text": "str"}, {"text": ["abcd" * 200] * 50}))
+    assert abs((text.estimate_tokens() or 0) - 10_000) < 500
+
+
 def test_masks_of_other_names_in_mds_are_asked_about() -> None:
     encodings = {"input_ids": "ndarray:int32", "mask": "ndarray:uint8"}
     path = mds(encodings, {"input_ids": IDS, "mask": MASKS})

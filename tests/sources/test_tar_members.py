@@ -110,6 +110,9 @@ def test_a_mask_is_read_by_the_name_that_is_passed() -> None:
     assert learnt(path) == ALL
     assert learnt(sources.WebDataset(path, loss_mask="learn")) == LEARNT
     assert learnt(sources.open(path, loss_mask=["learn", "other"])) == LEARNT
+    records = [{"json": {"ids": i, "learn": la}} for i, la in zip(IDS, LABELS, strict=True)]
+    assert learnt(sources.open(write(records), loss_mask="learn")) == LEARNT
+    path = write(columns(npy=IDS, learn=MASKS))
     with pytest.raises(ContentError, match='no field "nothing"'):
         learnt(sources.WebDataset(path, loss_mask="nothing"))
 

@@ -16,6 +16,7 @@ from streampack.errors import ConfigError
 from streampack.reading.fields import (
     Fields,
     candidates,
+    named_masks,
     texts_beside,
     usual_field,
 )
@@ -90,8 +91,7 @@ def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
         ConfigError: it is none of these.
     """
     if isinstance(first, Mapping):
-        masks = [loss_mask] if isinstance(loss_mask, str) else list(loss_mask or ())
-        others = [name for name in map(str, first) if name not in masks]
+        others = [name for name in map(str, first) if name not in named_masks(loss_mask)]
         names = candidates(others, lambda name: _are_ids(first.get(name)))
         usual = usual_field(
             names,

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
-from streampack.reading.fields import Fields
+from streampack.reading.fields import Fields, named_masks
 from streampack.reading.integer_arrays import (
     INTEGER_DTYPES,
     Spans,
@@ -105,8 +105,7 @@ class MDS(ShardedSource):
             integer_kind(dtype)
         self.folders = folders_of(named_paths(paths))
         if column is None:
-            masks = Fields.named(text=None, tokens="", loss_mask=loss_mask, default=None).loss_masks
-            column = usual_column(self.folders, masks, self.storage)
+            column = usual_column(self.folders, named_masks(loss_mask), self.storage)
         self.column = column
         self.fields = Fields.named(text=None, tokens=column, loss_mask=loss_mask, default=None)
         self.dtype = None if dtype is None else np.dtype(dtype).name
@@ -176,9 +175,9 @@ class MDS(ShardedSource):
 
     def estimate_tokens(self) -> int | None:
         layout = self._layout(0)
-        column = self._columns(layout, "")[0]
-        item_bytes = INTEGER_DTYPES[column.kind].itemsize if column.kind else 4
-        return int(self.manifest.weights.sum()) // item_bytes
+        kinds = [column.kind for column in self._columns(layout, "")]  # of ids and their masks
+        token_bytes = sum(INTEGER_DTYPES[kind].itemsize if kind else 4 for kind in kinds)
+        return int(self.manifest.weights.sum()) // (4 if self._is_text(layout) else token_bytes)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips

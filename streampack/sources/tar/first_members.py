@@ -20,6 +20,7 @@ from streampack.reading.fields import (
     Fields,
     candidates,
     loss_fields,
+    named_masks,
     texts_beside,
     usual_field,
 )
@@ -118,7 +119,8 @@ class FirstMembers:
         kinds = self.fields.get(key, {})
         if not kinds:
             return Fields.named(text=None, tokens=None, loss_mask=loss_mask, default="text")
-        names = candidates(list(kinds), lambda name: kinds[name] == "tokens")
+        others = [name for name in kinds if name not in named_masks(loss_mask)]
+        names = candidates(others, lambda name: kinds[name] == "tokens")
         name = usual_field(
             names,
             f"The .json files in {shown(self.shard)} have the fields",
