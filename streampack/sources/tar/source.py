@@ -138,6 +138,7 @@ class WebDataset(ShardedSource):
         if not allow_pipe:
             refuse_pipes(self.paths)
         self.dtype = None if dtype is None else np.dtype(dtype).name
+        Fields.named(text=text, tokens=tokens, loss_mask=None, default=None)  # do they go together?
         unnamed = text is None and tokens is None
         given = repr(self.paths[0] if len(self.paths) == 1 else self.paths)
         if key is None:
