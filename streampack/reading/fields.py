@@ -18,7 +18,7 @@ _IN_OTHER_FILES = "Pass files of JSON lines or Parquet with such records to sour
 #: is learnt where all say so.
 LOSS_FIELDS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
 #: What may be a loss mask or another one.
-_MASKS = ("mask", "masks", "loss_masks")
+MAYBE_MASKS = ("mask", "masks", "loss_masks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,10 @@ class Fields:
         """
         if self.masks_known:
             return self
-        found = loss_fields(kinds)
-        unknown = [name for name in _MASKS if kinds.get(name) in ("tokens", "mask")]
-        if unknown and not found and unknown[0] != self.document:
+        others = {name: kind for name, kind in kinds.items() if name != self.document}
+        found = tuple(name for name in LOSS_FIELDS if name in others)
+        unknown = [name for name in MAYBE_MASKS if others.get(name) in ("tokens", "mask")]
+        if unknown and not found:
             raise ConfigError(
                 f'{where} has "{unknown[0]}" beside the token ids in "{self.document}".',
                 "Whether it says which tokens are learnt is unknown.",
@@ -122,11 +123,6 @@ def is_usual(names: Collection[str]) -> bool:
     """True if `usual_field` has something to go by: one field, or one that holds documents."""
     known = (*_TEXTS, *IDS, *_OF_CHATS)
     return len(names) == 1 or any(name in known for name in names)
-
-
-def loss_fields(names: Collection[str]) -> tuple[str, ...]:
-    """The fields beside token ids that say which of them are learnt, if nobody says so."""
-    return tuple(name for name in LOSS_FIELDS if name in names)
 
 
 def texts_beside(names: Collection[str], document: str) -> str | None:

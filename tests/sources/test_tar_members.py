@@ -143,9 +143,15 @@ def test_a_label_that_is_not_the_id_is_named() -> None:
 
 
 def test_masks_are_no_documents() -> None:
-    path = write([{"labels.npy": row, "txt": b"a text"} for row in LABELS])
-    (source,) = [sources.open(path)]
-    assert not source.tokenized
+    for name in ("labels.npy", "mask.npy", "attention_mask.npy"):
+        assert not sources.open(write([{name: [1], "txt": b"a text"}])).tokenized
+
+
+def test_masks_in_other_files_than_the_ids_are_not_passed_over() -> None:
+    path = write([{"json": {"input_ids": i}, "labels.npy": i} for i in IDS])
+    with pytest.raises(ContentError, match='no field "labels"'):
+        learnt(path)
+    assert learnt(sources.open(path, loss_mask=[])) == ALL
 
 
 def test_of_several_files_of_a_sample_the_documents_are_asked_for() -> None:

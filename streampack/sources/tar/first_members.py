@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from streampack.errors import ConfigError
 from streampack.reading.fields import (
     IDS,
+    LOSS_FIELDS,
+    MAYBE_MASKS,
     Fields,
     candidates,
-    loss_fields,
     named_masks,
     texts_beside,
     usual_field,
@@ -35,6 +36,7 @@ KINDS = ("npy", "txt", "json")  # in the order in which they are preferred
 _PEEKED = 64  # members of a shard that are looked at
 _HEAD_BYTES = 4 << 20  # of a shard, in which they are looked for
 _PART = 64 << 10
+_NO_IDS = (*LOSS_FIELDS, *MAYBE_MASKS, ATTENTION_MASK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,8 @@ class FirstMembers:
 
     def beside(self, key: str) -> Mapping[str, str]:
         """What stands beside documents in files of an ending, as `Fields.with_masks` has it."""
-        if key.rpartition(".")[2] in ("json", "npz"):
-            return self.fields.get(key, {})
         arrays = [name for name in self.endings if name != key and name.endswith(".npy")]
-        return {name.removesuffix(".npy"): "mask" for name in arrays}
+        return {**{name[:-4]: "mask" for name in arrays}, **self.fields.get(key, {})}
 
     def key(self, kinds: Sequence[str], given: str) -> str:
         """The ending of the files that hold the documents.
@@ -86,8 +86,7 @@ class FirstMembers:
         for kind in kinds:
             found = [name for name in self.endings if name.rpartition(".")[2] == kind]
             if kind == "npy":
-                beside = {*loss_fields([name[:-4] for name in found]), ATTENTION_MASK}
-                found = [name for name in found if name[:-4] not in beside]
+                found = [name for name in found if name[:-4] not in _NO_IDS]
                 usual = {"npy", *(f"{name}.npy" for name in IDS)}
                 found = [name for name in found if name in usual] or found
             if len(found) == 1:
