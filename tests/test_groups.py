@@ -297,6 +297,11 @@ def test_settings_that_would_part_groups_are_refused() -> None:
         dataset(group="pair")
     with pytest.raises(ConfigError, match="no document field is declared by that name"):
         dataset(group=["group"])
+    with pytest.raises(
+        ConfigError, match=r'field of float32.*document_fields=\{"group": "int64"\}'
+    ):
+        dataset(document_fields={**FIELDS, "group": "float32"})
+    assert dataset(document_fields={**FIELDS, "group": "int64"})
     for settings in ({"on_error": "skip"}, {"balance": "attention"}, {"order": GroupBy("group")}):
         (name,) = settings
         with pytest.raises(ConfigError, match=f'group is "group", .*Leave out {name}='):

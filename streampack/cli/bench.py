@@ -20,6 +20,7 @@ from streampack.cli.options import (
     EndToken,
     Integers,
     Key,
+    LossMask,
     TextField,
     TextTokenizer,
     TokensField,
@@ -49,6 +50,7 @@ def bench(
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
+    loss_mask: LossMask = None,
     key: Key = None,
     dtype: Integers = None,
     eos_id: EndToken = None,
@@ -73,7 +75,7 @@ def bench(
         packer = BestFitDecreasing(seq_len=seq_len, overflow="drop")
         dataset = dataset_of(
             source, tokenizer, eos_id, packer, text=text, tokens=tokens, column=column, key=key,
-            dtype=dtype,
+            dtype=dtype, loss_mask=loss_mask,
         )  # fmt: skip
         config = dataset.plan.config
         if config.preparation.group is None:  # groups are whole

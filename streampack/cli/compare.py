@@ -21,6 +21,7 @@ from streampack.cli.options import (
     EndToken,
     Integers,
     Key,
+    LossMask,
     TextField,
     TextTokenizer,
     TokensField,
@@ -59,6 +60,7 @@ def compare(
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
+    loss_mask: LossMask = None,
     key: Key = None,
     dtype: Integers = None,
     eos_id: EndToken = None,
@@ -76,7 +78,7 @@ def compare(
     plain = BestFitDecreasing(seq_len=max(seq_len), overflow="drop")
     dataset = dataset_of(
         source, tokenizer, eos_id, plain, text=text, tokens=tokens, column=column, key=key,
-        dtype=dtype,
+        dtype=dtype, loss_mask=loss_mask,
     )  # fmt: skip
     alone = {"seed": seed, "epochs": 1, "lanes": 1}
     dataset = packed_by(dataset, plain, BATCH_ROWS, **alone)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from streampack.cli.options import AddedEnd, ShardTokenizer, TextField, TokensField
+from streampack.cli.options import AddedEnd, LossMask, ShardTokenizer, TextField, TokensField
 from streampack.cli.say import say
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
@@ -56,6 +56,7 @@ def convert(
     to: Annotated[Format, typer.Option(help="Format of the shards.")],
     text: TextField = None,
     tokens: TokensField = None,
+    loss_mask: LossMask = None,
     tokenizer: ShardTokenizer = None,
     eos_id: AddedEnd = None,
     shard_size: Annotated[str, typer.Option(help="Content of a shard.")] = "64MiB",
@@ -67,7 +68,7 @@ def convert(
     ] = None,
     on_error: Annotated[OnError, typer.Option(help="What broken documents do.")] = OnError.stop,
 ) -> None:
-    """Rewrite a corpus as MDS, tar or Parquet shards, tokenized or not.
+    """Rewrite a corpus as MDS, tar or Parquet shards, tokenized or not; loss masks stay with ids.
 
     A run that was stopped goes on after its last finished shard when the same command is given
     again, and ends with the same bytes.
@@ -76,6 +77,7 @@ def convert(
         source,
         text=text,
         tokens=tokens,
+        loss_mask=loss_mask,
         reading=Reading(open_shards=1),
         formats=DOCUMENT_FORMATS,
     )

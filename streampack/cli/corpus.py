@@ -28,16 +28,23 @@ def reopen_corpus(path: str, described: Mapping[str, Any]) -> ShardedSource:
     kind, column, storage = described["kind"], described.get("column"), Storage()
     source: ShardedSource
     if kind == "MDS":
-        source = MDS(path, column=str(column), storage=storage)
+        source = MDS(path, column=str(column), loss_mask=[], storage=storage)
     elif kind == "WebDataset":
         dtype = described.get("dtype")
-        source = WebDataset(path, key=str(described.get("key")), dtype=dtype, storage=storage)
+        named: dict[str, Any] = {"loss_mask": [], "key": str(described.get("key")), "dtype": dtype}
+        if "field" in described:
+            named["tokens" if described["tokenized"] else "text"] = described["field"]
+        source = WebDataset(path, **named, storage=storage)
     elif kind == "JSONL":
         source = JSONL(path, text=described.get("field"), storage=storage)
     elif kind in ("Parquet", "Arrow"):
         text = described.get("dtype") == "text"
         source = (Arrow if kind == "Arrow" else Parquet)(
-            path, text=column if text else None, tokens=None if text else column, storage=storage
+            path,
+            text=column if text else None,
+            tokens=None if text else column,
+            loss_mask=described.get("loss_mask") or [],
+            storage=storage,
         )
     elif kind == "MegatronIndexed":
         source = MegatronIndexed(path, storage=storage)

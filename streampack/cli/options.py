@@ -19,6 +19,14 @@ TextField = Annotated[
 TokensField = Annotated[
     str | None, typer.Option(metavar="FIELD", help="Field or column that holds token ids.")
 ]
+LossMask = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELD",
+        help='Field or column with loss masks or labels; "": all is learnt.',
+        callback=lambda name: [] if name == "" else name,
+    ),
+]
 Column = Annotated[
     str | None, typer.Option(metavar="NAME", help="Field or column, whatever it holds.")
 ]

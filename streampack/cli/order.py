@@ -18,6 +18,7 @@ from streampack.cli.options import (
     Column,
     EndToken,
     Integers,
+    LossMask,
     ShardTokenizer,
     TextField,
     TokensField,
@@ -50,6 +51,7 @@ def order(
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
+    loss_mask: LossMask = None,
     key: Annotated[
         str | None, typer.Option(help="Extension of the documents inside tar shards.")
     ] = None,
@@ -113,6 +115,7 @@ def order(
             text=text,
             tokens=tokens,
             column=column,
+            loss_mask=loss_mask,
             key=key,
             dtype=dtype_in,
             eos_id=end_token,

@@ -214,7 +214,7 @@ def _shards(
 
     cursor = before
     for block, cursor in reader.read(before, skips):
-        dtype, payloads, _ = payloads_of(block, conversion.tokenizer, dtype, skips)
+        dtype, payloads, _ = payloads_of(block, conversion.tokenizer, dtype, skips, masks=True)
         for i, payload in enumerate(payloads[inside:], start=inside):
             more = overhead + (
                 len(payload.encode()) if isinstance(payload, str) else payload.nbytes

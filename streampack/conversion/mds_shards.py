@@ -1,4 +1,4 @@
-"""MDS shards of one column; the format is described in `streampack.sources.mds.index`."""
+"""MDS shards of texts, or of ids and loss masks; see `streampack.sources.mds.index`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.conversion.shard_writer import Payload, ShardWriter
+from streampack.conversion.shard_writer import Payload, ShardWriter, columns_of
 from streampack.documents import offsets_of
 from streampack.errors import ConfigError
 
@@ -35,7 +35,7 @@ _CODECS = {
 
 
 class MDSShards(ShardWriter):
-    """MDS shards with one column, `tokens` or `text`."""
+    """MDS shards with the column `text`, or `tokens` and, where there are masks, `loss_mask`."""
 
     def check(self) -> None:
         """Raise `ConfigError` for a compression that MDS does not know."""
@@ -50,18 +50,22 @@ class MDSShards(ShardWriter):
         self, folder: Path, shard: int, first: int, documents: Sequence[Payload]
     ) -> tuple[Path, Any]:
         """Write ``shard.00012.mds``; what the index needs is its entry for the shard."""
-        text = self.dtype == "str"
+        columns, samples = {"text": "str"}, [[document] for document in documents]
+        if self.dtype != "str":
+            parts = [columns_of(np.asarray(document)) for document in documents]
+            columns = {name: f"ndarray:{part.dtype}" for name, part in sorted(parts[0].items())}
+            samples = [[part[name] for name in columns] for part in parts]
         info: dict[str, Any] = {
-            "column_encodings": ["str" if text else f"ndarray:{self.dtype}"],
-            "column_names": ["text" if text else "tokens"],
-            "column_sizes": [None],
+            "column_encodings": list(columns.values()),
+            "column_names": list(columns),
+            "column_sizes": [None] * len(columns),
             "compression": self.compression,
             "format": "mds",
             "hashes": [],
             "size_limit": None,
             "version": 2,
         }
-        stored = raw = _shard([_value(document) for document in documents], info)
+        stored = raw = _shard([[*map(_value, sample)] for sample in samples], info)
         name = f"shard.{shard:05}.mds"
         info |= {"raw_data": _described(name, raw), "samples": len(documents), "zip_data": None}
         if self.compression is not None:
@@ -87,15 +91,16 @@ def _value(document: Payload) -> bytes:
     return head + document.astype(document.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _shard(values: Sequence[bytes], config: dict[str, Any]) -> bytes:
-    """A shard of samples with one column of variable size."""
+def _shard(samples: Sequence[Sequence[bytes]], config: dict[str, Any]) -> bytes:
+    """A shard of samples, with as many values of variable size each."""
     described = json.dumps(config, sort_keys=True).encode()
-    sizes = np.fromiter(map(len, values), dtype="<u4", count=len(values))
-    offsets = offsets_of(sizes + np.int64(4))  # each begins with the size of its column
+    sizes = np.array([[*map(len, sample)] for sample in samples], dtype="<u4")
+    # Each begins with the sizes of its columns.
+    offsets = offsets_of((sizes + np.int64(4)).sum(axis=1))
     offsets += 4 * (1 + len(offsets)) + len(described)
-    samples = (part for pair in zip(sizes, values, strict=True) for part in pair)
-    table = np.concatenate(([len(values)], offsets)).astype("<u4")
-    return b"".join((table.data, described, *samples))
+    parts = (part for pair in zip(sizes, samples, strict=True) for part in (pair[0].data, *pair[1]))
+    table = np.concatenate(([len(samples)], offsets)).astype("<u4")
+    return b"".join((table.data, described, *parts))
 
 
 def _described(name: str, data: bytes) -> dict[str, Any]:

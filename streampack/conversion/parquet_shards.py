@@ -1,4 +1,4 @@
-"""Parquet shards of one column."""
+"""Parquet shards of texts, or of ids and loss masks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streampack.conversion.shard_writer import Payload, ShardWriter
+from streampack.conversion.shard_writer import Payload, ShardWriter, columns_of
 from streampack.errors import ConfigError
 
 
 class ParquetShards(ShardWriter):
-    """Parquet shards with one column, `tokens` or `text`, in row groups of 4,096 documents."""
+    """Parquet shards with the column `text`, or `tokens` and, where there are masks, `loss_mask`,
+    in row groups of 4,096 documents."""
 
     def check(self) -> None:
         """Raise `ConfigError` for a compression that Parquet does not know."""
@@ -34,8 +35,9 @@ class ParquetShards(ShardWriter):
             table = pa.table({"text": pa.array(documents, pa.large_string())})
         else:
             offsets = np.cumsum([0, *map(len, documents)], dtype=np.int64)
-            ids = np.concatenate([np.zeros(0, self.dtype), *documents]).astype(self.dtype)
-            table = pa.table({"tokens": pa.LargeListArray.from_arrays(offsets, pa.array(ids))})
+            columns = columns_of(np.concatenate(documents))
+            lists = [pa.LargeListArray.from_arrays(offsets, pa.array(c)) for c in columns.values()]
+            table = pa.table(lists, names=list(columns))
         file = folder / f"part-{shard:05}.parquet"
         known = {None: "none", "gz": "gzip", "br": "brotli"}
         compression = known.get(self.compression, self.compression)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.conversations import Conversations
-from streampack.conversion.shard_writer import Payload
+from streampack.conversion.shard_writer import Payload, masked_ids
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, StateError
 from streampack.reading.base import Block
@@ -15,15 +15,16 @@ from streampack.tokenization import Tokenizer
 
 
 def payloads_of(
-    block: Block, tokenizer: Tokenizer | None, dtype: str, skips: Skips
+    block: Block, tokenizer: Tokenizer | None, dtype: str, skips: Skips, *, masks: bool = False
 ) -> tuple[str, list[Payload], NDArray[np.void]]:
     """The block's N documents as they are written, and their dtype and origins (N,).
 
     Args:
-        block: of any kind but conversations; documents may have no loss masks.
+        block: of any kind but conversations.
         tokenizer: for texts; None leaves them as they are.
         dtype: of the ids so far, "uint16" or "uint32"; "" takes that of the block.
         skips: for documents that cannot be tokenized.
+        masks: True if loss masks are written too.
 
     Raises:
         ConfigError: the block holds what shards of ids would lose.
@@ -39,11 +40,11 @@ def payloads_of(
             "Token ids only are written, and which of them are learnt would be lost.",
             "Train on them with sources.Chat.",
         )
-    if block.loss_mask is not None:
+    if block.loss_mask is not None and not masks:
         raise ConfigError(
             "The documents have loss masks.",
             "Token ids only are written, and the masks would be lost.",
-            "Write such shards with the format's own writer.",
+            'Order ids that are all learnt: --loss-mask "", or a source made with loss_mask=[].',
         )
     return _ids(block, dtype)
 
@@ -60,5 +61,7 @@ def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload], NDArray[np.v
             "Convert to another destination with --dtype uint32; no id may be negative.",
         )
     ids = tokens.astype(dtype, copy=False)
+    if block.loss_mask is not None:
+        ids = masked_ids(ids, block.loss_mask[block.offsets[0] : block.offsets[-1]])
     places = block.offsets - block.offsets[0]
     return dtype, [ids[places[i] : places[i + 1]] for i in range(len(block))], block.origin

@@ -11,8 +11,20 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-#: Content of one document: token ids, or text.
+#: Content of one document: token ids, `masked_ids`, or text.
 Payload = NDArray[np.generic] | str
+
+
+def masked_ids(ids: NDArray[np.generic], loss_mask: NDArray[np.bool_]) -> NDArray[np.generic]:
+    """(T,) ids with their loss mask, as records of both."""
+    both = np.empty(len(ids), dtype=[("tokens", ids.dtype), ("loss_mask", np.uint8)])
+    both["tokens"], both["loss_mask"] = ids, loss_mask
+    return both
+
+
+def columns_of(ids: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """By name, the ids of a payload and, if it has one, the loss mask of 0 and 1."""
+    return {name: ids[name] for name in ids.dtype.names or ()} or {"tokens": ids}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ part of it, and how many of these they have still to give. Nothing is read for t
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable as AnyIterable
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,21 +29,16 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents
 from streampack.forecast.dry_run import stream_plan
+from streampack.forecast.sizing import SAMPLE_DOCUMENTS, SAMPLE_LANES, SAMPLE_TOKENS, begun
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.state import decode_reports
-from streampack.metrics import LaneTimes
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
 from streampack.sources.iterable.source import Iterable
 from streampack.sources.mixture.source import Mixture, sources_of
-from streampack.streams.lane_stream import open_stream
 from streampack.window.field_store import lengths_of_members
 
-PLACES = 4
-PLACE_DOCUMENTS = 1024
-PLACE_TOKENS = 4 << 20
 FINER = 4  # so many times more places, with fewer documents each, where documents have numbers
 STEPS = 2000  # in which a mixture is followed
 ENOUGH = 0.02  # of an epoch, for an estimate from what was found
@@ -189,11 +185,11 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     alone = replace(config, source=source, preparation=own, epochs=1, order=None)
     items = source.num_items if isinstance(source, Iterable) else None
     if isinstance(source, Iterable) and items is not None:
-        places = PLACES * FINER
+        places = SAMPLE_LANES * FINER
         bounds = [items * n // places for n in range(places + 1)]
         found = [_part(alone, source, low, high) for low, high in pairwise(bounds)]
     else:
-        places = min(PLACES, source.max_lanes() or PLACES)
+        places = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
         alone = replace(alone, lanes=places)
         found = [_place(alone, place) for place in range(places)]
     lengths = np.concatenate([lengths for _, _, lengths in found])
@@ -221,19 +217,8 @@ def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int6
 
     The lengths are of the documents in that weight; it is 0 if no place in a shard was known.
     """
-    stream = open_stream(
-        config, place, skips=Skips(config.on_error, config.skip_limit), times=LaneTimes()
-    )
-    blocks: list[Documents] = []
-    tokens = 0
-    while stream.serial < PLACE_DOCUMENTS and tokens < PLACE_TOKENS:
-        block = stream.peek()
-        if block is None:
-            return _read(config, place, None), True, _lengths(config, blocks, stream.serial)
-        blocks.append(block)
-        tokens += block.num_tokens
-        stream.consume(len(block))
-    if stream.peek() is None:
+    stream, blocks, ended = begun(config, place, documents=SAMPLE_DOCUMENTS, tokens=SAMPLE_TOKENS)
+    if ended or stream.peek() is None:
         return _read(config, place, None), True, _lengths(config, blocks, stream.serial)
     mark = stream.mark_before(stream.serial)
     cursor = mark.cursor.get("at")
@@ -245,18 +230,13 @@ def _part(
     config: LaneConfig, source: Iterable, low: int, high: int
 ) -> tuple[float, bool, NDArray[np.int64]]:
     """As `_place`, of items by their numbers: those in the middle between `low` and `high`."""
-    count = min(high - low, PLACE_DOCUMENTS // FINER)
+    count = min(high - low, SAMPLE_DOCUMENTS // FINER)
     first = (low + high - count) // 2
     part = replace(config, source=source.part(first, first + count), lanes=1)
-    skips, tokens, read = Skips(config.on_error, config.skip_limit), 0, 0
-    stream = open_stream(part, 0, skips=skips, times=LaneTimes())
-    blocks: list[Documents] = []
-    while (block := stream.peek()) is not None and tokens < PLACE_TOKENS // FINER:
-        blocks.append(block)
-        tokens += block.num_tokens
-        read = max(read, int(block.origin["index"].max()) + 1)
-        stream.consume(len(block))
-    read = count if block is None else read
+    stream, blocks, ended = begun(part, 0, documents=sys.maxsize, tokens=SAMPLE_TOKENS // FINER)
+    read = count
+    if not ended and stream.peek() is not None:
+        read = max(int(block.origin["index"].max()) for block in blocks) + 1
     return float(read), read == high - low, _lengths(config, blocks, stream.serial)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
 from streampack.lane.config import LaneConfig
@@ -18,6 +19,7 @@ from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
 from streampack.reading.base import Source
 from streampack.reading.skips import Skips
+from streampack.streams.base import LaneStream
 from streampack.streams.lane_stream import open_stream
 from streampack.window.config import WindowConfig
 
@@ -106,20 +108,34 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
     share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
     most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
     once = replace(config, lanes=lanes, epochs=1, order=None)
-    lengths = []
+    lengths = [np.zeros(0, dtype=np.int64)]
     for lane in range(lanes):
-        skips = Skips(config.on_error, config.skip_limit)
-        stream = open_stream(once, lane, skips=skips, times=LaneTimes())
-        tokens = 0
-        while stream.serial < share and tokens < most_tokens:
-            block = stream.peek()
-            if block is None:
-                break
-            block = block[: share - stream.serial]
-            lengths.append(block.lengths)
-            tokens += block.num_tokens
-            stream.consume(len(block))
-    return np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int64)
+        _, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
+        own = [block.lengths for block in blocks]
+        lengths.append(np.concatenate([*lengths[:1], *own])[:share])
+    return np.concatenate(lengths)
+
+
+def begun(
+    config: LaneConfig, lane: int, *, documents: int, tokens: int
+) -> tuple[LaneStream, list[Documents], bool]:
+    """A lane's stream after its first blocks, which hold so many documents or tokens.
+
+    Returns:
+        The stream, the blocks, and True if it ended before.
+    """
+    skips = Skips(config.on_error, config.skip_limit)
+    stream = open_stream(config, lane, skips=skips, times=LaneTimes())
+    blocks: list[Documents] = []
+    read = 0
+    while stream.serial < documents and read < tokens:
+        block = stream.peek()
+        if block is None:
+            return stream, blocks, True
+        blocks.append(block)
+        read += block.num_tokens
+        stream.consume(len(block))
+    return stream, blocks, False
 
 
 def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:

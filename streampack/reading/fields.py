@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streampack.errors import ConfigError
@@ -17,6 +17,8 @@ _IN_OTHER_FILES = "Pass files of JSON lines or Parquet with such records to sour
 #: What says which token ids are learnt, where it stands beside them: one that is in several of them
 #: is learnt where all say so.
 LOSS_FIELDS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
+#: What may be a loss mask or another one.
+MAYBE_MASKS = ("mask", "masks", "loss_masks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Fields:
         tokenized: True if documents are token ids, False if they are text.
         document: the field with the document; None if a record is itself the document.
         loss_masks: the fields with loss masks, for token ids.
+        masks_known: False until `with_masks` has looked for them, if nobody named any.
         texts: the field of texts beside token ids, where nobody said which of them are the
             documents.
     """
@@ -34,6 +37,7 @@ class Fields:
     tokenized: bool
     document: str | None = None
     loss_masks: tuple[str, ...] = ()
+    masks_known: bool = True
     texts: str | None = None
 
     @classmethod
@@ -67,9 +71,32 @@ class Fields:
                 "Pass tokens=, or leave loss_mask= out.",
             )
         if tokens is not None:
-            masks = (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
-            return cls(True, tokens, masks)
+            return cls(True, tokens, named_masks(loss_mask), loss_mask is not None)
         return cls(False, default if text is None else text)
+
+    def with_masks(self, kinds: Mapping[str, str], where: str) -> Fields:
+        """These, and the loss masks beside token ids, if nobody said which there are.
+
+        Args:
+            kinds: "text", "tokens" or "mask" (numbers or booleans, a list), or "", by field.
+            where: the records are, for messages.
+
+        Raises:
+            ConfigError: a field may be a mask, and its name does not say whether it is.
+        """
+        if self.masks_known:
+            return self
+        others = {name: kind for name, kind in kinds.items() if name != self.document}
+        found = tuple(name for name in LOSS_FIELDS if name in others)
+        unknown = [name for name in MAYBE_MASKS if others.get(name) in ("tokens", "mask")]
+        if unknown and not found:
+            raise ConfigError(
+                f'{where} has "{unknown[0]}" beside the token ids in "{self.document}".',
+                "Whether it says which tokens are learnt is unknown.",
+                f"Pass loss_mask={unknown[0]!r} (--loss-mask) if it does, and loss_mask=[] "
+                '(--loss-mask "") if it does not.',
+            )
+        return replace(self, loss_masks=found, masks_known=True)
 
     @property
     def loss_mask(self) -> str | list[str] | None:
@@ -78,8 +105,13 @@ class Fields:
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of a source that name them."""
-        named = {"tokens" if self.tokenized else "text": self.document, "loss_mask": self.loss_mask}
-        return {name: field for name, field in named.items() if field is not None}
+        masks = {"loss_mask": self.loss_mask or []} if self.tokenized and self.masks_known else {}
+        return {"tokens" if self.tokenized else "text": self.document, **masks}
+
+
+def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The fields that the argument of a source names."""
+    return (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
 
 
 def chat_fields(names: Collection[str]) -> list[str]:
@@ -91,11 +123,6 @@ def is_usual(names: Collection[str]) -> bool:
     """True if `usual_field` has something to go by: one field, or one that holds documents."""
     known = (*_TEXTS, *IDS, *_OF_CHATS)
     return len(names) == 1 or any(name in known for name in names)
-
-
-def loss_fields(names: Collection[str]) -> tuple[str, ...]:
-    """The fields beside token ids that say which of them are learnt, if nobody says so."""
-    return tuple(name for name in LOSS_FIELDS if name in names)
 
 
 def texts_beside(names: Collection[str], document: str) -> str | None:

@@ -51,7 +51,6 @@ def integer_block(
     kinds: NDArray[np.uint8],
     origin: NDArray[np.void],
     problems: dict[int, str],
-    mask_starts: NDArray[np.int64] | None = None,
 ) -> Documents | Spans:
     """N integer arrays, at any byte position, as a block of documents.
 
@@ -63,10 +62,9 @@ def integer_block(
         origin: (N,) of dtype `ORIGIN`.
         problems: what is wrong with an array, by its number: those arrays are left out. Arrays
             with an id that is not a token id are left out too, and are added.
-        mask_starts: (N,) where the loss mask of each array begins, a byte per id; None: no masks.
 
     Returns:
-        Arrays of one unsigned token dtype without masks as `Spans`; others as `Documents`, whose
+        Arrays of one unsigned token dtype as `Spans`; others as `Documents`, whose
         ids have the dtype of the arrays if that is one of uint16, uint32 and int32 for all of
         them, and are uint32 otherwise.
     """
@@ -74,21 +72,29 @@ def integer_block(
     if problems:
         good = np.setdiff1d(good, list(problems))
         starts, counts, kinds, origin = starts[good], counts[good], kinds[good], origin[good]
-    if mask_starts is None:
-        dtype = _unsigned_dtype(kinds)
-        if dtype is not None:  # none of their ids can be wrong
-            return Spans(data, starts, counts, dtype, origin)
+    dtype = _unsigned_dtype(kinds)
+    if dtype is not None:  # none of their ids can be wrong
+        return Spans(data, starts, counts, dtype, origin)
     tokens, offsets, bad = _gather_tokens(data, starts, counts, kinds)
-    mask = None
-    if mask_starts is not None:
-        values = np.empty(len(tokens), dtype=np.uint8)
-        copy_spans(data, mask_starts[good], offsets, values)
-        mask = values.astype(np.bool_)
-    block = Documents(tokens, offsets, origin, mask)
+    block = Documents(tokens, offsets, origin)
     if bad.any():
         problems.update(dict.fromkeys(good[bad].tolist(), BAD_ID))
         block = block.take(np.flatnonzero(~bad))
     return block
+
+
+def integers_at(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+) -> NDArray[Any]:
+    """(T,) the integers of N arrays end to end, whatever they are; see `integer_block`."""
+    parts = [np.zeros(0, dtype=np.uint8)]
+    for start, count, kind in zip(starts.tolist(), counts.tolist(), kinds.tolist(), strict=True):
+        dtype = INTEGER_DTYPES[kind]
+        parts.append(data[start : start + count * dtype.itemsize].view(dtype))
+    return np.concatenate(parts)
 
 
 def _gather_tokens(

@@ -8,13 +8,14 @@ token carries loss if all of them say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.reading.records import BrokenDocumentError
+from streampack.reading.records import BrokenDocumentError, require_field
 
 LABELS = "labels"
 #: The label of a token without loss, as `torch.nn.CrossEntropyLoss` has it.
@@ -25,6 +26,36 @@ def joint_mask(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
     """(T,) True where all masks (T,) are; None if there is none."""
     found = list(masks)
     return np.logical_and.reduce(found) if found[1:] else next(iter(found), None)
+
+
+def learnt_of(
+    record: Mapping[str, Any], names: Iterable[str], ids: NDArray[Any]
+) -> NDArray[np.bool_] | None:
+    """(T,) True where all these fields of a record say that its ids (T,) carry loss.
+
+    None without a field; `BrokenDocumentError` where one of them is neither a mask nor labels.
+    """
+    return joint_mask(mask_of(_values_in(record, name, len(ids)), ids, name) for name in names)
+
+
+def _values_in(record: Mapping[str, Any], name: str, count: int) -> NDArray[Any]:
+    """(count,) the numbers or booleans in a field."""
+    require_field(record, name)
+    values = record[name]
+    if values is None or isinstance(values, str) or not hasattr(values, "__len__"):
+        raise BrokenDocumentError(f'has no list of mask values or labels in "{name}"')
+    try:  # `array` takes whole numbers only, and a list in a third of the time
+        numbers = array("q", values) if isinstance(values, list) else values
+        found = np.asarray(numbers)
+    except (TypeError, OverflowError, ValueError, RuntimeError) as error:
+        raise BrokenDocumentError(f'has a wrong number in "{name}" ({error})') from None
+    if found.shape != (count,):
+        many = len(found) if found.ndim == 1 else f"the shape {found.shape} of"
+        what = LABELS if name == LABELS else "mask values"
+        raise BrokenDocumentError(f"has {count} ids and {many} {what}")
+    if count and found.dtype.kind not in "biu":
+        raise BrokenDocumentError(f'has {found.dtype} values in "{name}", no whole numbers')
+    return found
 
 
 def mask_of(values: NDArray[Any], ids: NDArray[Any], name: str) -> NDArray[np.bool_]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
-from streampack.storage.decompression import CODEC_OF_ENDING, sniff_codec
+from streampack.storage.decompression import CODEC_OF_ENDING, codec_of
 
 _NAMES = {"gz": "gzip", "zstd": "zstd", "bz2": "bzip2"}
 
@@ -17,19 +16,30 @@ class OtherContent(NamedTuple):
     remedy: str
 
 
-def other_content(path: Path, *, packed: bool) -> OtherContent | None:
-    """What the first bytes of a file say that it is; None if they may be text in UTF-8.
+def other_content(head: bytes, codec: str | None, *, packed: bool) -> OtherContent | None:
+    """What the first bytes of a file say that it is; None if it may be what its name says.
 
     Args:
-        path: of the file.
+        head: eight of them at least, of what is stored.
+        codec: what it is compressed with by its name; None is text in UTF-8.
         packed: True if compressed files are read under names that say so.
     """
-    if (codec := sniff_codec(path)) is not None:
-        ending = next(end for end, known in CODEC_OF_ENDING.items() if known == codec)
-        name = f'Add "{ending}" to its name' if packed else "Unpack it"
-        return OtherContent(f"is {_NAMES[codec]}", name)
-    with open(path, "rb") as file:
-        return other_than_text(file.read(4))
+    found = codec_of(head)
+    if found == codec:
+        return None if codec else other_than_text(head[:4])
+    if found is None:
+        return OtherContent(
+            f"is not {_NAMES[codec or '']}",
+            f'Take "{_ending(codec)}" out of its name if it is plain, or write it again',
+        )
+    remedy = f'Let its name end in "{_ending(found)}"' if codec else "Unpack it"
+    if packed and not codec:
+        remedy = f'Add "{_ending(found)}" to its name'
+    return OtherContent(f"is {_NAMES[found]}", remedy)
+
+
+def _ending(codec: str | None) -> str:
+    return next(ending for ending, known in CODEC_OF_ENDING.items() if known == codec)
 
 
 def other_than_text(data: bytes) -> OtherContent | None:

@@ -6,6 +6,7 @@ end of a document, and is left out of it with whatever belongs to its tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents import Documents, offsets_of
+from streampack.reading.loss_masks import joint_mask, masks_of_rows
 
 ATTENTION_MASK = "attention_mask"
 
@@ -41,6 +43,27 @@ def kept_tokens(
             "document",
         )
     return kept
+
+
+def with_masks(
+    documents: Documents, masks: Mapping[str, NDArray[Any]]
+) -> tuple[Documents, dict[int, str]]:
+    """N documents end to end with the masks and labels of their T tokens, and without padding.
+
+    Args:
+        documents: in an array of T tokens, without loss masks.
+        masks: by the name of the field, (T,) values: attention masks, loss masks or labels.
+
+    Returns:
+        All of them, and what is wrong with some, by their numbers.
+    """
+    reasons: dict[int, str] = {}
+    ids, offsets = documents.tokens, documents.offsets
+    names = [name for name in masks if name != ATTENTION_MASK]
+    found = (masks_of_rows(masks[name], ids, offsets, name, reasons) for name in names)
+    attended = masks.get(ATTENTION_MASK)
+    kept = None if attended is None else kept_tokens(attended, offsets, reasons)
+    return without_padding(replace(documents, loss_mask=joint_mask(found)), kept), reasons
 
 
 def without_padding(documents: Documents, kept: NDArray[np.bool_] | None) -> Documents:

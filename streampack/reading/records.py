@@ -65,6 +65,13 @@ def require_field(record: Mapping[str, Any], name: str) -> None:
         raise BrokenDocumentError(f'has no field "{name}" (it has {names})')
 
 
+def kind_of(value: Any) -> str:
+    """What a value of a record may be: "tokens", "mask" (a list of booleans), "text" or ""."""
+    if isinstance(value, list) and value:
+        return {int: "tokens", bool: "mask"}.get(type(value[0]), "")
+    return "text" if isinstance(value, str) else ""
+
+
 def text_of(record: Mapping[str, Any], name: str, data: bytes) -> str:
     """The text in a field; `data` is the JSON of the record."""
     text = record[name]
@@ -94,18 +101,3 @@ def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> N
         return np.frombuffer(array("I", ids), dtype=np.uint32)
     except (TypeError, OverflowError) as error:
         raise BrokenDocumentError(f'has a wrong id in "{name}" ({error})') from None
-
-
-def numbers_of(record: Mapping[str, Any], name: str, count: int, what: str) -> NDArray[np.int64]:
-    """(count,) the whole numbers in a field, true and false as 1 and 0; `what` they are called."""
-    require_field(record, name)
-    values = record[name]
-    if not isinstance(values, list):
-        raise BrokenDocumentError(f'has no list of {what} in "{name}"')
-    try:
-        numbers = np.frombuffer(array("q", values), dtype=np.int64)
-    except (TypeError, OverflowError) as error:
-        raise BrokenDocumentError(f'has a wrong number in "{name}" ({error})') from None
-    if len(numbers) != count:
-        raise BrokenDocumentError(f"has {count} ids and {len(numbers)} {what}")
-    return numbers

@@ -22,6 +22,7 @@ from streampack.job.listed_once import listed_once
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LinePart, Source
 from streampack.reading.cursor import cursor_field, damaged_cursor, is_count
+from streampack.reading.fields import Fields
 from streampack.reading.grouped import GroupedReader
 from streampack.reading.integer_arrays import Spans
 from streampack.reading.line import Line, Pieces
@@ -56,6 +57,8 @@ class ShardedSource(Source):
     #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
     #: of a torch.distributed job lists, and the others receive what it found.
     listing_fields: tuple[str, ...] = ()
+    #: What is read of records; listing completes it, and the others take it from `details`.
+    fields: Fields = Fields(False)
     #: What a position in a shard counts.
     position_unit: str = "document"
 
@@ -200,7 +203,9 @@ class ShardedSource(Source):
                 )  # fmt: skip
             return manifest
 
-        return listed_once(described, listing)
+        manifest = listed_once(described, listing)
+        self.fields = manifest.details.get("fields", self.fields)
+        return manifest
 
     def prepare(self) -> None:
         _ = self.manifest

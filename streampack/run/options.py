@@ -201,6 +201,12 @@ def check_group(
             f'Pass group="name" with document_fields={{"name": "int64"}} (here: '
             f'{", ".join(fields.document) or "none"}). Pairs declare "chosen": "bool" too.',
         )
+    if fields.document[group].kind == "f":
+        raise ConfigError(
+            f'group is "{group}", a document field of {fields.document[group]}.',
+            "Two groups may have one rounded number, and would be joined.",
+            f'Number the groups with whole numbers: document_fields={{"{group}": "int64"}}.',
+        )
     whole = packer.keeps_whole and packer.overflow in ("drop", "error")
     whole = whole and packer.max_tokens_per_row == packer.seq_lens[-1]
     if not whole or getattr(packer, "align", 1) != 1:

@@ -10,7 +10,7 @@ from streampack.reading.fields import (
     Fields,
     candidates,
     is_usual,
-    loss_fields,
+    named_masks,
     texts_beside,
     usual_field,
 )
@@ -29,13 +29,12 @@ def field_of_records(
         given: the arguments; `column` names a field of whichever kind.
     """
     kinds = source.first_fields()
-    masks = Fields.named(text=None, tokens="", loss_mask=given.get("loss_mask"), default=None)
+    masks = named_masks(given.get("loss_mask"))
     others = candidates(
-        [name for name in kinds if name not in masks.loss_masks],
+        [name for name in kinds if name not in masks],
         lambda name: kinds[name] == "tokens",
     )
     name, texts = given.get("column"), None
-    found = masks.loss_masks
     if name is None:
         name = "text"
         if is_usual(others) and ("text" not in others or any(ids in others for ids in IDS)):
@@ -49,8 +48,7 @@ def field_of_records(
                 "is that",
             )
             texts = texts_beside(others, name)
-        found = found or loss_fields(others)
     # What is named like ids is read as ids, so that what is wrong with them is said of them.
     tokenized = kinds.get(name) == "tokens" or (name not in kinds and "loss_mask" in given)
-    tokenized = tokenized or (name in IDS and kinds.get(name) == "")
-    return Fields(tokenized, name, found if tokenized else ()).arguments(), texts
+    tokenized = tokenized or (name in IDS and kinds.get(name) != "text")
+    return Fields(tokenized, name, masks_known=False).arguments(), texts

@@ -95,7 +95,7 @@ def open_files(
         described, lambda: _look(several, storage, formats, given)
     )
     source: Source = known(several, **arguments, reading=reading, storage=storage)
-    source.texts_beside = texts
+    source.texts_beside = texts or source.texts_beside
     return source
 
 

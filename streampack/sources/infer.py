@@ -106,7 +106,7 @@ def as_source(source: Any, **given: Any) -> Source:
     if isinstance(source, Documents) or is_ragged(source):
         _refuse_others(source, given, ("reading",))
         if isinstance(source, Documents):
-            mask = None if source.loss_mask is None else "loss_mask"
+            mask = [] if source.loss_mask is None else "loss_mask"
             return Table(table_of_documents(source), tokens="tokens", loss_mask=mask, **given)
         return Table(table_of_ragged(*source), tokens="tokens", **given)
     _refuse_others(source, given, _OF_OBJECTS)
@@ -204,7 +204,7 @@ def _hf_stream(dataset: Any, given: Mapping[str, Any]) -> Source:
         raise ConfigError(
             "The streaming dataset has no rows.", "There is nothing to read.", "Pass another split."
         )
-    fields = fields_of(first)
+    fields = fields_of(first, given.get("loss_mask"))
     stream = HFStream(dataset, **{**fields.arguments(), **given})
     stream.texts_beside = fields.texts
     return stream

@@ -57,7 +57,11 @@ def map_file(path: Path) -> NDArray[np.uint8]:
 def sniff_codec(path: Path) -> str | None:
     """What a file is compressed with, by its first bytes: "gz", "bz2", "zstd" or None."""
     with open(path, "rb") as file:
-        head = file.read(8)
+        return codec_of(file.read(8))
+
+
+def codec_of(head: bytes) -> str | None:
+    """The same of the first bytes of a file."""
     return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
 
 
@@ -145,8 +149,14 @@ class Content:
     """
 
     def __init__(self, source: IO[bytes], codec: str | None) -> None:
+        self._source = source
         self._chunks = None if codec is None else _ChunkReader(source, _chunks(source, codec, None))
         self.file = source if self._chunks is None else io.BufferedReader(self._chunks, _CHUNK)
+
+    @property
+    def head(self) -> bytes:
+        """The first bytes of a file as stored, wherever it is read."""
+        return os.pread(self._source.fileno(), 8, 0)
 
     def skip_stored(self, least: int) -> tuple[int, bytes]:
         """Go to the first content that was stored at byte `least` or later.

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from streampack.errors import ConfigError
 from streampack.storage.decompression import CODEC_OF_ENDING
@@ -61,6 +61,18 @@ def found_twice(first: str, then: str, path: str) -> ConfigError:
     both = f'"{shown(first)}" and "{shown(then)}" both name {shown(path)}.'
     again = f'"{shown(then)}" names {shown(path)} more than once.'
     return ConfigError(both if first != then else again, *_ONCE)
+
+
+def refuse_linked(paths: Iterable[str]) -> None:
+    """Raise `ConfigError` if a local path is a link to a file or folder that is there as well."""
+    seen: dict[tuple[int, int], str] = {}
+    for path in paths:
+        if "://" in path or not os.path.exists(path):
+            continue
+        status = os.stat(path)
+        first = seen.setdefault((status.st_dev, status.st_ino), path)
+        if first != path and os.path.realpath(first) == os.path.realpath(path):
+            raise ConfigError(f'"{first}" and "{path}" are one, by a link.', *_ONCE)
 
 
 def log_twins(paths: Sequence[str]) -> None:

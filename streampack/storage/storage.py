@@ -20,7 +20,7 @@ from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.failures import is_bucket_missing
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import FileInfo, list_remote
-from streampack.storage.misnamed import found_twice, nothing_there, refuse_repeated
+from streampack.storage.misnamed import found_twice, nothing_there, refuse_linked, refuse_repeated
 from streampack.storage.patterns import (
     expand_braces,
     local_files,
@@ -140,7 +140,7 @@ class Storage:
 
         Raises:
             ConfigError: a pattern, or one of the names its braces stand for, names nothing; two
-                of them name the same file; or a protocol needs a package.
+                of them name the same file, or a link to it; or a protocol needs a package.
             StorageError: the listing failed after all retries.
         """
         found: dict[str, tuple[FileInfo, str]] = {}
@@ -172,7 +172,8 @@ class Storage:
                 if twice := found.keys() & own.keys():
                     raise found_twice(found[min(twice)][1], pattern, min(twice))
                 found |= own
-        return [found[path][0] for path in sorted(found)]
+        refuse_linked(paths := sorted(found))
+        return [found[path][0] for path in paths]
 
     @contextmanager
     def local(self, path: str, version: str = "") -> Iterator[Path]:

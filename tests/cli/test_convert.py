@@ -28,6 +28,7 @@ from streampack.errors import ConfigError, ContentError, StreampackError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.files import DOCUMENT_FORMATS, open_files
+from streampack.sources.infer import open as open_source
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
 from streampack.tokenization import Tokenizer, load_tokenizer
@@ -188,6 +189,38 @@ def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
     with pytest.raises(StreampackError, match="do not fit"):
         run(tmp_path / "in.jsonl", tmp_path / "x", "--to", "mds", "--tokens", "ids",
             "--dtype", "uint16")  # fmt: skip
+
+
+@pytest.mark.parametrize("to", ["mds", "webdataset", "parquet"])
+@pytest.mark.parametrize("name", ["labels", "mask"])
+def test_loss_masks_stay_with_their_ids(tmp_path: Path, to: str, name: str) -> None:
+    ids = [[11, 12, 13, 14], [21, 22], [31, 32, 33]] * 20
+    learnt = [[0, 0, 1, 1], [0, 1], [0, 1, 0]] * 20
+    masks = learnt
+    if name == "labels":
+        rows = zip(ids, learnt, strict=True)
+        masks = [[i if on else -100 for i, on in zip(*row, strict=True)] for row in rows]
+    table = pa.table({"input_ids": pa.array(ids, pa.list_(pa.uint16())), name: masks})
+    pq.write_table(table, tmp_path / "a.parquet")
+    source, out = tmp_path / "a.parquet", tmp_path / "out"
+    options = ["--to", to, "--tokens", "input_ids", "--shard-size", "2kB"]
+    if name == "mask":
+        with pytest.raises(ConfigError, match=r'"mask" beside .*--loss-mask'):
+            run(source, out, *options)
+        options += ["--loss-mask", name]
+    run(source, out, *options)
+    opened: Any = open_source(out)
+    (lane,) = opened.lanes(1, seed=0, epoch=0, shuffle=False)
+    found = []
+    for block, _ in lane.read(None, Skips()):
+        for i in range(len(block)):
+            own = slice(*block.offsets[i : i + 2].tolist())
+            found.append((block.tokens[own].tolist(), block.loss_mask[own].astype(int).tolist()))
+    assert sorted(found) == sorted(zip(ids, learnt, strict=True))
+    run(source, tmp_path / "all", *options[:6], "--loss-mask", "")
+    opened = open_source(tmp_path / "all")
+    (lane,) = opened.lanes(1, seed=0, epoch=0, shuffle=False)
+    assert all(block.loss_mask is None for block, _ in lane.read(None, Skips()))
 
 
 def test_parquet_becomes_mds_in_order(tmp_path: Path) -> None:

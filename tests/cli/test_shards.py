@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.conversion.mds_shards import MDSShards
+from streampack.conversion.shard_writer import masked_ids
 from streampack.conversion.tar_shards import TarShards
 from streampack.errors import ConfigError
 from streampack.reading.options import Reading
@@ -57,6 +58,22 @@ def test_a_shard_of_ids_is_that_of_mosaicml_streaming_to_the_byte(
     info = write(tmp_path / "own", documents, dtype)
     own = (tmp_path / "own/shard.00000.mds").read_bytes()
     assert (info, own) == by_mosaicml(tmp_path, documents)
+
+
+def test_a_shard_with_loss_masks_is_that_of_mosaicml_streaming_to_the_byte(tmp_path: Path) -> None:
+    documents = ids("uint16")[1:]
+    masks = [tokens % 2 == 0 for tokens in documents]
+    info = write(tmp_path / "own", list(map(masked_ids, documents, masks)), "uint16")
+    columns = {"tokens": "ndarray:uint16", "loss_mask": "ndarray:uint8"}
+    with (
+        streaming_module("base.format.mds") as mds,
+        mds.MDSWriter(out=str(tmp_path / "theirs"), columns=columns, size_limit=None) as writer,
+    ):
+        for tokens, mask in zip(documents, masks, strict=True):
+            writer.write({"tokens": tokens, "loss_mask": mask.astype(np.uint8)})
+    name = "shard.00000.mds"
+    assert (tmp_path / "own" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+    assert [info] == json.loads((tmp_path / "theirs/index.json").read_text())["shards"]
 
 
 @settings(max_examples=25, deadline=None)

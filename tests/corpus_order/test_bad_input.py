@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streampack import sources
@@ -20,6 +22,7 @@ from streampack.corpus_order.job import STAGES
 from streampack.errors import ConfigError
 from streampack.ordering import TextEmbedder, TokenEmbedder
 from tests.support.ordered_corpora import make_job, shards_of, write_parquet, write_topics
+from tests.support.program import output_of
 from tests.support.servers import s3_server
 
 
@@ -215,6 +218,7 @@ import resource, sys
 from pathlib import Path
 from streampack.corpus_order import run_job
 from streampack.errors import StorageError
+from tests.support.program import output_of
 from tests.support.servers import s3_server
 from tests.support.ordered_corpora import make_job
 
@@ -312,3 +316,16 @@ def test_without_ray_it_names_the_extra(
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"streampack\[order\]"):
         run_job(make_job(corpus, tmp_path / "out"))
+
+
+def test_ids_with_labels_are_ordered_only_where_they_are_left_out(tmp_path: Path) -> None:
+    ids = [list(range(i, i + 40)) for i in range(60)]
+    table = pa.table({"input_ids": ids, "labels": ids})
+    pq.write_table(table, tmp_path / "a.parquet")
+    order = ["order", tmp_path / "a.parquet", tmp_path / "out", "--workers", "0"]
+    for named in ([], ["--tokens", "input_ids"]):
+        with pytest.raises(ConfigError, match=r'masks would be lost.*--loss-mask ""'):
+            output_of(*order, *named)
+        shutil.rmtree(tmp_path / "out")
+    output_of(*order, "--tokens", "input_ids", "--loss-mask", "")
+    assert list((tmp_path / "out").glob("*.mds"))

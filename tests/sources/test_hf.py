@@ -65,7 +65,10 @@ def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_lanes_give_each_document_once_and_every_cursor_leads_on(stream: Any) -> None:
-    for fields, expected in (({"text": "text"}, TEXTS), ({"tokens": "ids"}, IDS)):
+    for fields, expected in (
+        ({"text": "text"}, TEXTS),
+        ({"tokens": "ids", "loss_mask": "mask"}, IDS),
+    ):
         source = HFStream(stream, reading=Reading(block_documents=4), **fields)
         restarts(source, expected, lane_counts=(1, 2, 4, 6))
 

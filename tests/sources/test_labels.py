@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,9 @@ from streampack.documents import Documents, offsets_of
 from streampack.reading.loss_masks import mask_of, masks_of_rows
 from streampack.reading.padding import kept_tokens, without_padding
 from streampack.reading.records import BrokenDocumentError
+from streampack.reading.skips import Skips
 from tests.support.mosaic import streaming_module
+from tests.support.source_contract import read_all
 
 datasets = pytest.importorskip("datasets")
 
@@ -84,6 +89,13 @@ def learnt(source: Any) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 EXPECTED = {(tuple(ids), tuple(labels)) for ids, labels in zip(IDS, LABELS, strict=True)}
+ALL = {(tuple(ids), (-100, *ids[1:])) for ids in IDS}
+FILES: dict[str, Any] = {
+    "JSON lines": sources.JSONL,
+    "Parquet": sources.Parquet,
+    "Arrow": sources.Arrow,
+    "save_to_disk": sources.Arrow,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,6 +107,45 @@ def test_labels_beside_ids_are_found(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loss_mask_beside_ids_is_found(kind: str) -> None:
     assert learnt(KINDS[kind]({"input_ids": IDS, "loss_mask": MASKS})) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["labels", "loss_mask"])
+def test_naming_the_ids_reads_the_masks_beside_them(kind: str, name: str) -> None:
+    columns = {"input_ids": IDS, name: LABELS if name == "labels" else MASKS, "url": ["a"] * 3}
+    assert learnt(sources.open(KINDS[kind](columns), tokens="input_ids")) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_naming_the_ids_of_a_source_or_as_a_column_reads_the_masks_beside_them(kind: str) -> None:
+    path = KINDS[kind]({"ids": IDS, "labels": LABELS})
+    assert learnt(FILES[kind](path, tokens="ids")) == EXPECTED
+    assert learnt(sources.open(path, column="ids")) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_list_of_masks_reads_none(kind: str) -> None:
+    data = KINDS[kind]({"input_ids": IDS, "labels": LABELS})
+    for named in ({}, {"tokens": "input_ids"}):
+        assert learnt(sources.open(data, loss_mask=[], **named)) == ALL
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["mask", "loss_masks"])
+@pytest.mark.parametrize("named", [{}, {"tokens": "input_ids"}])
+def test_what_may_be_a_mask_is_asked_about(kind: str, name: str, named: dict[str, str]) -> None:
+    data = KINDS[kind]({"input_ids": IDS, name: MASKS})
+    with pytest.raises(ConfigError, match=f'"{name}" beside the token ids') as raised:
+        learnt(sources.open(data, **named))
+    answers: Any = re.findall(r"loss_mask=(\S+)", raised.value.remedy)
+    for answer, expected in zip(map(ast.literal_eval, answers), (EXPECTED, ALL), strict=True):
+        assert learnt(sources.open(data, loss_mask=answer, **named)) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_is_no_mask_whatever_its_name(kind: str) -> None:
+    data = KINDS[kind]({"input_ids": IDS, "mask": ["a.png", "b.png", "c.png"]})
+    assert learnt(sources.open(data, tokens="input_ids")) == ALL
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,11 +227,10 @@ def test_a_column_that_is_no_attention_mask_is_refused(kind: str) -> None:
 
 
 def test_padding_is_left_out_where_the_ids_are_named() -> None:
-    whole = {(tuple(ids), (-100, *ids[1:])) for ids in IDS}
     padded = {name: PADDED[name] for name in ("input_ids", "attention_mask")}
-    assert learnt(sources.Parquet(parquet(padded), tokens="input_ids")) == whole
-    assert learnt(sources.JSONL(lines(padded), tokens="input_ids")) == whole
-    assert learnt(sources.Iterable(records(padded), tokens="input_ids")) == whole
+    assert learnt(sources.Parquet(parquet(padded), tokens="input_ids")) == ALL
+    assert learnt(sources.JSONL(lines(padded), tokens="input_ids")) == ALL
+    assert learnt(sources.Iterable(records(padded), tokens="input_ids")) == ALL
 
 
 @pytest.mark.parametrize("kind", ["JSON lines", "Parquet", "Dataset", "records", "streaming"])
@@ -249,15 +299,95 @@ def test_zeros_between_ones_are_found_in_their_document(masks: list[list[int]]) 
     assert sorted(reasons) == expected
 
 
-def test_padding_beside_ids_in_mds_is_refused_and_named_they_are_read() -> None:
-    with streaming_module("base.format.mds") as mds:
-        columns = {"attention_mask": "ndarray:uint8", "input_ids": "ndarray:uint16"}
-        with mds.MDSWriter(out="mds", columns=columns) as writer:
-            for ids in IDS:
-                ones = np.ones(len(ids), dtype=np.uint8)
-                writer.write({"input_ids": np.array(ids, dtype=np.uint16), "attention_mask": ones})
-    with pytest.raises(ConfigError, match="Padding would be learnt") as raised:
-        sources.open("mds")
-    assert "mds', column='input_ids')" in raised.value.remedy
-    named = learnt(sources.MDS("mds", column="input_ids"))
-    assert {ids for ids, _ in named} == set(map(tuple, IDS))
+def mds(encodings: dict[str, str], columns: Columns) -> str:
+    """A corpus of MDS; each column in its encoding, `bytes` being those of uint8."""
+    with (
+        streaming_module("base.format.mds") as module,
+        module.MDSWriter(out="mds", columns=encodings) as writer,
+    ):
+        for row in zip(*columns.values(), strict=True):
+            sample = dict(zip(columns, row, strict=True))
+            for name, value in sample.items():
+                dtype = encodings[name].partition(":")[2] or "uint8"
+                if encodings[name] == "bytes":
+                    sample[name] = np.array(value, dtype=np.uint8).tobytes()
+                elif encodings[name].startswith("ndarray"):
+                    sample[name] = np.array(value, dtype=dtype if ":" in encodings[name] else None)
+            writer.write(sample)
+    return "mds"
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [
+        ("labels", "ndarray:int64"),
+        ("labels", "ndarray:int32"),
+        ("labels", "ndarray"),
+        ("loss_mask", "ndarray:uint8"),
+        ("loss_mask", "bytes"),
+        ("completion_mask", "ndarray:int32"),
+    ],
+)
+def test_masks_beside_ids_in_mds_are_found(name: str, encoding: str) -> None:
+    values = LABELS if name == "labels" else MASKS
+    columns = {"input_ids": IDS, name: values, "url": ["a", "b", "c"]}
+    path = mds({"input_ids": "ndarray:uint16", name: encoding, "url": "str"}, columns)
+    for source in (path, sources.open(path, column="input_ids"), sources.MDS(path)):
+        assert learnt(source) == EXPECTED
+    assert learnt(sources.MDS(path, column="input_ids", loss_mask=name)) == EXPECTED
+    for none in (sources.open(path, loss_mask=[]), sources.MDS(path, loss_mask=[])):
+        assert learnt(none) == ALL
+
+
+def test_labels_in_mds_are_not_counted_as_tokens() -> None:
+    ids = [list(range(200))] * 50
+    encodings = {"input_ids": "ndarray:uint16", "labels": "ndarray:int64"}
+    path = mds(encodings, {"input_ids": ids, "labels": ids})
+    estimate = sources.open(path).estimate_tokens()
+    assert estimate is not None
+    assert abs(estimate - 10_000) < 500
+    shutil.rmtree(path)
+    text = sources.open(mds({"text": "str"}, {"text": ["abcd" * 200] * 50}))
+    assert abs((text.estimate_tokens() or 0) - 10_000) < 500
+
+
+def test_masks_of_other_names_in_mds_are_asked_about() -> None:
+    encodings = {"input_ids": "ndarray:int32", "mask": "ndarray:uint8"}
+    path = mds(encodings, {"input_ids": IDS, "mask": MASKS})
+    with pytest.raises(ConfigError, match='"mask" beside the token ids') as raised:
+        learnt(path)
+    answers: Any = re.findall(r"loss_mask=(\S+)", raised.value.remedy)
+    for answer, expected in zip(map(ast.literal_eval, answers), (EXPECTED, ALL), strict=True):
+        assert learnt(sources.open(path, loss_mask=answer)) == expected
+
+
+def test_wrong_labels_in_mds_are_named_and_may_be_left_out() -> None:
+    shifted = [LABELS[0], [22, -100], LABELS[2]]
+    encodings = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
+    path = mds(encodings, {"input_ids": IDS, "labels": shifted})
+    with pytest.raises(ContentError, match=r"Document 1 .*label 22 at token 0, whose id is 21"):
+        learnt(path)
+    skips = Skips("skip")
+    assert read_all(sources.MDS(path), skips) == [tuple(IDS[0]), tuple(IDS[2])]
+    assert [record[1] for record in skips.records] == [1]
+
+
+def test_padding_beside_ids_in_mds_is_left_out_with_its_labels() -> None:
+    encodings = {
+        "attention_mask": "ndarray:uint8",
+        "input_ids": "ndarray:uint16",
+        "labels": "ndarray:int64",
+    }
+    path = mds(encodings, {name: PADDED[name] for name in encodings})
+    assert learnt(path) == EXPECTED
+    assert learnt(sources.MDS(path, column="input_ids", loss_mask=[])) == ALL
+
+
+def test_a_column_of_json_in_mds_is_refused_with_what_can_be_read() -> None:
+    path = mds({"input_ids": "json"}, {"input_ids": IDS})
+    with pytest.raises(ConfigError, match="write the shards again") as raised:
+        learnt(path)
+    encoding = re.search(r"`(ndarray:\w+)`", raised.value.remedy)
+    assert encoding is not None
+    shutil.rmtree(path)
+    assert learnt(mds({"input_ids": encoding[1]}, {"input_ids": IDS})) == ALL

@@ -351,7 +351,7 @@ def test_pickled_columns_are_refused_and_never_decoded(tmp_path: Path) -> None:
         ({"column": "tokens", "validate_hash": "rot13"}, "rot13"),
         ({"column": "tokens", "validate_hash": "xxh0"}, "xxh0"),
         ({"column": "tokens", "loss_mask": "a"}, "loss_mask|integers"),
-        ({"column": "tokens", "loss_mask": "tokens"}, "one byte per token"),
+        ({"column": "tokens", "loss_mask": "z"}, "encoding 'json'"),
     ],
 )
 def test_arguments_that_cannot_work_are_explained(

@@ -103,12 +103,21 @@ def test_a_compressed_twin_is_named_once_in_the_log(
     said = [record.getMessage() for record in caplog.records if "both read" in record.getMessage()]
     assert len(said) == 1
     assert "a.jsonl and " in said[0]
-    caplog.clear()
-    (tmp_path / "linked").mkdir()
-    texts(tmp_path / "linked" / "a.jsonl")
-    (tmp_path / "linked" / "b.jsonl").symlink_to("a.jsonl")
-    assert sum(delivered(str(tmp_path / "linked")).values()) == 2 * len(TEXTS)
-    assert "both read" not in caplog.text
+
+
+def test_a_file_and_a_link_to_it_are_one(tmp_path: Path) -> None:
+    texts(tmp_path / "a" / "a.jsonl")
+    (tmp_path / "a" / "b.jsonl").symlink_to("a.jsonl")
+    (tmp_path / "again").symlink_to("a")
+    write_mds(tmp_path / "a", DOCUMENTS)
+    for twice in ("a", ["a/a.jsonl", "a/b.jsonl"], ["a/a.jsonl", "again/a.jsonl"], "a*/a.jsonl"):
+        paths = [str(tmp_path / path) for path in ([twice] if isinstance(twice, str) else twice)]
+        with pytest.raises(ConfigError, match=r"are one, by a link.*Name it once"):
+            sources.JSONL(paths).prepare()
+    for once in ("a/a.jsonl", "a/b.jsonl", "again/a.jsonl"):
+        assert sum(delivered(str(tmp_path / once)).values()) == len(TEXTS)
+    with pytest.raises(ConfigError, match="are one, by a link"):
+        sources.MDS([tmp_path / "a" / "mds", tmp_path / "again" / "mds"], column="t")
 
 
 def test_gzip_and_utf_16_under_the_name_of_a_plain_format_are_named(tmp_path: Path) -> None:
@@ -117,6 +126,15 @@ def test_gzip_and_utf_16_under_the_name_of_a_plain_format_are_named(tmp_path: Pa
     with pytest.raises(ContentError, match=r'a\.jsonl is broken: it is gzip.*Add "\.gz" to its'):
         delivered(str(packed))
     assert sum(delivered(str(packed.rename(tmp_path / "a.jsonl.gz"))).values()) == len(TEXTS)
+    plain = texts(tmp_path / "p.jsonl").rename(tmp_path / "p.jsonl.gz")
+    with pytest.raises(
+        ContentError, match=r'p\.jsonl\.gz is broken: it is not gzip\. .*Take "\.gz"'
+    ):
+        delivered(str(plain))
+    assert sum(delivered(str(plain.rename(tmp_path / "p.jsonl"))).values()) == len(TEXTS)
+    other = (tmp_path / "a.jsonl.gz").rename(tmp_path / "a.jsonl.zst")
+    with pytest.raises(ContentError, match=r'it is gzip\. .*Let its name end in "\.gz"'):
+        delivered(str(other))
     wide = texts(tmp_path / "wide.jsonl", encoding="utf-16")
     with pytest.raises(ContentError, match=r"it is UTF-16.*iconv -f UTF-16 -t UTF-8") as found:
         delivered(str(wide))

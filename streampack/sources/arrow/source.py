@@ -15,7 +15,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.arrow.messages import MAGIC, Batches
 from streampack.sources.parquet.columns import placed_blocks
 from streampack.sources.parquet.footer import DAMAGE
-from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
+from streampack.sources.parquet.source import MOST_FOOTERS, Parquet, kinds_of
 from streampack.storage.failures import is_of_system
 from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.patterns import has_ending
@@ -60,11 +60,14 @@ class Arrow(Parquet):
                 f"None of the {len(seen)} files that were checked can be read.",
                 "Check the path, and that the files are complete.",
             )
+        path, first = next(iter(schemas.items()))
+        self.fields = self.fields.with_masks(kinds_of(first), shown(path))
         narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
-        column = next(iter(schemas.values())).field(self.column).type
+        column = first.field(self.column).type
         details = {
             "dtype": ("uint16" if all(narrow) else "uint32") if self.tokenized else "text",
             "documents": None,
+            "fields": self.fields,
             "item_bytes": column.value_type.bit_width // 8 if self.tokenized else 4,
         }
         return Manifest.of_files(infos, details=details)

@@ -13,7 +13,7 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.recognise import arrow_table
-from streampack.sources.parquet.source import Parquet
+from streampack.sources.parquet.source import Parquet, kinds_of
 from streampack.unknown_arguments import explained
 
 _SHARD_ROWS = 8192
@@ -60,6 +60,9 @@ class Table(Parquet):
 
     def list_shards(self) -> Manifest:
         count = len(self.data)
+        if not self.fields.masks_known:
+            kinds = kinds_of(self._rows(0, 1).schema)
+            self.fields = self.fields.with_masks(kinds, f"The {self.words[1]}")
         first = self._batch(0, min(count, _BATCH_ROWS))
         narrow = self._check_schema(f"The {self.words[1]}", first.schema)
         sizes = self._row_sizes(first)
@@ -98,9 +101,12 @@ class Table(Parquet):
     def will_read(self, shards: Any) -> None:
         """Nothing has to be fetched."""
 
-    def _batch(self, low: int, high: int) -> pa.RecordBatch:
+    def _rows(self, low: int, high: int) -> pa.Table:
         data = self.data
-        rows = data.slice(low, high - low) if isinstance(data, pa.Table) else data[low:high]
+        return data.slice(low, high - low) if isinstance(data, pa.Table) else data[low:high]
+
+    def _batch(self, low: int, high: int) -> pa.RecordBatch:
+        rows = self._rows(low, high)
         wanted = self._columns(rows.schema)
         columns = [name for name in rows.column_names if name in wanted]
         chosen = rows.select(columns) if len(set(columns)) == len(columns) and columns else rows

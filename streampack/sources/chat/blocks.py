@@ -14,10 +14,10 @@ from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block
 from streampack.reading.fields import LOSS_FIELDS
-from streampack.reading.loss_masks import LABELS, joint_mask, mask_of
+from streampack.reading.loss_masks import learnt_of
 from streampack.reading.nesting import MOST_NESTED
 from streampack.reading.record_block import Read, record_block
-from streampack.reading.records import BrokenDocumentError, ids_of, numbers_of, require_field
+from streampack.reading.records import BrokenDocumentError, ids_of, require_field
 from streampack.sources.chat.records import conversation_of, known_shapes, shape_of
 from streampack.storage.remote import shown
 
@@ -101,11 +101,7 @@ def _labelled_ids(record: Mapping[str, Any]) -> tuple[NDArray[np.uint32], NDArra
     require_field(record, "input_ids")
     ids = ids_of(record, "input_ids")
     there = [name for name in LOSS_FIELDS if record.get(name) is not None]
-    what = {LABELS: "labels"}
-    mask = joint_mask(
-        mask_of(numbers_of(record, name, len(ids), what.get(name, "mask values")), ids, name)
-        for name in there
-    )
+    mask = learnt_of(record, there, ids)
     if mask is None:
         raise BrokenDocumentError(f'has none of {_MASKS} beside "input_ids"')
     if not mask.any():

@@ -8,6 +8,8 @@ from typing import Any
 from streampack.errors import ConfigError
 from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
+from streampack.sources.iterable.objects import iterate, own_copy
+from streampack.sources.iterable.recognise import with_masks_of
 from streampack.sources.iterable.source import ItemSource
 from streampack.unknown_arguments import explained
 
@@ -64,6 +66,14 @@ class HFStream(ItemSource):
                 "Its rows have columns, and one of them is the document.",
                 f"Name one of them: {', '.join(columns) if columns else 'they are not listed'}.",
             )
+        if not self.fields.masks_known:
+            if columns is None:
+                first = next(iterate(own_copy(dataset, made_new=False)), None)
+                self.fields = with_masks_of(self.fields, first)
+            else:
+                lists = {name for name in columns if hasattr(dataset.features[name], "feature")}
+                kinds = {name: "mask" if name in lists else "" for name in columns}
+                self.fields = self.fields.with_masks(kinds, "The dataset")
         self.dataset = dataset
         self.tokenized = self.fields.tokenized
 

@@ -14,7 +14,7 @@ from streampack.fields import FieldTypes
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
-from streampack.reading.loss_masks import joint_mask, mask_of
+from streampack.reading.loss_masks import learnt_of
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import BrokenDocumentError, require_field
 
@@ -72,7 +72,7 @@ def item_block(
         value = _document_of(item, fields.document)
         if fields.tokenized:
             ids = ids_of(value)
-            return item, ids, joint_mask(_mask_of(item, name, ids) for name in fields.loss_masks)
+            return item, ids, learnt_of(item, fields.loss_masks, ids)
         if not isinstance(value, str):
             raise BrokenDocumentError(f"is {_a(value)}, not text")
         return item, value, None
@@ -126,20 +126,6 @@ def ids_of(value: Any) -> NDArray[Any]:
     if may_be_wrong and (int(array.min()) < 0 or int(array.max()) > _LARGEST):
         raise BrokenDocumentError(BAD_ID)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def _mask_of(item: Any, field: str, ids: NDArray[Any]) -> NDArray[np.bool_]:
-    require_field(item, field)
-    length = len(ids)
-    try:
-        mask = np.asarray(item[field])
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise BrokenDocumentError(f"has a loss mask that is not a list ({error})") from error
-    if mask.shape != (length,) or (length and mask.dtype.kind not in "biu"):
-        raise BrokenDocumentError(
-            f"has {length} ids and a loss mask of shape {mask.shape} and dtype {mask.dtype}"
-        )
-    return mask_of(mask, ids, field)
 
 
 def _a(value: Any) -> str:

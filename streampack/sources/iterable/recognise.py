@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -15,11 +16,11 @@ from streampack.errors import ConfigError
 from streampack.reading.fields import (
     Fields,
     candidates,
-    loss_fields,
+    named_masks,
     texts_beside,
     usual_field,
 )
-from streampack.reading.records import BrokenDocumentError
+from streampack.reading.records import BrokenDocumentError, kind_of
 from streampack.sources.iterable.items import ids_of
 from streampack.sources.iterable.objects import kind_name
 
@@ -78,10 +79,11 @@ def _refused_mapping(data: Mapping[Any, Any]) -> ConfigError:
     )
 
 
-def fields_of(first: Any) -> Fields:
+def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
     """The fields that are read of items, by the first of them.
 
     Args:
+        loss_mask: the fields of the loss masks, if somebody named them.
         first: text, token ids, or a record with either in a field that is alone or has a usual
             name.
 
@@ -89,17 +91,33 @@ def fields_of(first: Any) -> Fields:
         ConfigError: it is none of these.
     """
     if isinstance(first, Mapping):
-        names = candidates(list(map(str, first)), lambda name: _are_ids(first.get(name)))
+        others = [name for name in map(str, first) if name not in named_masks(loss_mask)]
+        names = candidates(others, lambda name: _are_ids(first.get(name)))
         usual = usual_field(
             names,
             "The items have the fields",
             lambda name: f'sources.open(data, text="{name}"), or tokens=',
             "Pass sources.Chat(data)",
         )
-        if not _holds_ids(first[usual], f'The field "{usual}" of the first item'):
-            return Fields(False, usual)
-        return Fields(True, usual, loss_fields(names), texts_beside(names, usual))
-    return Fields(_holds_ids(first, "The first item"))
+        ids = _holds_ids(first[usual], f'The field "{usual}" of the first item')
+        kinds = {"text": None if ids else usual, "tokens": usual if ids else None}
+        fields = Fields.named(**kinds, loss_mask=loss_mask, default=None)
+        fields = replace(fields, texts=texts_beside(names, usual) if ids else None)
+        return with_masks_of(fields, first)
+    named = Fields.named(text=None, tokens=None, loss_mask=loss_mask, default=None)
+    return replace(named, tokenized=_holds_ids(first, "The first item"))
+
+
+def with_masks_of(fields: Fields, first: Any) -> Fields:
+    """The fields, with the loss masks that the first item has, if nobody said which there are."""
+    if fields.masks_known or not isinstance(first, Mapping):
+        return fields
+    kinds = {str(name): kind_of(_listed(value)) for name, value in first.items()}
+    return fields.with_masks(kinds, "The first item")
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _are_ids(value: Any) -> bool:

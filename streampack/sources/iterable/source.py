@@ -42,10 +42,18 @@ from streampack.sources.iterable.objects import (
     takes_lanes,
 )
 from streampack.sources.iterable.outside_worker import outside_worker
-from streampack.sources.iterable.recognise import Rows, fields_of, is_table, refuse_no_corpus
+from streampack.sources.iterable.recognise import (
+    Rows,
+    fields_of,
+    is_table,
+    refuse_no_corpus,
+    with_masks_of,
+)
 from streampack.unknown_arguments import explained
 
 logger = logging.getLogger(__name__)
+
+_NONE = object()  # in place of an item
 
 AHEAD = 16  # items asked for at once, which may be in memory besides those of a block
 
@@ -301,12 +309,14 @@ class Iterable(ItemSource):
         self._kind = kind_name(data)
         if called:
             self._check_function()
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
-        if self.fields.document is None:
+        if text is None and tokens is None:
             first = self.first_item()
-            self.fields = fields_of(first)
+            self.fields = fields_of(first, loss_mask)
             self.texts_beside = self.fields.texts
             self.first_text = first if isinstance(first, str) else None
+        else:
+            named = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
+            self.fields = named if named.masks_known else with_masks_of(named, self._peek())
         self.tokenized = self.fields.tokenized
 
     def __repr__(self) -> str:
@@ -332,17 +342,21 @@ class Iterable(ItemSource):
 
     def first_item(self) -> Any:
         """The first item, which is not lost by being looked at."""
-        none = object()
-        with outside_worker():
-            iterator = iterate(self._items(0, 1))
-            first = next(iterator, none)
-        if first is none:
+        first = self._peek()
+        if first is _NONE:
             raise ConfigError(
                 f"There are no items in data ({self._kind}).",
                 "It is unknown what the documents are.",
                 "Pass data that holds documents, or name their field with text= or tokens=.",
             )
-        if self.once:
+        return first
+
+    def _peek(self) -> Any:
+        """The first item, or `_NONE`."""
+        with outside_worker():
+            iterator = iterate(self._items(0, 1))
+            first = next(iterator, _NONE)
+        if self.once and first is not _NONE:
             self.data = itertools.chain([first], iterator)
         return first
 

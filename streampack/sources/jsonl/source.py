@@ -22,7 +22,7 @@ from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields, chat_fields
-from streampack.reading.loss_masks import joint_mask, mask_of
+from streampack.reading.loss_masks import learnt_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.other_content import other_content
@@ -30,7 +30,7 @@ from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import (
     BrokenDocumentError,
     ids_of,
-    numbers_of,
+    kind_of,
     record_of,
     require_field,
     text_of,
@@ -62,7 +62,8 @@ class JSONL(ShardedSource):
         tokens: the field that holds a list of token ids (0 to 2**32 - 1), read as uint32.
         loss_mask: with `tokens`, a field with a list of as many true/false (or 1/0), or labels: a
             token's own id where it is learnt, and -100 where not. Of several fields, all must say
-            so.
+            so. None is "loss_mask", "labels", "assistant_masks" and "completion_mask" where the
+            first lines have them; an empty list is no field.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
@@ -100,7 +101,7 @@ class JSONL(ShardedSource):
         first = next((info for info in infos if info.num_bytes > 0), None)
         if first is not None:
             self._check_fields(first.path, first.num_bytes)
-        return Manifest.of_files(infos, np.array(weights, dtype=np.int64))
+        return Manifest.of_files(infos, np.array(weights, dtype=np.int64), {"fields": self.fields})
 
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read; not the paths, so that the files may move."""
@@ -137,7 +138,7 @@ class JSONL(ShardedSource):
         end = None if high == self.manifest.weights[shard] else -(-high // scale)
         reached = position
         with self.open_shard(shard) as path, open_content(path, codec) as content:
-            if codec is None and (other := other_content(path, packed=True)):
+            if other := other_content(content.head, codec, packed=True):
                 raise self.broken_shard(shard, f"it {other.what}", remedy=other.remedy)
             blocks = line_blocks(
                 content,
@@ -174,11 +175,7 @@ class JSONL(ShardedSource):
         if not self.tokenized:
             return record, text_of(record, field, line or b""), None
         ids = ids_of(record, field, line)
-        masks = (
-            mask_of(numbers_of(record, name, len(ids), "mask values"), ids, name)
-            for name in self.fields.loss_masks
-        )
-        return record, ids, joint_mask(masks)
+        return record, ids, learnt_of(record, self.fields.loss_masks, ids)
 
     def record_of(self, line: bytes | None) -> dict[str, Any]:
         """The object of a line; None is one that was too long to be kept."""
@@ -189,7 +186,9 @@ class JSONL(ShardedSource):
 
     def _check_fields(self, path: str, size: int) -> None:
         """Look at the first lines: a wrong name should fail here, not in every worker."""
-        names = set(self._first_fields(path, size))
+        kinds = self._first_fields(path, size)
+        names = set(kinds)
+        self.fields = self.fields.with_masks(kinds, f"{shown(path)}")
         wanted = (self.fields.document, *self.fields.loss_masks)
         missing = [name for name in wanted if name and name not in names]
         if names and missing:
@@ -204,7 +203,7 @@ class JSONL(ShardedSource):
             )
 
     def first_fields(self) -> dict[str, str]:
-        """The fields of the first lines of the first file, by name: "tokens", "text" or ""."""
+        """The fields of the first lines of the first file, by name; see `kind_of`."""
         infos = self.storage.list(self.paths, endings=self.endings)
         first = next((info for info in infos if info.num_bytes > 0), infos[0])
         return self._first_fields(first.path, first.num_bytes)
@@ -227,14 +226,8 @@ class JSONL(ShardedSource):
             except BrokenDocumentError:
                 continue
             for name, value in record.items():
-                kinds[name] = kinds.get(name) or _kind_of(value)
+                kinds[name] = kinds.get(name) or kind_of(value)
         return kinds
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, list) and value and type(value[0]) is int:
-        return "tokens"
-    return "text" if isinstance(value, str) else ""
 
 
 def _scale(codec: str | None) -> int:

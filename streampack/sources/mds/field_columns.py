@@ -12,7 +12,8 @@ from streampack.documents import Documents, Texts, offsets_of
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.integer_arrays import copy_spans
-from streampack.sources.mds.index import UNEVEN, Column, Layout, array_values
+from streampack.sources.mds.index import Column, Layout
+from streampack.sources.mds.samples import UNEVEN, array_values
 
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

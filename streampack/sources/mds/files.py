@@ -11,7 +11,7 @@ from typing import Any
 from streampack.errors import ConfigError, StorageError
 from streampack.sources.mds.index import IndexedShard
 from streampack.storage.failures import is_missing
-from streampack.storage.misnamed import refuse_repeated
+from streampack.storage.misnamed import refuse_linked, refuse_repeated
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown, split_url
 from streampack.storage.storage import Storage
@@ -103,6 +103,7 @@ def folders_of(paths: Sequence[str]) -> list[str]:
         local = os.path.abspath(os.path.expanduser(rest))
         folders.append(local if protocol is None else folder.rstrip("/"))
     refuse_repeated(folders)
+    refuse_linked(folders)
     return folders
 
 

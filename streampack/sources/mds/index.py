@@ -1,4 +1,4 @@
-"""The MDS format, version 2: the content of an `index.json`, and kernels that read samples.
+"""The MDS format, version 2: the content of an `index.json`; samples are read by `samples`.
 
 A directory holds `index.json` and shards. A shard is ``u32 n | u32 offsets[n + 1] | JSON config |
 samples``, offsets counting from the file's beginning; a sample is ``u32 size`` for each column of
@@ -14,24 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from streampack._jit import kernel
 from streampack.errors import ConfigError
 from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
-
-#: What is wrong with a sample, by its status; ends a sentence that begins with its name.
-STATUS = {
-    1: "has columns whose sizes do not add up to its length",
-    2: "has an array header that is cut short",
-    3: "has an array that does not hold integers",
-    4: "has an array of more than one dimension",
-    5: "has an array whose bytes do not match its shape",
-    6: "has a loss mask or a field that is not as long as its tokens",
-    7: "is longer than max_document_bytes of Reading",
-}
-UNEVEN, TOO_LONG = 6, 7
 
 _WRITE_AGAIN = "Write the shards again with mosaicml-streaming's MDSWriter, or check the path."
 _LARGEST = 1 << 33  # of any number about a shard: its samples begin at 32-bit offsets
@@ -225,145 +209,24 @@ def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: st
     raise ConfigError(
         f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}.",
         f"{argument} needs a column of integers, and pickled ones are never read.",
-        "Use a column with encoding `ndarray`, `ndarray:<dtype>`, `ndarray:<dtype>:<length>` or "
-        "`bytes`, or rewrite the corpus with `streampack convert`.",
+        "Name another column, or write the shards again with one of the encoding "
+        "`ndarray:uint32`, or `str` for text.",
     )
 
 
+def kinds_of(layout: Layout) -> dict[str, str]:
+    """Columns by name: "mask" for those that may hold an array, "" for others."""
+    lists = [encoding.startswith(("ndarray", "bytes")) for encoding in layout.encodings]
+    return {name: "mask" if many else "" for name, many in zip(layout.names, lists, strict=True)}
+
+
 def mask_column(layout: Layout, name: str, where: str) -> Column:
-    """How to read a loss mask: any column with one byte per token."""
+    """How to read a mask or labels: a column of integers or booleans."""
     if name in layout.names:
         number = layout.names.index(name)
         base, *rest = layout.encodings[number].split(":")
         if base == "ndarray" and rest[:1] == ["bool"]:
             return Column(number, 1, len(rest) < 2)
-        if base == "ndarray" and rest[:1] not in ([], ["uint8"], ["int8"]):
-            raise ConfigError(
-                f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}.",
-                "A loss mask has one byte per token.",
-                "Use `bytes`, `ndarray:uint8` or `ndarray:int8`.",
-            )
         if base == "ndarray":
             return token_column(layout, name, "loss_mask", None, where)
     return token_column(layout, name, "loss_mask", "uint8", where)
-
-
-@kernel
-def scan_samples(
-    data: NDArray[np.uint8],
-    table: NDArray[np.uint32],
-    sizes: NDArray[np.int64],
-    wanted: NDArray[np.int64],
-    start: int,
-    stop: int,
-    max_bytes: int,
-    value_starts: NDArray[np.int64],
-    value_sizes: NDArray[np.int64],
-    status: NDArray[np.uint8],
-) -> int:
-    """Find the values of columns `wanted` (W,) in samples start, start + 1, ...
-
-    `table` has been checked against the length of `data`; no other number is trusted: each size is
-    compared with what is left of its sample before it is added. Fills value_starts and value_sizes
-    (W, N) and status (N,), and returns how many samples were scanned: up to `stop`, N samples, or
-    until the first wanted column has reached `max_bytes`.
-    """
-    variable = 0
-    for c in range(len(sizes)):
-        if sizes[c] == 0:
-            variable += 1
-    total = 0
-    n = 0
-    while n < len(status) and start + n < stop and total < max_bytes:
-        begin = np.int64(table[start + n])
-        end = np.int64(table[start + n + 1])
-        at = begin + 4 * variable
-        head = begin
-        status[n] = 0
-        if at > end:
-            status[n] = 1
-        else:
-            for c in range(len(sizes)):
-                size = sizes[c]
-                if size == 0:
-                    size = (
-                        np.int64(data[head])
-                        | np.int64(data[head + 1]) << 8
-                        | np.int64(data[head + 2]) << 16
-                        | np.int64(data[head + 3]) << 24
-                    )
-                    head += 4
-                if size > end - at:
-                    status[n] = 1
-                    break
-                for w in range(len(wanted)):
-                    if wanted[w] == c:
-                        value_starts[w, n] = at
-                        value_sizes[w, n] = size
-                at += size
-            if at != end:
-                status[n] = 1
-            if status[n] == 0:
-                total += value_sizes[0, n]
-        n += 1
-    return n
-
-
-@kernel
-def array_values(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    kind: int,
-    has_shape: bool,
-    counts: NDArray[np.int64],
-    kinds: NDArray[np.uint8],
-    status: NDArray[np.uint8],
-) -> None:
-    """Read the headers of N arrays: `starts` moves to the values, counts and kinds are filled.
-
-    Samples whose status is not 0 are skipped; broken ones get theirs (see `STATUS`).
-    """
-    for i in range(len(starts)):
-        if status[i] != 0:
-            continue
-        at = starts[i]
-        end = at + sizes[i]
-        of = np.int64(kind)
-        if of == 0:
-            if at >= end:
-                status[i] = 2
-                continue
-            code = data[at]
-            at += 1
-            of = np.int64(code >> 3) | np.int64(code & 1) << 4
-            if code & 6 or (code >> 3) not in (1, 2, 4, 8):
-                status[i] = 3
-                continue
-        item = of & 15
-        if has_shape:
-            if at >= end:
-                status[i] = 2
-                continue
-            if data[at] >> 2 != 1:
-                status[i] = 4
-                continue
-            width = np.int64(1) << np.int64(data[at] & 3)
-            at += 1
-            if at + width > end:
-                status[i] = 2
-                continue
-            count = np.uint64(0)
-            for b in range(width):
-                count |= np.uint64(data[at + b]) << np.uint64(8 * b)
-            at += width
-            # Compared before it is multiplied: a count of 2**63 must not wrap around.
-            if count > np.uint64(end - at) or np.int64(count) * item != end - at:
-                status[i] = 5
-                continue
-        elif (end - at) % item != 0:
-            status[i] = 5
-            continue
-        starts[i] = at
-        counts[i] = (end - at) // item
-        kinds[i] = of

@@ -12,9 +12,17 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
-from streampack.reading.integer_arrays import INTEGER_DTYPES, Spans, integer_block, integer_kind
+from streampack.reading.fields import Fields, named_masks
+from streampack.reading.integer_arrays import (
+    INTEGER_DTYPES,
+    Spans,
+    integer_block,
+    integer_kind,
+    integers_at,
+)
 from streampack.reading.manifest import Manifest, Names
 from streampack.reading.options import Reading
+from streampack.reading.padding import ATTENTION_MASK, with_masks
 from streampack.reading.raw_texts import decoded_texts
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
@@ -29,17 +37,14 @@ from streampack.sources.mds.files import (
     refuse_links,
 )
 from streampack.sources.mds.index import (
-    STATUS,
-    TOO_LONG,
-    UNEVEN,
     Column,
     Layout,
-    array_values,
+    kinds_of,
     mask_column,
     parse_index,
-    scan_samples,
     token_column,
 )
+from streampack.sources.mds.samples import TOO_LONG, array_headers, problems_of, scan_samples
 from streampack.sources.mds.usual_column import usual_column
 from streampack.storage.decompression import DamagedError, decompress, map_file
 from streampack.storage.patterns import named_paths
@@ -65,8 +70,10 @@ class MDS(ShardedSource):
             "input_ids" if one of them is there. Its encoding says what it is: `str` is text;
             `ndarray` with integers, with or without dtype and shape in the encoding, or `bytes`
             (see `dtype`) are token ids. 64-bit ids become uint32 if they fit.
-        loss_mask: column with one byte per token, `ndarray` or `bytes`, 0 where the token does
-            not count in the loss.
+        loss_mask: column with as many integers of 0 and 1, `ndarray` or `bytes` of one byte each,
+            or with labels: a token's own id where it is learnt, and -100 where not. Of several
+            columns, all must say so. None is "loss_mask", "labels", "assistant_masks" and
+            "completion_mask" where they are there; an empty list is no column.
         dtype: the integers in a `bytes` column of tokens.
         validate_hash: hash algorithm to check every shard with when it is opened; the index must
             hold its digests. Sizes are always checked.
@@ -79,7 +86,7 @@ class MDS(ShardedSource):
     """
 
     endings = ("/index.json", *SHARDS)
-    listing_fields: tuple[str, ...] = ("folders", "column", "loss_mask", "dtype", "validate_hash")
+    listing_fields: tuple[str, ...] = ("folders", "fields", "dtype", "validate_hash")
 
     @explained
     def __init__(
@@ -87,7 +94,7 @@ class MDS(ShardedSource):
         paths: str | Path | Sequence[str | Path],
         *,
         column: str | None = None,
-        loss_mask: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
         dtype: DTypeLike | None = None,
         validate_hash: str | None = None,
         reading: Reading | None = None,
@@ -98,9 +105,9 @@ class MDS(ShardedSource):
             integer_kind(dtype)
         self.folders = folders_of(named_paths(paths))
         if column is None:
-            column = usual_column(self.folders, loss_mask, self.storage)
+            column = usual_column(self.folders, named_masks(loss_mask), self.storage)
         self.column = column
-        self.loss_mask = loss_mask
+        self.fields = Fields.named(text=None, tokens=column, loss_mask=loss_mask, default=None)
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.validate_hash = validate_hash
 
@@ -118,6 +125,9 @@ class MDS(ShardedSource):
                     name, size, hashes = shard.zip_name, shard.zip_bytes, shard.zip_hashes or {}
                 form = (shard.layout, (shard.codec or "nothing") if zipped else "")
                 if form not in forms:
+                    if not self._is_text(shard.layout):
+                        kinds = kinds_of(shard.layout)
+                        self.fields = self.fields.with_masks(kinds, shown(where))
                     self._check_form(*form, where)
                 digests.append(self._digest(shard.name, hashes, where))
                 refuse_links(folder, name)
@@ -129,7 +139,7 @@ class MDS(ShardedSource):
                 f"Column {self.column!r} is text in some shards of {self.folders} and token ids in "
                 "others.",
                 "The documents of a source are either text or token ids.",
-                "Read them as two sources, or rewrite one with `streampack convert`.",
+                "Read them as two sources, each by its own folders.",
             )
         samples, stored, raw, number_of_form = np.array(sizes, dtype=np.int64).reshape(-1, 4).T
         details = {
@@ -137,6 +147,7 @@ class MDS(ShardedSource):
             "form": number_of_form.astype(np.int32),
             "documents": samples.copy(),
             "raw_bytes": raw.copy(),
+            "fields": self.fields,
             "digests": None if self.validate_hash is None else Names(digests),
         }
         # Of its samples: were the table before them counted, the first ones would seem dear.
@@ -158,15 +169,15 @@ class MDS(ShardedSource):
         return {
             **super().describe(),
             "column": self.column,
-            "loss_mask": self.loss_mask,
+            "loss_mask": self.fields.loss_mask,
             "dtype": self.dtype,
         }
 
     def estimate_tokens(self) -> int | None:
         layout = self._layout(0)
-        column = self._columns(layout, "")[0]
-        item_bytes = INTEGER_DTYPES[column.kind].itemsize if column.kind else 4
-        return int(self.manifest.weights.sum()) // item_bytes
+        kinds = [column.kind for column in self._columns(layout, "")]  # of ids and their masks
+        token_bytes = sum(INTEGER_DTYPES[kind].itemsize if kind else 4 for kind in kinds)
+        return int(self.manifest.weights.sum()) // (4 if self._is_text(layout) else token_bytes)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
@@ -203,9 +214,9 @@ class MDS(ShardedSource):
         return ("str", self.column) in zip(layout.encodings, layout.names, strict=True)
 
     def _columns(self, layout: Layout, where: str) -> list[Column]:
-        """How to read the wanted columns: the document's, then the loss mask's."""
+        """How to read the wanted columns: the document's, then those of `_masks`."""
         if self._is_text(layout):
-            if self.loss_mask is not None or self.dtype is not None:
+            if self.fields.loss_masks or self.dtype is not None:
                 raise ConfigError(
                     f"loss_mask or dtype was given, and column {self.column!r} of {where} is text.",
                     "Both describe token ids.",
@@ -213,9 +224,12 @@ class MDS(ShardedSource):
                 )
             return [Column(layout.names.index(self.column), 1, False)]
         columns = [token_column(layout, self.column, "column", self.dtype, where)]
-        if self.loss_mask is not None:
-            columns.append(mask_column(layout, self.loss_mask, where))
-        return columns
+        return [*columns, *(mask_column(layout, name, where) for name in self._masks(layout))]
+
+    def _masks(self, layout: Layout) -> list[str]:
+        """The columns that say which tokens are learnt, and which are padding."""
+        there = [ATTENTION_MASK] if ATTENTION_MASK in layout.names else []
+        return [] if self._is_text(layout) else [*self.fields.loss_masks, *there]
 
     def _digest(self, name: str, hashes: dict[str, str], where: str) -> str:
         """The digest to check a shard with; "" if shards are not checked."""
@@ -330,62 +344,28 @@ class MDS(ShardedSource):
         block: Documents | Texts | Spans
         more = starts[len(columns) :], sizes[len(columns) :]
         if self.tokenized:
-            counts, kinds = _array_headers(data, columns, starts, sizes, status)
+            counts, kinds = array_headers(data, columns, starts, sizes, status)
             field_values(data, fields, *more, counts, status)
-            problems = _problems(status)
-            mask_starts = starts[1] if len(columns) == 2 else None
-            block = integer_block(
-                data, starts[0], counts, kinds, origin, problems, mask_starts=mask_starts
-            )
+            problems = problems_of(status)
+            block = integer_block(data, starts[0], counts, kinds[0], origin, problems)
         else:
             field_values(data, fields, *more, sizes[0], status)
-            problems = _problems(status)
+            problems = problems_of(status)
             block = decoded_texts(data, starts[0], sizes[0], origin, problems)
-        if fields:
+        if wanted[1:]:
             kept = np.setdiff1d(np.arange(n), list(problems))
-            whole = block.gathered() if isinstance(block, Spans) else block
-            block = with_fields(whole, data, fields, more[0][:, kept])
+            block = block.gathered() if isinstance(block, Spans) else block
+            block = with_fields(block, data, fields, more[0][:, kept]) if fields else block
+            if isinstance(block, Documents) and (names := self._masks(layout)):
+                masks = {
+                    name: integers_at(data, starts[i, kept], counts[kept], kinds[i, kept])
+                    for i, name in enumerate(names, start=1)
+                }
+                block, reasons = with_masks(block, masks)
+                problems |= {int(kept[i]): reason for i, reason in reasons.items()}
+                block = block.take(np.setdiff1d(np.arange(len(kept)), list(reasons)))
         self.report_broken(origin, problems, skips)
         return block, start + n
-
-
-def _array_headers(
-    data: NDArray[np.uint8],
-    columns: list[Column],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    status: NDArray[np.uint8],
-) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Read the headers of the token arrays (row 0) and loss masks (row 1) of N samples.
-
-    `starts` (1 or 2, N) moves to the first value of each array, and `status` (N,) says which
-    samples are broken (see `STATUS`).
-
-    Returns:
-        (N,) ids of each token array, and (N,) their kinds as in `INTEGER_DTYPES`.
-    """
-    counts = np.zeros_like(starts)
-    kinds = np.zeros(starts.shape, dtype=np.uint8)
-    for row, column in enumerate(columns):
-        array_values(
-            data,
-            starts[row],
-            sizes[row],
-            column.kind,
-            column.has_shape,
-            counts[row],
-            kinds[row],
-            status,
-        )
-    if len(columns) == 2:
-        uneven = (counts[0] != counts[1]) | ((kinds[1] & 15) != 1)
-        status[(status == 0) & uneven] = UNEVEN
-    return counts[0], kinds[0]
-
-
-def _problems(status: NDArray[np.uint8]) -> dict[int, str]:
-    """What is wrong with samples, by their number."""
-    return {i: STATUS[int(status[i])] for i in np.flatnonzero(status).tolist()}
 
 
 def _head_bytes(samples: Any) -> Any:

@@ -16,8 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streampack.documents import Documents, Texts, make_origin, offsets_of
-from streampack.reading.loss_masks import joint_mask, masks_of_rows
-from streampack.reading.padding import ATTENTION_MASK, kept_tokens, without_padding
+from streampack.reading.padding import ATTENTION_MASK, with_masks
 from streampack.reading.records import too_long
 
 if TYPE_CHECKING:
@@ -263,15 +262,10 @@ class TokenBlocks:
         def beside(name: str, what: str) -> NDArray[Any]:
             return _token_values(lists, _Lists.of(rows.column(name)), what, reasons)
 
-        mask = joint_mask(
-            masks_of_rows(beside(name, "mask value"), ids, lists.offsets, name, reasons)
-            for name in self.loss_masks
-        )
+        masks = {name: beside(name, "mask value") for name in self.loss_masks}
         token_fields = {name: beside(name, f'value in "{name}"') for name in self.token_fields}
-        kept = None
         if ATTENTION_MASK in rows.schema.names:
-            attended = beside(ATTENTION_MASK, f'value in "{ATTENTION_MASK}"')
-            kept = kept_tokens(attended, lists.offsets, reasons)
+            masks[ATTENTION_MASK] = beside(ATTENTION_MASK, f'value in "{ATTENTION_MASK}"')
         document_fields = {
             name: _row_values(rows.column(name), name, reasons) for name in self.document_fields
         }
@@ -280,9 +274,9 @@ class TokenBlocks:
             reasons.setdefault(row, too_long(sizes[row], self.max_bytes))
         numbers = np.arange(first, first + rows.num_rows, dtype=np.int64)
         origin = make_origin(self.shard, numbers)
-        whole = without_padding(
-            Documents(ids, lists.offsets, origin, mask, token_fields, document_fields), kept
-        )
+        plain = Documents(ids, lists.offsets, origin, None, token_fields, document_fields)
+        whole, of_masks = with_masks(plain, masks)
+        reasons = {**of_masks, **reasons}
         for start, stop in cut(sizes, self.limits):
             block = whole[start:stop]
             wrong = [row for row in range(start, stop) if row in reasons] if reasons else []

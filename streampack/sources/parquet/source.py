@@ -12,7 +12,7 @@ group is cut, its column is decoded once more, to find the row at which a part b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +37,7 @@ from streampack.sources.parquet.columns import (
     Broken,
     TextBlocks,
     TokenBlocks,
+    is_mask_list,
     is_text,
     is_token_list,
     placed_blocks,
@@ -81,7 +82,8 @@ class Parquet(ShardedSource):
             breaks its document. If neither is given, the column "text" is read.
         loss_mask: with `tokens`, a column with lists of as many booleans (or 1 and 0), or labels: a
             token's own id where it is learnt, and -100 where not. Of several columns, all must say
-            so.
+            so. None is "loss_mask", "labels", "assistant_masks" and "completion_mask" where they
+            are there; an empty list is no column.
         reading: how a lane reads the files.
         storage: how files are reached and cached.
 
@@ -123,6 +125,8 @@ class Parquet(ShardedSource):
         infos = self.storage.list(self.paths, endings=self.endings)
         step = -(-len(infos) // MOST_FOOTERS)
         seen = infos[::step]
+        if not self.fields.masks_known:
+            self.fields = self.fields.with_masks(self._kinds(infos), shown(infos[0].path))
         footers = in_threads(self._footer, seen, _FOOTER_THREADS)
         readable = [footer for footer in footers if not footer.problem]
         if not readable:
@@ -140,6 +144,7 @@ class Parquet(ShardedSource):
         details = {
             "dtype": ("uint16" if narrow else "uint32") if self.tokenized else "text",
             "documents": rows,
+            "fields": self.fields,
             "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
         }
         return Manifest.of_files(infos, weights, details)
@@ -188,11 +193,12 @@ class Parquet(ShardedSource):
                 self._unreadable(shard, row, error)
 
     def first_fields(self) -> dict[str, str]:
-        """The columns of the first file that can be read, by name: "tokens", "text" or ""."""
-        infos = self.storage.list(self.paths, endings=self.endings)
+        """The columns of the first file that can be read, by name; see `kinds_of`."""
+        return self._kinds(self.storage.list(self.paths, endings=self.endings))
+
+    def _kinds(self, infos: Sequence[FileInfo]) -> dict[str, str]:
         schemas = (self._schema(info) for info in infos[:_LOOKED_AT])
-        schema = next((schema for schema in schemas if schema is not None), ())
-        return {field.name: _kind_of(field.type) for field in schema}
+        return kinds_of(next((schema for schema in schemas if schema is not None), ()))
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
         """The schema of a file; None if it cannot be read."""
@@ -386,7 +392,12 @@ class _Places:
         return int(self.weights[group]) + weight * (row - int(self.rows[group])) // rows
 
 
-def _kind_of(kind: pa.DataType) -> str:
-    if is_token_list(kind):
-        return "tokens"
-    return "text" if is_text(kind) else ""
+def kinds_of(schema: Iterable[pa.Field]) -> dict[str, str]:
+    """Columns by name: "tokens", "mask" (lists of booleans), "text" or ""."""
+
+    def kind_of(kind: pa.DataType) -> str:
+        if is_token_list(kind):
+            return "tokens"
+        return "mask" if is_mask_list(kind) else "text" if is_text(kind) else ""
+
+    return {field.name: kind_of(field.type) for field in schema}

@@ -26,6 +26,9 @@ _CUT, _BAD, _UNSUPPORTED = 2, 3, 4
 #: Status of a sample: 0 is good.
 MISSING, DUPLICATE, TOO_LONG = 1, 2, 3
 
+#: Beyond any byte and any number of samples.
+ALL = int(np.iinfo(np.int64).max)
+
 Index: TypeAlias = Any  # compiled, an int and an np.int64 are the same
 
 _NAME_LIMIT = 4096
@@ -146,6 +149,30 @@ def scan_tar(
         ends[n] = at
         n += 1
     return n, at, outcome
+
+
+def seek(
+    data: NDArray[np.uint8], extension: NDArray[np.uint8], documents: int, least: int
+) -> tuple[int, int, int]:
+    """Step over samples: so many, or until the next begins at byte `least` or later.
+
+    Returns:
+        How many there were, where the next one begins, and how that ended.
+    """
+    passed, offset, outcome = 0, 0, MORE
+    while outcome == MORE and passed < documents and offset < least:
+        room = min(4096, documents - passed)
+        starts = np.zeros(room, dtype=np.int64)
+        ends = np.zeros_like(starts)
+        status = np.zeros(room, dtype=np.uint8)
+        n, offset, outcome = scan_tar(
+            data, offset, extension, ALL, starts, np.zeros_like(starts), status, ends
+        )
+        before = int(np.searchsorted(ends[:n], least)) + 1
+        if before < n:
+            return passed + before, int(ends[before - 1]), MORE
+        passed += n
+    return passed, offset, outcome
 
 
 def is_header(data: NDArray[np.uint8]) -> bool:

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.reading.integer_arrays import integer_kind
 from streampack.reading.npy import npy_header
 
-#: Status of a file that the kernel leaves to `parse_uncommon`.
+#: Status of a file that the kernel leaves to numpy's own header parser.
 UNCOMMON = 255
 
 _MAGIC = np.frombuffer(b"\x93NUMPY", dtype=np.uint8)
@@ -101,6 +102,34 @@ def _after(data: NDArray[np.uint8], at: Any, end: Any, expected: NDArray[np.uint
     return np.int64(at + len(expected))
 
 
-def parse_uncommon(content: bytes) -> tuple[int, int, int] | str:
-    """(header bytes, count, kind) of one file, by numpy's own header parser, or what is wrong."""
-    return npy_header(content, len(content))
+def array_headers(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+    problems: dict[int, str],
+    dtype: str | None,
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """(N,) numbers of ids and (N,) kinds of arrays, with a `.npy` header or bare, of `dtype`.
+
+    `starts` (N,) moves to the first id of each.
+    """
+    counts = np.zeros_like(starts)
+    kinds = np.zeros(len(starts), dtype=np.uint8)
+    if dtype is not None:
+        kind = integer_kind(dtype)
+        kinds[:] = kind
+        counts[:] = sizes // (kind & 15)
+        for i in np.flatnonzero((sizes % (kind & 15) != 0) & (status == 0)).tolist():
+            problems[i] = f"has {sizes[i]} bytes, which is no whole number of {dtype}"
+        return counts, kinds
+    npy_values(data, starts, sizes, status, counts, kinds)
+    for i in np.flatnonzero(status == UNCOMMON).tolist():
+        content = data[starts[i] : starts[i] + sizes[i]].tobytes()
+        found = npy_header(content, len(content))
+        if isinstance(found, str):
+            problems[i] = found
+        else:
+            starts[i] += found[0]
+            counts[i], kinds[i] = found[1:]
+    return counts, kinds

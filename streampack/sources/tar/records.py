@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streampack.reading.integer_arrays import BAD_ID
 from streampack.reading.npy import no_npy, read_again
 from streampack.reading.records import BrokenDocumentError, require_field, too_long
-from streampack.sources.tar.headers import DUPLICATE, MISSING, scan_tar
+from streampack.sources.tar.headers import ALL, DUPLICATE, MISSING, scan_tar
 
 Record = Mapping[str, Any]
 Files = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]
@@ -78,15 +78,30 @@ def ids_in(record: Record, name: str) -> NDArray[Any]:
     return ids.astype(np.uint32)
 
 
+def document_in(content: bytes, form: str, key: str, dtype: str | None) -> NDArray[Any] | str:
+    """The ids or the text of a file that holds nothing else."""
+    if form == "text":
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise BrokenDocumentError(f"is not UTF-8 ({error.reason})") from None
+    if form == "npy":
+        return ids_in({key: array_in(content)}, key)
+    kind = np.dtype(dtype).newbyteorder("<")
+    if len(content) % kind.itemsize:
+        what = f"has {len(content)} bytes, which is no whole number of {dtype}"
+        raise BrokenDocumentError(what)
+    return ids_in({key: np.frombuffer(content, dtype=kind)}, key)
+
+
 def files_beside(data: NDArray[np.uint8], begin: int, extension: str, samples: int) -> Files:
     """(N,) starts, sizes and status of the files of this extension, of N samples from `begin`."""
     starts = np.zeros(samples, dtype=np.int64)
     sizes, ends = np.zeros_like(starts), np.zeros_like(starts)
     status = np.full(samples, MISSING, dtype=np.uint8)
     wanted = np.frombuffer(extension.lower().encode(), dtype=np.uint8)
-    most = int(np.iinfo(np.int64).max)
     if samples:
-        scan_tar(data, begin, wanted, most, starts, sizes, status, ends)
+        scan_tar(data, begin, wanted, ALL, starts, sizes, status, ends)
     return starts, sizes, status
 
 

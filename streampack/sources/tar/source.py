@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from streampack.documents import Documents, Texts, make_origin
-from streampack.errors import ConfigError
+from streampack.errors import ContentError
+from streampack.job.listed_once import listed_once
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
-from streampack.reading.integer_arrays import Spans, integer_block, integer_kind
+from streampack.reading.integer_arrays import Spans, integer_block
+from streampack.reading.loss_masks import learnt_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.padding import ATTENTION_MASK
@@ -31,7 +33,9 @@ from streampack.reading.records import (
 )
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
+from streampack.sources.tar.first_members import KINDS, FirstMembers, head_of
 from streampack.sources.tar.headers import (
+    ALL,
     DUPLICATE,
     ENDED,
     FAULTS,
@@ -39,27 +43,36 @@ from streampack.sources.tar.headers import (
     TOO_LONG,
     is_header,
     scan_tar,
+    seek,
 )
-from streampack.sources.tar.npy import UNCOMMON, npy_values, parse_uncommon
+from streampack.sources.tar.key import check_names, form_of
+from streampack.sources.tar.npy import array_headers
 from streampack.sources.tar.pipes import is_pipe, refuse_pipes, run_pipe
 from streampack.sources.tar.records import (
-    array_in,
+    document_in,
     field_beside,
     files_beside,
     ids_in,
     npz_record,
 )
-from streampack.sources.tar.usual_key import KEYS, usual_key
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
 from streampack.storage.listing import FileInfo
 from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import expand_braces, named_paths
+from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 from streampack.unknown_arguments import explained
 
-_TEXT = ("txt", "text", "md")
-_ALL = int(np.iinfo(np.int64).max)
 _PIPE_BYTES = 64 << 20  # what a shard from a command is taken to have
+_SAMPLED_BYTES = 32 << 20  # of content in which tokens are counted
+_SAMPLED = 16384  # samples, at most
+
+
+class _Unsaid(Skips):
+    """Skips of a look at a shard: reading it says what is broken."""
+
+    def handle(self, error: ContentError) -> None:
+        """Nothing."""
 
 
 class WebDataset(ShardedSource):
@@ -84,11 +97,15 @@ class WebDataset(ShardedSource):
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
         key: extension of the wanted file, without the leading dot: "npy" (or "tokens.npy", ...)
             for ids, "npz" for arrays of ids and fields, "txt" for text, "json" for an object with a
-            field of text or ids; any other with `dtype`. None is that of the first member that ends
-            in npy, txt or json. Fields of the dataset lie in the JSON or the `.npz`, or beside the
-            others: the field "reward" in the sample's ".reward.npy".
-        text: for JSON, the field of text; "text" if neither this nor `tokens` is given.
-        tokens: for JSON, the field that holds a list of ids; for `.npz`, the array of ids.
+            field of text or ids; any other with `dtype`. None is what the first samples have of
+            npy, txt or json, in this order; of several arrays, "npy", "input_ids.npy" or
+            "tokens.npy". Fields of the dataset lie in the JSON or the `.npz`, or beside the others:
+            the field "reward" in the sample's ".reward.npy".
+        text, tokens: for JSON, the field that holds a text, or a list of ids; for `.npz`, the array
+            of ids. If neither is given, the JSON of the first sample decides, as for files of them.
+        loss_mask: the field, array or file beside ids ("labels" is ".labels.npy") that says which
+            of them are learnt, as for `Parquet`. None is what the first samples have of the usual
+            names; behind `pipe:` URLs they are not looked for.
         dtype: the wanted file is a bare array of these integers.
         allow_pipe: run `pipe:` URLs in a shell, as webdataset does. They can do anything that
             you can, so a list of shards from elsewhere must not contain them.
@@ -100,7 +117,7 @@ class WebDataset(ShardedSource):
     """
 
     endings = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
-    listing_fields: tuple[str, ...] = ("paths",)
+    listing_fields: tuple[str, ...] = ("paths", "key", "fields")
 
     @explained
     def __init__(
@@ -110,6 +127,7 @@ class WebDataset(ShardedSource):
         key: str | None = None,
         text: str | None = None,
         tokens: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
         dtype: DTypeLike | None = None,
         allow_pipe: bool = False,
         reading: Reading | None = None,
@@ -119,33 +137,40 @@ class WebDataset(ShardedSource):
         self.paths = named_paths(paths)
         if not allow_pipe:
             refuse_pipes(self.paths)
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=None, default="text")
-        if key is None:
-            known: Sequence[str] = KEYS if dtype is None else ()
-            if text is not None or tokens is not None:
-                known = ("json",)
-            key = usual_key(self.paths, self.endings, known, self.storage)
-        self.key = key.lower().removeprefix(".")
         self.dtype = None if dtype is None else np.dtype(dtype).name
-        self.form = self._form()
-        _check_names(self.form, self.key, text, tokens)
-        self.tokenized = self.form in ("npy", "raw") or self.fields.tokenized
-
-    def _form(self) -> str:
-        """How the wanted file is read: "npy", "npz", "text", "json" or "raw"."""
-        if self.dtype is not None:
-            integer_kind(self.dtype)
-        last = self.key.rsplit(".", 1)[-1]
-        form = "raw" if self.dtype is not None else "text" if last in _TEXT else last
-        if form not in ("npy", "npz", "text", "json", "raw"):
-            raise ConfigError(
-                f"key is {self.key!r}.",
-                "It does not say how such files hold documents, and decoders that could run code "
-                "(pickle, torch) are not used.",
-                "Use files that end in npy, npz, txt or json, or pass dtype for bare arrays of "
-                "ids.",
+        Fields.named(text=text, tokens=tokens, loss_mask=None, default=None)  # do they go together?
+        unnamed = text is None and tokens is None
+        given = repr(self.paths[0] if len(self.paths) == 1 else self.paths)
+        if key is None:
+            known = () if dtype is not None else KINDS if unnamed else ("json",)
+            key = self._first_members().key(known, given)
+        self.key = key.lower().removeprefix(".")
+        self.form = form_of(self.key, self.dtype)
+        check_names(self.form, self.key, text, tokens)
+        if self.form == "json" and unnamed:
+            self.fields = self._first_members().named_in_json(self.key, given, loss_mask)
+            self.texts_beside = self.fields.texts
+        else:
+            tokens = self.key if self.form in ("npy", "raw") else tokens
+            self.fields = Fields.named(
+                text=text, tokens=tokens, loss_mask=loss_mask, default="text"
             )
-        return form
+        self.tokenized = self.fields.tokenized
+
+    def _first_members(self) -> FirstMembers:
+        """Those of the first shard; one process of a job looks at them."""
+        described = {"members of": self.paths, "storage": self.storage.storage_options}
+
+        def look() -> FirstMembers:
+            shards = [path for path in self.paths if not is_pipe(path)]
+            listed = self.storage.list(shards[0], endings=self.endings) if shards else []
+            return (
+                FirstMembers.of(listed[0].path, self.storage)
+                if listed
+                else FirstMembers(self.paths[0])
+            )
+
+        return listed_once(described, look)
 
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
@@ -153,11 +178,22 @@ class WebDataset(ShardedSource):
         log_twins([file.path for file in files])
         pipes = [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
         files += [FileInfo(url, 0) for url in pipes]
+        first = next((file for file in files if file.num_bytes > 0), None)
+        padded = False
+        if self.tokenized and first is not None:
+            members = FirstMembers.of(first.path, self.storage)
+            beside = members.beside(self.key)
+            self.fields = self.fields.with_masks(beside, shown(first.path))
+            padded = ATTENTION_MASK in beside
         weights = [_PIPE_BYTES if is_pipe(file.path) else max(file.num_bytes, 1) for file in files]
-        return Manifest.of_files(files, np.array(weights, dtype=np.int64))
+        details = {"fields": self.fields, "padded": padded}
+        return Manifest.of_files(files, np.array(weights, dtype=np.int64), details)
 
     def describe(self) -> dict[str, Any]:
-        field = {"field": self.fields.document} if self.form in ("json", "npz") else {}
+        field: dict[str, Any] = (
+            {"field": self.fields.document} if self.form in ("json", "npz") else {}
+        )
+        field |= {"loss_mask": self.fields.loss_mask} if self.fields.loss_masks else {}
         return {
             **super().describe(),
             "key": self.key,
@@ -165,6 +201,38 @@ class WebDataset(ShardedSource):
             "dtype": self.dtype,
             **field,
         }
+
+    def estimate_tokens(self) -> int | None:
+        """A rough number of tokens, by the first samples: headers may be most of an archive."""
+        rate = listed_once({"tokens in": self.describe()}, self._tokens_per_byte)
+        sizes = self.manifest.num_bytes
+        return int(rate * int(sizes.sum())) if rate else super().estimate_tokens()
+
+    def _tokens_per_byte(self) -> float:
+        """Of what the first shard that is a file begins with; 0 if no sample is in that."""
+        shard = int(np.argmax(self.manifest.num_bytes > 0))
+        if self.manifest.num_bytes[shard] == 0:
+            return 0.0
+        data, stored = head_of(self.manifest.paths[shard], self.storage, _SAMPLED_BYTES)
+        extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
+        document, offset, outcome, tokens, skips = 0, 0, MORE, 0, _Unsaid()
+        while outcome == MORE and document < _SAMPLED and offset < len(data):
+            n, offset, outcome, block = self._block(
+                shard, data, offset, ALL, document, extension, skips
+            )
+            document += n
+            if isinstance(block, Texts):
+                tokens += sum(map(len, map(str.encode, block.texts))) // 4
+            else:
+                whole: Any = block.gathered() if isinstance(block, Spans) else block
+                tokens += whole.num_tokens
+        return tokens * len(data) / (stored * max(offset, 1))
+
+    @property
+    def _masks(self) -> list[str]:
+        """The arrays that say which ids are learnt, and which are padding."""
+        padding = [ATTENTION_MASK] if self.manifest.details["padded"] else []
+        return [*self.fields.loss_masks, *padding]
 
     def will_read(self, shards: Sequence[int]) -> None:
         super().will_read([i for i in shards if not is_pipe(self.manifest.paths[i])])
@@ -178,11 +246,11 @@ class WebDataset(ShardedSource):
             # Its weight is that of the stored file, and a sample lies where its headers begin.
             size = max(len(data), 1)
             least = -(-low * size // weight)
-            most = _ALL if high == weight else -(-high * size // weight)
+            most = ALL if high == weight else -(-high * size // weight)
             if position is None:
-                document, offset, outcome = _seek(data, extension, _ALL, least)
+                document, offset, outcome = seek(data, extension, ALL, least)
             else:
-                document, offset, outcome = _seek(data, extension, position, size)
+                document, offset, outcome = seek(data, extension, position, size)
                 if offset >= most:
                     return
             while outcome == MORE and offset < most:
@@ -260,46 +328,15 @@ class WebDataset(ShardedSource):
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
         block: Block | Spans
-        if self.form in ("json", "npz") or self.field_types:
+        if self.form in ("json", "npz") or self.field_types or self._masks:
             block = self._from_records(data, begin, starts, sizes, origin, problems)
         elif self.form == "text":
             block = decoded_texts(data, starts, sizes, origin, problems)
         else:
-            counts, kinds = self._array_headers(data, starts, sizes, status, problems)
+            counts, kinds = array_headers(data, starts, sizes, status, problems, self.dtype)
             block = integer_block(data, starts, counts, kinds, origin, problems)
         self.report_broken(origin, problems, skips)
         return n, offset, outcome, block
-
-    def _array_headers(
-        self,
-        data: NDArray[np.uint8],
-        starts: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        status: NDArray[np.uint8],
-        problems: dict[int, str],
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """(N,) numbers of ids and (N,) kinds of arrays, with a `.npy` header or bare.
-
-        `starts` (N,) moves to the first id of each.
-        """
-        counts = np.zeros_like(starts)
-        kinds = np.zeros(len(starts), dtype=np.uint8)
-        if self.form == "raw":
-            kind = integer_kind(self.dtype)
-            kinds[:] = kind
-            counts[:] = sizes // (kind & 15)
-            for i in np.flatnonzero((sizes % (kind & 15) != 0) & (status == 0)).tolist():
-                problems[i] = f"has {sizes[i]} bytes, which is no whole number of {self.dtype}"
-            return counts, kinds
-        npy_values(data, starts, sizes, status, counts, kinds)
-        for i in np.flatnonzero(status == UNCOMMON).tolist():
-            found = parse_uncommon(data[starts[i] : starts[i] + sizes[i]].tobytes())
-            if isinstance(found, str):
-                problems[i] = found
-            else:
-                starts[i] += found[0]
-                counts[i], kinds[i] = found[1:]
-        return counts, kinds
 
     def _from_records(
         self,
@@ -311,12 +348,16 @@ class WebDataset(ShardedSource):
         problems: dict[int, str],
     ) -> Block:
         """One parse per document; the samples' headers begin at byte `begin`."""
-        types, most = self.field_types, self.reading.max_document_bytes
+        types, most, masks = (
+            self.field_types,
+            self.reading.max_document_bytes,
+            self.fields.loss_masks,
+        )
         field = self.fields.document or ""
         contents = list(pieces(data, starts, sizes))
         beside = {}
         if self.form not in ("json", "npz"):
-            names = [*(types.token if self.tokenized else ()), *types.document]
+            names = [*(types.token if self.tokenized else ()), *types.document, *self._masks]
             beside = {name: files_beside(data, begin, f"{name}.npy", len(starts)) for name in names}
 
         def read(i: int) -> Read:
@@ -326,74 +367,23 @@ class WebDataset(ShardedSource):
             if self.form == "json":
                 record = record_of(content)
                 require_field(record, field)
-                document_of = ids_of if self.tokenized else text_of
-                return record, document_of(record, field, content), None
+                if not self.tokenized:
+                    return record, text_of(record, field, content), None
+                ids: Any = ids_of(record, field, content)
+                return record, ids, learnt_of(record, masks, ids)
             if self.form == "npz":
-                names = {field, ATTENTION_MASK, *types.token, *types.document}
+                names = {field, *self._masks, ATTENTION_MASK, *types.token, *types.document}
                 arrays = npz_record(content, names, most)
-                return arrays, ids_in(arrays, field), None
+                ids = ids_in(arrays, field)
+                return arrays, ids, learnt_of(arrays, masks, ids)
             fields = {
                 name: field_beside(data, name, files, i, most) for name, files in beside.items()
             }
             there = {name: array for name, array in fields.items() if array is not None}
-            return there, self._document(content), None
+            document: Any = document_in(content, self.form, self.key, self.dtype)
+            return there, document, learnt_of(there, masks, document)
 
         kind = Documents if self.tokenized else Texts
         block, wrong = record_block(range(len(origin)), read, kind, origin, types)
         problems |= wrong
         return block
-
-    def _document(self, content: bytes) -> NDArray[Any] | str:
-        """The ids or the text of a file that holds nothing else."""
-        if self.form == "text":
-            try:
-                return content.decode()
-            except UnicodeDecodeError as error:
-                raise BrokenDocumentError(f"is not UTF-8 ({error.reason})") from None
-        if self.form == "npy":
-            return ids_in({self.key: array_in(content)}, self.key)
-        kind = np.dtype(self.dtype).newbyteorder("<")
-        if len(content) % kind.itemsize:
-            what = f"has {len(content)} bytes, which is no whole number of {self.dtype}"
-            raise BrokenDocumentError(what)
-        return ids_in({self.key: np.frombuffer(content, dtype=kind)}, self.key)
-
-
-def _check_names(form: str, key: str, text: str | None, tokens: str | None) -> None:
-    """Raise `ConfigError` unless the names go with the key."""
-    if form not in ("json", "npz") and (text is not None or tokens is not None):
-        raise ConfigError(
-            f"A field is named ({text or tokens!r}), and key is {key!r}.",
-            "Only JSON and .npz files have fields.",
-            "Leave text= and tokens= out, or use the key of such a file.",
-        )
-    if form == "npz" and tokens is None:
-        raise ConfigError(
-            f"key is {key!r}, and tokens is None.",
-            "Nothing says which array of the .npz files has the ids.",
-            'Pass tokens="input_ids", or whatever its name is.',
-        )
-
-
-def _seek(
-    data: NDArray[np.uint8], extension: NDArray[np.uint8], documents: int, least: int
-) -> tuple[int, int, int]:
-    """Step over samples: so many, or until the next begins at byte `least` or later.
-
-    Returns:
-        How many there were, where the next one begins, and how that ended.
-    """
-    passed, offset, outcome = 0, 0, MORE
-    while outcome == MORE and passed < documents and offset < least:
-        room = min(4096, documents - passed)
-        starts = np.zeros(room, dtype=np.int64)
-        ends = np.zeros_like(starts)
-        status = np.zeros(room, dtype=np.uint8)
-        n, offset, outcome = scan_tar(
-            data, offset, extension, _ALL, starts, np.zeros_like(starts), status, ends
-        )
-        before = int(np.searchsorted(ends[:n], least)) + 1
-        if before < n:
-            return passed + before, int(ends[before - 1]), MORE
-        passed += n
-    return passed, offset, outcome

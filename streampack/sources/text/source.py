@@ -74,7 +74,7 @@ class TextFiles(ShardedSource):
                 text, other = data.decode("utf-8-sig"), other_than_text(data)
             except UnicodeDecodeError as error:
                 not_text = OtherContent(f"is not UTF-8 at byte {error.start}", "Repair it")
-                text, other = "", other_content(file, packed=False) or not_text
+                text, other = "", other_content(data, None, packed=False) or not_text
         if other is not None:
             remedy = f'{other.remedy}, or leave such files out with on_error="skip".'
             skips.handle(self.broken_document(shard, 0, other.what, remedy=remedy))

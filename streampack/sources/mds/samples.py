@@ -1,0 +1,179 @@
+"""The samples of MDS shards: kernels that find the values of columns, and trust no number."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.sources.mds.index import Column
+
+#: What is wrong with a sample, by its status; ends a sentence that begins with its name.
+STATUS = {
+    1: "has columns whose sizes do not add up to its length",
+    2: "has an array header that is cut short",
+    3: "has an array that does not hold integers",
+    4: "has an array of more than one dimension",
+    5: "has an array whose bytes do not match its shape",
+    6: "has a loss mask or a field that is not as long as its tokens",
+    7: "is longer than max_document_bytes of Reading",
+}
+UNEVEN, TOO_LONG = 6, 7
+
+
+@kernel
+def scan_samples(
+    data: NDArray[np.uint8],
+    table: NDArray[np.uint32],
+    sizes: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    start: int,
+    stop: int,
+    max_bytes: int,
+    value_starts: NDArray[np.int64],
+    value_sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+) -> int:
+    """Find the values of columns `wanted` (W,) in samples start, start + 1, ...
+
+    `table` has been checked against the length of `data`; no other number is trusted: each size is
+    compared with what is left of its sample before it is added. Fills value_starts and value_sizes
+    (W, N) and status (N,), and returns how many samples were scanned: up to `stop`, N samples, or
+    until the first wanted column has reached `max_bytes`.
+    """
+    variable = 0
+    for c in range(len(sizes)):
+        if sizes[c] == 0:
+            variable += 1
+    total = 0
+    n = 0
+    while n < len(status) and start + n < stop and total < max_bytes:
+        begin = np.int64(table[start + n])
+        end = np.int64(table[start + n + 1])
+        at = begin + 4 * variable
+        head = begin
+        status[n] = 0
+        if at > end:
+            status[n] = 1
+        else:
+            for c in range(len(sizes)):
+                size = sizes[c]
+                if size == 0:
+                    size = (
+                        np.int64(data[head])
+                        | np.int64(data[head + 1]) << 8
+                        | np.int64(data[head + 2]) << 16
+                        | np.int64(data[head + 3]) << 24
+                    )
+                    head += 4
+                if size > end - at:
+                    status[n] = 1
+                    break
+                for w in range(len(wanted)):
+                    if wanted[w] == c:
+                        value_starts[w, n] = at
+                        value_sizes[w, n] = size
+                at += size
+            if at != end:
+                status[n] = 1
+            if status[n] == 0:
+                total += value_sizes[0, n]
+        n += 1
+    return n
+
+
+@kernel
+def array_values(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    kind: int,
+    has_shape: bool,
+    counts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+    status: NDArray[np.uint8],
+) -> None:
+    """Read the headers of N arrays: `starts` moves to the values, counts and kinds are filled.
+
+    Samples whose status is not 0 are skipped; broken ones get theirs (see `STATUS`).
+    """
+    for i in range(len(starts)):
+        if status[i] != 0:
+            continue
+        at = starts[i]
+        end = at + sizes[i]
+        of = np.int64(kind)
+        if of == 0:
+            if at >= end:
+                status[i] = 2
+                continue
+            code = data[at]
+            at += 1
+            of = np.int64(code >> 3) | np.int64(code & 1) << 4
+            if code & 6 or (code >> 3) not in (1, 2, 4, 8):
+                status[i] = 3
+                continue
+        item = of & 15
+        if has_shape:
+            if at >= end:
+                status[i] = 2
+                continue
+            if data[at] >> 2 != 1:
+                status[i] = 4
+                continue
+            width = np.int64(1) << np.int64(data[at] & 3)
+            at += 1
+            if at + width > end:
+                status[i] = 2
+                continue
+            count = np.uint64(0)
+            for b in range(width):
+                count |= np.uint64(data[at + b]) << np.uint64(8 * b)
+            at += width
+            # Compared before it is multiplied: a count of 2**63 must not wrap around.
+            if count > np.uint64(end - at) or np.int64(count) * item != end - at:
+                status[i] = 5
+                continue
+        elif (end - at) % item != 0:
+            status[i] = 5
+            continue
+        starts[i] = at
+        counts[i] = (end - at) // item
+        kinds[i] = of
+
+
+def array_headers(
+    data: NDArray[np.uint8],
+    columns: list[Column],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Read the headers of the token arrays (row 0) and masks (rows 1, ...) of N samples.
+
+    `starts` (C or more, N) moves to the first value of each array; `status` (N,) says which samples
+    are broken (see `STATUS`).
+
+    Returns:
+        (N,) ids of each token array, and (C, N) the kinds of all arrays as in `INTEGER_DTYPES`.
+    """
+    counts = np.zeros_like(starts[: len(columns)])
+    kinds = np.zeros(counts.shape, dtype=np.uint8)
+    for row, column in enumerate(columns):
+        array_values(
+            data,
+            starts[row],
+            sizes[row],
+            column.kind,
+            column.has_shape,
+            counts[row],
+            kinds[row],
+            status,
+        )
+    status[(status == 0) & (counts != counts[0]).any(axis=0)] = UNEVEN
+    return counts[0], kinds
+
+
+def problems_of(status: NDArray[np.uint8]) -> dict[int, str]:
+    """What is wrong with samples, by their number."""
+    return {i: STATUS[int(status[i])] for i in np.flatnonzero(status).tolist()}

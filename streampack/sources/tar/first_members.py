@@ -1,0 +1,166 @@
+"""The first members of tar shards, and which hold the documents if nobody says so."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import ConfigError
+from streampack.reading.fields import (
+    IDS,
+    LOSS_FIELDS,
+    MAYBE_MASKS,
+    Fields,
+    candidates,
+    named_masks,
+    texts_beside,
+    usual_field,
+)
+from streampack.reading.padding import ATTENTION_MASK
+from streampack.reading.records import BrokenDocumentError, kind_of, record_of
+from streampack.sources.tar.headers import is_header
+from streampack.storage.decompression import DamagedError, codec_of, open_content
+from streampack.storage.remote import shown
+from streampack.storage.storage import Storage
+
+KINDS = ("npy", "txt", "json")  # in the order in which they are preferred
+_PEEKED = 64  # members of a shard that are looked at
+_HEAD_BYTES = 4 << 20  # of a shard, in which they are looked for
+_PART = 64 << 10
+_NO_IDS = (*LOSS_FIELDS, *MAYBE_MASKS, ATTENTION_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMembers:
+    """What the first members of a shard are.
+
+    Attributes:
+        shard: its path.
+        endings: their names after the first dot, in lower case, each once.
+        fields: of the first JSON or .npz file of an ending, its fields as `Fields.with_masks` has
+            them.
+    """
+
+    shard: str
+    endings: Sequence[str] = ()
+    fields: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, shard: str, storage: Storage) -> FirstMembers:
+        """Those of a shard; of a damaged one, those before the damage."""
+        data, _ = head_of(shard, storage, _HEAD_BYTES)
+        fields: dict[str, Mapping[str, str]] = {}
+        # Reading the shard says what is damaged, for which tarfile has no common class of errors.
+        with suppress(Exception), tarfile.open(fileobj=BytesIO(data.tobytes())) as archive:
+            for _, member in zip(range(_PEEKED), archive, strict=False):
+                stem, _, ending = PurePosixPath(member.name).name.lower().partition(".")
+                if member.isfile() and stem and ending and not fields.get(ending):
+                    content = archive.extractfile(member)
+                    fields[ending] = _fields_in(ending, content.read() if content else b"")
+        return cls(shard, tuple(fields), {name: found for name, found in fields.items() if found})
+
+    def beside(self, key: str) -> Mapping[str, str]:
+        """What stands beside documents in files of an ending, as `Fields.with_masks` has it."""
+        arrays = [name for name in self.endings if name != key and name.endswith(".npy")]
+        return {**{name[:-4]: "mask" for name in arrays}, **self.fields.get(key, {})}
+
+    def key(self, kinds: Sequence[str], given: str) -> str:
+        """The ending of the files that hold the documents.
+
+        Args:
+            kinds: what such files can end in, the best first.
+            given: the paths as code.
+
+        Raises:
+            ConfigError: there is no such file, or several of a sample may be.
+        """
+        for kind in kinds:
+            found = [name for name in self.endings if name.rpartition(".")[2] == kind]
+            if kind == "npy":
+                found = [name for name in found if name[:-4] not in _NO_IDS]
+                usual = {"npy", *(f"{name}.npy" for name in IDS)}
+                found = [name for name in found if name in usual] or found
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise ConfigError(
+                    f"{shown(self.shard)} has .{kind} files that end in {', '.join(found[:9])}.",
+                    "Which of them hold the documents is unknown.",
+                    f"Name the extension: sources.WebDataset({given}, key={found[0]!r}) (--key), "
+                    "with yours.",
+                )
+        there = f" (they end in {', '.join(sorted(self.endings)[:3])})" if self.endings else ""
+        raise ConfigError(
+            f"Which of the files in {shown(self.shard)} hold documents is unknown{there}.",
+            "Only .npy, .txt and .json files can be read without being named."
+            + ("" if self.endings or self.fields else " No pipe: is run to see them."),
+            f'Name the extension: sources.WebDataset({given}, key="npy") (--key), with yours.',
+        )
+
+    def named_in_json(self, key: str, given: str, loss_mask: Any) -> Fields:
+        """The field of JSON files that holds the documents.
+
+        Args:
+            key: their ending; given: the paths as code; loss_mask: the argument.
+
+        Raises:
+            ConfigError: nothing says which it is.
+        """
+        kinds = self.fields.get(key, {})
+        if not kinds:
+            return Fields.named(text=None, tokens=None, loss_mask=loss_mask, default="text")
+        others = [name for name in kinds if name not in named_masks(loss_mask)]
+        names = candidates(others, lambda name: kinds[name] == "tokens")
+        name = usual_field(
+            names,
+            f"The .json files in {shown(self.shard)} have the fields",
+            lambda name: f'sources.WebDataset({given}, key="{key}", text="{name}"), or tokens=',
+        )
+        ids = kinds[name] == "tokens" or name in IDS
+        text, tokens = (None, name) if ids else (name, None)
+        found = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
+        return replace(found, texts=texts_beside(names, name)) if ids else found
+
+
+def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
+    try:
+        if ending.endswith("json"):
+            return {name: kind_of(value) for name, value in record_of(content).items()}
+        if ending.endswith("npz"):
+            names = zipfile.ZipFile(BytesIO(content)).namelist()
+            return {name.removesuffix(".npy"): "mask" for name in names}
+    except (BrokenDocumentError, zipfile.BadZipFile):
+        pass
+    return {}
+
+
+def head_of(shard: str, storage: Storage, most: int) -> tuple[NDArray[np.uint8], int]:
+    """The content at the beginning of a shard, and about how many bytes it is stored in.
+
+    Of a compressed one it has about `most` bytes. Where they were stored is known the less, the
+    fewer they are: to blocks of a compression.
+    """
+    size = storage.size(shard)
+    stored = storage.read_range(shard, 0, min(size, _HEAD_BYTES))
+    data = np.frombuffer(stored, dtype=np.uint8)
+    codec = None if is_header(data) else codec_of(stored)
+    if codec is None:
+        return data, len(stored)
+    parts, length = [b""], 0
+    with open_content(stored, codec) as content:
+        with suppress(DamagedError):  # the head of a larger file ends too early
+            while length < most and (part := content.file.read(_PART)):
+                parts.append(part)
+                length += len(part)
+        whole = length < most
+        data = np.frombuffer(b"".join(parts), dtype=np.uint8)
+        return data, len(stored) if whole else max(content.stored(length), 1)
