@@ -105,6 +105,12 @@ def test_a_deal_gives_something_however_long_a_document_may_be() -> None:
     assert after > place
 
 
+def test_a_deal_of_a_run_without_end_ends_where_nothing_says_that_there_are_tokens() -> None:
+    line = Line(weight=8, epochs=1 << 40, planned=1, rate=1)
+    cuts, after = deal(_rule(), line, 3, Place(0, 5), np.zeros(4, dtype=np.int64), 0)
+    assert [cut.epoch for cut in cuts][-1] == after.epoch == 1
+
+
 def test_a_round_knows_a_deal_only_once_all_lanes_are_through_with_its_batch() -> None:
     for every in (1, 2, 7):
         rule = _rule(every=every)
