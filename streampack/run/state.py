@@ -297,7 +297,7 @@ def check_structure(state: Mapping[str, Any]) -> None:
             "Pass what `state_dict()` returned.",
         )
     fingerprint, lanes = state["fingerprint"], state["lanes"]
-    count = fingerprint.get("lanes") if isinstance(fingerprint, Mapping) else None
+    count: Any = fingerprint.get("lanes") if isinstance(fingerprint, Mapping) else None
     if not is_count(count, 1) or count > MOST_LANES:
         raise damaged("The state's fingerprint names no number of lanes.")
     for name in ("packer", "source"):
