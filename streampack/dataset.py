@@ -21,7 +21,7 @@ from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.job.double_sharding import refuse_resharding
 from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
-from streampack.lane.config import LaneConfig
+from streampack.lane.config import MOST_LANES, LaneConfig
 from streampack.lane.sharing import Sharing
 from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
@@ -232,7 +232,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         config = dataset._settings.config
         if lanes is None:
             lanes = evaluation_lanes(config.source, window_tokens=lane_tokens(config))
-        lanes = whole_number("lanes", lanes, "There would be nothing to do.")
+        lanes = whole_number("lanes", lanes, "Each gives a part of the batches.", most=MOST_LANES)
         config.source.check_lanes(lanes, seed=config.seed, shuffle=config.shuffle)
         dataset._settings = replace(dataset._settings, config=replace(config, lanes=lanes))
         return dataset

@@ -10,8 +10,17 @@ from streampack.errors import ConfigError
 
 
 def is_number(value: object) -> bool:
-    """True for integers, floats and fractions, numpy's too; not for True and False."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """True for what a float can hold of integers, floats and fractions, numpy's too.
+
+    Not for True and False.
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def is_whole(value: object) -> bool:

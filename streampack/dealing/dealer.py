@@ -8,7 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.dealing.board import Board
-from streampack.dealing.rule import FRACTION, ONE, Cut, DealRule, Line, Place, Span, deal
+from streampack.dealing.rule import (
+    FRACTION,
+    MOST_TOKENS,
+    ONE,
+    Cut,
+    DealRule,
+    Line,
+    Place,
+    Span,
+    deal,
+)
 
 
 class _Dealt:
@@ -118,7 +128,12 @@ def _outlook(
         dealt: (lanes,) weight that they were dealt.
         until, ahead, found: (lanes,) what they report.
     """
-    rates = (found << FRACTION) // np.maximum(until, 1)
-    known = rates[until > 0]
-    rate = int(known.sum()) // len(known) if len(known) else 0
-    return ahead + (np.maximum(dealt - until, 0) * rate >> FRACTION), rate
+    seen = zip(found.tolist(), until.tolist(), strict=True)
+    known = [(tokens << FRACTION) // weight for tokens, weight in seen if weight]
+    rate = sum(known) // len(known) if known else 0
+    unread = np.maximum(dealt - until, 0).tolist()
+    left = [
+        min(tokens + (weight * rate >> FRACTION), MOST_TOKENS)
+        for tokens, weight in zip(ahead.tolist(), unread, strict=True)
+    ]
+    return np.array(left, dtype=np.int64), rate

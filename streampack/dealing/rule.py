@@ -43,6 +43,7 @@ DEALS = 256
 UNSURE = 4  # the first deal goes by a rough rate, and holds lanes to so many times the reserve
 FRACTION = 16  # bits of tokens per weight, and of shares, after the point
 ONE = 1 << FRACTION
+MOST_TOKENS = 1 << 47  # of an epoch, or ahead of a lane: more is not true, and sums would overflow
 
 
 class Span(NamedTuple):
@@ -192,6 +193,7 @@ def deal(
         among: the share of the sources that are not dealt to their planned end.
     """
     cuts: list[Cut] = []
+    rate = min(rate, (MOST_TOKENS << FRACTION) // line.weight)
     level, interval = (
         max(tokens * line.share // max(among, line.share), 1)
         for tokens in (rule.reserve, rule.lanes * rule.batch_tokens * rule.every)
@@ -221,6 +223,8 @@ def deal(
         ends = [low + given * n // stripes for n in range(stripes + 1)]
         cuts += [Cut(number, epoch, a + _parts(poured, b - a)) for a, b in pairwise(ends)]
         left, low = left + poured, low + given
+        if not amount and epoch >= line.planned:
+            break  # epochs without tokens would go on for ever where the run has no end now
     return cuts, Place(epoch, low)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from streampack.dealing.rule import FRACTION, ONE, REVISION, DealRule, Line
+from streampack.dealing.rule import FRACTION, MOST_TOKENS, ONE, REVISION, DealRule, Line
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 from streampack.lane.state import damaged
@@ -85,9 +85,12 @@ def _kept(config: LaneConfig, saved: Any) -> DealRule | None:
     sources, lines = _sources(config), {}
     try:
         for name, (weight, planned, rate, share) in saved["lines"].items():
-            _, epochs, _ = sources.get(name, (None, planned, 0))  # one that had ended is left out
+            # One that had ended is left out.
+            source, epochs, _ = sources.get(name, (None, planned, 0))
+            if source is not None and not isinstance(source, ShardedSource):
+                continue  # the fingerprint says what it was
             lines[name] = Line(
-                weight=weight,
+                weight=weight if source is None else source.weight,
                 epochs=MOST_EPOCHS if epochs is None else epochs,
                 planned=planned,
                 rate=rate,
@@ -96,8 +99,10 @@ def _kept(config: LaneConfig, saved: Any) -> DealRule | None:
         rule = DealRule(lanes=config.lanes, lines=lines, **{key: saved[key] for key in SETTINGS})
         numbers = [saved[key] for key in SETTINGS]
         numbers += [n for line in saved["lines"].values() for n in line]
-        if not lines or not all(is_count(n, 1) for n in numbers):
+        if not saved["lines"] or not all(is_count(n, 1) for n in numbers):
+            raise ValueError
+        if saved["reserve"] > MOST_TOKENS:
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(f"The state's fingerprint has dealing {saved!r:.200}.") from error
-    return rule
+    return rule if lines else None

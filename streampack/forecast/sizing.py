@@ -13,6 +13,7 @@ from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
 from streampack.lane.config import LaneConfig
+from streampack.lane.state import damaged
 from streampack.metrics import LaneTimes
 from streampack.packing import Packer
 from streampack.packing.balancing import Balance, row_costs
@@ -145,10 +146,17 @@ def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> L
         config: of the run.
         saved: description of the packer that a state was saved with. What that one had measured is
             taken if it fits; otherwise a sample is measured.
+
+    Raises:
+        StateError: no packer can have measured what `saved` says.
     """
     packer = config.packer
     if packer.needs_sample and saved is not None:
-        packer = packer.with_saved(saved)
+        try:
+            packer = packer.with_saved(saved)
+        except ConfigError as error:
+            shares = saved.get("shares")
+            raise damaged(f"The state's fingerprint has shares {shares!r:.200}.") from error
     if packer.needs_sample:
         packer = packer.with_sample(sample_lengths(config, documents=SHARES_DOCUMENTS))
     return replace(config, packer=packer)

@@ -17,6 +17,8 @@ from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import PackedRows
 
+MOST_LANES = 1 << 20  # of a run
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneConfig(StreamConfig):

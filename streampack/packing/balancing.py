@@ -44,6 +44,7 @@ from streampack.packing.plan import Plan
 
 _STEPS = 128  # between the least and the greatest cost of a measured distribution
 _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's mean, in 1024ths
+_MOST = (1 << 31) - 1  # cost of a row, which is its length if one document fills it
 _BITS = 32  # of a place in the van der Corput sequence
 
 
@@ -72,8 +73,13 @@ class Balance:
             StateError: no schedule can have that description.
         """
         values = description.get("quantiles")
-        whole = isinstance(values, list | tuple) and all(type(value) is int for value in values)
-        if not whole or not values or values != sorted(values) or not 0 <= values[0] <= values[-1]:
+        whole = isinstance(values, list) and all(type(value) is int for value in values)
+        if (
+            not values
+            or not whole
+            or not 0 <= values[0] <= values[-1] <= _MOST
+            or (values != sorted(values))
+        ):
             raise StateError(
                 "The state's fingerprint has a balance without the costs of its schedule.",
                 "The batches that follow cannot be found.",

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from streampack.lane.config import LaneConfig
+from streampack.lane.state import damaged
 from streampack.reading.base import Source
 from streampack.reading.cursor import cursor_field
 from streampack.run.fingerprint import fingerprint_of
@@ -26,24 +27,30 @@ def as_mixture(saved: Mapping[str, Any], config: LaneConfig) -> Mapping[str, Any
         saved: a fingerprint.
         config: of a run whose source is a mixture that begins with that of `saved`; for any other,
             `saved` itself is returned.
+
+    Raises:
+        StateError: a run of one source cannot have been dealt as `saved` says.
     """
     mixture = config.source
     if not isinstance(mixture, Mixture) or saved["source"].get("kind") == "Mixture":
         return saved
     current = json.loads(json.dumps(fingerprint_of(config)))
     name, now = next(iter(current["source"]["sources"].items()))
-    then = {**saved["source"], "tokenizer": saved["tokenizer"]}
+    then = {**saved["source"], "tokenizer": saved.get("tokenizer")}
     then |= {"number": now["number"], "epochs": now["epochs"]}
     if json.loads(json.dumps(then)) != now:
         return saved
     one = mixture_of(name, mixture.sources[name], mixture)
     described = {**one.describe(), "sources": {name: then}}
     changed: dict[str, Any] = {"source": described, "tokenizer": None}
-    if saved["eos"] is None:  # of text; the tokenizer's fingerprint says it
+    if saved.get("eos") is None:  # of text; the tokenizer's fingerprint says it
         changed["eos"] = current["eos"]
-    if saved["dealing"]:
-        (line,) = saved["dealing"]["lines"].values()
-        changed["dealing"] = {**saved["dealing"], "lines": {name: line}}
+    if dealing := saved.get("dealing"):
+        try:
+            (line,) = dealing["lines"].values()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise damaged(f"The state's fingerprint has dealing {dealing!r:.200}.") from error
+        changed["dealing"] = {**dealing, "lines": {name: line}}
     return {**saved, **changed}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
+from streampack.lane.config import MOST_LANES
 from streampack.numeric import whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
@@ -269,7 +270,8 @@ def checked_counts(
     if epochs is not None:
         epochs = whole_number("epochs", epochs, nothing, otherwise="or None (endless)")
     if lanes is not None:
-        lanes = whole_number("lanes", lanes, nothing, otherwise="or None (chosen)")
+        divided = "A run is divided among its lanes, and its state names each of them."
+        lanes = whole_number("lanes", lanes, divided, most=MOST_LANES, otherwise="or None (chosen)")
     limit = whole_number("memory_limit", memory_limit, "No lane would fit into it.")
     return seed, epochs, lanes, limit
 

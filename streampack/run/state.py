@@ -15,6 +15,7 @@ from typing import Any
 
 from streampack.errors import StateError
 from streampack.job.topology import Topology
+from streampack.lane.config import MOST_LANES
 from streampack.lane.sharing import Sharing
 from streampack.lane.state import check_lane_state, checksum, damaged
 from streampack.reading.cursor import is_count
@@ -296,7 +297,8 @@ def check_structure(state: Mapping[str, Any]) -> None:
             "Pass what `state_dict()` returned.",
         )
     fingerprint, lanes = state["fingerprint"], state["lanes"]
-    if not isinstance(fingerprint, Mapping) or not is_count(fingerprint.get("lanes"), 1):
+    count: Any = fingerprint.get("lanes") if isinstance(fingerprint, Mapping) else None
+    if not is_count(count, 1) or count > MOST_LANES:
         raise damaged("The state's fingerprint names no number of lanes.")
     for name in ("packer", "source"):
         if not isinstance(fingerprint.get(name), Mapping):

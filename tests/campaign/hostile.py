@@ -19,8 +19,8 @@ def _deep(depth: int, of: type) -> Any:
     return value
 
 
-def hostile(rng: random.Random, *, json_only: bool = False) -> Any:
-    """A value of any type and size; with `json_only`, one that JSON can hold."""
+def hostile(rng: random.Random, *, json_only: bool = False, deepest: int = 900) -> Any:
+    """A value of any type and size, nested as deeply; with `json_only`, one that JSON can hold."""
     plain = [
         None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63) - 1, 10**30, 10**400,
         1.5, -0.0, 1e308, 5e-324, float("nan"), float("inf"), -float("inf"),
@@ -29,10 +29,8 @@ def hostile(rng: random.Random, *, json_only: bool = False) -> Any:
         [-100], [2**40], [1.5], [float("nan")], ["\0"], {"role": "assistant"}, "{" * 3000,
     ]  # fmt: skip
     if rng.random() < 0.1:
-        return _deep(
-            rng.choice([40, 90, 101, 150] if json_only else [40, 101, 600, 900]),
-            rng.choice([list, dict]),
-        )
+        depth = rng.choice([40, 90, 101, 150] if json_only else [40, 101, 600, 900])
+        return _deep(min(depth, deepest), rng.choice([list, dict]))
     if json_only or rng.random() < 0.7:
         return rng.choice(plain)
     strange: list[Any] = [

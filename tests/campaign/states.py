@@ -7,7 +7,7 @@ import io
 import json
 import random
 from collections import Counter
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ import numpy as np
 
 from streampack import ContextSchedule, PackedDataset, PackedLoader, Topology, WindowConfig, sources
 from streampack.cli.where import where
-from streampack.lane.state import checksum
 from streampack.packing import BestFitDecreasing, Decomposition
 from tests.campaign.attack import Attack, FoundError
 from tests.campaign.hostile import hostile
 from tests.support.every_source import MIXTURES, PACKERS, SEQ_LEN, SOURCES
+from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import maker
 from tests.support.runs import identity
@@ -113,7 +113,8 @@ def _damaged_state(
             holder[key] = hostile(rng, json_only=True)
     is_forged = forge and rng.random() < 0.4
     if is_forged:
-        _sign(state)
+        with suppress(AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            sign(state)
     return state, is_forged
 
 
@@ -126,19 +127,6 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
         if isinstance(value[key], (dict, list)):
             found += _places(value[key])
     return found
-
-
-def _sign(state: dict[str, Any]) -> None:
-    """Checksums that fit what the state says now."""
-    try:
-        for lane in state.get("lanes", {}).values():
-            if isinstance(lane, dict):
-                own = {k: v for k, v in lane.items() if k not in ("emitted", "checksum")}
-                lane["checksum"] = checksum(own)
-        head = {k: v for k, v in state.items() if k not in ("checksum", "lanes")}
-        state["checksum"] = checksum(head)
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        pass
 
 
 def attack_growth(folder: Path) -> Attack:

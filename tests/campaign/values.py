@@ -54,11 +54,11 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _harmed(rng: random.Random, record: dict[str, Any], *, json_only: bool) -> Any:
+def _harmed(rng: random.Random, record: dict[str, Any], **options: Any) -> Any:
     """A record with something wrong in it."""
     kind = rng.choice(["value", "value", "value", "drop", "add", "whole"])
     if kind == "whole":
-        return hostile(rng, json_only=json_only)
+        return hostile(rng, **options)
     holder, key = rng.choice(_places(record))
     if kind == "drop":
         del holder[key]
@@ -74,9 +74,9 @@ def _harmed(rng: random.Random, record: dict[str, Any], *, json_only: bool) -> A
             "\0",
             "chosen",
         ]
-        holder[rng.choice(names)] = hostile(rng, json_only=json_only)
+        holder[rng.choice(names)] = hostile(rng, **options)
     else:
-        holder[key] = hostile(rng, json_only=json_only)
+        holder[key] = hostile(rng, **options)
     return record
 
 
@@ -96,15 +96,20 @@ def _accounted(dataset: PackedDataset, count: int, *, per_record: int = 1) -> Pa
 
 def attack_chats(folder: Path) -> Attack:
     """Conversations in memory and in files, of which some hold what none should hold."""
+    import datasets
+
     tokenizer = with_template(byte_tokenizer(), CHATML)
+    datasets.Dataset(_table([TALKS[0](0)]))  # Arrow claims a share of its memory before the limit
 
     def attack(rng: random.Random) -> str:
         shape = rng.choice(TALKS)
         form = rng.choice(["list", "factory", "lines", "table", "datasets", "iterable"])
-        json_only = form == "lines"
+        # Arrow nests to 64, and takes gigabytes to find out.
+        deepest = 40 if form in ("table", "datasets") else 900
+        limits = {"json_only": form == "lines", "deepest": deepest}
         records: list[Any] = [shape(i) for i in range(COUNT)]
         for i in rng.sample(range(COUNT), rng.randint(1, 4)):
-            records[i] = _harmed(rng, copy.deepcopy(records[i]), json_only=json_only)
+            records[i] = _harmed(rng, copy.deepcopy(records[i]), **limits)
         data: Any = records
         if form == "lines":
             data = folder / "a.jsonl"
@@ -113,8 +118,6 @@ def attack_chats(folder: Path) -> Attack:
         elif form == "table":
             data = _table(records)
         elif form == "datasets":
-            import datasets
-
             data = datasets.Dataset(_table(records))
         elif form == "factory":
             data = lambda lane, lanes: iter(records[lane::lanes])  # noqa: E731

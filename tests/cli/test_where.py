@@ -15,11 +15,11 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
 from streampack.errors import ConfigError, StateError
-from streampack.lane.state import checksum
 from streampack.packing import BestFitDecreasing
 from streampack.run.state import RunState
 from tests.support.corpora import byte_tokenizer, write_mds
 from tests.support.flat_files import write_datatrove, write_megatron
+from tests.support.forged import sign
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.program import output_of
 
@@ -143,7 +143,7 @@ def test_a_state_that_was_forged_is_refused_in_words(
     path = saved(tmp_path, "forged", make(sources.MDS(corpus, column="tokens")), 6)
     state = json.loads(path.read_text())
     state["fingerprint"][missing] = instead
-    state["checksum"] = checksum({k: v for k, v in state.items() if k not in ("checksum", "lanes")})
+    sign(state)
     path.write_text(json.dumps(state))
     with suppress(StateError):
         assert "Next is batch" in run(path)  # of what is only named it makes no sense and no harm

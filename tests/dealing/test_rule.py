@@ -105,6 +105,32 @@ def test_a_deal_gives_something_however_long_a_document_may_be() -> None:
     assert after > place
 
 
+def test_a_deal_of_a_run_without_end_ends_where_nothing_says_that_there_are_tokens() -> None:
+    line = Line(weight=8, epochs=1 << 40, planned=1, rate=1)
+    cuts, after = deal(_rule(), line, 3, Place(0, 5), np.zeros(4, dtype=np.int64), 0)
+    assert [cut.epoch for cut in cuts][-1] == after.epoch == 1
+
+
+@pytest.mark.parametrize("until", [0, 1, 1 << 20, 1 << 52])
+@pytest.mark.parametrize("tokens", [0, 1, 1 << 46, (1 << 53) - 1])
+def test_deals_give_the_line_once_whatever_lanes_are_said_to_have_reported(
+    until: int, tokens: int
+) -> None:
+    weight, lanes = 1 << 40, 4
+    board = MemoryBoard(lanes, 1)
+    dealer = Dealer(_rule(lanes=lanes, lines={"": _line(weight=weight)}), board)
+    for number in range(1, 300):
+        for lane in range(lanes):
+            board.put(number, lane, 0, Report(until, lane, tokens))
+    board.put(300, 0, 0, Report(0, tokens, 0))
+    for lane in range(lanes):
+        board.end(lane, 300)
+    spans = sorted(span for lane in range(lanes) for span in dealer.spans("", lane, 400))
+    ends = [0, *(span.high for span in spans)]
+    assert [span.low for span in spans] == ends[:-1]
+    assert 0 < ends[-1] <= weight
+
+
 def test_a_round_knows_a_deal_only_once_all_lanes_are_through_with_its_batch() -> None:
     for every in (1, 2, 7):
         rule = _rule(every=every)

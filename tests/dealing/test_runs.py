@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
 from streampack.errors import StateError
-from streampack.lane.state import checksum, decode_reports
+from streampack.lane.state import decode_reports
 from streampack.run.plan import RunPlan
 from streampack.streams.hooks import Hook
+from tests.support.forged import sign
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import identities, identity, in_order
 from tests.support.simulated_ranks import over_legs
@@ -98,10 +99,26 @@ def test_a_state_that_was_dealt_by_another_revision_of_the_rule_is_refused() -> 
     next(iter(loader))
     state = loader.state_dict()
     del state["fingerprint"]["dealing"]["revision"]
-    head = {name: state[name] for name in state if name not in ("checksum", "lanes")}
-    state["checksum"] = checksum(head)
     with pytest.raises(StateError, match=r"dealt by revision 1 of the rule, .* by revision 2"):
-        PackedLoader(dataset()).load_state_dict(state)
+        PackedLoader(dataset()).load_state_dict(sign(state))
+
+
+@pytest.mark.parametrize("number", [1, 1 << 30, 1 << 52])
+@pytest.mark.parametrize("part", ["weight", "planned", "rate", "every", "reserve"])
+def test_a_forged_rule_is_refused_or_gives_every_token_once(part: str, number: int) -> None:
+    loader = PackedLoader(dataset())
+    state = loader.state_dict()
+    dealing = state["fingerprint"]["dealing"]
+    if part in dealing:
+        dealing[part] = number
+    else:
+        dealing["lines"][""][["weight", "planned", "rate"].index(part)] = number
+    if (part, number) == ("reserve", 1 << 52):
+        with pytest.raises(StateError, match="has dealing"):
+            loader.load_state_dict(sign(state))
+        return
+    loader.load_state_dict(sign(state))
+    assert sum(batch.composition.placed for batch in loader) == TOKENS
 
 
 def _some_shards(documents: Any, seeds: Any) -> Any:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
-from streampack.packing import Curriculum
+from streampack.packing import Buckets, Curriculum
 from streampack.packing.buckets.schedule import BucketSchedule
 
 SHARES = st.lists(
@@ -45,6 +45,14 @@ def check_shares(curriculum: Curriculum, seed: int, rotations: int = 150) -> Non
     for bucket, target in zip(turns, due(curriculum, rotations), strict=True):
         given_turns[bucket] += 1
         assert all(abs(n - t) < 1 for n, t in zip(given_turns, target, strict=True))
+
+
+@pytest.mark.parametrize("shares", [(10**400, 1), ("a", 1), (None, 1), 3])
+def test_shares_that_are_no_floats_are_refused_in_words(shares: Any) -> None:
+    with pytest.raises(ConfigError, match="one number per bucket"):
+        Curriculum(((0, shares),))
+    with pytest.raises(ConfigError, match="one number per bucket"):
+        Buckets(seq_lens=(8, 16), shares=shares)
 
 
 @given(SHARES, st.integers(0, 1000))

@@ -13,6 +13,7 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
 from streampack.errors import StateError
 from tests.support.corpora import byte_tokenizer
+from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
 from tests.support.runs import identities, in_order
 from tests.support.simulated_ranks import on_ranks
@@ -90,6 +91,16 @@ def test_other_ranks_and_workers_go_on_with_the_mixture() -> None:
     assert tokens_of([*found, *alone]) == everything
     ranks = on_ranks(2, lambda rank, member: rest(Topology(rank, 2), member=member))
     assert identities(in_order(ranks)) == identities(alone)
+
+
+@pytest.mark.parametrize("dealing", [3, "x", {"lines": {}}, {"lines": {"": [1], "b": [1]}}])
+def test_forged_dealing_of_a_run_that_is_joined_is_refused(dealing: Any) -> None:
+    old, new = numbered(0, 300), numbered(100_000, 200)
+    state = PackedLoader(dataset(old)).state_dict()
+    state["fingerprint"]["dealing"] = dealing
+    mixture = sources.Mixture({"old": old, "new": new}, weights={"old": 1, "new": 2})
+    with pytest.raises(StateError, match="not what streampack saved"):
+        dataset(mixture).load_state_dict(sign(state), allow={"source"})
 
 
 def texts(path: Path, first: int, count: int) -> list[str]:

@@ -28,8 +28,9 @@ from streampack import (
     sources,
 )
 from streampack.errors import StateError
-from streampack.lane.state import checksum, decode_columns, encode_columns
+from streampack.lane.state import decode_columns, encode_columns
 from streampack.packing import BestFitDecreasing, Packer
+from tests.support.forged import sign
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -378,9 +379,7 @@ def _check_damage(
 
 def signed(state: dict[str, Any], lane: str, **fields: Any) -> dict[str, Any]:
     """A copy whose lane has other fields, and a checksum that fits them."""
-    own = {**state["lanes"][lane], **fields}
-    summed = {name: own[name] for name in own if name not in ("emitted", "checksum")}
-    return {**state, "lanes": {**state["lanes"], lane: {**own, "checksum": checksum(summed)}}}
+    return sign({**state, "lanes": {**state["lanes"], lane: {**state["lanes"][lane], **fields}}})
 
 
 @settings(max_examples=100, deadline=None)
@@ -420,22 +419,24 @@ def test_a_forged_count_of_tokens_is_refused(name: str, tokens: object) -> None:
 def test_a_state_without_its_window_is_refused_where_that_may_change() -> None:
     fingerprint = {name: STATE["fingerprint"][name] for name in STATE["fingerprint"]}
     del fingerprint["window"]
-    head = {**STATE, "fingerprint": fingerprint}
-    summed = {name: head[name] for name in head if name not in ("checksum", "lanes")}
+    forged = sign({**STATE, "fingerprint": fingerprint})
     with pytest.raises(StateError, match="lacks its window"):
-        PackedLoader(make_dataset()).load_state_dict(
-            {**head, "checksum": checksum(summed)}, allow={"window"}
-        )
+        PackedLoader(make_dataset()).load_state_dict(forged, allow={"window"})
+
+
+def test_a_forged_number_of_lanes_is_refused_before_anything_is_done_for_each() -> None:
+    dataset = make_dataset(lanes=None)
+    state = PackedLoader(dataset).state_dict()
+    forged = {**state, "fingerprint": {**state["fingerprint"], "lanes": 1 << 40}}
+    with pytest.raises(StateError, match="names no number of lanes"):
+        dataset.load_state_dict(sign(forged))
 
 
 @pytest.mark.parametrize("source", [3, {"sources": {"a": 1, "b": {}}}, {"sources": {"a": {1: 2}}}])
 def test_a_forged_source_is_refused_where_it_may_have_grown(source: object) -> None:
     forged = {**MIXED_STATE, "fingerprint": {**MIXED_STATE["fingerprint"], "source": source}}
-    head = {name: forged[name] for name in forged if name not in ("checksum", "lanes")}
     with pytest.raises(StateError):
-        PackedLoader(make_mixed()).load_state_dict(
-            {**forged, "checksum": checksum(head)}, allow={"source"}
-        )
+        PackedLoader(make_mixed()).load_state_dict(sign(forged), allow={"source"})
 
 
 def test_columns_that_cannot_be_read_are_refused_with_their_lane() -> None:

@@ -18,9 +18,9 @@ from streampack import (
     WindowConfig,
 )
 from streampack.errors import StateError
-from streampack.lane.state import checksum
 from streampack.packing import BestFitDecreasing, Concat
 from tests.support.corpora import byte_tokenizer
+from tests.support.forged import sign
 
 RECORDS = [
     {"text": "ab " * (1 + i % 7), "score": float(i), "group": i // 2, "kept": i % 2}
@@ -134,8 +134,7 @@ def test_attention_changes_if_allowed_and_rows_stay() -> None:
 def test_a_state_of_before_is_one_of_attention_by_document() -> None:
     state, following = saved(dataset())
     del state["fingerprint"]["attention"]
-    head = {name: state[name] for name in state if name not in ("checksum", "lanes")}
-    state["checksum"] = checksum(head)
+    sign(state)
     loader = PackedLoader(dataset())
     loader.load_state_dict(state)
     assert next(iter(loader)).input_ids.equal(following.input_ids)

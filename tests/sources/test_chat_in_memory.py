@@ -47,6 +47,16 @@ SHARED: dict[str, Records] = {
 }
 
 
+def test_an_array_as_the_type_of_a_part_is_broken_content() -> None:
+    records = [{"messages": messages("ask", "say")} for _ in range(3)]
+    part = {"type": np.array([1.5, np.inf]), "text": "say"}
+    records[1]["messages"][1]["content"] = [part]
+    source = sources.Chat(records, template=CHATML)
+    dataset = PackedDataset(source, seq_len=64, tokenizer=BPE, topology=Topology(), lanes=1)
+    with pytest.raises(ContentError, match="a part of the type array"):
+        list(PackedLoader(dataset))
+
+
 def test_what_is_nested_deeper_than_json_may_be_is_skipped_in_memory_too() -> None:
     deep: Any = 0
     for _ in range(5000):

@@ -24,11 +24,11 @@ from streampack import (
     WindowConfig,
 )
 from streampack.errors import ConfigError, StateError, StorageError
-from streampack.lane.state import checksum
 from streampack.metrics import Metrics
 from streampack.ordering import HashedNgrams, TokenEmbedder
 from streampack.packing import BestFitDecreasing, Concat
 from streampack.packing.rng import permutation
+from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import check_restores_everywhere
 from tests.support.topics import together, topical
@@ -277,8 +277,7 @@ def resumed_with(change: Callable[[list[Any]], None]) -> PackedLoader:
     state = loader.state_dict()
     lane = state["lanes"]["0"]
     change(lane["cursor"]["orders"][0])
-    hashed = {name: lane[name] for name in lane if name not in ("emitted", "checksum")}
-    lane["checksum"] = checksum(hashed)
+    sign(state)
     again = PackedLoader(make_dataset(ORDERS["float"], lanes=1, copies=0))
     again.load_state_dict(state)
     return again

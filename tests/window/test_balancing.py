@@ -29,10 +29,10 @@ from streampack import (
 from streampack.errors import ConfigError, StateError
 from streampack.forecast.dry_run import stream_plan
 from streampack.forecast.sizing import measure_balance
-from streampack.lane.state import checksum
 from streampack.packing import Packer, Plan, check_plan
 from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
 from tests.support.corpora import write_mds
+from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
 
 SEQ_LEN = 4096
@@ -211,12 +211,6 @@ def test_the_global_sequence_is_the_same_on_any_ranks_and_holds_every_document(
     assert np.bincount(ids, minlength=401)[1:401].tolist() == lengths.tolist()
 
 
-def sign(state: dict[str, Any]) -> None:
-    """As a run with this fingerprint would have saved it."""
-    head = {name: state[name] for name in state if name not in ("checksum", "lanes")}
-    state["checksum"] = checksum(head)
-
-
 def test_a_run_goes_on_with_the_costs_it_has_measured_and_not_without_a_balance() -> None:
     values = documents(3000, seed=6, longest=300)
     source = MemorySource([[np.ones(n, dtype=np.uint16) for n in values]])
@@ -239,10 +233,10 @@ def test_a_run_goes_on_with_the_costs_it_has_measured_and_not_without_a_balance(
     assert again.state_dict()["fingerprint"]["balance"] == described
     with pytest.raises(StateError, match=r"`balance\.kind` was 'attention'"):
         loader(None).load_state_dict(state)
-    described["quantiles"] = ["1"]
-    sign(state)
-    with pytest.raises(StateError, match="without the costs of its schedule"):
-        loader("attention").load_state_dict(state)
+    for costs in (["1"], [1, 1 << 31], [10**30], [-1], [2, 1], [], None):
+        described["quantiles"] = costs
+        with pytest.raises(StateError, match="without the costs of its schedule"):
+            loader("attention").load_state_dict(sign(state))
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Curriculum:
     repeat: int | None = None
 
     def __post_init__(self) -> None:
-        knots = tuple((int(at), tuple(map(float, shares))) for at, shares in self.knots)
+        knots = tuple((int(at), plain_shares(shares)) for at, shares in self.knots)
         object.__setattr__(self, "knots", knots)
         places = [at for at, _ in knots]
         if not places or places[0] != 0 or places != sorted(set(places)) or places[-1] >= 1 << 31:

@@ -125,9 +125,10 @@ def _joined(parts: Sequence[Any], name: str) -> str:
     texts = []
     for part in parts:
         kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
+        known = isinstance(kind, str) and kind == "text"
+        if not known or not isinstance(part.get("text"), str):
             raise BrokenDocumentError(
-                f"has a part of the type {kind!r} in {name}; only text is read"
+                f"has a part of the type {kind!r:.80} in {name}; only text is read"
             )
         texts.append(part["text"])
     return "".join(texts)
