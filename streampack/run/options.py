@@ -217,6 +217,10 @@ def check_group(
             f'Pass packer=BestFitDecreasing(seq_len={packer.seq_lens[-1]}, overflow="drop") or '
             '"error".',
         )
+    _refuse_beside_groups(group, settings)
+
+
+def _refuse_beside_groups(group: str, settings: Mapping[str, Any]) -> None:
     refused = {
         "on_error": ("raise", "A group that lacks a document would pass for a whole one."),
         "balance": (None, "What a group costs does not follow from its length."),

@@ -13,9 +13,9 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.records import DamagedFileError
 from streampack.reading.skips import Skips
 from streampack.sources.arrow.messages import MAGIC, Batches
-from streampack.sources.parquet.columns import placed_blocks
+from streampack.sources.parquet.columns import kinds_of, placed_blocks
 from streampack.sources.parquet.footer import DAMAGE
-from streampack.sources.parquet.source import MOST_FOOTERS, Parquet, kinds_of
+from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
 from streampack.storage.failures import is_of_system
 from streampack.storage.listing import FileInfo, in_threads
 from streampack.storage.patterns import has_ending

@@ -13,7 +13,8 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.recognise import arrow_table
-from streampack.sources.parquet.source import Parquet, kinds_of
+from streampack.sources.parquet.columns import kinds_of
+from streampack.sources.parquet.source import Parquet
 from streampack.unknown_arguments import explained
 
 _SHARD_ROWS = 8192

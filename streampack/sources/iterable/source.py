@@ -316,7 +316,7 @@ class Iterable(ItemSource):
             self.first_text = first if isinstance(first, str) else None
         else:
             named = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
-            self.fields = named if named.masks_known else with_masks_of(named, self._peek())
+            self.fields = named if named.masks_known else with_masks_of(named, self.first_item({}))
         self.tokenized = self.fields.tokenized
 
     def __repr__(self) -> str:
@@ -340,23 +340,18 @@ class Iterable(ItemSource):
                 "Return an iterable of documents, or make it a generator with `yield`.",
             )
 
-    def first_item(self) -> Any:
-        """The first item, which is not lost by being looked at."""
-        first = self._peek()
+    def first_item(self, default: Any = _NONE) -> Any:
+        """The first item, which is not lost by being looked at; `default` where there is none."""
+        with outside_worker():
+            iterator = iterate(self._items(0, 1))
+            first = next(iterator, default)
         if first is _NONE:
             raise ConfigError(
                 f"There are no items in data ({self._kind}).",
                 "It is unknown what the documents are.",
                 "Pass data that holds documents, or name their field with text= or tokens=.",
             )
-        return first
-
-    def _peek(self) -> Any:
-        """The first item, or `_NONE`."""
-        with outside_worker():
-            iterator = iterate(self._items(0, 1))
-            first = next(iterator, _NONE)
-        if self.once and first is not _NONE:
+        if self.once and first is not default:
             self.data = itertools.chain([first], iterator)
         return first
 

@@ -59,6 +59,17 @@ def is_mask_list(kind: pa.DataType) -> bool:
     return is_token_list(kind) or (_is_list(kind) and bool(pa.types.is_boolean(kind.value_type)))
 
 
+def kinds_of(schema: Iterable[pa.Field]) -> dict[str, str]:
+    """Columns by name: "tokens", "mask" (lists of booleans), "text" or ""."""
+
+    def kind_of(kind: pa.DataType) -> str:
+        if is_token_list(kind):
+            return "tokens"
+        return "mask" if is_mask_list(kind) else "text" if is_text(kind) else ""
+
+    return {field.name: kind_of(field.type) for field in schema}
+
+
 def _is_list(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)

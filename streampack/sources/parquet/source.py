@@ -12,7 +12,7 @@ group is cut, its column is decoded once more, to find the row at which a part b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,9 +37,7 @@ from streampack.sources.parquet.columns import (
     Broken,
     TextBlocks,
     TokenBlocks,
-    is_mask_list,
-    is_text,
-    is_token_list,
+    kinds_of,
     placed_blocks,
     row_sizes,
 )
@@ -390,14 +388,3 @@ class _Places:
         rows = max(int(self.rows[group + 1] - self.rows[group]), 1)
         weight = int(self.weights[group + 1] - self.weights[group])
         return int(self.weights[group]) + weight * (row - int(self.rows[group])) // rows
-
-
-def kinds_of(schema: Iterable[pa.Field]) -> dict[str, str]:
-    """Columns by name: "tokens", "mask" (lists of booleans), "text" or ""."""
-
-    def kind_of(kind: pa.DataType) -> str:
-        if is_token_list(kind):
-            return "tokens"
-        return "mask" if is_mask_list(kind) else "text" if is_text(kind) else ""
-
-    return {field.name: kind_of(field.type) for field in schema}
