@@ -6,7 +6,6 @@ import functools
 import gzip
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from streampack import PackedDataset, PackedLoader
 from tests.support.chats import CHATML, messages, write_lines
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 from tests.support.flat_files import write_datatrove, write_megatron
+from tests.support.program import output_of
 from tests.support.servers import s3_server
 
 README = Path(__file__).parent.parent / "README.md"
@@ -170,14 +170,13 @@ def test_the_snippets_about_parts_of_your_own_run_and_are_those_of_the_example(
 
 def test_the_commands_it_names_exist(corpora: None) -> None:
     root = README.parent
-    for block in snippets("bash") + snippets("bash", README.parent / "docs" / "loops.md"):
-        for line in block.splitlines():
-            command = line.split("#")[0].split()
-            if command[:1] == ["bash"]:
-                assert (root / command[1]).is_file()
-            elif command[:2] == ["python", "-m"]:
-                run = [sys.executable, "-m", command[2], "--help"]
-                subprocess.run(run, check=True, cwd=root, capture_output=True)
-            elif command[:1] == ["streampack"]:
-                run = [sys.executable, "-m", "streampack", *command[1:]]
-                subprocess.run(run, check=True, capture_output=True, env=dict(os.environ))
+    blocks = snippets("bash") + snippets("bash", README.parent / "docs" / "loops.md")
+    lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()]
+    for module in {command[2] for command in lines if command[:2] == ["python", "-m"]}:
+        run = [sys.executable, "-m", module, "--help"]
+        subprocess.run(run, check=True, cwd=root, capture_output=True)
+    for command in lines:
+        if command[:1] == ["bash"]:
+            assert (root / command[1]).is_file()
+        elif command[:1] == ["streampack"]:
+            output_of(*command[1:])

@@ -2,50 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from streampack import ConfigError, PackedLoader, Topology
+from tests.support.forked import Host
 from tests.support.runs import uneven
 
-ROOT = Path(__file__).parents[2]
-
-#: Forks the ranks of one job after another, which saves importing torch and loading kernels.
-JOBS = """
-import os, socket, sys, time
+RANK = """
 import torch.distributed as dist
 from streampack import PackedLoader, RankError, Topology
 from tests.support.runs import uneven
 
-RANKS = 2
-
-def rank_of_a_job():
-    for _ in range(%(jobs)d):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(probe.getsockname()[1]))
-        ranks = {}
-        for rank in range(RANKS):
-            child = os.fork()
-            if child == 0:
-                os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS))
-                return rank
-            ranks[child] = rank
-        ended = [os.waitpid(child, 0)[1] for child in ranks]
-        assert not any(ended), ended
-    return None
-
-for batch in PackedLoader(uneven(Topology())):
-    break
-rank = rank_of_a_job()
-if rank is not None:
-    dist.init_process_group("gloo")
-    dataset = uneven(Topology.detect())
-%(body)s
+dist.init_process_group("gloo")
+rank, dataset = dist.get_rank(), uneven(Topology.detect())
 """
 
 LEFT = {
@@ -66,14 +38,12 @@ LEFT = {
 }
 
 
-def run(body: str, jobs: int) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", JOBS % {"jobs": jobs, "body": body}],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    assert "terminate called" not in ended.stderr
+def run(host: Host, folder: Path, body: str, jobs: int) -> None:
+    (folder / "rank.py").write_text(RANK + dedent(body))
+    for _ in range(jobs):
+        statuses, said = host.run_job(folder / "rank.py", processes=2)
+        assert statuses == [0, 0], said[-3000:]
+        assert "terminate called" not in said
 
 
 SLOW = pytest.mark.slow
@@ -83,12 +53,18 @@ SLOW = pytest.mark.slow
     ("how", "jobs"),
     [("by break between groups", 3), *(pytest.param(how, 20, marks=SLOW) for how in LEFT)],
 )
-def test_ranks_whose_loops_were_left_exit_without_a_signal(how: str, jobs: int) -> None:
-    run(LEFT[how], jobs)
+def test_ranks_whose_loops_were_left_exit_without_a_signal(
+    host: Host, tmp_path: Path, how: str, jobs: int
+) -> None:
+    run(host, tmp_path, LEFT[how], jobs)
 
 
-def test_a_rank_that_leaves_its_loop_is_missed_after_the_time_given() -> None:
+def test_a_rank_that_leaves_its_loop_is_missed_after_the_time_given(
+    host: Host, tmp_path: Path
+) -> None:
     run(
+        host,
+        tmp_path,
         """
     store = dist.distributed_c10d._get_default_store()
     dist.barrier()

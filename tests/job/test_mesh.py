@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +15,10 @@ from streampack.job import listed_once as listed_once_module
 from streampack.job.listed_once import listed_once
 from tests.support.chats import messages, write_lines
 from tests.support.corpora import write_mds, write_tar
+from tests.support.forked import Host
 from tests.support.runs import in_order
 from tests.support.servers import http_server
 
-ROOT = Path(__file__).parents[2]
 SEQ_LEN = 32
 
 JOB = """
@@ -74,7 +71,7 @@ def dataset_of(url: str, storage: Any, topology: Topology) -> PackedDataset:
 
 
 def test_two_by_two_processes_share_batches_by_their_mesh_and_one_of_them_lists(
-    tmp_path: Path,
+    host: Host, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(1)
     documents = [rng.integers(0, 250, n).astype(np.uint16) for n in rng.integers(1, 60, 90)]
@@ -85,14 +82,8 @@ def test_two_by_two_processes_share_batches_by_their_mesh_and_one_of_them_lists(
     write_lines(tmp_path / "chat.jsonl", [{"messages": messages("a", "b")}] * 3)
     (tmp_path / "job.py").write_text(JOB)
     with http_server(served) as server:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        subprocess.run(
-            [*command, "--nproc-per-node=4", "job.py", server.url, str(tmp_path)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            timeout=120,
-            check=True,
-        )
+        statuses, said = host.run_job(tmp_path / "job.py", server.url, tmp_path, processes=4)
+        assert statuses == [0] * 4, said[-3000:]
         assert server.count("GET", "mds/index.json") == 1
         storage = sources.Storage(cache_dir=tmp_path / "cache")
         alone = PackedLoader(dataset_of(server.url, storage, Topology()))

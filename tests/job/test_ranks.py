@@ -13,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from streampack import ConfigError, PackedDataset, PackedLoader, Topology
+from tests.support.forked import Host
 from tests.support.runs import filled, identity, in_order, uneven
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,8 @@ try:
             if process == 1 and len(found) == 20 and mode in ("die", "hang"):
                 if mode == "die":
                     os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(60)
+                while not all(os.path.exists(f"{folder}/{rank}.json") for rank in (0, 2)):
+                    time.sleep(0.1)
         result["batches"] = found
 except StreampackError as error:
     result["error"] = [type(error).__name__, str(error)]
@@ -61,54 +63,16 @@ os._exit(0)  # whatever the others do
 """
 
 
-def run_job(folder: Path, mode: str, processes: int, world_size: int | None = None) -> list[Any]:
+def run_job(
+    host: Host, folder: Path, mode: str, processes: int, world_size: int | None = None
+) -> list[Any]:
     """What each process wrote, None of one that did not."""
     (folder / "job.py").write_text(JOB)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    if mode in ("die", "hang"):  # torchrun would end the others before they can say anything
-        return _run_apart(folder, mode, processes)
-    subprocess.run(
-        [*command, "--master-addr", "127.0.0.1", "--master-port", "0", "--rdzv-backend", "c10d",
-         "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1",
-         "job.py", mode, str(world_size or processes), str(folder)],
-        cwd=folder, env=_environment(), timeout=120, check=True,
-    )  # fmt: skip
-    return _results(folder, processes)
+    host.run_job(folder / "job.py", mode, world_size or processes, folder, processes=processes)
+    return results_of(folder, processes)
 
 
-def _run_apart(folder: Path, mode: str, processes: int) -> list[Any]:
-    """The same without torchrun; the first process finds a free port."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "job.py", mode, str(processes), str(folder)],
-            cwd=folder,
-            env={
-                **_environment(), "RANK": str(rank), "WORLD_SIZE": str(processes),
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            },
-        )
-        for rank in range(processes)
-    ]  # fmt: skip
-    try:
-        for rank in [0, *range(2, processes)]:
-            started[rank].wait(60)
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    return _results(folder, processes)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def _results(folder: Path, processes: int) -> list[Any]:
+def results_of(folder: Path, processes: int) -> list[Any]:
     files = [folder / f"{rank}.json" for rank in range(processes)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
 
@@ -156,27 +120,43 @@ def test_ranks_of_a_launcher_that_are_not_connected_are_warned_before_the_first_
     assert "init_process_group" not in caplog.text
 
 
-def test_ranks_that_do_not_divide_the_lanes_give_the_same_sequence(tmp_path: Path) -> None:
-    results = run_job(tmp_path, "default", 5)
+def test_ranks_that_do_not_divide_the_lanes_give_the_same_sequence(
+    host: Host, tmp_path: Path
+) -> None:
+    results = run_job(host, tmp_path, "default", 5)
     assert filled(in_order([result["batches"] for result in results])) == reference()
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=SLOW), pytest.param(6, marks=SLOW)])
-def test_a_job_gives_the_sequence_of_one_process_and_ends_after_the_same_step(
-    processes: int, tmp_path: Path
+def test_a_job_of_torchrun_gives_the_sequence_of_one_process(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "job.py", "default", "2", str(tmp_path)],
+        cwd=tmp_path, timeout=120, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    results = results_of(tmp_path, 2)
+    assert filled(in_order([result["batches"] for result in results])) == reference()
+
+
+@pytest.mark.parametrize("processes", [4, 6])
+def test_any_number_of_processes_ends_after_the_same_step(
+    host: Host, processes: int, tmp_path: Path
 ) -> None:
-    results = run_job(tmp_path, "default", processes)
+    results = run_job(host, tmp_path, "default", processes)
     assert filled(in_order([result["batches"] for result in results])) == reference()
 
 
 @SLOW
-def test_model_parallel_processes_get_the_same_batches_and_count_once(tmp_path: Path) -> None:
-    results = run_job(tmp_path, "shared", 4, world_size=2)
+def test_model_parallel_processes_get_the_same_batches_and_count_once(
+    host: Host, tmp_path: Path
+) -> None:
+    results = run_job(host, tmp_path, "shared", 4, world_size=2)
     batches = [result["batches"] for result in results]
     assert batches[0] == batches[1]
     assert batches[2] == batches[3]
     assert filled(in_order([batches[0], batches[2]])) == reference()
-    results = run_job(tmp_path, "groups", 4, world_size=2)
+    results = run_job(host, tmp_path, "groups", 4, world_size=2)
     counts = [batch.num_loss_tokens for batch in PackedLoader(uneven(Topology()))]
     expected = [sum(counts[i : i + 6]) for i in range(0, len(counts), 6)]
     assert [result["counts"] for result in results] == [expected] * 4
@@ -184,9 +164,9 @@ def test_model_parallel_processes_get_the_same_batches_and_count_once(tmp_path: 
 
 @pytest.mark.parametrize("mode", ["die", pytest.param("hang", marks=SLOW)])
 def test_a_rank_that_is_gone_fails_the_others_in_words_and_in_time(
-    mode: str, tmp_path: Path
+    host: Host, mode: str, tmp_path: Path
 ) -> None:
-    results = run_job(tmp_path, mode, 3)
+    results = run_job(host, tmp_path, mode, 3)
     for rank in (0, 2):
         kind, text = results[rank]["error"]
         assert kind == "RankError"
@@ -194,16 +174,16 @@ def test_a_rank_that_is_gone_fails_the_others_in_words_and_in_time(
         assert "resume all of them" in text
 
 
-def test_ranks_that_start_from_different_places_all_say_so(tmp_path: Path) -> None:
+def test_ranks_that_start_from_different_places_all_say_so(host: Host, tmp_path: Path) -> None:
     loader = PackedLoader(uneven(Topology(0, 2)))
     next(iter(loader))
     (tmp_path / "state").write_text(json.dumps(loader.state_dict()))
-    for result in run_job(tmp_path, "start", 2):
+    for result in run_job(host, tmp_path, "start", 2):
         assert result["error"][0] == "RankError"
         assert "do not start the same run" in result["error"][1]
 
 
-def test_data_parallel_ranks_shared_unequally_are_refused(tmp_path: Path) -> None:
-    for result in run_job(tmp_path, "uneven", 3, world_size=3):
+def test_data_parallel_ranks_shared_unequally_are_refused(host: Host, tmp_path: Path) -> None:
+    for result in run_job(host, tmp_path, "uneven", 3, world_size=3):
         assert result["error"][0] == "ConfigError"
         assert "equally many processes" in result["error"][1]

@@ -174,10 +174,12 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def runs(draw: st.DrawFn, most_lanes: int = LANES[-1]) -> tuple[int, list[Leg]]:
+def runs(
+    draw: st.DrawFn, most_lanes: int = LANES[-1], most_ranks: int = RANKS[-1]
+) -> tuple[int, list[Leg]]:
     """A number of lanes and two to five legs on any numbers of ranks."""
     lanes = draw(st.sampled_from([n for n in LANES if n <= most_lanes]))
-    ranks = st.sampled_from(RANKS)
+    ranks = st.sampled_from([n for n in RANKS if n <= most_ranks])
     legs = st.builds(Leg, ranks=ranks, workers=st.just(0), steps=st.integers(0, 25))
     return lanes, draw(st.lists(legs, min_size=2, max_size=5))
 
@@ -214,7 +216,7 @@ def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
     source.prepare()
 
     @settings(max_examples=3, deadline=None, suppress_health_check=SLOW_ONES)
-    @given(options(), runs(source.max_lanes() or 4))
+    @given(options(), runs(source.max_lanes() or 4, most_ranks=6))
     def check(values: dict[str, Any], run: tuple[int, list[Leg]]) -> None:
         lanes, legs = run
         if source.max_lanes() == 1:

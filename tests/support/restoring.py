@@ -16,6 +16,9 @@ from tests.support.every_source import SEQ_LEN
 def check_restores_everywhere(make: Callable[[], PackedDataset], **options: Any) -> None:
     """Save after every batch, through JSON; restore each and compare all that follows.
 
+    Of three states in four only as far as the third batch, if the state there is what it was in the
+    first run: then what follows is what follows that state, which is compared by itself.
+
     Args:
         make: the dataset, again and again; options: of the loaders.
     """
@@ -28,14 +31,18 @@ def check_restores_everywhere(make: Callable[[], PackedDataset], **options: Any)
     for i, state in enumerate(states):
         again = PackedLoader(make(), **options)
         again.load_state_dict(json.loads(state))
-        rest = list(again)
-        assert len(rest) == len(batches) - i - 1
-        for batch, expected in zip(rest, batches[i + 1 :], strict=True):
-            lane, step, ids, labels, cu_seqlens = expected
+        at = i
+        for batch in again:
+            at += 1
+            lane, step, ids, labels, cu_seqlens = batches[at]
             assert (batch.lane, batch.step) == (lane, step)
             assert batch.input_ids.equal(ids)
             assert batch.labels.equal(labels)
             assert batch.cu_seqlens.equal(cu_seqlens)
+            if i % 4 and at == i + 3 and json.dumps(again.state_dict()) == states[at]:
+                break
+        else:
+            assert at == len(batches) - 1
 
 
 def maker(

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-WAIT_S = 120  # for a program that would otherwise wait for ever
+from tests.support.forked import Host
 
 BEGINNING = """
 import os, signal, sys, threading
@@ -122,64 +119,66 @@ LEFT_OPEN = """
 """
 
 
-def ends_well(folder: Path, program: str, silently: bool = True) -> None:
+def ends_well(host: Host, folder: Path, program: str, silently: bool = True) -> None:
     (folder / "program.py").write_text(BEGINNING + program)
-    root = Path(__file__).parents[2]
-    run = subprocess.run(
-        [sys.executable, str(folder / "program.py")],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "Traceback" not in run.stderr or not silently
+    (status,), said = host.run(folder / "program.py")
+    assert status == 0, said[-3000:]
+    assert "Traceback" not in said or not silently
 
 
-def test_a_loop_ends_where_sigchld_is_ignored(tmp_path: Path) -> None:
-    ends_well(tmp_path, SIGCHLD_IGNORED)
+def test_a_loop_ends_where_sigchld_is_ignored(host: Host, tmp_path: Path) -> None:
+    ends_well(host, tmp_path, SIGCHLD_IGNORED)
 
 
 def test_a_child_forked_inside_the_loop_that_exits_leaves_the_workers_alone(
+    host: Host,
     tmp_path: Path,
 ) -> None:
-    ends_well(tmp_path, FORKED_INSIDE % "sys.exit(0)")
+    ends_well(host, tmp_path, FORKED_INSIDE % "sys.exit(0)")
 
 
-def test_a_child_forked_inside_the_loop_that_goes_on_with_it_is_told(tmp_path: Path) -> None:
+def test_a_child_forked_inside_the_loop_that_goes_on_with_it_is_told(
+    host: Host, tmp_path: Path
+) -> None:
     child = """
             try:
                 next(running)
             except WorkerError as error:
                 os._exit("its parent's" not in str(error))
             os._exit(1)"""
-    ends_well(tmp_path, "    running = loader = iter(loader)\n" + FORKED_INSIDE % child)
+    ends_well(host, tmp_path, "    running = loader = iter(loader)\n" + FORKED_INSIDE % child)
 
 
 @pytest.mark.parametrize("attempt", range(3))
-def test_loaders_in_four_threads_over_one_dataset_do_not_hang(tmp_path: Path, attempt: int) -> None:
-    ends_well(tmp_path, FOUR_THREADS)
+def test_loaders_in_four_threads_over_one_dataset_do_not_hang(
+    host: Host, tmp_path: Path, attempt: int
+) -> None:
+    ends_well(host, tmp_path, FOUR_THREADS)
 
 
-def test_a_program_without_standard_streams_runs(tmp_path: Path) -> None:
-    ends_well(tmp_path, CLOSED_STREAMS)
+def test_a_program_without_standard_streams_runs(host: Host, tmp_path: Path) -> None:
+    ends_well(host, tmp_path, CLOSED_STREAMS)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_are_spawned_say_nothing_of_ctrl_c_while_they_start(
-    tmp_path: Path, method: str
+    host: Host, tmp_path: Path, method: str
 ) -> None:
-    ends_well(tmp_path, INTERRUPTED_TWICE.replace("METHOD", repr(method)))
+    ends_well(host, tmp_path, INTERRUPTED_TWICE.replace("METHOD", repr(method)))
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_second_ctrl_c_waits_until_all_is_cleaned_up(tmp_path: Path, method: str) -> None:
-    ends_well(tmp_path, INTERRUPTED_IN_CLEAN_UP.replace("METHOD", repr(method)))
+def test_a_second_ctrl_c_waits_until_all_is_cleaned_up(
+    host: Host, tmp_path: Path, method: str
+) -> None:
+    ends_well(host, tmp_path, INTERRUPTED_IN_CLEAN_UP.replace("METHOD", repr(method)))
 
 
-def test_other_children_of_a_fork_server_that_was_started_here_hear_ctrl_c(tmp_path: Path) -> None:
-    ends_well(tmp_path, OTHER_CHILD, silently=False)  # Python tells of its KeyboardInterrupt
+def test_other_children_of_a_fork_server_that_was_started_here_hear_ctrl_c(
+    host: Host, tmp_path: Path
+) -> None:
+    ends_well(host, tmp_path, OTHER_CHILD, silently=False)  # Python tells of its KeyboardInterrupt
 
 
-def test_a_program_that_ends_with_loops_open_says_nothing_of_it(tmp_path: Path) -> None:
-    ends_well(tmp_path, LEFT_OPEN)
+def test_a_program_that_ends_with_loops_open_says_nothing_of_it(host: Host, tmp_path: Path) -> None:
+    ends_well(host, tmp_path, LEFT_OPEN)

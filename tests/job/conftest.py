@@ -1,0 +1,3 @@
+"""Fixtures of these tests."""
+
+from tests.support.forked import host as host
