@@ -5,7 +5,6 @@ import io
 import json
 import re
 import runpy
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -291,14 +290,6 @@ def test_bad_input_is_one_clear_line_and_exit_code_1(
     assert words in said
     assert len(said.splitlines()) == 1
     assert not Path("compare.png").exists()
-
-
-def test_the_program_exits_with_1(folder: Path) -> None:
-    command = [sys.executable, "-m", "streampack", "compare", "nowhere.jsonl"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert result.stderr.startswith("streampack: No file")
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -669,44 +669,6 @@ print("streaming" in sys.modules, "torch" in sys.modules)
     assert out.split() == ["10", "False", "False"]
 
 
-def test_a_later_import_of_streaming_does_what_it_would_have_done() -> None:
-    attempt = """
-try:
-    import streaming
-    print("imported", streaming.base.util is not None, streaming.MDSWriter.__module__)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    helper = """
-import sys
-from tests.support.mosaic import streaming_module
-before = {key for key in sys.modules if key.startswith("streaming")}
-with streaming_module("base.format.mds") as mds:
-    assert mds.MDSWriter
-assert before == {key for key in sys.modules if key.startswith("streaming")}
-"""
-    again = """
-imported = "streaming" in sys.modules
-with streaming_module("base.format.mds") as again:
-    assert (again is mds) == (not imported)
-"""
-    assert run_python(helper + attempt + again) == run_python(attempt)
-
-
-def test_a_streaming_that_was_imported_before_is_the_one_that_is_used() -> None:
-    out = run_python("""
-import sys, types
-package = types.ModuleType("streaming"); package.__path__ = []
-part = types.ModuleType("streaming.part")
-sys.modules.update({"streaming": package, "streaming.part": part})
-from tests.support.mosaic import streaming_module
-with streaming_module("part") as found:
-    print(found is part, sys.modules["streaming"] is package)
-print(sys.modules["streaming"] is package)
-""")
-    assert out.split() == ["True", "True", "True"]
-
-
 def test_a_mask_or_dtype_for_text_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "c", {"t": "str", "m": "bytes"}, [{"t": "abc", "m": b"111"}])
     for arguments in ({"dtype": "uint16"}, {"loss_mask": "m"}):
