@@ -127,8 +127,8 @@ def test_a_lane_that_reported_for_deals_that_were_not_due_is_refused(deals: int)
     list(islice(loader, 200))
     state = loader.state_dict()
     state["lanes"]["0"]["reported_deal"] = deals
+    loader.load_state_dict(sign(state))
     with pytest.raises(StateError, match=f"reported for {deals} deals, and no more than"):
-        loader.load_state_dict(sign(state))
         next(iter(loader))
 
 
