@@ -334,7 +334,7 @@ class Lane:
         if window.entries.digest() != state["digest"]:
             raise self._changed(
                 f"the window's digest is {window.entries.digest()}, the state says "
-                f"{state['digest']}"
+                f"{state['digest']!r:.40}"
             )
         window.round = state["round"]
         self._step = state["step"]

@@ -53,6 +53,14 @@ class Sharing:
         for lane, state in [*states.items(), *unknown.items()]:
             if state is not None:
                 reports, last = decode_reports(state["reports"]), state["reported_deal"]
+                # No round has more batches than its window has tokens.
+                stop = state["step"] + config.window.tokens(config.packer)
+                most = config.dealing.due(0, stop).stop - 1
+                if last > most:
+                    raise damaged(
+                        f"Lane {lane} has reported for {last} deals, and no more than {most} can "
+                        "have been due."
+                    )
                 for number, line, *_ in reports:
                     if line >= len(config.dealing.lines) or not 0 < number <= last:
                         raise damaged(

@@ -99,7 +99,7 @@ def attack_chats(folder: Path) -> Attack:
     import datasets
 
     tokenizer = with_template(byte_tokenizer(), CHATML)
-    datasets.Dataset(_table([TALKS[0](0)]))  # Arrow claims a share of its memory before the limit
+    _table([TALKS[0](0)], datasets.Dataset)  # Arrow claims a share of its memory before the limit
 
     def attack(rng: random.Random) -> str:
         shape = rng.choice(TALKS)
@@ -118,7 +118,7 @@ def attack_chats(folder: Path) -> Attack:
         elif form == "table":
             data = _table(records)
         elif form == "datasets":
-            data = datasets.Dataset(_table(records))
+            data = _table(records, datasets.Dataset)
         elif form == "factory":
             data = lambda lane, lanes: iter(records[lane::lanes])  # noqa: E731
         elif form == "iterable":
@@ -143,11 +143,11 @@ def attack_chats(folder: Path) -> Attack:
     return attack
 
 
-def _table(records: list[Any]) -> pa.Table:
+def _table(records: list[Any], make: Callable[[pa.Table], Any] = lambda table: table) -> Any:
     try:
-        return pa.Table.from_pylist(records)
+        return make(pa.Table.from_pylist(records))
     except Exception:  # no table holds it
-        return pa.table({"messages": [messages("a", "b")] * COUNT})
+        return make(pa.table({"messages": [messages("a", "b")] * COUNT}))
 
 
 def attack_pieces(folder: Path) -> Attack:

@@ -121,6 +121,17 @@ def test_a_forged_rule_is_refused_or_gives_every_token_once(part: str, number: i
     assert sum(batch.composition.placed for batch in loader) == TOKENS
 
 
+@pytest.mark.parametrize("deals", [1 << 30, 1 << 52])
+def test_a_lane_that_reported_for_deals_that_were_not_due_is_refused(deals: int) -> None:
+    loader = PackedLoader(dataset())
+    list(islice(loader, 200))
+    state = loader.state_dict()
+    state["lanes"]["0"]["reported_deal"] = deals
+    loader.load_state_dict(sign(state))
+    with pytest.raises(StateError, match=f"reported for {deals} deals, and no more than"):
+        next(iter(loader))
+
+
 def _some_shards(documents: Any, seeds: Any) -> Any:
     return documents.origin["shard"] % 3 != 1
 

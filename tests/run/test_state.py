@@ -439,6 +439,12 @@ def test_a_forged_source_is_refused_where_it_may_have_grown(source: object) -> N
         PackedLoader(make_mixed()).load_state_dict(sign(forged), allow={"source"})
 
 
+def test_a_digest_that_was_forged_is_shown_on_one_line() -> None:
+    with pytest.raises(StateError, match=r"the state says '\\n\\n'") as raised:
+        _taken_up(make_dataset(), signed(STATE, "0", digest="\n\n"))
+    assert "\n" not in str(raised.value)
+
+
 def test_columns_that_cannot_be_read_are_refused_with_their_lane() -> None:
     one = encode_columns(np.ones((5, 1), dtype=np.int64))
     for text in ("", "?", "é", one[:-4], one + one, one):
