@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from streampack.batch import PackedBatch
+import streampack  # whose names are imported when they are used: torch takes a second
 from streampack.cli.named import dataset_of, packed_by
 from streampack.cli.options import (
     AnyCorpus,
@@ -26,9 +26,6 @@ from streampack.cli.options import (
     TokensField,
 )
 from streampack.cli.say import say
-from streampack.dataset import PackedDataset
-from streampack.lane.warm_up import warm_up
-from streampack.loader import PackedLoader
 from streampack.metrics import LaneTimes, Metrics
 from streampack.packing import BestFitDecreasing
 
@@ -81,6 +78,8 @@ def bench(
         if config.preparation.group is None:  # groups are whole
             packer = replace(packer, overflow=config.source.overflow)
         dataset = packed_by(dataset, packer, batch_rows, epochs=None)
+        from streampack.lane.warm_up import warm_up  # imports torch
+
         warm_up(dataset.plan.config)
     lanes = dataset.plan.config.lanes
     found = []
@@ -123,7 +122,9 @@ class Rate:
     stage_s: dict[str, float]
 
 
-def measure(dataset: PackedDataset, workers: int, *, seconds: float, step_s: float) -> Rate:
+def measure(
+    dataset: streampack.PackedDataset, workers: int, *, seconds: float, step_s: float
+) -> Rate:
     """Take batches for so long.
 
     Args:
@@ -132,7 +133,7 @@ def measure(dataset: PackedDataset, workers: int, *, seconds: float, step_s: flo
         seconds: after the first batch of each lane; at least one batch is taken.
         step_s: that the loop sleeps for each batch.
     """
-    loader = PackedLoader(dataset, num_workers=workers)
+    loader = streampack.PackedLoader(dataset, num_workers=workers)
     began = time.perf_counter()
     batches = iter(loader)
     _use(next(batches), 0.0)
@@ -162,7 +163,7 @@ def measure(dataset: PackedDataset, workers: int, *, seconds: float, step_s: flo
     )
 
 
-def _use(batch: PackedBatch, step_s: float) -> None:
+def _use(batch: streampack.PackedBatch, step_s: float) -> None:
     batch.make_fields()
     if step_s:
         time.sleep(step_s)

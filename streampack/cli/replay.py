@@ -11,12 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from streampack.batch import PackedBatch
+import streampack  # whose names are imported when they are used: torch takes a second
 from streampack.cli.named import object_at
 from streampack.cli.saved import one_state
-from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError
-from streampack.loader import PackedLoader
 
 
 def replay(
@@ -73,13 +71,13 @@ def replay(
 
 
 def _batch(
-    dataset: PackedDataset, state: Mapping[str, Any], step: int, rank: int, ranks: int
-) -> tuple[int, PackedBatch | None]:
+    dataset: streampack.PackedDataset, state: Mapping[str, Any], step: int, rank: int, ranks: int
+) -> tuple[int, streampack.PackedBatch | None]:
     """Number and batch of a rank in a step after the state; None where its lane had ended.
 
     Steps in which no rank has a batch are left out of a run, and do not count.
     """
-    loader = PackedLoader(dataset)
+    loader = streampack.PackedLoader(dataset)
     first: int = state["next_batch"]
     try:
         loader.load_state_dict(state)
@@ -91,7 +89,7 @@ def _batch(
     lanes: int = state["fingerprint"]["lanes"]
     found = 0
 
-    def place(batch: PackedBatch) -> int:
+    def place(batch: streampack.PackedBatch) -> int:
         return batch.step * lanes + batch.lane - first
 
     for round_of_ranks, batches in groupby(loader, lambda batch: place(batch) // ranks):
@@ -107,7 +105,9 @@ def _batch(
     )
 
 
-def _as_dict(dataset: PackedDataset, batch: PackedBatch | None, tokenizer: Any) -> dict[str, Any]:
+def _as_dict(
+    dataset: streampack.PackedDataset, batch: streampack.PackedBatch | None, tokenizer: Any
+) -> dict[str, Any]:
     """The batch by name: its pieces in the order of its rows, each with place, ids and text."""
     if batch is None:
         return {"tokens": 0, "loss_tokens": 0, "pieces": []}
@@ -127,10 +127,10 @@ def _as_dict(dataset: PackedDataset, batch: PackedBatch | None, tokenizer: Any) 
     return {"tokens": batch.num_tokens, "loss_tokens": batch.num_loss_tokens, "pieces": pieces}
 
 
-def _alone(named: str) -> PackedDataset:
+def _alone(named: str) -> streampack.PackedDataset:
     """The dataset that a user's code makes, as that of a single rank."""
     made = object_at(named)
-    if not isinstance(made, PackedDataset):
+    if not isinstance(made, streampack.PackedDataset):
         raise ConfigError(
             f"{named} is {type(made).__name__}, not a PackedDataset.",
             "There is no dataset to read again.",

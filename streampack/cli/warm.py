@@ -18,12 +18,11 @@ from rich.console import Console
 from tokenizers import Tokenizer as Engine
 from tokenizers import models
 
+import streampack  # whose names are imported when they are used: torch takes a second
 from streampack._jit import cache_folders
 from streampack.cli.say import say
-from streampack.dataset import PackedDataset
 from streampack.documents import gather_ragged
 from streampack.errors import ConfigError
-from streampack.loader import PackedLoader
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
@@ -54,7 +53,7 @@ def warm() -> None:
             ids, places = np.zeros(1, dtype), np.arange(2)
             gather_ragged(ids, places[:1], places, ids.copy())
         for dataset in _datasets(Path(folder)):
-            loader = PackedLoader(dataset)
+            loader = streampack.PackedLoader(dataset)
             for batch in loader:
                 batch.labels  # noqa: B018
                 loader.state_dict()
@@ -71,7 +70,7 @@ def warm() -> None:
         print(name)
 
 
-def _datasets(folder: Path) -> Iterator[PackedDataset]:
+def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
     """One small run of every packer, and of each format with its own kernels."""
     documents = [[n % 200] * (n % 40 + 1) for n in range(300)]
     for packer in _packers():
@@ -104,11 +103,11 @@ def _datasets(folder: Path) -> Iterator[PackedDataset]:
     yield _dataset(source, BestFitDecreasing(seq_len=SEQ_LEN), balance="attention")
 
 
-def _dataset(source: Any, packer: Packer, **settings: Any) -> PackedDataset:
+def _dataset(source: Any, packer: Packer, **settings: Any) -> streampack.PackedDataset:
     settings["batch_tokens"] = 2 * SEQ_LEN
     tokenizer = None if source.tokenized else _tokenizer()
     rules = TokenRules(eos_id=EOS) if source.tokenized else None
-    return PackedDataset(
+    return streampack.PackedDataset(
         source,
         packer=packer,
         tokenizer=tokenizer,

@@ -150,8 +150,9 @@ class BatchAdapters(NoMapping, KernelBoundaries):
         """Arguments for a Hugging Face transformers causal LM.
 
         Not every family keeps documents apart by them, and none says so. Pass the `model`, and the
-        arguments are those by which it does. To find them, a tiny batch is run through it once for
-        each model, mode, device and attention implementation. Without a model they are:
+        arguments are those by which it does. To find them, two rows are run through it some ten
+        times, and a whole batch once, without gradients: once for each model, mode, device,
+        attention implementation and shape of a batch. Without a model they are:
 
         Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
         `max_length_q` and `_k`. FlashAttention takes the boundaries from `cu_seq_lens_q`; eager,

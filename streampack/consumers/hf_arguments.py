@@ -3,8 +3,8 @@
 Families differ in how they find the boundaries: most build their masks from `position_ids`, some
 only honour a mask that they are given, some kernels take `seq_idx`, and some layers know no
 boundaries at all. Class names do not say which (it changes with versions, attention
-implementations, installed kernels and lengths), so a batch of the same shape is run through the
-model itself.
+implementations, installed kernels and lengths), so two rows of the same length are run through the
+model itself, and then as many as the batch has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from streampack.consumers.isolation import check_isolation, of_slots
+from streampack.consumers.isolation import check_isolation, of_slots, put_back
 from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
 from streampack.window.packed_rows import PackedRows
@@ -206,9 +206,13 @@ def _tried(model: nn.Module, batch: Any, way: Way, device: torch.device) -> str 
     slots = batch.rows * batch.seq_len
     if way in ("positions", "seq_idx") and chunk and slots > chunk and chunk % batch.seq_len:
         return f"chunks of {chunk} tokens are counted through the batch, not in each document"
-    shares, rows = (_WHOLE_ROWS, 2) if way == "rows" else (_DOCUMENTS, batch.rows)
-    packed = _documents(shares[:rows], rows, batch.seq_len, _ids(model))
-    other = type(batch)(packed).to(device)
+    shares, rows = (_WHOLE_ROWS, 2) if way == "rows" else (_DOCUMENTS, min(batch.rows, 2))
+    ids = _ids(model)
+
+    def of_rows(rows: int) -> Any:
+        return type(batch)(_documents(shares[:rows], rows, batch.seq_len, ids)).to(device)
+
+    other = of_rows(rows)
 
     def call(batch: Any) -> Any:
         arguments = _arguments(model, batch, way)
@@ -222,6 +226,9 @@ def _tried(model: nn.Module, batch: Any, way: Way, device: torch.device) -> str 
         return f"documents move one another{where}"
     if not _as_alone(model, other, call, found.context):
         return "documents are not as they are by themselves (as if at other positions)"
+    if batch.rows > rows:  # what is too long for the model raises
+        with torch.no_grad(), put_back(model, device):
+            call(of_rows(batch.rows))
     return None
 
 

@@ -124,7 +124,7 @@ def check_isolation(
         other = torch.where(where, changed_ids, ids).view(batch.input_ids.shape)
         return of_slots(call(batch._with_input_ids(other)), len(ids))
 
-    with torch.no_grad(), _put_back(module, ids.device):
+    with torch.no_grad(), put_back(module, ids.device):
         nothing = torch.zeros_like(segment, dtype=torch.bool)
         base = outputs(nothing)
         if tolerance is None:
@@ -266,7 +266,7 @@ def _at(slot: int, like: Tensor) -> Tensor:
 
 
 @contextmanager
-def _put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
+def put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
     """Torch's random numbers, and the module's buffers, as they were before."""
     buffers = {} if module is None else {buffer: buffer.clone() for buffer in module.buffers()}
     on_host = device.type == "cpu"
