@@ -33,9 +33,10 @@ from streampack.sources.chat.blocks import block_of, field_names, holds_ids, rec
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.chat.rows import ChatItems, ChatLines, ChatRows, ChatTable
 from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.item_source import ItemSource
 from streampack.sources.iterable.objects import is_random_access, kind_name
 from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream, refuse_no_corpus
-from streampack.sources.iterable.source import ItemSource, Iterable
+from streampack.sources.iterable.source import Iterable
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.storage import Storage

@@ -1,0 +1,220 @@
+"""Sources whose documents come one by one as Python objects, and how a lane reads them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents import make_origin
+from streampack.errors import ConfigError, StateError
+from streampack.packing.rng import derive_seed, permutation
+from streampack.reading.base import Block, Cursor, LaneReader, Source
+from streampack.reading.cursor import cursor_field
+from streampack.reading.fields import Fields
+from streampack.reading.grouped import GroupedReader
+from streampack.reading.options import Reading, checked_reading
+from streampack.reading.skips import Skips
+from streampack.sources.iterable.items import (
+    PushbackIterator,
+    item_block,
+    item_sizes,
+    joined_arrays,
+)
+from streampack.sources.iterable.objects import check_state, has_exact_state, iterate, kind_name
+from streampack.sources.iterable.outside_worker import outside_worker
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 16  # items asked for at once, which may be in memory besides those of a block
+
+
+class ItemSource(Source):
+    """A source whose documents come one by one as Python objects.
+
+    Subclasses set `fields` (and with it `tokenized`), and say how to
+    open a lane. The order is that of the iterable; with shuffling, documents are permuted inside
+    blocks, by seed, epoch and place.
+
+    Args:
+        reading: how much of the items is read at a time.
+    """
+
+    fields: Fields
+
+    def __init__(self, reading: Reading | None) -> None:
+        self.reading = checked_reading(reading)
+
+    @abstractmethod
+    def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
+        """A new iterable over the items of one lane; `resume` is True if a cursor follows."""
+
+    def prepare(self) -> None:
+        """Nothing is listed: items are not known before they come."""
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "tokenized": self.fields.tokenized,
+            "field": self.fields.document,
+            "loss_mask": self.fields.loss_mask,
+            "reading": self.reading.describe(),
+        }
+
+    def shard_name(self, shard: int) -> str:
+        return f"lane {shard}"
+
+    def document_name(self, origin: np.void) -> str:
+        return f"item {int(origin['index'])} of lane {int(origin['shard'])}"
+
+    def item_sizes(self, items: list[Any]) -> list[int]:
+        """About the bytes of the document in each item."""
+        return item_sizes(items, self.fields)
+
+    def item_block(
+        self, items: Sequence[Any], origin: NDArray[np.void]
+    ) -> tuple[Block, dict[int, str]]:
+        """A block from items, without the broken ones, and what is wrong with those, by number."""
+        return item_block(items, self.fields, origin, self.field_types)
+
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
+        most = self.max_lanes()
+        if most is not None and n > most:
+            raise ConfigError(
+                f"{self.kind} can be split into {most} lanes at most, not {n}.",
+                "A lane would have nothing to read.",
+                self.more_lanes(most),
+            )
+        if self.group_field is None:
+            in_blocks = shuffle and self.reading.shuffle_blocks
+            return [_ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks) for lane in range(n)]
+        return [
+            GroupedReader(
+                _ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks=False),
+                self.group_field,
+                self.shard_name,
+                seed=derive_seed(seed, epoch, lane) if shuffle else None,
+            )
+            for lane in range(n)
+        ]
+
+    def more_lanes(self, most: int) -> str:
+        return f"Use lanes={most} or fewer (and as few ranks x workers)."
+
+
+@dataclass(frozen=True, slots=True)
+class _ItemLane(LaneReader):
+    """One lane; its cursor is ``{"count": items consumed, "state": the iterable's or null}``.
+
+    `shuffle` is for the iterable; `in_blocks` says whether documents are permuted in their blocks.
+    """
+
+    source: ItemSource
+    lane: int
+    lanes: int
+    seed: int
+    epoch: int
+    shuffle: bool
+    in_blocks: bool
+
+    def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
+        source = self.source
+        count = cursor_field(cursor, "count", int) if cursor is not None else 0
+        state = cursor.get("state") if cursor is not None else None
+        with outside_worker():
+            items = source.open_lane(
+                self.lane, self.lanes, self.epoch, self.shuffle, cursor is not None
+            )
+            stateful = has_exact_state(items)
+            if state is not None:
+                if not stateful:
+                    raise StateError(
+                        f"{kind_name(items)} has no `load_state_dict`, and the saved state has one "
+                        "of its states.",
+                        "It cannot continue from there.",
+                        "Pass the same kind of iterable as when the state was saved.",
+                    )
+                items.load_state_dict(state)
+            iterator = iterate(items)
+            if count and state is None:
+                self._replay(iterator, count, items)
+        ahead = PushbackIterator(iterator)
+        while True:
+            with outside_worker():
+                taken = self._take(ahead, stateful)
+                state = items.state_dict() if stateful and taken else None
+            if not taken:
+                return
+            if state is not None:
+                check_state(state, items)
+            block = self._block(taken, count, skips)
+            count += len(taken)
+            if len(block):
+                yield block, {"count": count, "state": state}
+
+    def _replay(self, iterator: Iterator[Any], count: int, items: Any) -> None:
+        logger.warning(
+            "%s cannot be resumed in the middle: lane %d reads %d items again to skip them.",
+            kind_name(items),
+            self.lane,
+            count,
+        )
+        if sum(1 for _ in itertools.islice(iterator, count)) < count:
+            raise StateError(
+                f"{kind_name(items)} ended before item {count}, where the saved state continues.",
+                "It does not yield what it yielded when the state was saved.",
+                "Pass the same data in the same order, or start a new run.",
+            )
+
+    def _take(self, items: PushbackIterator, exact: bool) -> list[Any]:
+        """The items of the next block, which depend on nothing but where it starts.
+
+        Args:
+            items: where they come from.
+            exact: take no item ahead, since the state of the iterable is asked for next.
+        """
+        most, most_bytes = self.source.reading.documents_per_block, self.source.reading.block_bytes
+        taken: list[Any] = []
+        size = 0
+        while len(taken) < most and size < most_bytes:
+            several = items.take(1 if exact else min(AHEAD, most - len(taken)))
+            if not several:
+                break
+            sizes = self.source.item_sizes(several)
+            if size + sum(sizes) < most_bytes:
+                taken += several
+                size += sum(sizes)
+                continue
+            count = 0
+            while size < most_bytes:
+                size += sizes[count]
+                count += 1
+            taken += several[:count]
+            items.push_back(several[count:])
+        return taken
+
+    def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
+        index = np.arange(first, first + len(items), dtype=np.int64)
+        seed = derive_seed(self.seed, self.epoch, self.lane, first)
+        fields = self.source.fields
+        if self.in_blocks and skips.is_empty and fields.tokenized and fields.document is None:
+            # Shuffled before they are joined, which saves a copy, if none is left out.
+            order = permutation(len(items), seed)
+            joined = joined_arrays(
+                [items[i] for i in order.tolist()], make_origin(self.lane, index[order])
+            )
+            if joined is not None:
+                return joined
+        origin = make_origin(self.lane, index)
+        block, problems = self.source.item_block(items, origin)
+        self.source.report_broken(origin, problems, skips)
+        kept, _ = skips.replay(block, self.lane)
+        if self.in_blocks and len(kept) > 1:
+            kept = kept.take(permutation(len(kept), seed))
+        return skips.replay_late(kept, self.lane)
