@@ -156,6 +156,7 @@ class WebDataset(ShardedSource):
                 text=text, tokens=tokens, loss_mask=loss_mask, default="text"
             )
         self.tokenized = self.fields.tokenized
+        self._rate: float | None = None  # tokens per byte, once they are counted
 
     def _first_members(self) -> FirstMembers:
         """Those of the first shard; one process of a job looks at them."""
@@ -204,9 +205,10 @@ class WebDataset(ShardedSource):
 
     def estimate_tokens(self) -> int | None:
         """A rough number of tokens, by the first samples: headers may be most of an archive."""
-        rate = listed_once({"tokens in": self.describe()}, self._tokens_per_byte)
-        sizes = self.manifest.num_bytes
-        return int(rate * int(sizes.sum())) if rate else super().estimate_tokens()
+        if self._rate is None:
+            self._rate = listed_once({"tokens in": self.describe()}, self._tokens_per_byte)
+        content = int(self.manifest.num_bytes.sum())
+        return int(self._rate * content) if self._rate else super().estimate_tokens()
 
     def _tokens_per_byte(self) -> float:
         """Of what the first shard that is a file begins with; 0 if no sample is in that."""
