@@ -17,8 +17,6 @@ _IN_OTHER_FILES = "Pass files of JSON lines or Parquet with such records to sour
 #: What says which token ids are learnt, where it stands beside them: one that is in several of them
 #: is learnt where all say so.
 LOSS_FIELDS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
-#: What may be a loss mask or another one.
-MAYBE_MASKS = ("mask", "masks", "loss_masks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +28,8 @@ class Fields:
         document: the field with the document; None if a record is itself the document.
         loss_masks: the fields with loss masks, for token ids.
         masks_known: False until `with_masks` has looked for them, if nobody named any.
+        unread: usual names of loss masks that were not there when `with_masks` looked; a document
+            that has one would be read without it.
         texts: the field of texts beside token ids, where nobody said which of them are the
             documents.
     """
@@ -38,6 +38,7 @@ class Fields:
     document: str | None = None
     loss_masks: tuple[str, ...] = ()
     masks_known: bool = True
+    unread: tuple[str, ...] = ()
     texts: str | None = None
 
     @classmethod
@@ -88,7 +89,8 @@ class Fields:
             return self
         others = {name: kind for name, kind in kinds.items() if name != self.document}
         found = tuple(name for name in LOSS_FIELDS if name in others)
-        unknown = [name for name in MAYBE_MASKS if others.get(name) in ("tokens", "mask")]
+        lists = [name for name, kind in others.items() if kind in ("tokens", "mask")]
+        unknown = [name for name in lists if may_be_mask(name)]
         if unknown and not found:
             raise ConfigError(
                 f'{where} has "{unknown[0]}" beside the token ids in "{self.document}".',
@@ -96,7 +98,19 @@ class Fields:
                 f"Pass loss_mask={unknown[0]!r} (--loss-mask) if it does, and loss_mask=[] "
                 '(--loss-mask "") if it does not.',
             )
-        return replace(self, loss_masks=found, masks_known=True)
+        unread = tuple(name for name in LOSS_FIELDS if name not in others)
+        return replace(self, loss_masks=found, masks_known=True, unread=unread)
+
+    def refuse_unread(self, names: Collection[str], where: str) -> None:
+        """Raise `ConfigError` if files of these columns would be read without their loss masks."""
+        for name in self.unread:
+            if name in names and self.tokenized:
+                raise ConfigError(
+                    f'{where} has "{name}" beside the token ids, and the first file has not.',
+                    "Its tokens would be learnt whatever that says.",
+                    "Give it to all of them, or make them two sources of a Mixture; loss_mask=[] "
+                    '(--loss-mask "") reads none.',
+                )
 
     @property
     def loss_mask(self) -> str | list[str] | None:
@@ -107,6 +121,15 @@ class Fields:
         """The arguments of a source that name them."""
         masks = {"loss_mask": self.loss_mask or []} if self.tokenized and self.masks_known else {}
         return {"tokens" if self.tokenized else "text": self.document, **masks}
+
+
+def may_be_mask(name: str) -> bool:
+    """True if a list of that name beside token ids may say which of them are learnt."""
+    plain = name.lower()
+    other = "attention" in plain or "special_tokens" in plain
+    return not other and (
+        any(word in plain for word in ("mask", "label", "loss")) or plain.startswith("target")
+    )
 
 
 def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:

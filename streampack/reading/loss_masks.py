@@ -29,12 +29,19 @@ def joint_mask(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
 
 
 def learnt_of(
-    record: Mapping[str, Any], names: Iterable[str], ids: NDArray[Any]
+    record: Mapping[str, Any], names: Iterable[str], ids: NDArray[Any], unread: Iterable[str] = ()
 ) -> NDArray[np.bool_] | None:
     """(T,) True where all these fields of a record say that its ids (T,) carry loss.
 
-    None without a field; `BrokenDocumentError` where one of them is neither a mask nor labels.
+    None without a field; `BrokenDocumentError` where one of them is neither a mask nor labels, or
+    where the record has one that is `unread`.
     """
+    for name in unread:
+        if name in record and record[name] is not None:
+            raise BrokenDocumentError(
+                f'has "{name}", and the first document has not, so its tokens would be learnt '
+                "whatever that says: give it to all of them, or pass loss_mask=[], which reads none"
+            )
     return joint_mask(mask_of(_values_in(record, name, len(ids)), ids, name) for name in names)
 
 

@@ -27,7 +27,8 @@ from tests.support.runs import make_dataset, uneven
 
 def program():
     for line in sys.stdin:
-        asked = json.loads(line)
+        if (asked := json.loads(line)) is None:
+            break
         children = []
         for number, environment in enumerate(asked["environments"]):
             children.append(os.fork())
@@ -101,7 +102,7 @@ class Host:
 
     def end(self) -> None:
         """End it."""
-        self._process.communicate(timeout=WAIT_S)
+        self._process.communicate("null\n", timeout=WAIT_S)
 
 
 @pytest.fixture(scope="package")

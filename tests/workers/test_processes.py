@@ -39,7 +39,7 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost
     batches = iter(loader)
     found = [next(batches).input_ids[:, 0].tolist()]
     assert loader._live is not None
-    feed = loader._live._batches.gi_frame.f_locals["feed"]
+    feed = loader._live._given.gi_frame.f_locals["feed"]
     worker = feed.gi_frame.f_locals["workers"][0]
     held = -1
     while held != (held := unread_bytes(worker.receiver)) or held < 1 << 16:

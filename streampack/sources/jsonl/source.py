@@ -175,7 +175,7 @@ class JSONL(ShardedSource):
         if not self.tokenized:
             return record, text_of(record, field, line or b""), None
         ids = ids_of(record, field, line)
-        return record, ids, learnt_of(record, self.fields.loss_masks, ids)
+        return record, ids, learnt_of(record, self.fields.loss_masks, ids, self.fields.unread)
 
     def record_of(self, line: bytes | None) -> dict[str, Any]:
         """The object of a line; None is one that was too long to be kept."""

@@ -128,6 +128,7 @@ class MDS(ShardedSource):
                     if not self._is_text(shard.layout):
                         kinds = kinds_of(shard.layout)
                         self.fields = self.fields.with_masks(kinds, shown(where))
+                        self.fields.refuse_unread(kinds, shown(where))
                     self._check_form(*form, where)
                 digests.append(self._digest(shard.name, hashes, where))
                 refuse_links(folder, name)

@@ -9,7 +9,7 @@ reading itself, raised an error or worked on every flipped bit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from streampack.errors import ConfigError
 from streampack.fields import TEXT_REMEDY, FieldTypes
+from streampack.reading.fields import Fields
 from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.records import DamagedFileError
 from streampack.sources.parquet.columns import (
@@ -110,7 +111,7 @@ def check_schema(
     name: str,
     schema: pa.Schema,
     column: str,
-    loss_masks: Sequence[str],
+    fields: Fields,
     tokenized: bool,
     types: FieldTypes,
 ) -> bool:
@@ -120,7 +121,7 @@ def check_schema(
         name: of the file.
         schema: its.
         column: with the documents.
-        loss_masks: columns.
+        fields: which columns are loss masks.
         tokenized: documents are token ids.
         types: are read besides.
 
@@ -128,7 +129,8 @@ def check_schema(
         ConfigError: the file lacks a column, or has it in another type.
     """
     there = ", ".join(f'"{field.name}" ({field.type})' for field in schema)
-    masks = list(loss_masks)
+    fields.refuse_unread(schema.names, shown(name))
+    masks = list(fields.loss_masks)
     if tokenized and ATTENTION_MASK in schema.names:
         masks.append(ATTENTION_MASK)
     for wanted in (column, *masks):
@@ -136,7 +138,10 @@ def check_schema(
             raise ConfigError(
                 f'{shown(name)} has no column "{wanted}", or has it more than once.',
                 f"Its columns are {there}.",
-                "Pass the right one as text= (strings) or tokens= (lists of token ids).",
+                "Pass the right one as text= (strings) or tokens= (lists of token ids)."
+                if wanted == column
+                else "Pass the right one as loss_mask= (--loss-mask). Files that have none may be "
+                'another source of a Mixture; loss_mask=[] (--loss-mask "") reads none.',
             )
     kind = schema.field(column).type
     if not (is_token_list(kind) if tokenized else is_text(kind)):

@@ -215,7 +215,7 @@ class Parquet(ShardedSource):
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for a file of another schema; True if its ids fit into uint16."""
         return check_schema(
-            name, schema, self.column, self.fields.loss_masks, self.tokenized, self.field_types
+            name, schema, self.column, self.fields, self.tokenized, self.field_types
         )
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:

@@ -17,15 +17,13 @@ from numpy.typing import NDArray
 from streampack.errors import ConfigError
 from streampack.reading.fields import (
     IDS,
-    LOSS_FIELDS,
-    MAYBE_MASKS,
     Fields,
     candidates,
+    may_be_mask,
     named_masks,
     texts_beside,
     usual_field,
 )
-from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.records import BrokenDocumentError, kind_of, record_of
 from streampack.sources.tar.headers import is_header
 from streampack.storage.decompression import DamagedError, codec_of, open_content
@@ -36,7 +34,6 @@ KINDS = ("npy", "txt", "json")  # in the order in which they are preferred
 _PEEKED = 64  # members of a shard that are looked at
 _HEAD_BYTES = 4 << 20  # of a shard, in which they are looked for
 _PART = 64 << 10
-_NO_IDS = (*LOSS_FIELDS, *MAYBE_MASKS, ATTENTION_MASK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class FirstMembers:
         for kind in kinds:
             found = [name for name in self.endings if name.rpartition(".")[2] == kind]
             if kind == "npy":
-                found = [name for name in found if name[:-4] not in _NO_IDS]
+                found = [name for name in found if not ("mask" in name or may_be_mask(name))]
                 usual = {"npy", *(f"{name}.npy" for name in IDS)}
                 found = [name for name in found if name in usual] or found
             if len(found) == 1:

@@ -372,12 +372,12 @@ class WebDataset(ShardedSource):
                 if not self.tokenized:
                     return record, text_of(record, field, content), None
                 ids: Any = ids_of(record, field, content)
-                return record, ids, learnt_of(record, masks, ids)
+                return record, ids, learnt_of(record, masks, ids, self.fields.unread)
             if self.form == "npz":
                 names = {field, *self._masks, ATTENTION_MASK, *types.token, *types.document}
                 arrays = npz_record(content, names, most)
                 ids = ids_in(arrays, field)
-                return arrays, ids, learnt_of(arrays, masks, ids)
+                return arrays, ids, learnt_of(arrays, masks, ids, self.fields.unread)
             fields = {
                 name: field_beside(data, name, files, i, most) for name, files in beside.items()
             }

@@ -20,6 +20,7 @@ from streampack.reading.npy import NPY_MAGIC, is_other_array, npy_header
 from streampack.reading.options import Reading
 from streampack.reading.records import DamagedFileError
 from streampack.sources.tokens.boundaries import ByEndToken, ByIndex
+from streampack.sources.tokens.llmc import HEADER_BYTES, is_llmc, llmc_kind
 from streampack.storage.decompression import map_file
 from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import has_ending
@@ -40,9 +41,10 @@ _WANTED = (
 class Tokens(FlatSource):
     """Documents in files that are one long array of token ids.
 
-    `.npy` files of one dimension and raw files, as nanoGPT, OLMo and dolma write them (theirs end
-    in `.npy` and have no header): a document ends with the end token, which stays, or where the
-    file ends. Files of datatrove (`.ds`): documents end where the `.ds.index` beside it says.
+    `.npy` files of one dimension; raw files, as nanoGPT, OLMo and dolma write them (theirs end in
+    `.npy` and have no header); those of llm.c and modded-nanogpt, which have one: a document ends
+    with the end token, which stays, or where the file ends. Files of datatrove (`.ds`): documents
+    end where the `.ds.index` beside it says.
 
     Files are cut at any byte among any number of lanes; a document belongs to the part that its
     first token is in. They are mapped into memory, remote ones from the cache. `Documents.origin`
@@ -134,9 +136,10 @@ class Tokens(FlatSource):
             last = self.storage.read_range(index.path, index.num_bytes - 8, index.num_bytes)
         if not head or (index is not None and not last):
             return None
-        if index is None and self.dtype is None and not head.startswith(NPY_MAGIC):
+        says_it = head.startswith(NPY_MAGIC) or is_llmc(head)
+        if index is None and self.dtype is None and not says_it:
             raise ConfigError(
-                f"dtype is not given for {shown(info.path)}, which has no header of numpy.",
+                f"dtype is not given for {shown(info.path)}, which has no header.",
                 "How many bytes an id takes is unknown.",
                 'Pass it, for example dtype="uint16" or dtype="uint32".',
             )
@@ -168,15 +171,17 @@ class Tokens(FlatSource):
                 remedy = _WANTED if is_other_array(header) else ""
                 raise DamagedFileError(f"it {header}", remedy)
             begin, _, kind = header
-            if wanted and wanted != kind:
-                raise DamagedFileError(
-                    f"its ids are {INTEGER_DTYPES[kind].name}, and dtype is {self.dtype}",
-                    "Leave dtype= out, as the file says it",
-                )
+        elif is_llmc(head):
+            begin, kind = HEADER_BYTES, llmc_kind(head, num_bytes)
         elif not kind:
             raise DamagedFileError(
-                "it has no header of numpy, and dtype is not given",
+                "it has no header, and dtype is not given",
                 "Pass the dtype= that it was written with, or write or download the shard again",
+            )
+        if begin and wanted and wanted != kind:
+            raise DamagedFileError(
+                f"its ids are {INTEGER_DTYPES[kind].name}, and dtype is {self.dtype}",
+                "Leave dtype= out, as the file says it",
             )
         if (num_bytes - begin) % INTEGER_DTYPES[kind].itemsize:
             raise DamagedFileError(
