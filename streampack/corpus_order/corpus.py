@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.cached import cached_property
 from streampack.conversion.shard_writer import Payload
 from streampack.corpus_order.work import Work
 from streampack.documents import Documents, gather_ragged, make_origin, offsets_of

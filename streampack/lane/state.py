@@ -22,12 +22,12 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.cached import cached_property
 from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.reading.cursor import is_count

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from streampack.cached import cached_property
 from streampack.conversations import PARTS, Conversation, TurnRules
 from streampack.errors import ConfigError
 from streampack.tokenization.messages import (

@@ -12,7 +12,6 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
+from streampack.cached import cached_property
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.numeric import whole_number

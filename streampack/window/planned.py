@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.cached import cached_property
 from streampack.errors import PlanError
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, check_rows, sound_fill

@@ -33,6 +33,34 @@ SIGCHLD_IGNORED = """
     assert run(loader) == expected
 """
 
+FORKED_BESIDE = """
+    from streampack.lane import state
+    begun, go_on, asked = threading.Event(), threading.Event(), []
+
+    class Busy(state.Round):  # a loop in another thread that is asked for its state just now
+        def __init__(self):
+            pass
+        @property
+        def entries(self):
+            begun.set()
+            go_on.wait()
+            raise KeyError
+
+    def ask():
+        try:
+            Busy().state(0)
+        except KeyError:
+            asked.append(True)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    begun.wait()
+    assert run(loader) == expected
+    go_on.set()
+    thread.join()
+    assert asked
+"""
+
 FORKED_INSIDE = """
     def fork(batches):
         if len(batches) == 3 and (child := os.fork()) == 0:
@@ -147,6 +175,10 @@ def test_a_child_forked_inside_the_loop_that_goes_on_with_it_is_told(
                 os._exit("its parent's" not in str(error))
             os._exit(1)"""
     ends_well(host, tmp_path, "    running = loader = iter(loader)\n" + FORKED_INSIDE % child)
+
+
+def test_workers_that_are_forked_while_a_state_is_made_do_not_wait_for_it(tmp_path: Path) -> None:
+    ends_well(tmp_path, FORKED_BESIDE)
 
 
 @pytest.mark.parametrize("attempt", range(3))
