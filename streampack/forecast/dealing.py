@@ -37,12 +37,23 @@ def with_dealing(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> 
     if saved is not None:
         return replace(config, dealing=_kept(config, saved.get("dealing")))
     lines, run_tokens, run_share = {}, 0, 0
-    for name, (source, epochs, share) in _sources(config).items():
+    found = _sources(config)
+    # What is finite and not dealt may end at any time, and others share its weight from then on.
+    lasting = sum(
+        share
+        for source, epochs, share in found.values()
+        if isinstance(source, ShardedSource) or epochs is None
+    )
+    for name, (source, epochs, share) in found.items():
         if isinstance(source, ShardedSource) and epochs is not None:
             tokens = source.estimate_tokens() or 0
             rate = max((tokens << FRACTION) // source.weight, 1)
             lines[name] = Line(
-                weight=source.weight, epochs=epochs, planned=epochs, rate=rate, share=share
+                weight=source.weight,
+                epochs=epochs,
+                planned=epochs,
+                rate=rate,
+                share=share * ONE // lasting,
             )
             run_tokens, run_share = run_tokens + tokens, run_share + share
     if not lines:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
-from streampack.sources import Mixture
+from streampack.sources import Iterable, Mixture
 from tests.support.memory_source import MemorySource
 from tests.support.runs import identities, identity
 from tests.support.simulated_ranks import over_legs
@@ -121,3 +121,18 @@ def test_a_second_epoch_added_on_the_way_gives_every_token_twice(stop: int) -> N
     _, counts = np.unique(ids[ids != PADDING], return_counts=True)
     assert len(counts) == sum(TOKENS.values())
     assert (counts == 2).all()
+
+
+def test_what_is_left_when_an_iterable_has_ended_fills_batches() -> None:
+    """However small its weight was beside what is not dealt, and may end at any time."""
+    first = Iterable(lambda lane, lanes: iter([[PADDING + 1] * 20] * 20))
+    mixture = Mixture({"first": first, "web": SOURCES["web"]}, weights={"first": 1, "web": 1e-4})
+    loader = PackedLoader(
+        PackedDataset(
+            mixture, seq_len=32, batch_rows=2, window=WindowConfig(rows=16), lanes=LANES,
+            topology=Topology(), token_rules=TokenRules(pad_id=PADDING),
+        )
+    )  # fmt: skip
+    tokens = [batch.num_tokens for batch in islice(loader, 10_000)]
+    assert sum(tokens) == TOKENS["web"] + LANES * 20 * 20
+    assert len(tokens) <= 1.1 * sum(tokens) / 64

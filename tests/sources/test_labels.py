@@ -131,7 +131,7 @@ def test_an_empty_list_of_masks_reads_none(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["mask", "loss_masks"])
+@pytest.mark.parametrize("name", ["mask", "Loss-Masks", "assistant_mask", "Labels", "target"])
 @pytest.mark.parametrize("named", [{}, {"tokens": "input_ids"}])
 def test_what_may_be_a_mask_is_asked_about(kind: str, name: str, named: dict[str, str]) -> None:
     data = KINDS[kind]({"input_ids": IDS, name: MASKS})
@@ -391,3 +391,44 @@ def test_a_column_of_json_in_mds_is_refused_with_what_can_be_read() -> None:
     assert encoding is not None
     shutil.rmtree(path)
     assert learnt(mds({"input_ids": encoding[1]}, {"input_ids": IDS})) == ALL
+
+
+def shards(write: Callable[[Columns], str], of_each: list[Columns]) -> str:
+    Path("shards").mkdir()
+    for number, columns in enumerate(of_each):
+        made = Path(write(columns))
+        made.rename(f"shards/{number}{made.suffix}")
+    return "shards"
+
+
+PLAIN = {"input_ids": IDS}
+LABELLED = {"input_ids": IDS, "labels": LABELS}
+
+
+@pytest.mark.parametrize("write", [lines, parquet, arrow])
+@pytest.mark.parametrize("of_each", [[PLAIN, LABELLED], [LABELLED, PLAIN]])
+def test_shards_of_which_some_have_labels_are_refused(
+    write: Callable[[Columns], str], of_each: list[Columns]
+) -> None:
+    path = shards(write, of_each)
+    with pytest.raises((ConfigError, ContentError), match='"labels"'):
+        learnt(path)
+    assert learnt(sources.open(path, loss_mask=[])) == ALL
+    files = sorted(map(str, Path(path).iterdir()))
+    assert learnt(sources.Mixture(dict(zip("ab", files, strict=True)))) == ALL | EXPECTED
+
+
+@pytest.mark.parametrize("before", [1, 300])
+@pytest.mark.parametrize("name", ["labels", "completion_mask"])
+def test_a_mask_that_begins_later_is_refused(before: int, name: str) -> None:
+    items = [{"input_ids": [5, 6, 7]}] * before + [{"input_ids": IDS[1], name: [0, 1]}]
+    for data in (items, lambda: iter(items)):
+        with pytest.raises(ContentError, match=f'Item {before} .* has "{name}", and the first'):
+            learnt(data)
+        read = sources.open(data, loss_mask=[])
+        assert learnt(read) == {((5, 6, 7), (-100, 6, 7)), ((21, 22), (-100, 22))}
+
+
+def test_a_mask_that_is_none_is_no_mask() -> None:
+    items = [{"input_ids": IDS[0]}, {"input_ids": IDS[1], "labels": None}]
+    assert len(learnt(items)) == 2

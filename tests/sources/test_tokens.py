@@ -56,6 +56,27 @@ def test_every_integer_dtype_is_read_raw_and_with_a_header(dtype: str, tmp_path:
         check_source_contract(source, documents, lane_counts=(1, 3, 8), restarts=2)
 
 
+@pytest.mark.parametrize(
+    ("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")]
+)
+def test_the_header_of_llmc_is_no_tokens(
+    magic: int, version: int, dtype: str, tmp_path: Path
+) -> None:
+    documents = ended()
+    ids = flat(documents, dtype)
+    header = np.zeros(256, dtype="<i4")
+    header[:3] = magic, version, len(ids)
+    path = tmp_path / "fineweb_train_000001.bin"
+    path.write_bytes(header.tobytes() + ids.tobytes())
+    for given_dtype in (None, dtype):
+        source = Tokens(path, dtype=given_dtype, eos_id=EOS, reading=SMALL)
+        assert source.estimate_tokens() == len(ids)
+        check_source_contract(source, documents, lane_counts=(1, 3), restarts=2)
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(ContentError, match=f"header says {len(ids)} ids of {dtype}"):
+        read_all(Tokens(path, eos_id=EOS))
+
+
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_cuts_give_every_document_once(data: Any, tmp_path: Path) -> None:
