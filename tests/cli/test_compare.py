@@ -106,8 +106,8 @@ def test_rows_of_several_lengths_are_recommended_with_their_steps(folder: Path) 
 def test_groups_of_a_dataset_are_measured_whole(folder: Path) -> None:
     byte_tokenizer().save("tokenizer.json")
     Path("chatml.jinja").write_text(CHATML)
-    asked = messages("hi", "ab")
-    pair = {"prompt": asked[:1], "chosen": asked[1:], "rejected": asked[1:]}
+    asked, other = messages("hi", "ab"), messages("hi", "ba")
+    pair = {"prompt": asked[:1], "chosen": asked[1:], "rejected": other[1:]}
     write_lines(folder / "pairs.jsonl", [pair] * 50)
     Path("corpus.py").write_text(
         "from streampack import PackedDataset, sources\n"
