@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated
 
 import typer
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import streampack  # whose names are imported when they are used: torch takes a second
-from streampack.cli.named import dataset_of, packed_by
+from streampack.cli.named import dataset_of, packed_by, rows_of
 from streampack.cli.options import (
     AnyCorpus,
     Column,
@@ -27,7 +27,7 @@ from streampack.cli.options import (
 )
 from streampack.cli.say import say
 from streampack.metrics import LaneTimes, Metrics
-from streampack.packing import BestFitDecreasing
+from streampack.packing import BestFitDecreasing, Packer
 
 ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
 STAGES = {
@@ -41,8 +41,14 @@ STAGES = {
 
 def bench(
     source: AnyCorpus,
-    seq_len: Annotated[int, typer.Option(metavar="N", help="Tokens per row.")] = 2048,
-    batch_rows: Annotated[int, typer.Option(metavar="N", help="Rows per batch.")] = 8,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Tokens per row; 2048, or as a PackedDataset has."),
+    ] = None,
+    batch_rows: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Rows per batch; 8, or as a PackedDataset has."),
+    ] = None,
     tokenizer: TextTokenizer = None,
     text: TextField = None,
     tokens: TokensField = None,
@@ -69,15 +75,17 @@ def bench(
     """
     console = Console(quiet=as_json, stderr=True)
     with console.status("opening"):
-        packer = BestFitDecreasing(seq_len=seq_len, overflow="drop")
+        packer: Packer = BestFitDecreasing(seq_len=seq_len or 2048, overflow="drop")
         dataset = dataset_of(
             source, tokenizer, eos_id, packer, text=text, tokens=tokens, column=column, key=key,
             dtype=dtype, loss_mask=loss_mask,
         )  # fmt: skip
         config = dataset.plan.config
-        if config.preparation.group is None:  # groups are whole
-            packer = replace(packer, overflow=config.source.overflow)
-        dataset = packed_by(dataset, packer, batch_rows, epochs=None)
+        if seq_len is None and config.packer is not packer:  # a PackedDataset has its own
+            packer = config.packer
+        elif config.preparation.group is None:  # groups are whole
+            packer = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=config.source.overflow)
+        dataset = packed_by(dataset, packer, batch_rows or rows_of(dataset), epochs=None)
         from streampack.lane.warm_up import warm_up  # imports torch
 
         warm_up(dataset.plan.config)

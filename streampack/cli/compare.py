@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from streampack.cli.named import dataset_of, packed_by
+from streampack.cli.named import dataset_of, packed_by, rows_of
 from streampack.cli.options import (
     AnyCorpus,
     Column,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from streampack.dataset import PackedDataset
     from streampack.forecast.estimation import Estimate
 
-BATCH_ROWS = 8  # by which steps are counted
+SEQ_LENS = [2048, 4096, 8192]
 GROUPS = (
     'Lengths are those of whole groups, which BestFitDecreasing with overflow="drop" keeps whole.'
 )
@@ -54,8 +54,14 @@ GROUPS = (
 def compare(
     source: AnyCorpus,
     seq_len: Annotated[
-        list[int], typer.Option(metavar="N", help="Row length to try; may be repeated.")
-    ] = [2048, 4096, 8192],  # noqa: B006
+        list[int] | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Row length to try; may be repeated. 2048, 4096 and 8192, or as a PackedDataset "
+            "has.",
+        ),
+    ] = None,
     tokenizer: TextTokenizer = None,
     text: TextField = None,
     tokens: TokensField = None,
@@ -75,13 +81,17 @@ def compare(
 ) -> None:
     """Pack a sample of your corpus with every strategy, and say which one to take and why."""
     check_target(out)
-    plain = BestFitDecreasing(seq_len=max(seq_len), overflow="drop")
+    plain = BestFitDecreasing(seq_len=max(seq_len or SEQ_LENS), overflow="drop")
     dataset = dataset_of(
         source, tokenizer, eos_id, plain, text=text, tokens=tokens, column=column, key=key,
         dtype=dtype, loss_mask=loss_mask,
     )  # fmt: skip
     alone = {"seed": seed, "epochs": 1, "lanes": 1}
-    dataset = packed_by(dataset, plain, BATCH_ROWS, **alone)
+    batch_rows, own = rows_of(dataset), dataset.plan.config.packer
+    if not seq_len:
+        seq_len = SEQ_LENS if own is plain else [*own.seq_lens]
+        plain = replace(plain, seq_len=max(seq_len))
+    dataset = packed_by(dataset, plain, batch_rows, **alone)
     console = Console(quiet=as_json)
     with console.status("reading"):
         lengths = _lengths(dataset, documents)
@@ -99,10 +109,10 @@ def compare(
         ]
     window = smallest_window(windows, curves[0].utilisation, curves[0].whole)
     with console.status("reading"):
-        steps = packed_by(dataset, found.packer, BATCH_ROWS).estimate_steps()
+        steps = packed_by(dataset, found.packer, batch_rows).estimate_steps()
     if dataset.plan.config.preparation.group is not None:
         found = replace(found, reasons=(*found.reasons, GROUPS))
-    said = _Findings(lengths, figures, found, windows, window, curves[0], steps)
+    said = _Findings(lengths, figures, found, windows, window, curves[0], steps, batch_rows)
     if as_json:
         print(json.dumps(_as_dict(said)))
     else:
@@ -133,6 +143,7 @@ class _Findings(NamedTuple):
     window: int | None
     curve: Curve
     steps: Estimate | None
+    batch_rows: int
 
 
 def _say(console: Console, said: _Findings) -> None:
@@ -146,7 +157,7 @@ def _say(console: Console, said: _Findings) -> None:
 
 def _as_dict(said: _Findings) -> dict[str, Any]:
     """What the words say, by name; shares from 0 to 1, lengths in tokens."""
-    lengths, figures, found, windows, window, curve, steps = said
+    lengths, figures, found, windows, window, curve, steps, _ = said
     return {
         "documents": len(lengths),
         "tokens": int(lengths.sum()),
@@ -246,7 +257,7 @@ def _table(figures: list[Figures], found: Recommendation) -> Table:
 
 def _words(said: _Findings) -> list[str]:
     """Why it is recommended, which window, and how long an epoch is."""
-    _, _, found, windows, window, curve, steps = said
+    _, _, found, windows, window, curve, steps, batch_rows = said
     lines = list(found.reasons)
     whole = f"{100 * curve.whole:.2f} %"
     if window is None:
@@ -274,7 +285,7 @@ def _words(said: _Findings) -> list[str]:
         )
     if steps is not None:
         lines.append(
-            f"An epoch has about {steps.steps:,} steps (within {steps.error:,}) of {BATCH_ROWS} "
+            f"An epoch has about {steps.steps:,} steps (within {steps.error:,}) of {batch_rows} "
             f"{'of the longest ' if len(found.figures.seq_lens) > 1 else ''}rows on one rank, and "
             "on several that number divided by theirs."
         )

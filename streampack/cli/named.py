@@ -101,13 +101,21 @@ def dataset_of(
     )
 
 
+def rows_of(dataset: PackedDataset) -> int:
+    """The longest rows in a batch of a dataset."""
+    config = dataset.plan.config
+    return config.batch_tokens // config.packer.seq_lens[-1]
+
+
 def packed_by(
     dataset: PackedDataset, packer: Packer, batch_rows: int, **others: Any
 ) -> PackedDataset:
     """The documents of a dataset, packed by another packer in batches of so many longest rows."""
     from streampack.window.config import WindowConfig
 
-    batch_tokens = batch_rows * packer.seq_lens[-1]
+    config, batch_tokens = dataset.plan.config, batch_rows * packer.seq_lens[-1]
+    if (packer, batch_tokens) == (config.packer, config.batch_tokens):
+        return dataset.alone(**others)
     return dataset.alone(
         packer=packer,
         batch_tokens=batch_tokens,

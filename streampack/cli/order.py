@@ -67,15 +67,16 @@ def order(
             "vectors); default: n-grams of tokens.",
         ),
     ] = None,
-    k: Annotated[int, typer.Option(help="Neighbours of each document in the graph.")] = 10,
+    k: Annotated[int, typer.Option(min=1, help="Neighbours of each document in the graph.")] = 10,
     duplicate_threshold: Annotated[
         float, typer.Option(help="Cosine above which the later document is dropped; 1 drops none.")
     ] = 0.95,
-    first_tokens: Annotated[int, typer.Option(help="Tokens that the embedder sees.")] = 512,
+    first_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the embedder sees.")] = 512,
     search: Annotated[Search, typer.Option(help="auto: exact up to 65,536.")] = Search.auto,
     seed: Annotated[int, typer.Option(help="Of the sample that trains the index.")] = 0,
     parts: Annotated[
-        int | None, typer.Option(help="Pieces in which the source is read; default: by its size.")
+        int | None,
+        typer.Option(min=1, help="Pieces in which the source is read; default: by its size."),
     ] = None,
     shard_size: Annotated[str, typer.Option(help="Content of a shard.")] = "64MiB",
     compression: Annotated[str | None, typer.Option(help="As for `streampack convert`.")] = None,
@@ -91,13 +92,14 @@ def order(
     ] = None,
     address: Annotated[str | None, typer.Option(help="Of a Ray cluster; default: here.")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="On this machine: default one per core; 0 uses no Ray.")
+        int | None,
+        typer.Option(min=0, help="On this machine: default one per core; 0 uses no Ray."),
     ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Measure, and print time, memory and disk; do nothing.")
     ] = False,
     documents: Annotated[
-        int | None, typer.Option(help="With --plan: so many instead of the source's.")
+        int | None, typer.Option(min=1, help="With --plan: so many instead of the source's.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of words.")

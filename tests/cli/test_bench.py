@@ -61,3 +61,28 @@ def test_a_corpus_that_cannot_be_loaded_is_refused(tmp_path: Path, corpus: list[
         output_of(*corpus[:2])
     with pytest.raises(ConfigError, match="nowhere"):
         output_of("bench", tmp_path / "nowhere.jsonl")
+
+
+def test_a_dataset_is_loaded_in_its_own_rows_and_batches(corpus: list[str], tmp_path: Path) -> None:
+    made = tmp_path / "made.py"
+    made.write_text(
+        "from streampack import PackedDataset\n"
+        "from streampack.packing import Pad\n"
+        f"dataset = PackedDataset({corpus[1]!r}, tokenizer={corpus[3]!r},\n"
+        "    packer=Pad(seq_len=64), batch_rows=1)\n"
+    )
+
+    def tokens_of_a_batch(*options: object) -> float:
+        given = ("--seconds", 0.01, "--workers", 0, "--json", *options)
+        run = json.loads(output_of("bench", f"{made}:dataset", *given))["runs"][0]
+        return float(run["tokens"] / run["batches"])
+
+    assert 0 < tokens_of_a_batch() <= 64
+    assert 64 < tokens_of_a_batch("--batch-rows", 4) <= 256
+    assert 64 < tokens_of_a_batch("--seq-len", 512) <= 512
+
+
+@pytest.mark.parametrize("option", ["--seq-len", "--batch-rows"])
+def test_rows_and_batches_have_something_in_them(corpus: list[str], option: str) -> None:
+    with pytest.raises(AssertionError, match="greater than or equal to 1"):
+        output_of(*corpus, option, 0)

@@ -106,8 +106,8 @@ def test_rows_of_several_lengths_are_recommended_with_their_steps(folder: Path) 
 def test_groups_of_a_dataset_are_measured_whole(folder: Path) -> None:
     byte_tokenizer().save("tokenizer.json")
     Path("chatml.jinja").write_text(CHATML)
-    asked = messages("hi", "ab")
-    pair = {"prompt": asked[:1], "chosen": asked[1:], "rejected": asked[1:]}
+    asked, other = messages("hi", "ab"), messages("hi", "ba")
+    pair = {"prompt": asked[:1], "chosen": asked[1:], "rejected": other[1:]}
     write_lines(folder / "pairs.jsonl", [pair] * 50)
     Path("corpus.py").write_text(
         "from streampack import PackedDataset, sources\n"
@@ -137,6 +137,19 @@ def test_an_end_of_texts_is_named_by_an_option_as_the_error_says(folder: Path) -
     with pytest.raises(ConfigError, match=r"\(--eos-id\)"):
         run(*given)
     assert "20 documents of 2 tokens" in run(*given, "--eos-id", 1)
+
+
+def test_the_rows_and_batches_of_a_dataset_are_tried(folder: Path) -> None:
+    Path("made.py").write_text(
+        "from streampack import PackedDataset\n"
+        "dataset = PackedDataset([[1] * 60] * 400, seq_len=64, batch_rows=2)\n"
+    )
+    said = json.loads(run("made.py:dataset", "--json"))
+    assert {length for row in said["strategies"] for length in row["seq_lens"]} <= {16, 32, 64}
+    assert 170 <= said["epoch_steps"] <= 200
+    assert re.search(r"steps \(within \d+\) of 2 (of the longest )?rows", run("made.py:dataset"))
+    said = json.loads(run("made.py:dataset", "--seq-len", 128, "--json"))
+    assert max(length for row in said["strategies"] for length in row["seq_lens"]) == 128
 
 
 def test_as_json_it_says_the_same_by_name(folder: Path) -> None:

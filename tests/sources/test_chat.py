@@ -127,10 +127,12 @@ def test_records_that_make_no_sense_are_named(record: Any, message: str, tmp_pat
     assert loader.metrics().skipped == 1
 
 
-@pytest.mark.parametrize("marks", [{"weight": 0}, {"train": False}, {"weight": 0.0}])
+@pytest.mark.parametrize(
+    "marks", [{"weight": 0}, {"train": False}, {"weight": 0.0}, {"loss": False}]
+)
 @pytest.mark.parametrize("template", [CHATML, CHATML_MARKED])
 @pytest.mark.parametrize("form", ["lines", "table", "completion"])
-def test_a_message_with_weight_0_or_train_false_carries_no_loss(
+def test_a_message_with_weight_0_or_train_or_loss_false_carries_no_loss(
     marks: dict[str, Any], template: str, form: str, tmp_path: Path
 ) -> None:
     chat = marked(**marks)

@@ -174,6 +174,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "chosen": "b", "rejected": messages("a", "c")}, "where two texts or two"),
     ({"prompt": "z", "chosen": messages("a", "b"), "rejected": messages("a", "c")}, "same prompt"),
     ({"prompt": "a", "chosen": "b", "rejected": ""}, "no assistant turn"),
+    ({"prompt": "a", "chosen": "b", "rejected": "b"}, "do not differ"),
+    ({"chosen": "Assistant: b", "rejected": "Assistant: b"}, "do not differ"),
     ({"messages": messages("a", "b"), "chosen": [], "rejected": []}, 'pass shape="messages"'),
 ]
 

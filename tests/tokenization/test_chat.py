@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Engine
 from streampack.conversations import Conversations
 from streampack.documents import Documents, make_origin
 from streampack.errors import ConfigError, ContentError
+from streampack.reading.records import BrokenDocumentError
 from streampack.reading.skips import Skips
 from streampack.sources.chat.records import conversation_of
 from streampack.tokenization import ChatTokenizer, load_tokenizer
@@ -235,6 +236,21 @@ def test_tool_calls_and_their_answers() -> None:
     assert learnt(BPE, documents) == ['<call>add{"a": 1}</call><|im_end|>', "2<|im_end|>"]
     text = BPE.decode(documents.tokens.tolist(), skip_special_tokens=False)
     assert "user\n1 + 1<|im_end|>" in text
+
+
+def test_a_function_call_is_a_call_of_a_tool() -> None:
+    said = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    record = {"messages": [*messages("hi"), said]}
+    tokenizer = chat_tokenizer(BPE, CHATML)
+    assert learnt(BPE, encode(tokenizer, record)) == ["<call>f{}</call><|im_end|>"]
+    wordless = CHATML.replace("message.tool_calls or []", "[]")
+    for content in (None, "ok"):
+        said["content"] = content
+        with pytest.raises(ContentError, match=r"calls of tools in message 1 .* leaves out"):
+            encode(chat_tokenizer(BPE, wordless), record)
+    said["tool_calls"] = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    with pytest.raises(BrokenDocumentError, match='"function_call" beside "tool_calls"'):
+        encode(tokenizer, record)
 
 
 def test_of_a_prompt_of_messages_nothing_is_learnt() -> None:

@@ -30,7 +30,7 @@ SPEAKERS = {
     "tool": "tool",
 }
 #: What says of a message whether it is learnt.
-MARKS = ("weight", "train")
+MARKS = ("weight", "train", "loss")
 
 
 def messages_of(values: Any, field: str) -> list[dict[str, Any]]:
@@ -54,6 +54,11 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         raise BrokenDocumentError(f"has the role {role!r} in {name}; roles are {', '.join(ROLES)}")
     calls = value.get("tool_calls")
+    if value.get("function_call") is not None:  # what OpenAI had before calls of tools
+        if calls:
+            raise BrokenDocumentError(f'has a "function_call" beside "tool_calls" in {name}')
+        calls = _calls(value["function_call"], name)
+        value = {**value, "function_call": None, "tool_calls": calls}
     if calls is not None:
         calls = _plain_list(calls, f"tool_calls of {name}")
     content = value.get("content")

@@ -146,6 +146,8 @@ def _of_preference(record: Mapping[str, Any]) -> Conversation:
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
     elif isinstance(chosen, list) and isinstance(rejected, list) and not isinstance(prompt, list):
         prompt, chosen, rejected = _common_messages(prompt, chosen, rejected)
+    if chosen == rejected:
+        raise BrokenDocumentError('has answers in "chosen" and "rejected" that do not differ')
     sides = ((chosen, "chosen"), (rejected, "rejected"))
     better, worse = (_answered(prompt, said, field, record) for said, field in sides)
     worse = replace(worse, tools=tools_of(record.get("tools")))

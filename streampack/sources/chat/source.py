@@ -62,9 +62,9 @@ class Chat(Source):
 
     Beside messages there may be ``"tools"`` and ``"system"``. Content may be text or a list of
     parts of text. Every token of an assistant's turn carries loss, with the token that ends it, and
-    no other token does; a turn whose message has ``"weight": 0`` or ``"train": false`` carries
-    none. Conversations longer than a row are dropped, counted and named, unless the packer that is
-    passed does something else.
+    no other token does; a turn whose message has ``"weight": 0``, ``"train": false`` or
+    ``"loss": false`` carries none. Conversations longer than a row are dropped, counted and named,
+    unless the packer that is passed does something else.
 
     Args:
         data: files, directories, globs or brace expansions, local or any fsspec URL, read as
