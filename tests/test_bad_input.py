@@ -187,12 +187,21 @@ def test_text_without_a_tokenizer_is_refused() -> None:
         load(["a text"])
 
 
-def test_overlong_documents_can_be_an_error_that_names_them() -> None:
+def test_overlong_documents_can_be_an_error_that_names_them(tmp_path: Path) -> None:
     packer = BestFitDecreasing(seq_len=16, overflow="error")
-    with pytest.raises(PlanError, match="Document 1 of shard 0 has 40 tokens"):
+    with pytest.raises(PlanError, match=r"^Document 1 of memory-0 has 40 tokens"):
         load(MemorySource([ids(5, 40)]), packer=packer, shuffle=False)
-    with pytest.raises(PlanError, match="Document 0 of shard 0 has 9999 tokens"):
+    with pytest.raises(PlanError, match=r"^Document 0 of memory-0 has 9999 tokens"):
         load(MemorySource([ids(9999)]), packer=packer)  # more than the window could hold
+    lines = tmp_path / "a.jsonl"
+    lines.write_text('{"ids": [1, 2]}\n' + json.dumps({"ids": [1] * 40}))
+    with pytest.raises(
+        PlanError, match=rf"^The line at byte 16 of {lines} \(line 2\) has 40 tokens"
+    ):
+        load(sources.JSONL(lines, tokens="ids"), packer=packer)
+    two = {"a": [[1]], "b": [[1], [1] * 40]}
+    with pytest.raises(PlanError, match=r'^Item 1 of lane 0 of source "b" has 40 tokens'):
+        load(sources.Mixture(two, weights={"a": 0.5, "b": 0.5}), packer=packer)
 
 
 def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:

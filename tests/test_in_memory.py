@@ -193,6 +193,18 @@ def test_a_rank_needs_its_own_documents_alone() -> None:
     assert sum(batch.num_documents for batch in batches) == len(own)
 
 
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+def test_there_is_as_much_as_was_planned(make: Any) -> None:
+    plan = pack([2, 2], seq_len=8)
+    for count in (1, 3):
+        ids = [[1, 2]] * count
+        with pytest.raises(ConfigError, match=f'"ids" has {count} documents, and 2 were planned'):
+            plan.batches(make(ids))
+        with pytest.raises(ConfigError, match=f'"a" has {count} documents'):
+            plan.batches([[1, 2]] * 2, document_fields={"a": make([0.0] * count)})
+    assert list(plan.batches({i: [1, 2] for i in range(3)}))
+
+
 def test_what_is_not_as_planned_is_named() -> None:
     plan = pack([3, 2], seq_len=8)
     with pytest.raises(ConfigError, match=r"Document 1 has 3 ids, and 2 when it was planned"):
@@ -250,7 +262,7 @@ def test_what_is_no_number_of_microbatches_is_refused(microbatches: Any) -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"ids": [[1, 2, 3]]}, r'nothing for document 1 in "ids", a list'),
+        ({"ids": {0: [1, 2, 3]}}, r'nothing for document 1 in "ids", a dict'),
         ({"ids": None}, 'in "ids", a NoneType'),
         ({"loss_mask": 5}, 'in "loss_mask", a int'),
         ({"token_fields": {"a": []}}, 'nothing for document 0 in "a", a list'),

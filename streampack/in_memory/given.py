@@ -28,16 +28,18 @@ class Given:
     @classmethod
     def of(
         cls,
+        count: int,
         own: NDArray[np.int64],
         ids: Any,
         loss_mask: Any,
         token_fields: Mapping[str, Any] | None,
         document_fields: Mapping[str, Any] | None,
     ) -> Given:
-        """From the arguments of `MicrobatchPlan.batches`; `own` (D,) are the rank's documents.
+        """From the arguments of `MicrobatchPlan.batches`; `own` (D,) of `count` are the rank's.
 
         Raises:
-            ConfigError: fields are no mapping, or one has a name that is taken.
+            ConfigError: fields are no mapping, one has a name that is taken, or something is there
+                for more or fewer documents than were planned.
         """
         for name, given in (("token_fields", token_fields), ("document_fields", document_fields)):
             if not (given is None or isinstance(given, Mapping)):
@@ -58,6 +60,15 @@ class Given:
         columns[_IDS] = ids
         if loss_mask is not None:
             columns[_MASK] = loss_mask
+        for name, values in columns.items():
+            held = len(values) if isinstance(values, list | tuple) else count
+            held = (getattr(values, "shape", None) or (held,))[0]  # of arrays and tensors
+            if held != count:
+                raise ConfigError(
+                    f'"{name}" has {held} documents, and {count} were planned.',
+                    "What belongs to a document is looked up by its number in the plan.",
+                    "Pass as many as lengths were packed, in their order, or a dict by number.",
+                )
         return cls(columns, types)
 
     def read(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> Documents:

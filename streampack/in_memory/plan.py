@@ -116,7 +116,7 @@ class MicrobatchPlan:
             ConfigError: a document, or what belongs to it, is not what it should be.
         """
         own = self.documents(rank)
-        given = Given.of(own, ids, loss_mask, token_fields, document_fields)
+        given = Given.of(len(self.lengths), own, ids, loss_mask, token_fields, document_fields)
         pad_id = whole_number("pad_id", pad_id, "It is an id.", least=0, most=(1 << 32) - 1)
         if pad_to is not None:
             pad_to = whole_number("pad_to", pad_to, "Rows have a multiple of it.")

@@ -83,6 +83,7 @@ class Lane:
             seed=derive_seed(config.seed, 2, self.lane),
             schedule_seed=config.seed,
             balance=config.balance,
+            name=config.source.document_name,
         )
         state, mark = self.state, None
         skips = Skips(config.on_error, config.skip_limit)

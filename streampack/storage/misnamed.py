@@ -37,6 +37,9 @@ def nothing_there(name: str, endings: Sequence[str], *, local: bool) -> ConfigEr
     else:
         remedy = "Check the URL: the bucket or host, and every folder in it."
     fact = f'No file{kinds} matches "{shown(name)}".'
+    folder = name.removeprefix("file://")
+    if local and os.path.isdir(folder) and not os.listdir(folder):
+        fact, remedy = f'The folder "{shown(name)}" is empty.', "Put files in it, or name another."
     return ConfigError(fact, "Its documents would be missing.", remedy)
 
 

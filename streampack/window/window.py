@@ -16,6 +16,7 @@ rounds.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,7 @@ class Window:
         seed: the lane's.
         schedule_seed: the run's, for packers whose batches follow a schedule common to all lanes.
         balance: the schedule of costs that rows follow, measured; None for none.
+        name: what a document is called that may not be there, by its origin.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Window:
         seed: int,
         schedule_seed: int = 0,
         balance: Balance | None = None,
+        name: Callable[[np.void], str] = lambda origin: f"document {origin['index']}",
     ) -> None:
         self._config = config
         self._window_tokens = config.tokens(packer)
@@ -76,6 +79,7 @@ class Window:
         self._seed = seed
         self._schedule_seed = schedule_seed
         self._balance = balance
+        self._name = name
         self.round = 0
         self._buffer = TokenBuffer(self._window_tokens)
         self._continued = False
@@ -291,13 +295,10 @@ class Window:
             room = f"a batch has {self._batch_tokens // self._longest} rows of {self._longest}"
         if over.any():
             i = int(np.argmax(np.where(over, lengths, 0)))
-            origin = documents.origin[i]
-            group = "The group that begins with document" if documents.members else "Document"
+            name = self._name(documents.origin[i])
+            name = f"the group that begins with {name}" if documents.members else name
             raise PlanError(
-                f"{group} {int(origin['index'])} of shard {int(origin['shard'])}"
-                + (f" of source {int(origin['source'])}" if origin["source"] else "")
-                + " has "
-                f"{int(lengths[i])} tokens, {room}.",
+                f"{name[0].upper()}{name[1:]} has {int(lengths[i])} tokens, {room}.",
                 'overflow="error" forbids that.',
                 'Filter them out, or use overflow="drop".'
                 if documents.members

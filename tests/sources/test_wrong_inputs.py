@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a name on the Hub": (lambda: "someone/fineweb", "load_dataset"),
     "a path as bytes": (lambda: b"web.jsonl", "decoded"),
     "a file of another kind": (lambda: "table.csv", "read_csv"),
-    "an empty folder": (lambda: Path("empty"), "No file"),
+    "an empty folder": (lambda: Path("empty"), "is empty"),
     "a folder of two kinds": (lambda: "both", "2 kinds"),
     "paths of two kinds": (lambda: ["web.jsonl", "other.parquet"], "2 kinds"),
     "a missing path in a list": (lambda: ["web.jsonl", "nowhere.jsonl"], "No file"),

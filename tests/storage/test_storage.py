@@ -105,6 +105,16 @@ def test_a_pattern_that_matches_nothing_is_named(storage: Storage, pattern: str)
     assert "nothing" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["{}", "{}/", "file://{}"])
+def test_an_empty_folder_is_called_empty(storage: Storage, tmp_path: Path, name: str) -> None:
+    for folder in ("data", "date"):
+        (tmp_path / folder).mkdir()
+    with pytest.raises(ConfigError, match=r'^The folder ".*data/?" is empty\. .* Put files in it'):
+        storage.list(name.format(tmp_path / "data"))
+    (tmp_path / "data" / "a.txt").touch()
+    assert len(storage.list(name.format(tmp_path / "data"))) == 1
+
+
 def test_an_object_store_is_listed_with_sizes(s3: S3Server, storage: Storage) -> None:
     for size, key in enumerate(("p/a.bin", "p/q/b.bin", "p/q/c.txt", "r/d.bin"), start=1):
         s3.put(key, b"x" * size)
