@@ -51,4 +51,7 @@ def _read(path: Path) -> dict[str, Any]:
             "It cannot be a state.",
             "Write it with json.dump(loader.state_dict(), file).",
         ) from error
+    if isinstance(state, dict) and "lanes" not in state:  # {"data": loader.state_dict(), ...}
+        inside = [held for held in state.values() if isinstance(held, dict) and "lanes" in held]
+        return inside[0] if len(inside) == 1 else state
     return state

@@ -118,6 +118,19 @@ def test_the_states_of_all_ranks_are_read_as_one(corpus: str, tmp_path: Path) ->
     assert [line[0] for line in rows(alone)] == ["1", "3"]
 
 
+def test_the_state_in_a_checkpoint_is_found_unless_there_are_several(
+    corpus: str, tmp_path: Path
+) -> None:
+    path = saved(tmp_path, "state", make(sources.MDS(corpus, column="tokens")), 6)
+    plain, state = run(path), json.loads(path.read_text())
+    path.write_text(json.dumps({"data": state, "step": 6, "optimiser": {"lr": 0.1}}))
+    assert run(path) == plain
+    for held in ({"data": state, "other": state}, {"step": 6}):
+        path.write_text(json.dumps(held))
+        with pytest.raises(StateError):
+            run(path)
+
+
 def test_the_same_comes_as_json(corpus: str, tmp_path: Path) -> None:
     source = sources.MDS(corpus, column="tokens")
     path = saved(tmp_path, "state", make(source), 6)
