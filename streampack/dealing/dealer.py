@@ -128,12 +128,10 @@ def _outlook(
         dealt: (lanes,) weight that they were dealt.
         until, ahead, found: (lanes,) what they report.
     """
-    seen = zip(found.tolist(), until.tolist(), strict=True)
-    known = [(tokens << FRACTION) // weight for tokens, weight in seen if weight]
+    most = MOST_TOKENS - 1  # which times 2**16 an int64 holds
+    rates = (np.minimum(found, most) << FRACTION) // np.maximum(until, 1)
+    known = rates[until > 0].tolist()  # added up as Python's integers
     rate = sum(known) // len(known) if known else 0
-    unread = np.maximum(dealt - until, 0).tolist()
-    left = [
-        min(tokens + (weight * rate >> FRACTION), MOST_TOKENS)
-        for tokens, weight in zip(ahead.tolist(), unread, strict=True)
-    ]
-    return np.array(left, dtype=np.int64), rate
+    unread = np.clip(dealt - until, 0, (most << FRACTION) // max(rate, 1))
+    left = np.minimum(ahead, most) + (unread * rate >> FRACTION)
+    return left, rate
