@@ -500,7 +500,7 @@ def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) 
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("streampack: No file")
+    assert done.stderr.startswith("streampack: The folder")
     assert "Traceback" not in done.stderr
 
 

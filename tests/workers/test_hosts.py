@@ -177,8 +177,10 @@ def test_a_child_forked_inside_the_loop_that_goes_on_with_it_is_told(
     ends_well(host, tmp_path, "    running = loader = iter(loader)\n" + FORKED_INSIDE % child)
 
 
-def test_workers_that_are_forked_while_a_state_is_made_do_not_wait_for_it(tmp_path: Path) -> None:
-    ends_well(tmp_path, FORKED_BESIDE)
+def test_workers_that_are_forked_while_a_state_is_made_do_not_wait_for_it(
+    host: Host, tmp_path: Path
+) -> None:
+    ends_well(host, tmp_path, FORKED_BESIDE)
 
 
 @pytest.mark.parametrize("attempt", range(3))
