@@ -70,9 +70,12 @@ def refuse_linked(paths: Iterable[str]) -> None:
     """Raise `ConfigError` if a local path is a link to a file or folder that is there as well."""
     seen: dict[tuple[int, int], str] = {}
     for path in paths:
-        if "://" in path or not os.path.exists(path):
+        if "://" in path:
             continue
-        status = os.stat(path)
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError):  # whoever reads it says what is wrong
+            continue
         first = seen.setdefault((status.st_dev, status.st_ino), path)
         if first != path and os.path.realpath(first) == os.path.realpath(path):
             raise ConfigError(f'"{first}" and "{path}" are one, by a link.', *_ONCE)

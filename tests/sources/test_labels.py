@@ -18,20 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import ConfigError, ContentError, PackedDataset, Topology, sources
+from streampack import ConfigError, ContentError, sources
 from streampack.documents import Documents, offsets_of
 from streampack.reading.loss_masks import mask_of, masks_of_rows
 from streampack.reading.padding import kept_tokens, without_padding
 from streampack.reading.records import BrokenDocumentError
 from streampack.reading.skips import Skips
+from tests.support.labelled import ALL, EXPECTED, IDS, LABELS, MASKS, learnt
 from tests.support.mosaic import streaming_module
 from tests.support.source_contract import read_all
 
 datasets = pytest.importorskip("datasets")
 
-IDS = [[11, 12, 13, 14], [21, 22], [31, 32, 33]]
-LABELS = [[-100, -100, 13, 14], [-100, 22], [-100, 32, -100]]
-MASKS = [[0, 0, 1, 1], [0, 1], [0, 1, 0]]
 Columns = dict[str, Any]
 
 
@@ -78,18 +76,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def learnt(source: Any) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The documents with their labels; of a document's first token nothing is learnt anyway."""
-    found = set()
-    for batch in PackedDataset(source, seq_len=8, batch_rows=1, topology=Topology()):
-        for number in range(batch.num_documents):
-            own = batch.document_ids == number
-            found.add((tuple(batch.input_ids[own].tolist()), tuple(batch.labels[own].tolist())))
-    return found
-
-
-EXPECTED = {(tuple(ids), tuple(labels)) for ids, labels in zip(IDS, LABELS, strict=True)}
-ALL = {(tuple(ids), (-100, *ids[1:])) for ids in IDS}
 FILES: dict[str, Any] = {
     "JSON lines": sources.JSONL,
     "Parquet": sources.Parquet,

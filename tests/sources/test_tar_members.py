@@ -19,12 +19,8 @@ import pytest
 
 from streampack import ConfigError, ContentError, PackedDataset, Topology, sources
 from tests.support.corpora import byte_tokenizer
+from tests.support.labelled import ALL, EXPECTED, IDS, LABELS, MASKS, learnt
 
-IDS = [[11, 12, 13, 14], [21, 22], [31, 32, 33]]
-LABELS = [[-100, -100, 13, 14], [-100, 22], [-100, 32, -100]]
-MASKS = [[0, 0, 1, 1], [0, 1], [0, 1, 0]]
-LEARNT = {(tuple(ids), tuple(labels)) for ids, labels in zip(IDS, LABELS, strict=True)}
-ALL = {(tuple(ids), (-100, *ids[1:])) for ids in IDS}
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "tar": bytes,
     "tar.gz": gzip.compress,
@@ -71,15 +67,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def learnt(source: Any) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    found = set()
-    for batch in PackedDataset(source, seq_len=8, batch_rows=1, topology=Topology()):
-        for number in range(batch.num_documents):
-            own = batch.document_ids == number
-            found.add((tuple(batch.input_ids[own].tolist()), tuple(batch.labels[own].tolist())))
-    return found
-
-
 @pytest.mark.parametrize("ending", PACK)
 @pytest.mark.parametrize("ids", ["npy", "input_ids", "tokens"])
 @pytest.mark.parametrize("mask", ["labels", "loss_mask", "assistant_masks"])
@@ -88,7 +75,7 @@ def test_masks_beside_ids_are_found(ending: str, ids: str, mask: str) -> None:
     path = write(columns(**{mask: values, ids: IDS}), ending)
     key = ids if ids == "npy" else f"{ids}.npy"
     for source in (path, sources.open(path, key=key), sources.WebDataset(path, key=key)):
-        assert learnt(source) == LEARNT
+        assert learnt(source) == EXPECTED
     for none in (sources.open(path, loss_mask=[]), sources.WebDataset(path, loss_mask=[])):
         assert learnt(none) == ALL
 
@@ -96,22 +83,22 @@ def test_masks_beside_ids_are_found(ending: str, ids: str, mask: str) -> None:
 def test_masks_beside_bare_arrays_and_in_npz_and_json_are_found() -> None:
     rows = list(zip(IDS, LABELS, strict=True))
     bare = [{"bin": np.array(i, np.uint16).tobytes(), "labels.npy": la} for i, la in rows]
-    assert learnt(sources.WebDataset(write(bare), key="bin", dtype="uint16")) == LEARNT
+    assert learnt(sources.WebDataset(write(bare), key="bin", dtype="uint16")) == EXPECTED
     packed = [{"npz": npz(input_ids=i, labels=la)} for i, la in rows]
-    assert learnt(sources.WebDataset(write(packed), key="npz", tokens="input_ids")) == LEARNT
+    assert learnt(sources.WebDataset(write(packed), key="npz", tokens="input_ids")) == EXPECTED
     records = [{"json": {"url": "a", "input_ids": i, "labels": la}} for i, la in rows]
     path = write(records)
     for source in (path, sources.WebDataset(path, key="json", tokens="input_ids")):
-        assert learnt(source) == LEARNT
+        assert learnt(source) == EXPECTED
 
 
 def test_a_mask_is_read_by_the_name_that_is_passed() -> None:
     path = write(columns(npy=IDS, learn=MASKS, other=MASKS))
     assert learnt(path) == ALL
-    assert learnt(sources.WebDataset(path, loss_mask="learn")) == LEARNT
-    assert learnt(sources.open(path, loss_mask=["learn", "other"])) == LEARNT
+    assert learnt(sources.WebDataset(path, loss_mask="learn")) == EXPECTED
+    assert learnt(sources.open(path, loss_mask=["learn", "other"])) == EXPECTED
     records = [{"json": {"ids": i, "learn": la}} for i, la in zip(IDS, LABELS, strict=True)]
-    assert learnt(sources.open(write(records), loss_mask="learn")) == LEARNT
+    assert learnt(sources.open(write(records), loss_mask="learn")) == EXPECTED
     path = write(columns(npy=IDS, learn=MASKS))
     with pytest.raises(ContentError, match='no field "nothing"'):
         learnt(sources.WebDataset(path, loss_mask="nothing"))
@@ -123,7 +110,7 @@ def test_what_may_be_a_mask_is_asked_about(name: str) -> None:
     with pytest.raises(ConfigError, match=f'"{name}" beside the token ids') as raised:
         learnt(path)
     answers: Any = re.findall(r"loss_mask=(\S+)", raised.value.remedy)
-    for answer, expected in zip(map(ast.literal_eval, answers), (LEARNT, ALL), strict=True):
+    for answer, expected in zip(map(ast.literal_eval, answers), (EXPECTED, ALL), strict=True):
         assert learnt(sources.open(path, loss_mask=answer)) == expected
 
 
@@ -133,7 +120,7 @@ def test_padding_beside_ids_is_left_out() -> None:
     labels = [[*row, -100, -100] for row in LABELS]
     assert learnt(write(columns(attention_mask=ones, input_ids=padded))) == ALL
     path = write(columns(attention_mask=ones, input_ids=padded, labels=labels))
-    assert learnt(path) == LEARNT
+    assert learnt(path) == EXPECTED
 
 
 def test_a_label_that_is_not_the_id_is_named() -> None:

@@ -72,8 +72,7 @@ def item_block(
         value = _document_of(item, fields.document)
         if fields.tokenized:
             ids = ids_of(value)
-            unread = fields.unread if fields.document is not None else ()
-            return item, ids, learnt_of(item, fields.loss_masks, ids, unread)
+            return item, ids, learnt_of(item, fields.loss_masks, ids, fields.unread)
         if not isinstance(value, str):
             raise BrokenDocumentError(f"is {_a(value)}, not text")
         return item, value, None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from streampack.cached import cached_property
 from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
@@ -143,12 +144,12 @@ class WebDataset(ShardedSource):
         given = repr(self.paths[0] if len(self.paths) == 1 else self.paths)
         if key is None:
             known = () if dtype is not None else KINDS if unnamed else ("json",)
-            key = self._first_members().key(known, given)
+            key = self._first_members.key(known, given)
         self.key = key.lower().removeprefix(".")
         self.form = form_of(self.key, self.dtype)
         check_names(self.form, self.key, text, tokens)
         if self.form == "json" and unnamed:
-            self.fields = self._first_members().named_in_json(self.key, given, loss_mask)
+            self.fields = self._first_members.named_in_json(self.key, given, loss_mask)
             self.texts_beside = self.fields.texts
         else:
             tokens = self.key if self.form in ("npy", "raw") else tokens
@@ -158,6 +159,7 @@ class WebDataset(ShardedSource):
         self.tokenized = self.fields.tokenized
         self._rate: float | None = None  # tokens per byte, once they are counted
 
+    @cached_property
     def _first_members(self) -> FirstMembers:
         """Those of the first shard; one process of a job looks at them."""
         described = {"members of": self.paths, "storage": self.storage.storage_options}
