@@ -11,7 +11,6 @@ from streampack.errors import ContentError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LinePart
 from streampack.reading.cursor import cursor_field, damaged_cursor, is_count
-from streampack.reading.integer_arrays import Spans
 from streampack.reading.line import Pieces
 from streampack.reading.manifest import Manifest
 from streampack.reading.skips import Skips
@@ -33,7 +32,7 @@ class Shards(Protocol):
     def will_read(self, shards: Sequence[int]) -> None: ...
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int, int]]: ...
+    ) -> Iterator[tuple[Block, int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +140,6 @@ class SpanReader(LinePart):
                         kept = kept.take(
                             permutation(len(kept), derive_seed(self.block_seed, shard, begin))
                         )
-                    elif isinstance(kept, Spans):
-                        kept = kept.gathered()
                     kept = skips.replay_late(kept, shard)
                     position = end
                     yield kept, end, reached

@@ -17,7 +17,7 @@ from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
-from streampack.reading.integer_arrays import Spans, integer_block
+from streampack.reading.integer_arrays import integer_block
 from streampack.reading.loss_masks import learnt_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
@@ -227,9 +227,8 @@ class WebDataset(ShardedSource):
             document += n
             if isinstance(block, Texts):
                 tokens += sum(map(len, map(str.encode, block.texts))) // 4
-            else:
-                whole: Any = block.gathered() if isinstance(block, Spans) else block
-                tokens += whole.num_tokens
+            elif isinstance(block, Documents):
+                tokens += block.num_tokens
         return tokens * len(data) / (stored * max(offset, 1))
 
     @property
@@ -243,7 +242,7 @@ class WebDataset(ShardedSource):
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int, int]]:
+    ) -> Iterator[tuple[Block, int, int]]:
         extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
         weight = int(self.manifest.weights[shard])
         with self._opened(shard) as (data, complete):
@@ -305,7 +304,7 @@ class WebDataset(ShardedSource):
         document: int,
         extension: NDArray[np.uint8],
         skips: Skips,
-    ) -> tuple[int, int, int, Block | Spans]:
+    ) -> tuple[int, int, int, Block]:
         """Scan and read one block of samples that begin before byte `most`.
 
         Returns how many documents, where the next begins, how it ended, and the block.
@@ -331,7 +330,7 @@ class WebDataset(ShardedSource):
             if status[i] == TOO_LONG:
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
-        block: Block | Spans
+        block: Block
         if self.form in ("json", "npz") or self.field_types or self._masks:
             block = self._from_records(data, begin, starts, sizes, origin, problems)
         elif self.form == "text":
