@@ -56,11 +56,6 @@ class Skips:
         """How many were skipped since the run began; records of long ago are dropped."""
         return self._tally[0]
 
-    @property
-    def is_empty(self) -> bool:
-        """True if a saved state has nothing left to be skipped again."""
-        return not any(self._known.values())
-
     def of_source(self, number: int, name: str) -> Skips:
         """The skips of one source of a mixture; its count and limit are those of the lane."""
         known = [record for records in self._known.values() for record in records]

@@ -233,8 +233,8 @@ class ChatStream(Chat, ItemSource):
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
         return self.items.open_lane(lane, lanes, epoch, shuffle, resume)
 
-    def item_sizes(self, items: list[Any]) -> list[int]:
-        return [record_size(item) for item in items]
+    def item_size(self, item: Any) -> int:
+        return record_size(item)
 
     def item_block(
         self, items: Sequence[Any], origin: NDArray[np.void]

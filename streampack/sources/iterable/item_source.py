@@ -21,18 +21,13 @@ from streampack.reading.fields import Fields
 from streampack.reading.grouped import GroupedReader
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
-from streampack.sources.iterable.items import (
-    PushbackIterator,
-    item_block,
-    item_sizes,
-    joined_arrays,
-)
+from streampack.sources.iterable.items import item_block, item_size
 from streampack.sources.iterable.objects import check_state, has_exact_state, iterate, kind_name
 from streampack.sources.iterable.outside_worker import outside_worker
 
 logger = logging.getLogger(__name__)
 
-AHEAD = 16  # items asked for at once, which may be in memory besides those of a block
+_END = object()  # in place of an item
 
 
 class ItemSource(Source):
@@ -73,9 +68,9 @@ class ItemSource(Source):
     def document_name(self, origin: np.void) -> str:
         return f"item {int(origin['index'])} of lane {int(origin['shard'])}"
 
-    def item_sizes(self, items: list[Any]) -> list[int]:
-        """About the bytes of the document in each item."""
-        return item_sizes(items, self.fields)
+    def item_size(self, item: Any) -> int:
+        """About the bytes of the document in an item."""
+        return item_size(item, self.fields)
 
     def item_block(
         self, items: Sequence[Any], origin: NDArray[np.void]
@@ -144,10 +139,9 @@ class _ItemLane(LaneReader):
             iterator = iterate(items)
             if count and state is None:
                 self._replay(iterator, count, items)
-        ahead = PushbackIterator(iterator)
         while True:
             with outside_worker():
-                taken = self._take(ahead, stateful)
+                taken = self._take(iterator)
                 state = items.state_dict() if stateful and taken else None
             if not taken:
                 return
@@ -172,49 +166,26 @@ class _ItemLane(LaneReader):
                 "Pass the same data in the same order, or start a new run.",
             )
 
-    def _take(self, items: PushbackIterator, exact: bool) -> list[Any]:
-        """The items of the next block, which depend on nothing but where it starts.
-
-        Args:
-            items: where they come from.
-            exact: take no item ahead, since the state of the iterable is asked for next.
-        """
-        most, most_bytes = self.source.reading.documents_per_block, self.source.reading.block_bytes
+    def _take(self, items: Iterator[Any]) -> list[Any]:
+        """The items of the next block, which depend on nothing but where it starts."""
+        reading = self.source.reading
         taken: list[Any] = []
         size = 0
-        while len(taken) < most and size < most_bytes:
-            several = items.take(1 if exact else min(AHEAD, most - len(taken)))
-            if not several:
+        while len(taken) < reading.documents_per_block and size < reading.block_bytes:
+            item = next(items, _END)
+            if item is _END:
                 break
-            sizes = self.source.item_sizes(several)
-            if size + sum(sizes) < most_bytes:
-                taken += several
-                size += sum(sizes)
-                continue
-            count = 0
-            while size < most_bytes:
-                size += sizes[count]
-                count += 1
-            taken += several[:count]
-            items.push_back(several[count:])
+            taken.append(item)
+            size += self.source.item_size(item)
         return taken
 
     def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
         index = np.arange(first, first + len(items), dtype=np.int64)
-        seed = derive_seed(self.seed, self.epoch, self.lane, first)
-        fields = self.source.fields
-        if self.in_blocks and skips.is_empty and fields.tokenized and fields.document is None:
-            # Shuffled before they are joined, which saves a copy, if none is left out.
-            order = permutation(len(items), seed)
-            joined = joined_arrays(
-                [items[i] for i in order.tolist()], make_origin(self.lane, index[order])
-            )
-            if joined is not None:
-                return joined
         origin = make_origin(self.lane, index)
         block, problems = self.source.item_block(items, origin)
         self.source.report_broken(origin, problems, skips)
         kept, _ = skips.replay(block, self.lane)
         if self.in_blocks and len(kept) > 1:
+            seed = derive_seed(self.seed, self.epoch, self.lane, first)
             kept = kept.take(permutation(len(kept), seed))
         return skips.replay_late(kept, self.lane)
