@@ -7,8 +7,8 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.reading.sharded import ShardedSource
+from streampack.sources import Chat
 from streampack.sources.arrow.source import Arrow
-from streampack.sources.chat.source import ChatInShards
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
 from streampack.sources.megatron.source import MegatronIndexed
@@ -52,7 +52,8 @@ def reopen_corpus(path: str, described: Mapping[str, Any]) -> ShardedSource:
         dtype, eos_id = described.get("dtype"), described.get("eos_id")
         source = Tokens(path, dtype=dtype, eos_id=eos_id, storage=storage)
     elif kind == "Chat":
-        source = ChatInShards(path, shape=described.get("shape"), storage=storage)
+        chat: Any = Chat  # whose class follows from the path
+        source = chat(path, shape=described.get("shape"), storage=storage)
     elif kind == "TextFiles":
         source = TextFiles(path, storage=storage)
     else:

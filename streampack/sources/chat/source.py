@@ -6,39 +6,22 @@ decides which tokens carry loss.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from streampack.conversations import PARTS, TurnRules
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
-from streampack.reading.base import Block, Source
-from streampack.reading.fields import Fields
-from streampack.reading.manifest import Manifest
+from streampack.reading.base import Source
 from streampack.reading.options import Reading
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
-from streampack.sources.chat.blocks import block_of, field_names, holds_ids, record_size
 from streampack.sources.chat.records import SHAPES
-from streampack.sources.chat.rows import ChatItems, ChatLines, ChatRows, ChatTable
-from streampack.sources.iterable.hf import HFStream
-from streampack.sources.iterable.item_source import ItemSource
-from streampack.sources.iterable.objects import is_random_access, kind_name
-from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream, refuse_no_corpus
-from streampack.sources.iterable.source import Iterable
-from streampack.sources.parquet.source import Parquet
-from streampack.storage.patterns import has_ending, named_paths
+from streampack.sources.iterable.objects import kind_name
 from streampack.storage.storage import Storage
 from streampack.unknown_arguments import explained
 
@@ -98,10 +81,11 @@ class Chat(Source):
     kind = "Chat"
 
     def __new__(cls, data: Any = None, **_: Any) -> Chat:
-        """One of the two below, by how the data can be read."""
-        if cls is not Chat:  # made already, and copied or sent to another process
-            return super().__new__(cls)
-        return super().__new__(ChatInShards if _in_shards(data) else ChatStream)
+        """One of the classes of `forms`, by how the data can be read."""
+        from streampack.sources.chat.forms import class_of
+
+        # Of another class it was made already, and is copied or sent to another process.
+        return super().__new__(class_of(data) if cls is Chat else cls)
 
     @explained
     def __init__(
@@ -117,7 +101,7 @@ class Chat(Source):
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
-        if storage is not None and not _names_files(data):
+        if storage is not None and not names_files(data):
             raise ConfigError(
                 f"storage was given, and data is {kind_name(data)}.",
                 "It says how files are reached.",
@@ -145,118 +129,10 @@ class Chat(Source):
         return described | {name: value for name, value in chosen.items() if value}
 
 
-class ChatInShards(Chat, ShardedSource):
-    """Conversations in files, or in memory where any record can be asked for: of any lanes."""
-
-    def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
-        ShardedSource.__init__(self, reading=reading, storage=storage)
-        self._rows = self._reader(data)
-        self._rows.shape = self.shape
-        self.paths = self._rows.paths
-        self.position_unit = self._rows.position_unit
-
-    def _reader(self, data: Any) -> ChatLines | ChatRows:
-        if is_by_columns(data):
-            return ChatTable(data, reading=self.reading)
-        if not _names_files(data):
-            return ChatItems(data, reading=self.reading)
-        names = named_paths(data)
-        if all(has_ending(name, Parquet.endings) for name in names):
-            return ChatRows(names, reading=self.reading, storage=self.storage)
-        return ChatLines(names, reading=self.reading, storage=self.storage)
-
-    def __repr__(self) -> str:
-        rows = self._rows
-        if not isinstance(rows, ChatTable):
-            return super().__repr__()
-        return f"Chat({len(rows.data):,} {rows.words[0]}s)"
-
-    @property
-    def tokenized(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """True if the records hold ids; lists the files on first use."""
-        _ = self.manifest
-        return self._rows.tokenized
-
-    def with_fields(self, types: FieldTypes) -> ChatInShards:
-        made = copy.copy(self)
-        made._rows = self._rows.with_fields(types)  # type: ignore[assignment]
-        return made
-
-    def list_shards(self) -> Manifest:
-        return self._rows.manifest
-
-    def will_read(self, shards: Sequence[int]) -> None:
-        self._rows.will_read(shards)
-
-    def describe(self) -> dict[str, Any]:
-        return {**ShardedSource.describe(self), **self.described_rules()}
-
-    def estimate_tokens(self) -> int:
-        return self._rows.estimate_tokens()
-
-    def reader_bytes(self) -> int:
-        return self._rows.reader_bytes()
-
-    def document_name(self, origin: np.void) -> str:
-        return self._rows.document_name(origin)
-
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block, int, int]]:
-        yield from self._rows.read_shard(shard, low, high, position, skips)
-
-
-class ChatStream(Chat, ItemSource):
-    """Conversations that come one by one, as the source of `items` gives them."""
-
-    def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
-        ItemSource.__init__(self, reading)
-        self.items: ItemSource = Iterable(data, text="messages", reading=reading)
-        first = self.items.first_item()
-        if is_hf_stream(data):
-            self.items = HFStream(data, text=next(iter(first), None), reading=reading)
-        tokenized = holds_ids(field_names([first]), "The first item of data", self.shape)
-        self.tokenized = tokenized
-        self.fields = Fields(tokenized, "input_ids" if tokenized else "messages")
-        self.once = self.items.once
-        self._from = kind_name(data)
-
-    def __repr__(self) -> str:
-        return f"Chat({self._from} of records)"
-
-    def describe(self) -> dict[str, Any]:
-        return {**self.items.describe(), **ItemSource.describe(self), **self.described_rules()}
-
-    def max_lanes(self) -> int | None:
-        return self.items.max_lanes()
-
-    def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
-        return self.items.open_lane(lane, lanes, epoch, shuffle, resume)
-
-    def item_size(self, item: Any) -> int:
-        return record_size(item)
-
-    def item_block(
-        self, items: Sequence[Any], origin: NDArray[np.void]
-    ) -> tuple[Block, dict[int, str]]:
-        return block_of(items, origin, self.tokenized, self.shape, self.field_types)
-
-    def more_lanes(self, most: int) -> str:
-        return self.items.more_lanes(most)
-
-
-def _names_files(data: Any) -> bool:
+def names_files(data: Any) -> bool:
     """True for a path, or a list of them."""
     one = data[0] if isinstance(data, Sequence) and len(data) else data
     return isinstance(one, (str, os.PathLike))
-
-
-def _in_shards(data: Any) -> bool:
-    """True for files, and what is in memory and can be asked for any record."""
-    if _names_files(data):
-        return True
-    refuse_no_corpus(data)
-    return is_by_columns(data) or is_random_access(data)
 
 
 def _read_template(template: str | Path) -> str:

@@ -75,7 +75,6 @@ class HFStream(ItemSource):
                 kinds = {name: "mask" if name in lists else "" for name in columns}
                 self.fields = self.fields.with_masks(kinds, "The dataset")
         self.dataset = dataset
-        self.tokenized = self.fields.tokenized
 
     def __repr__(self) -> str:
         kind = "tokens" if self.tokenized else "text"

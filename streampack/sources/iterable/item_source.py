@@ -33,9 +33,8 @@ _END = object()  # in place of an item
 class ItemSource(Source):
     """A source whose documents come one by one as Python objects.
 
-    Subclasses set `fields` (and with it `tokenized`), and say how to
-    open a lane. The order is that of the iterable; with shuffling, documents are permuted inside
-    blocks, by seed, epoch and place.
+    Subclasses set `fields`, and say how to open a lane. The order is that of the iterable; with
+    shuffling, documents are permuted inside blocks, by seed, epoch and place.
 
     Args:
         reading: how much of the items is read at a time.
@@ -49,6 +48,11 @@ class ItemSource(Source):
     @abstractmethod
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
         """A new iterable over the items of one lane; `resume` is True if a cursor follows."""
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """True if items hold token ids."""
+        return self.fields.tokenized
 
     def prepare(self) -> None:
         """Nothing is listed: items are not known before they come."""

@@ -111,7 +111,6 @@ class Iterable(ItemSource):
         else:
             named = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
             self.fields = named if named.masks_known else with_masks_of(named, self.first_item({}))
-        self.tokenized = self.fields.tokenized
 
     def __repr__(self) -> str:
         fields = self.fields

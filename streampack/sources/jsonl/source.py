@@ -91,7 +91,11 @@ class JSONL(ShardedSource):
         super().__init__(reading=reading, storage=storage)
         self.paths = paths
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
-        self.tokenized = self.fields.tokenized
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """True if the field that is read holds token ids."""
+        return self.fields.tokenized
 
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""

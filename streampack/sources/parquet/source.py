@@ -107,12 +107,16 @@ class Parquet(ShardedSource):
         super().__init__(reading=reading, storage=storage)
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
         self.paths = paths
-        self.tokenized = self.fields.tokenized
         self.column = self.fields.document or "text"
         self._starts: dict[tuple[int, int], NDArray[np.int64] | None] = {}  # see `_group_starts`
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_starts": {}}
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """True if the field that is read holds token ids."""
+        return self.fields.tokenized
 
     def list_shards(self) -> Manifest:
         """The files with the bytes of their rows, from their footers, which are read in parallel.
@@ -140,7 +144,7 @@ class Parquet(ShardedSource):
             num_bytes = np.array([f.num_bytes for f in footers], dtype=np.int64)
             weights = np.where(rows == 0, 0, np.maximum(num_bytes, 1))
         details = {
-            "dtype": ("uint16" if narrow else "uint32") if self.tokenized else "text",
+            "dtype": ("uint16" if narrow else "uint32") if self.fields.tokenized else "text",
             "documents": rows,
             "fields": self.fields,
             "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
