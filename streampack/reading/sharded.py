@@ -10,7 +10,6 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +238,11 @@ class ShardedSource(Source):
         return lane * self.weight // lanes, (lane + 1) * self.weight // lanes
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LinePart]:
-        return _EqualLanes(self, n, seed, epoch, shuffle)
+        rules: Any = {"seed": seed, "epoch": epoch, "shuffle": shuffle}
+        return [self.span(*self.share(lane, n), **rules) for lane in range(n)]
+
+    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+        """Nothing: the line can be cut anywhere."""
 
     def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> LinePart:
         """The part [low, high) of an epoch's line."""
@@ -269,23 +272,3 @@ class ShardedSource(Source):
             kept = list(self._lines.items())[-1:]
             self._lines = dict([*kept, (seed, found)])
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class _EqualLanes(Sequence[LinePart]):
-    """The lanes of one epoch, of equal weight; a lane is worked out when it is asked for."""
-
-    source: ShardedSource
-    n: int
-    seed: int
-    epoch: int
-    shuffle: bool
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, lane: Any) -> Any:
-        if not 0 <= lane < self.n:
-            raise IndexError(lane)
-        low, high = self.source.share(lane, self.n)
-        return self.source.span(low, high, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle)
