@@ -38,7 +38,6 @@ class Destination:
         self.url = url.rstrip("/")
         self.local = Path(rest).expanduser().absolute() if protocol is None else None
         self._retries = retries
-        self._filesystem: Any = None
         if self.local is not None and self.local.exists() and not self.local.is_dir():
             raise ConfigError(
                 f"{url} is a file.",
@@ -51,21 +50,18 @@ class Destination:
                 "HTTP servers accept no files.",
                 "Use a local directory or an object store such as s3://.",
             )
-        if protocol is not None:
-            self._filesystem = open_filesystem(protocol, {}, 60.0)
+        self._root = self.url if self.local is None else str(self.local)
+        self._filesystem = open_filesystem(protocol or "file", {}, 60.0)
 
     def names(self) -> list[str]:
         """Paths of all files in it, relative and sorted, hidden ones too."""
-        if self.local is not None:
-            files = (path for path in self.local.rglob("*") if path.is_file())
-            return sorted(path.relative_to(self.local).as_posix() for path in files)
 
         def find() -> list[str]:
             try:
-                found = self._filesystem.find(self.url)
+                found = self._filesystem.find(self._root)
             except FileNotFoundError:
                 return []
-            root = self._filesystem._strip_protocol(self.url).rstrip("/") + "/"
+            root = self._filesystem._strip_protocol(self._root).rstrip("/") + "/"
             return sorted(name.removeprefix(root) for name in found)
 
         return self._attempt("Listing", self.url, find)
@@ -131,18 +127,13 @@ class Destination:
 
     def read(self, name: str) -> bytes:
         """The content of a small file."""
-        if self.local is not None:
-            return (self.local / name).read_bytes()
-        url = f"{self.url}/{name}"
+        url = f"{self._root}/{name}"
         data: bytes = self._attempt("Reading", url, lambda: self._filesystem.cat_file(url))
         return data
 
     def remove(self, name: str) -> None:
         """Remove a file."""
-        if self.local is not None:
-            (self.local / name).unlink()
-            return
-        url = f"{self.url}/{name}"
+        url = f"{self._root}/{name}"
         self._attempt("Removing", url, lambda: self._filesystem.rm_file(url))
 
     def _attempt(self, doing: str, url: str, action: Callable[[], T]) -> T:

@@ -17,7 +17,7 @@ from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_block
 from streampack.reading.records import DamagedFileError, too_long
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.storage.listing import FileInfo
+from streampack.storage.remote import FileInfo
 
 
 class Boundaries(Protocol):

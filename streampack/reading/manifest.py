@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
-from streampack.storage.listing import FileInfo
+from streampack.storage.remote import FileInfo
 
 
 class Names(Sequence[str]):

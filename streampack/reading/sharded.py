@@ -27,8 +27,7 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
 from streampack.reading.span_reader import SpanReader
-from streampack.storage.listing import FileInfo
-from streampack.storage.remote import shown
+from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 logger = logging.getLogger(__name__)

@@ -244,13 +244,6 @@ class _ChunkReader(io.RawIOBase):
         return self._places[0][1] if self._places else 0
 
 
-def copy_stream(stream: IO[bytes], target: Path) -> None:
-    """Write everything a stream yields to a new file."""
-    with open(target, "wb") as out:
-        while chunk := stream.read(_CHUNK):
-            _write(out, chunk)
-
-
 def _map(file: IO[bytes]) -> NDArray[np.uint8]:
     if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype=np.uint8)

@@ -11,19 +11,17 @@ import fnmatch
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from streampack.errors import ConfigError, StorageError
 from streampack.storage.failures import is_missing
 from streampack.storage.patterns import has_glob, wanted
 from streampack.storage.remote import (
+    FileInfo,
     Pace,
-    RemoteFile,
     look_up,
     shown,
     split_url,
-    version_of,
     with_retries,
 )
 
@@ -31,21 +29,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MANY_NAMES = 256  # in one folder: with so many or more, the folder is listed
-
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """A file as listed.
-
-    Attributes:
-        path: absolute local path, or URL.
-        num_bytes: its size.
-        version: of a remote file, what its store says; see `version_of`.
-    """
-
-    path: str
-    num_bytes: int
-    version: str = field(default="", compare=False)
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
@@ -109,7 +92,7 @@ def list_remote(
             lambda: filesystem.glob(name, detail=True), doing="Listing", url=name, retries=retries
         )
         return [
-            _file_info(filesystem.unstrip_protocol(match), info)
+            FileInfo.of(filesystem.unstrip_protocol(match), info)
             for match, info in matches.items()
             if info.get("type") == "file"
         ]
@@ -122,10 +105,6 @@ def _folder(name: str) -> str:
     folder, _, base = name.rpartition("/")
     plain = folder and not folder.endswith("/") and not has_glob(folder)
     return folder if plain and base and "**" not in base and "[" not in base else ""
-
-
-def _file_info(url: str, info: dict[str, Any]) -> FileInfo:
-    return FileInfo(url, int(info["size"]), version_of(info))
 
 
 def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, FileInfo]:
@@ -141,7 +120,7 @@ def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, FileIn
     root = filesystem._strip_protocol(folder).rstrip("/") + "/"
     files = [i for i in items if i.get("type") == "file" and i["name"].startswith(root)]
     names = [item["name"].removeprefix(root) for item in files]
-    return {n: _file_info(f"{folder}/{n}", i) for n, i in zip(names, files, strict=True)}
+    return {n: FileInfo.of(f"{folder}/{n}", i) for n, i in zip(names, files, strict=True)}
 
 
 def _list_named(
@@ -155,14 +134,13 @@ def _list_named(
             return []
         raise
     if info.get("type") != "directory":
-        remote = RemoteFile.of(url, info)
-        return [FileInfo(url, remote.num_bytes, remote.version)]
+        return [FileInfo.of(url, info)]
     below = with_retries(
         lambda: filesystem.find(url, detail=True), doing="Listing", url=url, retries=retries
     )
     root = filesystem._strip_protocol(url).rstrip("/") + "/"
     return [
-        _file_info(filesystem.unstrip_protocol(name), item)
+        FileInfo.of(filesystem.unstrip_protocol(name), item)
         for name, item in below.items()
         if item.get("type") == "file" and wanted(name.removeprefix(root), endings)
     ]

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -66,21 +66,23 @@ LONGEST_RETRY_AFTER_S = 300.0  # of what a server asks for
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteFile:
-    """The answer to a look-up of a remote file.
+class FileInfo:
+    """A file as listed, or looked up.
 
     Attributes:
+        path: absolute local path, or URL.
         num_bytes: its size.
-        version: see `version_of`.
-        ranges: False if the server says that it can only send the whole file.
+        version: of a remote file, what its store says; see `version_of`.
+        ranges: False if a server says that it can only send the whole file.
     """
 
+    path: str
     num_bytes: int
-    version: str
-    ranges: bool
+    version: str = field(default="", compare=False)
+    ranges: bool = field(default=True, compare=False)
 
     @classmethod
-    def of(cls, url: str, info: dict[str, Any]) -> RemoteFile:
+    def of(cls, url: str, info: dict[str, Any]) -> FileInfo:
         """From the answer of an fsspec file system; `StorageError` if it has no size."""
         if info.get("type") == "directory":
             raise StorageError(
@@ -96,7 +98,7 @@ class RemoteFile:
                 "Half a download would look like a whole one.",
                 "Let it send Content-Length and no Content-Encoding, or copy the file.",
             )
-        return cls(size, version_of(info), info.get("partial") is not False)
+        return cls(url, size, version_of(info), info.get("partial") is not False)
 
 
 def version_of(info: dict[str, Any]) -> str:
@@ -302,23 +304,33 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
         StorageError: there is nothing, or the look-up failed after all retries.
     """
 
-    protocol, rest = split_url(url)
-
     def ask() -> dict[str, Any]:
         try:
             return info_of(filesystem, url, pace)
         except Exception as error:
             if is_bare_refusal(error):  # what has a body says why
                 pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
-            elif protocol in AZURE and is_missing(error):  # or is it the container?
-                try:
-                    pace.call(filesystem, "info", rest.partition("/")[0], num_bytes=0)
-                except Exception as of_container:  # which these credentials may not ask for
-                    if is_bucket_missing(of_container):
-                        raise
+            elif is_missing(error):
+                ask_container(filesystem, url, pace)
             raise
 
     return with_retries(ask, doing="Looking up", url=url, retries=retries)
+
+
+def ask_container(filesystem: Any, url: str, pace: Pace) -> None:
+    """Raise what the store raises if a URL of Azure names a container that is not there.
+
+    What is asked of it, Azure calls missing alone. Whether there is one may be more than the
+    credentials may ask.
+    """
+    protocol, rest = split_url(url)
+    if protocol not in AZURE:
+        return
+    try:
+        pace.call(filesystem, "info", rest.partition("/")[0], num_bytes=0)
+    except Exception as error:
+        if is_bucket_missing(error):
+            raise
 
 
 def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int) -> T:

@@ -11,15 +11,15 @@ import builtins
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from streampack.errors import ContentError, StateError, StorageError
 from streampack.numeric import real_number, whole_number
 from streampack.storage.cache import Cache, Entry, default_cache_dir
-from streampack.storage.failures import is_bucket_missing
 from streampack.storage.filesystems import open_filesystem
-from streampack.storage.listing import FileInfo, list_remote
+from streampack.storage.listing import list_remote
 from streampack.storage.misnamed import found_twice, nothing_there, refuse_linked, refuse_repeated
 from streampack.storage.patterns import (
     expand_braces,
@@ -29,10 +29,10 @@ from streampack.storage.patterns import (
 )
 from streampack.storage.read_ahead import ReadAhead
 from streampack.storage.remote import (
-    AZURE,
+    FileInfo,
     Pace,
     Progress,
-    RemoteFile,
+    ask_container,
     info_of,
     is_another_version,
     look_up,
@@ -59,7 +59,7 @@ class _Process:
 
     def __init__(self, storage: Storage) -> None:
         self.filesystems: dict[str, Any] = {}
-        self.looked_up: dict[str, RemoteFile] = {}
+        self.looked_up: dict[str, FileInfo] = {}
         folder = storage.cache_dir
         self.cache = Cache(folder or default_cache_dir(), storage.cache_limit_bytes)
         self.read_ahead = ReadAhead(
@@ -165,8 +165,9 @@ class Storage:
                 )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
-                    if protocol in AZURE:  # or is there no such container?
-                        self._look_up_container(name)
+                    if protocol is not None:
+                        ask = partial(ask_container, self._filesystem(protocol), name, self._pace)
+                        with_retries(ask, doing="Looking up", url=name, retries=0)
                     raise nothing_there(name, endings, local=protocol is None)
                 own = {info.path: (info, pattern) for info in infos}  # ** may find a file twice
                 if twice := found.keys() & own.keys():
@@ -296,7 +297,7 @@ class Storage:
             found = filesystems.setdefault(protocol, opened)
         return found
 
-    def _look_up(self, url: str) -> RemoteFile:
+    def _look_up(self, url: str) -> FileInfo:
         """Size and version of a remote file, asked for once per process."""
         looked_up = self._process.looked_up
         found = looked_up.get(url)
@@ -304,21 +305,8 @@ class Storage:
             protocol, _ = split_url(url)
             filesystem = self._filesystem(protocol or "")
             info = look_up(filesystem, url, pace=self._pace, retries=self.retries)
-            found = looked_up.setdefault(url, RemoteFile.of(url, info))
+            found = looked_up.setdefault(url, FileInfo.of(url, info))
         return found
-
-    def _look_up_container(self, url: str) -> None:
-        """Raise `StorageError` if a URL of Azure names a container that is not there.
-
-        Listing does not say so. Whether there is one may be more than the credentials may ask.
-        """
-        protocol, rest = split_url(url)
-        container = f"{protocol}://{rest.partition('/')[0]}"
-        try:
-            look_up(self._filesystem(protocol or ""), container, pace=self._pace, retries=0)
-        except StorageError as error:
-            if is_bucket_missing(error):
-                raise
 
     def _entry(self, url: str) -> Entry:
         remote = self._look_up(url)
@@ -330,9 +318,7 @@ class Storage:
             self._entry(url), lambda part: self._download(url, remote, part, retries=0)
         )
 
-    def _download(
-        self, url: str, remote: RemoteFile, part: Path, retries: int | None = None
-    ) -> None:
+    def _download(self, url: str, remote: FileInfo, part: Path, retries: int | None = None) -> None:
         """Write the whole file to `part`, checking its size, and that it is what was looked up."""
         filesystem = self._filesystem(split_url(url)[0] or "")
 
@@ -350,7 +336,7 @@ class Storage:
                 raise OSError(f"{size} of {remote.num_bytes} bytes arrived")
             now = remote
             if remote.version:
-                now = RemoteFile.of(url, info_of(filesystem, url, self._pace))
+                now = FileInfo.of(url, info_of(filesystem, url, self._pace))
             if is_another_version(now.version, remote.version):
                 raise _replaced(url, remote.version, now.version)
 

@@ -17,9 +17,9 @@ from streampack.sources.parquet.columns import kinds_of, placed_blocks
 from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
 from streampack.storage.failures import is_of_system
-from streampack.storage.listing import FileInfo, in_threads
+from streampack.storage.listing import in_threads
 from streampack.storage.patterns import has_ending
-from streampack.storage.remote import shown
+from streampack.storage.remote import FileInfo, shown
 
 _HEADS = (64 << 10, 16 << 20)  # of a file, in which its schema is looked for
 _SPLITS = "/dataset_dict.json"

@@ -16,10 +16,10 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.sources.megatron.index import HEADER_BYTES, Header, Index, parse_header
 from streampack.storage.decompression import map_file
-from streampack.storage.listing import FileInfo, in_threads
+from streampack.storage.listing import in_threads
 from streampack.storage.misnamed import refuse_repeated
 from streampack.storage.patterns import has_ending, named_paths
-from streampack.storage.remote import shown
+from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 from streampack.unknown_arguments import explained
 

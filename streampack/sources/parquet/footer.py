@@ -27,8 +27,7 @@ from streampack.sources.parquet.columns import (
     is_text,
     is_token_list,
 )
-from streampack.storage.listing import FileInfo
-from streampack.storage.remote import shown
+from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 _FIRST_READ = 64 << 10

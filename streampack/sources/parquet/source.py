@@ -50,8 +50,8 @@ from streampack.sources.parquet.footer import (
 )
 from streampack.sources.parquet.pages import CheckedFile
 from streampack.storage.failures import is_of_system
-from streampack.storage.listing import FileInfo, in_threads
-from streampack.storage.remote import shown
+from streampack.storage.listing import in_threads
+from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 from streampack.unknown_arguments import explained
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
 
 from streampack.errors import ConfigError, StorageError
-from streampack.storage.decompression import copy_stream
 
 
 def is_pipe(path: str) -> bool:
@@ -42,8 +41,8 @@ def run_pipe(url: str, target: Path) -> None:
             'Install it with `pip install "streampack[webdataset]"`.',
         ) from error
     try:
-        with gopen(url, "rb") as stream:
-            copy_stream(cast(Any, stream), target)
+        with gopen(url, "rb") as stream, open(target, "wb") as out:
+            shutil.copyfileobj(stream, out)
     except OSError as error:
         raise StorageError(
             f"{url} failed: {error}.",

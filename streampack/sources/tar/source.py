@@ -57,10 +57,9 @@ from streampack.sources.tar.records import (
     npz_record,
 )
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
-from streampack.storage.listing import FileInfo
 from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import expand_braces, named_paths
-from streampack.storage.remote import shown
+from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 from streampack.unknown_arguments import explained
 

@@ -22,9 +22,8 @@ from streampack.reading.records import DamagedFileError
 from streampack.sources.tokens.boundaries import ByEndToken, ByIndex
 from streampack.sources.tokens.llmc import HEADER_BYTES, is_llmc, llmc_kind
 from streampack.storage.decompression import map_file
-from streampack.storage.listing import FileInfo
 from streampack.storage.patterns import has_ending
-from streampack.storage.remote import shown
+from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 from streampack.unknown_arguments import explained
 
