@@ -143,39 +143,42 @@ def chat_fields(names: Collection[str]) -> list[str]:
 
 
 def is_usual(names: Collection[str]) -> bool:
-    """True if `usual_field` has something to go by: one field, or one that holds documents."""
+    """True if `usual_fields` has something to go by: one field, or one that holds documents."""
     known = (*_TEXTS, *IDS, *_OF_CHATS)
     return len(names) == 1 or any(name in known for name in names)
 
 
-def texts_beside(names: Collection[str], document: str) -> str | None:
-    """The field of texts that may be the documents as well as the usual one of token ids."""
-    return next((name for name in _TEXTS if document in IDS and name in names), None)
-
-
-def candidates(names: Collection[str], holds_ids: Callable[[str], bool]) -> list[str]:
-    """The fields without those that cannot be the documents: those that a pipeline adds for itself,
-    and beside a text, what is named like token ids and holds none.
+def candidates(kinds: Mapping[str, str], loss_mask: str | Sequence[str] | None) -> list[str]:
+    """The fields without those that cannot be the documents: masks that are named, what a pipeline
+    adds for itself, and beside a text, what is named like token ids and holds none.
     """
-    found = [name for name in names if not name.startswith("__")] or list(names)
+    names = [name for name in kinds if name not in named_masks(loss_mask)]
+    found = [name for name in names if not name.startswith("__")] or names
     if any(name in _TEXTS for name in found):
-        found = [name for name in found if name not in IDS or holds_ids(name)]
+        found = [name for name in found if name not in IDS or kinds[name] == "tokens"]
     return found
 
 
-def usual_field(
-    names: Collection[str],
+def are_ids(kinds: Mapping[str, str], name: str) -> bool:
+    """True for a field of token ids: what is named so, too, so that what is wrong is said of it."""
+    return kinds.get(name) == "tokens" or (name in IDS and kinds.get(name) != "text")
+
+
+def usual_fields(
+    kinds: Mapping[str, str],
+    loss_mask: str | Sequence[str] | None,
     what: str,
     example: Callable[[str], str],
     chats: str | None = None,
-) -> str:
-    """The field that holds the documents, if nobody says so: the only one, or one of the usual
-    names. Token ids go before texts: `texts_beside` says whether there are both.
+) -> Fields:
+    """The fields that are read if nobody says which: the only one, or one of the usual names.
+    Token ids go before texts: `Fields.texts` says whether there are both.
 
     Args:
-        names: all fields.
-        what: begins the sentence that ends with them: "a.parquet has the columns".
-        example: how one is named, as code.
+        kinds: of all fields, by name; see `Fields.with_masks`.
+        loss_mask: the fields of loss masks, if somebody named them.
+        what: begins the sentence that ends with all names: "a.parquet has the columns".
+        example: how a field is named, as code.
         chats: begins the sentence that says how these records are read as conversations; None if
             they are not, as they are.
 
@@ -183,6 +186,18 @@ def usual_field(
         ConfigError: there is none or several such fields, or fields beside it say that it is a
             conversation.
     """
+    names = candidates(kinds, loss_mask)
+    name = _usual_field(names, what, example, chats)
+    if not are_ids(kinds, name):
+        return Fields.named(text=name, tokens=None, loss_mask=loss_mask, default=None)
+    fields = Fields.named(text=None, tokens=name, loss_mask=loss_mask, default=None)
+    beside = next((text for text in _TEXTS if name in IDS and text in names), None)
+    return replace(fields, texts=beside)
+
+
+def _usual_field(
+    names: Sequence[str], what: str, example: Callable[[str], str], chats: str | None
+) -> str:
     found = [name for name in IDS if name in names] or [name for name in _TEXTS if name in names]
     found = found or list(names)[: len(names) == 1]
     beside = chat_fields(names)

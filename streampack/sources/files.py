@@ -6,15 +6,15 @@ import codecs
 import inspect
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.job.listed_once import listed_once
 from streampack.reading.base import Source
+from streampack.reading.fields import IDS, are_ids, candidates, is_usual, usual_fields
 from streampack.reading.options import Reading
 from streampack.sources.arrow.source import Arrow
-from streampack.sources.documents_in import field_of_records
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
 from streampack.sources.megatron.source import MegatronIndexed
@@ -115,7 +115,7 @@ def _look(
     arguments = {name: value for name, value in given.items() if name in takes}
     texts = None
     if by_field and "text" not in given and "tokens" not in given:
-        named, texts = field_of_records(known(paths, storage=storage), paths, given)
+        named, texts = _field_of_records(known(paths, storage=storage), paths, given)
         arguments |= named
     elif by_field and "column" in given:
         raise ConfigError(
@@ -124,6 +124,31 @@ def _look(
             "Leave column out.",
         )
     return known, arguments, texts
+
+
+def _field_of_records(
+    source: Any, paths: Sequence[str], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], str | None]:
+    """The arguments that name the documents in records, for example ``{"text": name}``; and the
+    field of texts beside token ids, if nobody said which of them are meant.
+    """
+    kinds, loss_mask = source.first_fields(), given.get("loss_mask")
+    others = candidates(kinds, loss_mask)
+    name, texts = given.get("column", "text"), None
+    by_name = is_usual(others) and ("text" not in others or any(ids in others for ids in IDS))
+    if "column" not in given and by_name:
+        files = repr(paths[0] if len(paths) == 1 else list(paths))
+        fields = usual_fields(
+            kinds,
+            loss_mask,
+            f"{shown(paths[0])} has the fields",
+            lambda field: f"sources.open({files}, column={field!r}), or --column {field}",
+            f"Pass sources.Chat({files}); commands that measure take FILE.py:NAME, where NAME is "
+            "that",
+        )
+        name, texts = fields.document, fields.texts
+    tokenized = are_ids(kinds, name) or (name not in kinds and "loss_mask" in given)
+    return {"tokens" if tokenized else "text": name}, texts
 
 
 def _refused(known: Any, name: str, value: Any, takes: Collection[str]) -> ConfigError:

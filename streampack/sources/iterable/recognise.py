@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import ConfigError
-from streampack.reading.fields import (
-    Fields,
-    candidates,
-    named_masks,
-    texts_beside,
-    usual_field,
-)
+from streampack.reading.fields import Fields, usual_fields
 from streampack.reading.records import BrokenDocumentError, kind_of
 from streampack.sources.iterable.items import ids_of
 from streampack.sources.iterable.objects import kind_name
@@ -91,18 +85,14 @@ def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
         ConfigError: it is none of these.
     """
     if isinstance(first, Mapping):
-        others = [name for name in map(str, first) if name not in named_masks(loss_mask)]
-        names = candidates(others, lambda name: _are_ids(first.get(name)))
-        usual = usual_field(
-            names,
+        fields = usual_fields(
+            _kinds_of(first),
+            loss_mask,
             "The items have the fields",
             lambda name: f'sources.open(data, text="{name}"), or tokens=',
             "Pass sources.Chat(data)",
         )
-        ids = _holds_ids(first[usual], f'The field "{usual}" of the first item')
-        kinds = {"text": None if ids else usual, "tokens": usual if ids else None}
-        fields = Fields.named(**kinds, loss_mask=loss_mask, default=None)
-        fields = replace(fields, texts=texts_beside(names, usual) if ids else None)
+        _holds_ids(first[fields.document], f'The field "{fields.document}" of the first item')
         return with_masks_of(fields, first)
     named = Fields.named(text=None, tokens=None, loss_mask=loss_mask, default=None)
     return replace(named, tokenized=_holds_ids(first, "The first item"))
@@ -112,19 +102,19 @@ def with_masks_of(fields: Fields, first: Any) -> Fields:
     """The fields, with the loss masks that the first item has, if nobody said which there are."""
     if fields.masks_known or not isinstance(first, Mapping):
         return fields
-    kinds = {str(name): kind_of(_listed(value)) for name, value in first.items()}
-    return fields.with_masks(kinds, "The first item")
+    return fields.with_masks(_kinds_of(first), "The first item")
 
 
-def _listed(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+def _kinds_of(record: Mapping[Any, Any]) -> dict[str, str]:
+    return {str(name): _kind_of(value) for name, value in record.items()}
 
 
-def _are_ids(value: Any) -> bool:
+def _kind_of(value: Any) -> str:
     try:
-        return ids_of(value) is not None
+        known = kind_of(value.tolist() if isinstance(value, np.ndarray) else value)
+        return known or ("tokens" if ids_of(value) is not None else "")
     except BrokenDocumentError:
-        return False
+        return ""
 
 
 def _holds_ids(value: Any, where: str) -> bool:

@@ -215,9 +215,10 @@ def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: st
 
 
 def kinds_of(layout: Layout) -> dict[str, str]:
-    """Columns by name: "mask" for those that may hold an array, "" for others."""
-    lists = [encoding.startswith(("ndarray", "bytes")) for encoding in layout.encodings]
-    return {name: "mask" if many else "" for name, many in zip(layout.names, lists, strict=True)}
+    """Columns by name: "tokens" for those that may hold an array, "text" or ""."""
+    known = {"str": "text", "ndarray": "tokens", "bytes": "tokens"}
+    kinds = [known.get(encoding.partition(":")[0], "") for encoding in layout.encodings]
+    return dict(zip(layout.names, kinds, strict=True))
 
 
 def mask_column(layout: Layout, name: str, where: str) -> Column:

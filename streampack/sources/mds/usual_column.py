@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streampack.job.listed_once import listed_once
-from streampack.reading.fields import usual_field
+from streampack.reading.fields import usual_fields
 from streampack.sources.mds.files import read_index
-from streampack.sources.mds.index import parse_index
+from streampack.sources.mds.index import kinds_of, parse_index
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
@@ -32,10 +32,10 @@ def usual_column(folders: Sequence[str], loss_masks: Sequence[str], storage: Sto
 def _look(folders: Sequence[str], loss_masks: Sequence[str], storage: Storage) -> str:
     where = f"{folders[0]}/index.json"
     first = next(parse_index(read_index(folders[0], storage), shown(where)), None)
-    names = first.layout.names if first else ()
+    kinds = kinds_of(first.layout) if first else {}
 
     def example(name: str) -> str:
         return f"sources.MDS({folders[0]!r}, column={name!r}), or --column {name}"
 
-    others = [name for name in names if name not in loss_masks]
-    return usual_field(others, f"{shown(where)} lists the columns", example)
+    fields = usual_fields(kinds, loss_masks, f"{shown(where)} lists the columns", example)
+    return str(fields.document)

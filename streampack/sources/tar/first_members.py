@@ -6,7 +6,7 @@ import tarfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import PurePosixPath
 from typing import Any
@@ -15,15 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
-from streampack.reading.fields import (
-    IDS,
-    Fields,
-    candidates,
-    may_be_mask,
-    named_masks,
-    texts_beside,
-    usual_field,
-)
+from streampack.reading.fields import IDS, Fields, may_be_mask, usual_fields
 from streampack.reading.records import BrokenDocumentError, kind_of, record_of
 from streampack.sources.tar.headers import is_header
 from streampack.storage.decompression import DamagedError, codec_of, open_content
@@ -115,17 +107,12 @@ class FirstMembers:
         kinds = self.fields.get(key, {})
         if not kinds:
             return Fields.named(text=None, tokens=None, loss_mask=loss_mask, default="text")
-        others = [name for name in kinds if name not in named_masks(loss_mask)]
-        names = candidates(others, lambda name: kinds[name] == "tokens")
-        name = usual_field(
-            names,
+        return usual_fields(
+            kinds,
+            loss_mask,
             f"The .json files in {shown(self.shard)} have the fields",
             lambda name: f'sources.WebDataset({given}, key="{key}", text="{name}"), or tokens=',
         )
-        ids = kinds[name] == "tokens" or name in IDS
-        text, tokens = (None, name) if ids else (name, None)
-        found = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
-        return replace(found, texts=texts_beside(names, name)) if ids else found
 
 
 def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
