@@ -107,32 +107,37 @@ class FieldTypes:
                         "Name the column as the field, add it in the map, or leave it out.",
                     )
         problems: dict[int, str] = {}
-        low, high = int(documents.offsets[0]), int(documents.offsets[-1])
+        held = slice(int(documents.offsets[0]), int(documents.offsets[-1]))
         starts = documents.offsets[:-1]
         token: dict[str, NDArray[Any]] = {}
         for name, dtype in self.token.items():
             values = documents.token_fields[name]
-            token[name], bad = _cast(values, dtype, slice(low, high))
+            token[name], bad = cast_values(values, dtype, held)
             for at in bad.tolist():
                 i = int(np.searchsorted(starts, at, side="right")) - 1
-                what = f'{values[at]!s} in its field "{name}" at token {at - int(starts[i])}'
-                problems.setdefault(i, f"holds {what}, and the field is {dtype.name}")
+                where = f" at token {at - int(starts[i])}"
+                problems.setdefault(i, misfit(values[at], name, dtype, where))
         document: dict[str, NDArray[Any]] = {}
         for name, dtype in self.document.items():
             values = documents.document_fields[name]
-            document[name], bad = _cast(values, dtype, slice(0, len(values)))
+            document[name], bad = cast_values(values, dtype)
             for i in bad.tolist():
-                what = f'{values[i]!s} in its field "{name}"'
-                problems.setdefault(i, f"holds {what}, and the field is {dtype.name}")
+                problems.setdefault(i, misfit(values[i], name, dtype))
         return replace(documents, token_fields=token, document_fields=document), problems
 
 
-def _cast(
-    values: NDArray[Any], dtype: np.dtype[Any], part: slice
+def misfit(value: Any, name: str, dtype: np.dtype[Any], where: str = "") -> str:
+    """What is wrong with a document with a value that its field cannot hold."""
+    return f'holds {value!s} in its field "{name}"{where}, and the field is {dtype.name}'
+
+
+def cast_values(
+    values: NDArray[Any], dtype: np.dtype[Any], part: slice = slice(None)
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The values in a dtype, and where in `part` one is NaN or does not fit."""
+    start = part.start or 0
     if values.dtype.kind not in "biuf":
-        return np.zeros(len(values), dtype=dtype), np.arange(part.start, part.stop)
+        return np.zeros(len(values), dtype=dtype), np.arange(len(values[part])) + start
     with np.errstate(invalid="ignore", over="ignore"):
         made = values.astype(dtype, copy=False)
     given, cast = values[part], made[part]
@@ -141,7 +146,7 @@ def _cast(
         wrong |= np.isinf(cast) & ~np.isinf(given)
     elif dtype != values.dtype:
         wrong |= cast != given
-    return made, np.flatnonzero(wrong) + part.start
+    return made, np.flatnonzero(wrong) + start
 
 
 def _checked_name(name: Any) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streampack.conversations import Conversations
 from streampack.documents import TOKEN_DTYPES, Documents, Fields, Texts
-from streampack.fields import TEXT_REMEDY, FieldTypes
+from streampack.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
 from streampack.reading.padding import ATTENTION_MASK, kept_tokens, without_padding
 from streampack.reading.records import BrokenDocumentError, require_field
 
@@ -38,7 +38,7 @@ def record_block(
         origin: (N,) of dtype `ORIGIN`.
         types: the fields that are read besides.
     """
-    more = _RecordFields(types)
+    fields: list[tuple[dict[str, NDArray[Any]], dict[str, Any]]] = []
     problems: dict[int, str] = {}
     good: list[int] = []
     found: list[Any] = []
@@ -48,23 +48,24 @@ def record_block(
         try:
             record, document, mask = read(item)
             padded = _kept(record, len(document)) if kind is Documents else None
-            more.add(record, len(document) if kind is Documents else None)
+            more = _fields_in(record, len(document) if kind is Documents else None, types)
         except BrokenDocumentError as reason:
             problems[i] = str(reason)
             continue
         good.append(i)
+        fields.append(more)
         found.append(document)
         kept.append(padded)
         if mask is not None:
             masks.append(mask)
+    of_documents = _joined([values for _, values in fields], np.array) if fields else {}
     if kind is not Documents:
-        return kind(found, origin[good], more.of_documents), problems
+        return kind(found, origin[good], of_documents), problems
     dtypes = {array.dtype for array in found}
     if len(dtypes) != 1 or dtypes.isdisjoint(TOKEN_DTYPES):
         found = [array.astype(np.uint32) for array in found]
-    block = Documents.from_arrays(
-        found, origin[good], masks or None, more.of_tokens, more.of_documents
-    )
+    of_tokens = _joined([arrays for arrays, _ in fields], np.concatenate) if fields else {}
+    block = Documents.from_arrays(found, origin[good], masks or None, of_tokens, of_documents)
     if any(part is not None for part in kept):
         whole = [
             np.ones(len(array), dtype=np.bool_) if part is None else part
@@ -89,60 +90,35 @@ def _kept(record: Any, num_tokens: int) -> NDArray[np.bool_] | None:
     return kept
 
 
-class _RecordFields:
-    """The fields of the good records of a block.
+def _fields_in(
+    record: Any, num_tokens: int | None, types: FieldTypes
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """By name, the fields of tokens and of the document in a record of so many token ids.
 
-    Args:
-        types: the fields of the run. Those of tokens are read from records of token ids alone.
+    Those of tokens are read from records of token ids alone: None is a record of text.
     """
-
-    def __init__(self, types: FieldTypes) -> None:
-        self._types = types
-        self._token: dict[str, list[NDArray[Any]]] = {}
-        self._document: dict[str, list[Any]] = {}
-        self._lacking: set[str] = set()
-
-    def add(self, record: Any, num_tokens: int | None) -> None:
-        """Take the fields of a record, of so many token ids; None if it is text.
-
-        Raises:
-            BrokenDocumentError: it lacks one, or has no numbers in it; nothing is taken.
-        """
-        types = self._types
-        if not types:
-            return
-        given = record if isinstance(record, Mapping) else {}
-        token = {} if num_tokens is None else types.token
-        lacking = [name for name in (*token, *types.document) if name not in given]
-        if lacking and not types.optional:
-            require_field(given, lacking[0])
-        self._lacking.update(lacking)
-        arrays = {name: _numbers(given[name], name, num_tokens) for name in token if name in given}
-        values = {name: _number(given[name], name) for name in types.document if name in given}
-        if not types.optional:  # or a map may have them in another dtype
-            arrays = {name: _whole(array, name, token[name]) for name, array in arrays.items()}
-            values = {
-                name: _whole(np.array([value]), name, types.document[name])[0]
-                for name, value in values.items()
-            }
-        for name, array in arrays.items():
-            self._token.setdefault(name, []).append(array)
-        for name, value in values.items():
-            self._document.setdefault(name, []).append(value)
-
-    @property
-    def of_tokens(self) -> Fields:
-        """By name, the values of all tokens; without fields that some record lacks."""
-        kept = {name: arrays for name, arrays in self._token.items() if name not in self._lacking}
-        return {name: np.concatenate(arrays) for name, arrays in kept.items()}
-
-    @property
-    def of_documents(self) -> Fields:
-        """By name, (N,) the values of the records; without fields that some record lacks."""
-        kept = {
-            name: values for name, values in self._document.items() if name not in self._lacking
+    if not types:
+        return {}, {}
+    given = record if isinstance(record, Mapping) else {}
+    token = {} if num_tokens is None else types.token
+    for name in (*token, *types.document):
+        if not types.optional:
+            require_field(given, name)
+    arrays = {name: _numbers(given[name], name, num_tokens) for name in token if name in given}
+    values = {name: _number(given[name], name) for name in types.document if name in given}
+    if not types.optional:  # or a map may have them in another dtype
+        arrays = {name: _whole(array, name, token[name]) for name, array in arrays.items()}
+        values = {
+            name: _whole(np.array([value]), name, types.document[name])[0]
+            for name, value in values.items()
         }
-        return {name: np.array(values) for name, values in kept.items()}
+    return arrays, values
+
+
+def _joined(records: list[dict[str, Any]], join: Callable[[list[Any]], NDArray[Any]]) -> Fields:
+    """By name, the values of all records together, of the fields that every one has."""
+    names = [name for name in records[0] if all(name in record for record in records[1:])]
+    return {name: join([record[name] for record in records]) for name in names}
 
 
 def _numbers(values: Any, name: str, num_tokens: int | None) -> NDArray[Any]:
@@ -175,12 +151,9 @@ def _whole(values: NDArray[Any], name: str, dtype: np.dtype[Any]) -> NDArray[Any
 
     Joined with those of another record, large integers could become floats that lie beside them.
     """
-    if dtype.kind not in "iu" or values.dtype.kind not in "iuf":
+    if dtype.kind not in "iu":
         return values
-    with np.errstate(invalid="ignore"):
-        made = values.astype(dtype)
-    wrong = np.flatnonzero(made != values)
+    made, wrong = cast_values(values, dtype)
     if len(wrong):
-        what = f'holds {values[wrong[0]]!s} in its field "{name}"'
-        raise BrokenDocumentError(f"{what}, and the field is {dtype.name}")
+        raise BrokenDocumentError(misfit(values[wrong[0]], name, dtype))
     return made
