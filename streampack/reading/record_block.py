@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from streampack.conversations import Conversations
 from streampack.documents import TOKEN_DTYPES, Documents, Fields, Texts
 from streampack.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
-from streampack.reading.padding import ATTENTION_MASK, kept_tokens, without_padding
+from streampack.reading.padding import ATTENTION_MASK, with_masks
 from streampack.reading.records import BrokenDocumentError, require_field
 
 Item = TypeVar("Item")
 
-#: A record, what it holds (ids, a text, a conversation), and the loss mask of ids, if it has one.
-Read = tuple[Any, Any, NDArray[np.bool_] | None]
+#: A record, and what it holds: ids, a text, a conversation.
+Read = tuple[Any, Any]
 
 
 def record_block(
@@ -27,6 +27,8 @@ def record_block(
     kind: type[Any],
     origin: NDArray[np.void],
     types: FieldTypes,
+    masks: Collection[str] = (),
+    unread: Collection[str] = (),
 ) -> tuple[Documents | Texts | Conversations, dict[int, str]]:
     """A block of the good ones of N items, and what is wrong with the others, by number.
 
@@ -37,57 +39,70 @@ def record_block(
             no token dtype, become uint32.
         origin: (N,) of dtype `ORIGIN`.
         types: the fields that are read besides.
+        masks: the fields with loss masks or labels of ids.
+        unread: fields that a record of ids may not have; see `Fields`.
     """
     fields: list[tuple[dict[str, NDArray[Any]], dict[str, Any]]] = []
+    beside: list[dict[str, NDArray[Any]]] = []
     problems: dict[int, str] = {}
     good: list[int] = []
     found: list[Any] = []
-    masks: list[NDArray[np.bool_]] = []
-    kept: list[NDArray[np.bool_] | None] = []
     for i, item in enumerate(items):
         try:
-            record, document, mask = read(item)
-            padded = _kept(record, len(document)) if kind is Documents else None
-            more = _fields_in(record, len(document) if kind is Documents else None, types)
+            record, document = read(item)
+            num_tokens = len(document) if kind is Documents else None
+            more = _fields_in(record, num_tokens, types)
+            if num_tokens is not None:
+                beside.append(masks_in(record, num_tokens, masks, unread))
         except BrokenDocumentError as reason:
             problems[i] = str(reason)
             continue
         good.append(i)
         fields.append(more)
         found.append(document)
-        kept.append(padded)
-        if mask is not None:
-            masks.append(mask)
-    of_documents = _joined([values for _, values in fields], np.array) if fields else {}
+    of_documents = _joined([values for _, values in fields], np.array)
     if kind is not Documents:
         return kind(found, origin[good], of_documents), problems
     dtypes = {array.dtype for array in found}
     if len(dtypes) != 1 or dtypes.isdisjoint(TOKEN_DTYPES):
         found = [array.astype(np.uint32) for array in found]
-    of_tokens = _joined([arrays for arrays, _ in fields], np.concatenate) if fields else {}
-    block = Documents.from_arrays(found, origin[good], masks or None, of_tokens, of_documents)
-    if any(part is not None for part in kept):
-        whole = [
-            np.ones(len(array), dtype=np.bool_) if part is None else part
-            for array, part in zip(found, kept, strict=True)
-        ]
-        block = without_padding(block, np.concatenate(whole))
-    return block, problems
+    of_tokens = _joined([arrays for arrays, _ in fields], np.concatenate)
+    block = Documents.from_arrays(found, origin[good], None, of_tokens, of_documents)
+    if any(ATTENTION_MASK in arrays for arrays in beside):
+        for arrays, ids in zip(beside, found, strict=True):
+            arrays.setdefault(ATTENTION_MASK, np.ones(len(ids), dtype=np.bool_))
+    block, wrong = with_masks(block, _joined(beside, np.concatenate))
+    problems |= {good[row]: reason for row, reason in wrong.items()}
+    return block.take(np.setdiff1d(np.arange(len(good)), list(wrong))) if wrong else block, problems
 
 
-def _kept(record: Any, num_tokens: int) -> NDArray[np.bool_] | None:
-    """(T,) False where a token of a record is padding; None if none is."""
-    if not isinstance(record, Mapping) or ATTENTION_MASK not in record:
-        return None
-    values = record[ATTENTION_MASK]
-    if isinstance(values, list) and values.count(1) == len(values) == num_tokens:
-        return None  # an array is made in ten times that time
-    numbers = _numbers(values, ATTENTION_MASK, num_tokens)
-    reasons: dict[int, str] = {}
-    kept = kept_tokens(numbers, np.array([0, num_tokens]), reasons)
-    if reasons:
-        raise BrokenDocumentError(reasons[0])
-    return kept
+def masks_in(
+    record: Any, num_tokens: int, masks: Collection[str], unread: Collection[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """By name, the masks and labels in a record of so many token ids; see `record_block`.
+
+    An attention mask is among them if there is one that says that a token is padding.
+    """
+    given = record if isinstance(record, Mapping) else {}
+    for name in unread:
+        if given.get(name) is not None:
+            raise BrokenDocumentError(
+                f'has "{name}", and the first document has not, so its tokens would be learnt '
+                "whatever that says: give it to all of them, or pass loss_mask=[], which reads none"
+            )
+    for name in masks:
+        require_field(given, name)
+    names = [*masks]
+    if ATTENTION_MASK in given:
+        attended = given[ATTENTION_MASK]
+        # An array is made in ten times that time.
+        whole = isinstance(attended, list) and attended.count(1) == len(attended) == num_tokens
+        names += [] if whole else [ATTENTION_MASK]
+    found = {name: _numbers(given[name], name, num_tokens) for name in names}
+    for name, array in found.items():
+        if len(array) and array.dtype.kind == "f":
+            raise BrokenDocumentError(f'has {array.dtype} values in "{name}", no whole numbers')
+    return found
 
 
 def _fields_in(
@@ -117,6 +132,8 @@ def _fields_in(
 
 def _joined(records: list[dict[str, Any]], join: Callable[[list[Any]], NDArray[Any]]) -> Fields:
     """By name, the values of all records together, of the fields that every one has."""
+    if not records:
+        return {}
     names = [name for name in records[0] if all(name in record for record in records[1:])]
     return {name: join([record[name] for record in records]) for name in names}
 

@@ -161,12 +161,12 @@ def test_a_template_that_marks_turns_otherwise_is_refused_where_one_is_not_learn
 
 IDS_BROKEN: list[tuple[Any, str]] = [
     ({"input_ids": [1, 2]}, 'none of "loss_mask", "labels"'),
-    ({"input_ids": [1, 2], "labels": [-100]}, "2 ids and 1 labels"),
+    ({"input_ids": [1, 2], "labels": [-100]}, '2 ids and 1 values in "labels"'),
     ({"input_ids": [1, 2], "labels": [2, -100]}, "label 2 at token 0, whose id is 1"),
     ({"input_ids": [1, 2], "labels": [-100, -100]}, "no token that carries loss"),
-    ({"input_ids": [1, 2], "labels": [1.5, 2]}, 'wrong number in "labels"'),
+    ({"input_ids": [1, 2], "labels": [1.5, 2]}, 'float64 values in "labels"'),
     ({"input_ids": [1, -2], "labels": [1, 2]}, "wrong id"),
-    ({"input_ids": [1, 2], "loss_mask": [1]}, "2 ids and 1 mask values"),
+    ({"input_ids": [1, 2], "loss_mask": [1]}, '2 ids and 1 values in "loss_mask"'),
     ({"input_ids": [1, 2], "loss_mask": [1, 7]}, "has the label 7 at token 1"),
     ({"messages": messages("a", "b")}, 'has no field "input_ids"'),
 ]

@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 
 from streampack import ConfigError, ContentError, sources
 from streampack.documents import Documents, offsets_of
-from streampack.reading.loss_masks import mask_of, masks_of_rows
+from streampack.reading.loss_masks import masks_of_rows
 from streampack.reading.padding import kept_tokens, without_padding
-from streampack.reading.records import BrokenDocumentError
 from streampack.reading.skips import Skips
 from tests.support.labelled import ALL, EXPECTED, IDS, LABELS, MASKS, learnt
 from tests.support.mosaic import streaming_module
@@ -149,16 +148,15 @@ def test_a_class_per_document_is_no_loss_mask(kind: str) -> None:
 
 def test_zeros_and_ones_are_labels_in_a_field_of_that_name() -> None:
     ids, values = np.array([0, 1]), np.array([0, 1])
-    assert mask_of(values, ids, "loss_mask").tolist() == [False, True]
-    assert mask_of(values, ids, "labels").tolist() == [True, True]
-    assert mask_of(np.array([-100, 0]), np.array([5, 0]), "any").tolist() == [False, True]
+    assert alone(values, ids, "loss_mask") == ([False, True], None)
+    assert alone(values, ids, "labels") == ([True, True], None)
+    assert alone(np.array([-100, 0]), np.array([5, 0]), "any") == ([False, True], None)
 
 
 def alone(values: Any, ids: Any, name: str) -> tuple[list[bool] | None, str | None]:
-    try:
-        return mask_of(values, ids, name).tolist(), None
-    except BrokenDocumentError as reason:
-        return None, str(reason)
+    reasons: dict[int, str] = {}
+    mask = masks_of_rows(values, ids, np.array([0, len(ids)]), name, reasons)
+    return (None, reasons[0]) if reasons else (mask.tolist(), None)
 
 
 @given(

@@ -14,13 +14,14 @@ from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.reading.base import Block
 from streampack.reading.fields import LOSS_FIELDS
-from streampack.reading.loss_masks import learnt_of
 from streampack.reading.nesting import MOST_NESTED
-from streampack.reading.record_block import Read, record_block
+from streampack.reading.padding import with_masks
+from streampack.reading.record_block import Read, masks_in, record_block
 from streampack.reading.records import BrokenDocumentError, ids_of, require_field
 from streampack.sources.chat.records import conversation_of, known_shapes, shape_of
 from streampack.storage.remote import shown
 
+_LEARNT = "\0learnt"  # a name that no field has
 _MASKS = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
 
 
@@ -87,26 +88,30 @@ def block_of(
     def read(item: Any) -> Read:
         record = _plain(parse(item))
         if tokenized:
-            return record, *_labelled_ids(record)
+            return _labelled_ids(record)
         made = conversation_of(record, shape)
         if made.rejected is not None:
             record |= {"group": 0, "chosen": True}  # filled in with the two documents
-        return record, made, None
+        return record, made
 
-    return record_block(records, read, Documents if tokenized else Conversations, origin, types)
+    kind, masks = (Documents, [_LEARNT]) if tokenized else (Conversations, [])
+    return record_block(records, read, kind, origin, types, masks)
 
 
-def _labelled_ids(record: Mapping[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """(T,) "input_ids", and (T,) which of them count, by all masks and labels beside them."""
+def _labelled_ids(record: dict[str, Any]) -> Read:
+    """A record with the loss mask that all masks and labels in it make, and its "input_ids"."""
     require_field(record, "input_ids")
     ids = ids_of(record, "input_ids")
     there = [name for name in LOSS_FIELDS if record.get(name) is not None]
-    mask = learnt_of(record, there, ids)
-    if mask is None:
+    if not there:
         raise BrokenDocumentError(f'has none of {_MASKS} beside "input_ids"')
-    if not mask.any():
+    given = masks_in(record, len(ids), there)
+    learnt, wrong = with_masks(Documents.from_arrays([ids]), {name: given[name] for name in there})
+    if wrong:
+        raise BrokenDocumentError(wrong[0])
+    if not learnt.loss_mask_or_ones.any():
         raise BrokenDocumentError("has no token that carries loss")
-    return ids, mask
+    return record | {_LEARNT: learnt.loss_mask}, ids
 
 
 def _plain(record: Any) -> dict[str, Any]:

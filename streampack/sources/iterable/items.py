@@ -13,7 +13,6 @@ from streampack.fields import FieldTypes
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
-from streampack.reading.loss_masks import learnt_of
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import BrokenDocumentError, require_field
 
@@ -40,13 +39,13 @@ def item_block(
     def read(item: Any) -> Read:
         value = _document_of(item, fields.document)
         if fields.tokenized:
-            ids = ids_of(value)
-            return item, ids, learnt_of(item, fields.loss_masks, ids, fields.unread)
+            return item, ids_of(value)
         if not isinstance(value, str):
             raise BrokenDocumentError(f"is {_a(value)}, not text")
-        return item, value, None
+        return item, value
 
-    return record_block(items, read, Documents if fields.tokenized else Texts, origin, types)
+    kind = Documents if fields.tokenized else Texts
+    return record_block(items, read, kind, origin, types, fields.loss_masks, fields.unread)
 
 
 def _joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:

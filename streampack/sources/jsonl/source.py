@@ -22,7 +22,6 @@ from streampack.documents import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields, chat_fields
-from streampack.reading.loss_masks import learnt_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.other_content import other_content
@@ -171,15 +170,15 @@ class JSONL(ShardedSource):
     ) -> tuple[Block, dict[int, str]]:
         """The good ones of N lines, and what is wrong with the others, by number."""
         kind = Documents if self.tokenized else Texts
-        return record_block(lines, self._read, kind, origin, self.field_types)
+        masks, unread = self.fields.loss_masks, self.fields.unread
+        return record_block(lines, self._read, kind, origin, self.field_types, masks, unread)
 
     def _read(self, line: bytes | None) -> Read:
         record, field = self.record_of(line), self.fields.document or ""
         require_field(record, field)
-        if not self.tokenized:
-            return record, text_of(record, field, line or b""), None
-        ids = ids_of(record, field, line)
-        return record, ids, learnt_of(record, self.fields.loss_masks, ids, self.fields.unread)
+        if self.tokenized:
+            return record, ids_of(record, field, line)
+        return record, text_of(record, field, line or b"")
 
     def record_of(self, line: bytes | None) -> dict[str, Any]:
         """The object of a line; None is one that was too long to be kept."""

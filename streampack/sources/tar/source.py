@@ -18,7 +18,6 @@ from streampack.job.listed_once import listed_once
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import integer_block
-from streampack.reading.loss_masks import learnt_of
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.padding import ATTENTION_MASK
@@ -349,11 +348,7 @@ class WebDataset(ShardedSource):
         problems: dict[int, str],
     ) -> Block:
         """One parse per document; the samples' headers begin at byte `begin`."""
-        types, most, masks = (
-            self.field_types,
-            self.reading.max_document_bytes,
-            self.fields.loss_masks,
-        )
+        types, most = self.field_types, self.reading.max_document_bytes
         field = self.fields.document or ""
         contents = list(pieces(data, starts, sizes))
         beside = {}
@@ -369,22 +364,21 @@ class WebDataset(ShardedSource):
                 record = record_of(content)
                 require_field(record, field)
                 if not self.tokenized:
-                    return record, text_of(record, field, content), None
-                ids: Any = ids_of(record, field, content)
-                return record, ids, learnt_of(record, masks, ids, self.fields.unread)
+                    return record, text_of(record, field, content)
+                return record, ids_of(record, field, content)
             if self.form == "npz":
                 names = {field, *self._masks, ATTENTION_MASK, *types.token, *types.document}
                 arrays = npz_record(content, names, most)
-                ids = ids_in(arrays, field)
-                return arrays, ids, learnt_of(arrays, masks, ids, self.fields.unread)
+                return arrays, ids_in(arrays, field)
             fields = {
                 name: field_beside(data, name, files, i, most) for name, files in beside.items()
             }
             there = {name: array for name, array in fields.items() if array is not None}
-            document: Any = document_in(content, self.form, self.key, self.dtype)
-            return there, document, learnt_of(there, masks, document)
+            return there, document_in(content, self.form, self.key, self.dtype)
 
         kind = Documents if self.tokenized else Texts
-        block, wrong = record_block(range(len(origin)), read, kind, origin, types)
+        masks, unread = self.fields.loss_masks, self.fields.unread
+        items = range(len(origin))
+        block, wrong = record_block(items, read, kind, origin, types, masks, unread)
         problems |= wrong
         return block
