@@ -7,7 +7,7 @@ never an object per document. `Texts` is the same before tokenizing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -98,18 +98,13 @@ class Documents:
                 "Use `block.take(order)` to pick or reorder documents.",
             )
         stop = max(start, stop)
-        view = object.__new__(Documents)  # not through __init__: of what is checked nothing changes
-        for name, value in (
-            ("tokens", self.tokens),
-            ("offsets", self.offsets[start : stop + 1]),
-            ("origin", self.origin[start:stop]),
-            ("loss_mask", self.loss_mask),
-            ("token_fields", self.token_fields),
-            ("document_fields", part_of(self.document_fields, slice(start, stop))),
-            ("members", self.members and self.members.part(start, stop)),
-        ):
-            object.__setattr__(view, name, value)
-        return view
+        return replace(
+            self,
+            offsets=self.offsets[start : stop + 1],
+            origin=self.origin[start:stop],
+            document_fields=part_of(self.document_fields, slice(start, stop)),
+            members=self.members and self.members.part(start, stop),
+        )
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -137,8 +132,7 @@ class Documents:
         order = np.asarray(order, dtype=np.int64)
         if self.members is not None:
             return self.members.take(order)
-        offsets = np.zeros(len(order) + 1, dtype=np.int64)
-        np.cumsum(self.lengths[order], out=offsets[1:])
+        offsets = offsets_of(self.lengths[order])
         starts = self.offsets[order]
 
         def gathered(values: NDArray[Any]) -> NDArray[Any]:

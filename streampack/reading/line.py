@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.documents import offsets_of
 from streampack.packing.rng import permutation
 from streampack.reading.manifest import Manifest
 
@@ -42,9 +43,7 @@ class Line:
         if seed is not None:
             shards = permutation(count, seed).astype(np.int32)
         shards = shards[manifest.weights[shards] > 0]
-        bounds = np.zeros(len(shards) + 1, dtype=np.int64)
-        np.cumsum(manifest.weights[shards], out=bounds[1:])
-        return cls(shards, bounds)
+        return cls(shards, offsets_of(manifest.weights[shards]))
 
     def pieces(self, low: int, high: int) -> Pieces:
         """The pieces of [low, high) of the line; each is worked out when it is asked for."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
+from streampack.documents import offsets_of
 from streampack.storage.remote import FileInfo
 
 
@@ -32,8 +33,7 @@ class Names(Sequence[str]):
         self._prefix = low[:cut]
         rest = [_encoded(name[cut:]) for name in names]
         self._bytes = b"".join(rest)
-        lengths = np.fromiter(map(len, rest), dtype=np.int64, count=len(rest))
-        self._ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+        self._ends = offsets_of(np.fromiter(map(len, rest), dtype=np.int64, count=len(rest)))
 
     @property
     def folder(self) -> str:

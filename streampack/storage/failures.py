@@ -188,14 +188,7 @@ _STATUSES = {
     503: _BUSY,
 }
 _WORTH_RETRYING = {408, 425}
-_HOPELESS_ERRNOS = {
-    errno.EDQUOT,
-    errno.ENAMETOOLONG,
-    errno.ENOLCK,
-    errno.ENOSPC,
-    errno.ENOSYS,
-    errno.EROFS,
-}
+_HOPELESS_ERRNOS = {errno.ENAMETOOLONG, errno.ENOLCK, errno.ENOSYS, errno.EROFS}
 _HOPELESS = (
     IsADirectoryError,
     NotADirectoryError,

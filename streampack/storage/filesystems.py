@@ -14,6 +14,7 @@ from streampack.errors import ConfigError, StreampackError
 from streampack.storage.failures import explain, without_secrets
 from streampack.storage.remote import AZURE
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: What to install for a protocol; fsspec imports the implementation when it is first used.
 _EXTRAS = {
     "s3": 'pip install "streampack[s3]"',
@@ -91,10 +92,8 @@ def _refuse_unknown(protocol: str, kind: type, options: dict[str, Any]) -> None:
 
         kinds.append(aiohttp.ClientSession._request)  # what is left goes with each request
     taken = [inspect.signature(kind).parameters.values() for kind in kinds if kind is not None]
-    named = {p.name for several in taken for p in several if p.kind == p.POSITIONAL_OR_KEYWORD}
-    named |= {p.name for several in taken for p in several if p.kind == p.KEYWORD_ONLY}
-    named = named - {"self"} | {"skip_instance_cache", "use_listings_cache", "max_paths"}
-    named |= {"listings_expiry_time"}
+    named = {p.name for several in taken for p in several if p.kind in _BY_NAME} - {"self"}
+    named |= {"skip_instance_cache", "use_listings_cache", "max_paths", "listings_expiry_time"}
     for name in options:
         if name not in named:
             near = difflib.get_close_matches(name, sorted(named), n=1)
