@@ -114,15 +114,6 @@ class Arrow(Parquet):
                 continue
         return None
 
-    def _check_listed(self, shard: int, schema: pa.Schema) -> None:
-        """Compare a file with what was listed, since not all schemas were seen."""
-        try:
-            narrow = self._check_schema(shown(self.manifest.paths[shard]), schema)
-        except ConfigError as error:
-            raise DamagedFileError(str(error)) from error
-        if not narrow and self.manifest.details["dtype"] == "uint16":
-            raise DamagedFileError("its ids are of a wider type than those of other files")
-
     def _decoded(
         self, file: Any, batches: Batches, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -226,14 +226,18 @@ class Parquet(ShardedSource):
         """Where the row groups of a file lie, after the file is compared with the listing."""
         listed = self.manifest.details["documents"]
         if listed is not None and file.metadata.num_rows != listed[shard]:
-            self._unreadable(shard, 0, "the number of rows is not what it was when listed")
-        try:
-            narrow = self._check_schema(shown(self.manifest.paths[shard]), file.schema_arrow)
-        except ConfigError as error:
-            self._unreadable(shard, 0, error)
-        if not narrow and self.manifest.details["dtype"] == "uint16":
-            self._unreadable(shard, 0, "its ids are of a wider type than those of other files")
+            raise DamagedFileError("the number of rows is not what it was when listed")
+        self._check_listed(shard, file.schema_arrow)
         return _Places.of(row_groups(file.metadata), int(self.manifest.weights[shard]))
+
+    def _check_listed(self, shard: int, schema: pa.Schema) -> None:
+        """Compare a file with what was listed, since not all schemas were seen."""
+        try:
+            narrow = self._check_schema(shown(self.manifest.paths[shard]), schema)
+        except ConfigError as error:
+            raise DamagedFileError(str(error)) from error
+        if not narrow and self.manifest.details["dtype"] == "uint16":
+            raise DamagedFileError("its ids are of a wider type than those of other files")
 
     def _row(self, file: CheckedFile, shard: int, places: _Places, at: int) -> int:
         """The first row that begins at a place of the file's weight or after it."""
@@ -356,10 +360,9 @@ class Parquet(ShardedSource):
 
         return broken
 
-    def _unreadable(self, shard: int, position: int, error: object) -> NoReturn:
+    def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
-        cause = error if isinstance(error, Exception) else None
-        raise self.broken_shard(shard, what, position) from cause
+        raise self.broken_shard(shard, what, position) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
