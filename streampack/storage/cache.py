@@ -116,9 +116,8 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One version of a remote file: its key and size, and its names in the cache."""
+    """One version of a remote file: its size, and its names in the cache."""
 
-    key: str
     num_bytes: int
     data: Path
     part: Path
@@ -154,7 +153,6 @@ class Cache:
         basename = url.partition("?")[0].rstrip("/").rsplit("/", 1)[-1]
         readable = re.sub(r"[^A-Za-z0-9._-]", "_", basename)[-100:]
         return Entry(
-            key,
             num_bytes,
             self.folder / f"{key}-{readable}",
             self.folder / f".{key}.part",

@@ -34,7 +34,6 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.parquet.columns import (
     BlockMaker,
-    Broken,
     TextBlocks,
     TokenBlocks,
     kinds_of,
@@ -331,7 +330,10 @@ class Parquet(ShardedSource):
 
     def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
         """What makes blocks of the rows of a file."""
-        broken = self._broken(shard, skips)
+
+        def broken(row: int, reason: str) -> None:
+            skips.handle(self.broken_document(shard, row, reason))
+
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
         most = self.reading.max_document_bytes
         there = set(schema.names)
@@ -351,14 +353,6 @@ class Parquet(ShardedSource):
             token,
             document,
         )
-
-    def _broken(self, shard: int, skips: Skips) -> Broken:
-        """A function that reports rows of this file that are no documents."""
-
-        def broken(row: int, reason: str) -> None:
-            skips.handle(self.broken_document(shard, row, reason))
-
-        return broken
 
     def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
