@@ -15,13 +15,6 @@ NPY_MAGIC = b"\x93NUMPY"
 
 Read = TypeVar("Read")
 
-#: The header of one dimension of integers as numpy writes it, for which its parser takes too long.
-_USUAL = re.compile(
-    rb"\x93NUMPY(?:\x01.(..)|\x02.(....))\{'descr': '(?:<([ui])([248])|\|([ui])(1))', "
-    rb"'fortran_order': (?:False|True), 'shape': \((\d{1,16}),\), \}",
-    re.DOTALL,
-)
-
 _ATTEMPTS = 100
 _NO_INTEGERS, _NOT_FLAT = "not a little-endian integer", "not one dimension"
 
@@ -31,7 +24,7 @@ def no_npy(error: Exception) -> str:
     return f"is not a .npy file ({re.sub(' object at 0x[0-9a-f]+', '', str(error))})"
 
 
-def read_again(read: Callable[[io.BytesIO], Read], content: bytes | memoryview) -> Read:
+def read_again(read: Callable[[io.BytesIO], Read], content: bytes) -> Read:
     """What a reader of numpy makes of a file's bytes; it raises what the reader raises.
 
     Numpy has Python parse the header, which fails now and then where threads do so at once (a
@@ -45,8 +38,8 @@ def read_again(read: Callable[[io.BytesIO], Read], content: bytes | memoryview) 
     return read(io.BytesIO(content))
 
 
-def npy_header(head: bytes | memoryview, num_bytes: int) -> tuple[int, int, int] | str:
-    """Where the integers of a file are, as (header bytes, count, kind), by numpy's own parser.
+def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
+    """Where the integers of a file are, by numpy's own parser: (header bytes, count, kind).
 
     Args:
         head: its beginning, with the whole header.
@@ -57,12 +50,6 @@ def npy_header(head: bytes | memoryview, num_bytes: int) -> tuple[int, int, int]
         that begins with the name of the document. Pickled objects are never loaded: only the
         header is read.
     """
-    if usual := _USUAL.match(head):
-        short, long, *number, count = usual.groups()
-        letter, item = filter(None, number)
-        begin = (10 if short else 12) + int.from_bytes(short or long, "little")
-        if usual.end() <= begin and int(count) * int(item) == num_bytes - begin:
-            return begin, int(count), int(item) + (16 if letter == b"i" else 0)
     try:
         found = read_again(_header, head)
     except Exception as error:  # numpy evaluates the header, which can raise nearly anything
