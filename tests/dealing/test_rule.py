@@ -76,9 +76,7 @@ def test_a_late_deal_gives_every_lane_parts_from_several_places() -> None:
     bounds = [int(bound) for cut in late for bound in cut.bounds[:-1]]
     assert [*bounds, place.at] == sorted([*bounds, place.at])
     assert {len(np.unique(np.diff(cut.bounds))) for cut in late} <= {1, 2}
-    alike, _ = deal(
-        _rule(reserve=10), _line(), 1, Place(0, 9_500), left, 1 << FRACTION, alike=True
-    )
+    alike, _ = deal(_rule(reserve=10), _line(), 1, Place(0, 9_500), left, 1 << FRACTION, alike=True)
     assert len(alike) == 1
     assert alike[0].bounds[-1] == place.at
 
