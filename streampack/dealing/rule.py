@@ -216,7 +216,7 @@ def deal(
         if not cuts:  # no lane needs all of its reserve, and what is dealt later is dealt better
             level -= level // 4
         tokens = rest * rate >> FRACTION
-        amount = max(tokens // SHARE, int(np.maximum(level - left, 0).sum()))
+        amount = max(tokens // (2 if alike else SHARE), int(np.maximum(level - left, 0).sum()))
         if tokens - amount < interval:
             amount = tokens
         poured = _poured(left, amount)
