@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from streampack.dealing.board import Board
 from streampack.dealing.rule import (
+    ALIKE,
     FRACTION,
     MOST_TOKENS,
     ONE,
@@ -100,14 +101,14 @@ class Dealer:
             if dealt.place.epoch >= dealt.line.planned
         )
         for i, dealt in enumerate(self._dealt.values()):
-            left, rate = np.zeros(self.rule.lanes, dtype=np.int64), dealt.line.rate
+            left, rate, alike = np.zeros(self.rule.lanes, dtype=np.int64), dealt.line.rate, False
             reports = None if row is None else row[i]
             if dealt.is_over or (number and reports is None):
                 continue
             if reports is not None:
-                left, rate = _outlook(dealt.weight, *reports)
+                left, rate, alike = _outlook(dealt.weight, *reports)
             cuts, dealt.place = deal(
-                self.rule, dealt.line, number, dealt.place, left, rate, among=among
+                self.rule, dealt.line, number, dealt.place, left, rate, among=among, alike=alike
             )
             for cut in cuts:
                 dealt.weight += np.diff(cut.bounds)
@@ -121,8 +122,12 @@ def _outlook(
     until: NDArray[np.int64],
     ahead: NDArray[np.int64],
     found: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], int]:
-    """(lanes,) tokens that lanes have still to give of a line, and its tokens per weight.
+) -> tuple[NDArray[np.int64], int, bool]:
+    """What lanes have found of a line.
+
+    Returns:
+        (lanes,) tokens that they have still to give; tokens per weight; and whether these are much
+        the same for all lanes.
 
     Args:
         dealt: (lanes,) weight that they were dealt.
@@ -134,4 +139,5 @@ def _outlook(
     rate = sum(known) // len(known) if known else 0
     unread = np.clip(dealt - until, 0, (most << FRACTION) // max(rate, 1))
     left = np.minimum(ahead, most) + (unread * rate >> FRACTION)
-    return left, rate
+    alike = bool(known) and max(known) - min(known) <= rate // ALIKE
+    return left, rate, alike

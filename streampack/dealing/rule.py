@@ -4,8 +4,9 @@ Lanes read at their own rates: shards differ in documents, and documents in toke
 lane gets its share at the start. A quarter of what is left of the line is dealt at a time, and each
 deal brings the lanes to the same level: of tokens that they hold, and of tokens that they have yet
 to read, by the tokens per weight that each of them has found so far. What a deal misjudges, the
-next one mends; the last ones are small, and give every lane parts from several places, so that what
-nobody could foresee of a shard falls on all of them. (Loop scheduling knows this as factoring:
+next one mends, and the last ones are small. Where lanes have found that shards differ, those give
+every lane parts from several places, so that what nobody could foresee of a shard falls on all of
+them. (Loop scheduling knows this as factoring:
 Hummel, Schonberg and Flynn, "Factoring: a method for scheduling parallel loops", Communications of
 the ACM 35(8), 1992.)
 
@@ -35,10 +36,11 @@ from numpy.typing import NDArray
 #: reports, a step may take batches of two numbers, and a lane makes a round one batch ahead, to say
 #: whether another batch follows.
 LAG = 4
-REVISION = 2  # of the rule: with another, lanes would get other documents
+REVISION = 3  # of the rule: with another, lanes would get other documents
 SHARE = 4  # a deal gives one part in so many of what is left
 LATE = 16  # a deal is late if no more is left than so many times the reserve
 STRIPES = 4  # that a late deal has at most, each of a quarter of `every` batches per lane or more
+ALIKE = 8  # lanes are alike that have found tokens per weight within one part in so many
 DEALS = 256
 UNSURE = 4  # the first deal goes by a rough rate, and holds lanes to so many times the reserve
 FRACTION = 16  # bits of tokens per weight, and of shares, after the point
@@ -181,6 +183,7 @@ def deal(
     rate: int,
     *,
     among: int = ONE,
+    alike: bool = False,
 ) -> tuple[list[Cut], Place]:
     """What a deal gives of a line, and how far it is dealt after that.
 
@@ -191,6 +194,7 @@ def deal(
         left: (lanes,) tokens that each lane has still to give, of what it was dealt.
         rate: tokens per weight of the line, in units of 2**-16.
         among: the share of the sources that are not dealt to their planned end.
+        alike: whether lanes have found about as many tokens per weight as one another.
     """
     cuts: list[Cut] = []
     rate = min(rate, (MOST_TOKENS << FRACTION) // line.weight)
@@ -212,14 +216,15 @@ def deal(
         if not cuts:  # no lane needs all of its reserve, and what is dealt later is dealt better
             level -= level // 4
         tokens = rest * rate >> FRACTION
-        amount = max(tokens // SHARE, int(np.maximum(level - left, 0).sum()))
+        amount = max(tokens // (2 if alike else SHARE), int(np.maximum(level - left, 0).sum()))
         if tokens - amount < interval:
             amount = tokens
         poured = _poured(left, amount)
         given = rest
         if amount != tokens:  # never nothing: what weighs 1 may be longer than what is missing
             given = min(max((int(poured.sum()) << FRACTION) // rate, 1), rest)
-        stripes = min(STRIPES, max(4 * amount // interval, 1)) if tokens < late else 1
+        striped = tokens < late and not alike
+        stripes = min(STRIPES, max(4 * amount // interval, 1)) if striped else 1
         ends = [low + given * n // stripes for n in range(stripes + 1)]
         cuts += [Cut(number, epoch, a + _parts(poured, b - a)) for a, b in pairwise(ends)]
         left, low = left + poured, low + given

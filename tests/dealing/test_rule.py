@@ -76,6 +76,21 @@ def test_a_late_deal_gives_every_lane_parts_from_several_places() -> None:
     bounds = [int(bound) for cut in late for bound in cut.bounds[:-1]]
     assert [*bounds, place.at] == sorted([*bounds, place.at])
     assert {len(np.unique(np.diff(cut.bounds))) for cut in late} <= {1, 2}
+    alike, _ = deal(_rule(reserve=10), _line(), 1, Place(0, 9_500), left, 1 << FRACTION, alike=True)
+    assert len(alike) == 1
+    assert alike[0].bounds[-1] == place.at
+
+
+@pytest.mark.parametrize(("most", "parts"), [(1000, 1), (1110, 1), (1300, 4)])
+def test_lanes_that_found_the_same_get_one_part_of_a_late_deal(most: int, parts: int) -> None:
+    rule = _rule(lanes=2, reserve=10, lines={"": _line(weight=400)})
+    board = MemoryBoard(2, 1)
+    dealer = Dealer(rule, board)
+    dealer.make(1)
+    for lane, found in enumerate((1000, most)):
+        board.put(1, lane, 0, Report(until=2000, ahead=0, found=found))
+    dealer.make(2)
+    assert dealer.count("", 2) - dealer.count("", 1) == parts
 
 
 def test_late_deals_give_a_quarter_of_what_is_left_until_an_interval_would_remain() -> None:

@@ -23,6 +23,8 @@ from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StateError, StorageError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
+from streampack.sources.tar.headers import scan_tar
+from streampack.sources.tar.seek import Seeker
 from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server
@@ -74,6 +76,33 @@ def one(folder: Path, content: bytes, name: str = "a.tar", **arguments: Any) -> 
 def theirs(path: Path, key: str) -> list[Any]:
     """What webdataset itself decodes from a shard."""
     return [sample[key] for sample in wds.WebDataset(str(path), shardshuffle=False).decode()]
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_part_begins_where_reading_the_headers_from_the_beginning_leads(data: Any) -> None:
+    count = data.draw(st.sampled_from([1, 63, 64, 65, 200, 5000]))
+    whole = archive([(f"{i}.npy", b"x" * (i % 3)) for i in range(count)])
+    cut = data.draw(st.sampled_from([len(whole), len(whole) - 1024, len(whole) // 3]))
+    content = np.frombuffer(whole[:cut], dtype=np.uint8)
+    extension = np.frombuffer(b"npy", dtype=np.uint8)
+    begins, offset, outcome = [0], 0, 0
+    while outcome == 0:  # a sample at a time
+        ends = np.zeros(1, dtype=np.int64)
+        _, offset, outcome = scan_tar(
+            content, offset, extension, 1 << 40, ends.copy(), ends.copy(), ends.astype("u1"), ends
+        )
+        begins.append(int(offset))
+    seeker = Seeker(extension)
+    for _ in range(10):
+        documents = data.draw(st.integers(0, count + 2))
+        least = data.draw(st.integers(0, cut))
+        found = seeker.seek(0, content, documents, least)
+        first = next((i for i, at in enumerate(begins[:-1]) if i == documents or at >= least), None)
+        if first is not None:
+            assert found == (first, begins[first], 0)
+        else:
+            assert found[1:] == (offset, outcome)
 
 
 def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:

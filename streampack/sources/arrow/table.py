@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.recognise import arrow_table
-from streampack.sources.parquet.columns import kinds_of
+from streampack.sources.parquet.columns import kinds_of, row_sizes
 from streampack.sources.parquet.source import Parquet
 from streampack.unknown_arguments import explained
 
@@ -101,6 +102,10 @@ class Table(Parquet):
 
     def will_read(self, shards: Any) -> None:
         """Nothing has to be fetched."""
+
+    def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """(N,) how much each row holds: bytes of text, or ids."""
+        return row_sizes(batch.column(self.column))
 
     def _rows(self, low: int, high: int) -> pa.Table:
         data = self.data

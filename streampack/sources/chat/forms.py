@@ -83,9 +83,6 @@ class ChatRows(_InShards, Parquet):
         more = (*self.field_types.token, *self.field_types.document)
         return [name for name in dict.fromkeys((*_FIELDS, *more)) if name in schema.names]
 
-    def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        return np.ones(batch.num_rows, dtype=np.int64)  # records are of many forms
-
     def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
 

@@ -90,25 +90,20 @@ class CheckedFile:
             chunks,
         )
 
-    def batches(
-        self, group: int, rows: int, limit_bytes: int, columns: list[str] | None = None
-    ) -> Iterator[pa.RecordBatch]:
+    def batches(self, group: int, rows: int, limit_bytes: int) -> Iterator[pa.RecordBatch]:
         """The rows of a row group, so many at a time, or fewer where they may be long.
 
         Args:
             group: its number.
             rows: how many to decode at once, at most.
             limit_bytes: what a page and a row may unfold to, and a batch with all its copies.
-            columns: some of those that are read; None is all.
 
         Raises:
             DamagedFileError: a page or a row unfolds to more, and to a multiple of what is stored
                 that no documents have.
         """
         most = self._most_rows(group, limit_bytes)
-        yield from self.file.iter_batches(
-            min(rows, most), [group], columns or self.columns, use_threads=False
-        )
+        yield from self.file.iter_batches(min(rows, most), [group], self.columns, use_threads=False)
 
     def _most_rows(self, group: int, limit_bytes: int) -> int:
         """How many rows can be decoded at once."""

@@ -38,7 +38,6 @@ from streampack.sources.parquet.columns import (
     TokenBlocks,
     kinds_of,
     placed_blocks,
-    row_sizes,
 )
 from streampack.sources.parquet.footer import (
     DAMAGE,
@@ -60,8 +59,6 @@ _LOOKED_AT = 8  # files, for one whose columns can be read
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
 _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
-_KEPT_GROUPS = 4
-_MOST_STARTS = 1 << 22  # rows of a group that is cut by what each holds
 
 #: Files whose footers are read when they are listed. If there are more, the footers of so many are
 #: read, and the others when their files are opened: a million would take most of an hour.
@@ -69,7 +66,10 @@ MOST_FOOTERS = 8192
 
 
 class Parquet(ShardedSource):
-    """Documents in a column of Parquet files, cut by the bytes of rows among any number of lanes.
+    """Documents in a column of Parquet files, cut at any row among any number of lanes.
+
+    Row groups are cut as if their rows were equal; of one that is cut, what comes before is decoded
+    and dropped.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
@@ -107,10 +107,6 @@ class Parquet(ShardedSource):
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
         self.paths = paths
         self.column = self.fields.document or "text"
-        self._starts: dict[tuple[int, int], NDArray[np.int64] | None] = {}  # see `_group_starts`
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_starts": {}}
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
@@ -156,6 +152,7 @@ class Parquet(ShardedSource):
             **super().describe(),
             "column": self.column,
             "dtype": self.manifest.details["dtype"],
+            "cut": "rows",
             "loss_mask": self.fields.loss_mask,
         }
 
@@ -180,7 +177,7 @@ class Parquet(ShardedSource):
                 with pq.ParquetFile(str(path), memory_map=True) as opened:
                     places = self._places(opened, shard)
                     file = CheckedFile.of(opened, path, self._columns(opened.schema_arrow))
-                    first_row, stop = (self._row(file, shard, places, n) for n in (low, high))
+                    first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
                     blocks = self._block_maker(shard, skips, opened.schema_arrow)
                     batches = self._batches(file, row, stop)
@@ -237,58 +234,6 @@ class Parquet(ShardedSource):
             raise DamagedFileError(str(error)) from error
         if not narrow and self.manifest.details["dtype"] == "uint16":
             raise DamagedFileError("its ids are of a wider type than those of other files")
-
-    def _row(self, file: CheckedFile, shard: int, places: _Places, at: int) -> int:
-        """The first row that begins at a place of the file's weight or after it."""
-        if at <= 0 or len(places.rows) == 1:
-            return 0
-        group = int(np.searchsorted(places.weights, at, side="right")) - 1
-        if group >= len(places.rows) - 1:
-            return int(places.rows[-1])
-        row, inside = int(places.rows[group]), at - int(places.weights[group])
-        if inside == 0:
-            return row
-        starts = self._group_starts(file, shard, group)
-        # In Python's numbers, which do not overflow.
-        weight = int(places.weights[group + 1] - places.weights[group])
-        if starts is None:
-            return row - -inside * (int(places.rows[group + 1]) - row) // weight
-        return row + int(np.searchsorted(starts[:-1], -(-inside * int(starts[-1]) // weight)))
-
-    def _group_starts(self, file: CheckedFile, shard: int, group: int) -> NDArray[np.int64] | None:
-        """(N + 1,) the size of what comes before each row of a row group, and of all of it.
-
-        None for a group that is cut as if its rows were equal, because it has too many, or is
-        damaged: who reads it finds the damage, and who reads what comes before it does not. Those
-        of the last few groups are kept: several lanes cut the same one.
-        """
-        key = (shard, group)
-        if key in self._starts:
-            found = self._starts.pop(key)
-        else:
-            found = self._read_group_starts(file, group)
-        kept = list(self._starts.items())[1 - _KEPT_GROUPS :]
-        self._starts = dict([*kept, (key, found)])
-        return found
-
-    def _read_group_starts(self, file: CheckedFile, group: int) -> NDArray[np.int64] | None:
-        metadata = file.file.metadata.row_group(group)
-        if metadata.num_rows > _MOST_STARTS:
-            return None
-        limit = self.reading.max_document_bytes
-        try:
-            batches = file.batches(group, self._batch_rows(metadata), limit, file.columns[:1])
-            sizes = [self._row_sizes(batch) for batch in batches]
-        except DAMAGE as error:
-            if is_of_system(error):
-                raise
-            return None
-        found = offsets_of(np.concatenate([np.zeros(0, dtype=np.int64), *sizes]) + 1)
-        return found if len(found) == metadata.num_rows + 1 else None
-
-    def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """(N,) how much each row holds: characters, or ids."""
-        return row_sizes(batch.column(self.column))
 
     def _batches(
         self, file: CheckedFile, start: int, stop: int
@@ -361,7 +306,7 @@ class Parquet(ShardedSource):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Places:
-    """Where the row groups of a file lie on its weight.
+    """Where the row groups of a file lie on its weight, and their rows, as if those were equal.
 
     Attributes:
         rows: (G + 1,) int64, rows before each group.
@@ -383,8 +328,19 @@ class _Places:
             weights[-1] = weight
         return cls(offsets_of(np.array([rows for rows, _ in kept], dtype=np.int64)), weights)
 
+    def row(self, at: int) -> int:
+        """The first row that begins at a place of the weight or after it."""
+        if at <= 0 or len(self.rows) == 1:
+            return 0
+        group = int(np.searchsorted(self.weights, at, side="right")) - 1
+        row, inside = int(self.rows[group]), at - int(self.weights[group])
+        if inside == 0 or group == len(self.rows) - 1:
+            return row
+        weight = int(self.weights[group + 1] - self.weights[group])
+        return row - -inside * (int(self.rows[group + 1]) - row) // weight
+
     def about(self, row: int) -> int:
-        """Where a row begins, as if all rows of a group were equal."""
+        """Where a row begins."""
         group = max(int(np.searchsorted(self.rows, row, side="left")) - 1, 0)
         rows = max(int(self.rows[group + 1] - self.rows[group]), 1)
         weight = int(self.weights[group + 1] - self.weights[group])

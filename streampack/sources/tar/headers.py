@@ -151,30 +151,6 @@ def scan_tar(
     return n, at, outcome
 
 
-def seek(
-    data: NDArray[np.uint8], extension: NDArray[np.uint8], documents: int, least: int
-) -> tuple[int, int, int]:
-    """Step over samples: so many, or until the next begins at byte `least` or later.
-
-    Returns:
-        How many there were, where the next one begins, and how that ended.
-    """
-    passed, offset, outcome = 0, 0, MORE
-    while outcome == MORE and passed < documents and offset < least:
-        room = min(4096, documents - passed)
-        starts = np.zeros(room, dtype=np.int64)
-        ends = np.zeros_like(starts)
-        status = np.zeros(room, dtype=np.uint8)
-        n, offset, outcome = scan_tar(
-            data, offset, extension, ALL, starts, np.zeros_like(starts), status, ends
-        )
-        before = int(np.searchsorted(ends[:n], least)) + 1
-        if before < n:
-            return passed + before, int(ends[before - 1]), MORE
-        passed += n
-    return passed, offset, outcome
-
-
 def is_header(data: NDArray[np.uint8]) -> bool:
     """True if data (B,) begin with the header of a member, of whatever name."""
     return len(data) >= 512 and bool(_checksum_fits(data, 0))

@@ -43,7 +43,6 @@ from streampack.sources.tar.headers import (
     TOO_LONG,
     is_header,
     scan_tar,
-    seek,
 )
 from streampack.sources.tar.key import check_names, form_of
 from streampack.sources.tar.npy import array_headers
@@ -55,6 +54,7 @@ from streampack.sources.tar.records import (
     ids_in,
     npz_record,
 )
+from streampack.sources.tar.seek import Seeker
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
 from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import expand_braces, named_paths
@@ -88,9 +88,8 @@ class WebDataset(ShardedSource):
     without the zero block at its end counts as cut short: its documents are read, then it is
     reported.
 
-    A shard is cut by its bytes among any number of lanes. To begin inside it, as after a restart,
-    the headers are read from its beginning, which takes much less time than downloading it; a
-    compressed one is decompressed from its beginning.
+    A shard is cut by its bytes among any number of lanes. A process that is to begin inside it, as
+    after a restart, first reads all its headers, once; a compressed one is decompressed each time.
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
@@ -156,6 +155,8 @@ class WebDataset(ShardedSource):
             )
         self.tokenized = self.fields.tokenized
         self._rate: float | None = None  # tokens per byte, once they are counted
+        self._extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
+        self._seeker = Seeker(self._extension)
 
     @cached_property
     def _first_members(self) -> FirstMembers:
@@ -216,12 +217,9 @@ class WebDataset(ShardedSource):
         if self.manifest.num_bytes[shard] == 0:
             return 0.0
         data, stored = head_of(self.manifest.paths[shard], self.storage, _SAMPLED_BYTES)
-        extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
         document, offset, outcome, tokens, skips = 0, 0, MORE, 0, _Unsaid()
         while outcome == MORE and document < _SAMPLED and offset < len(data):
-            n, offset, outcome, block = self._block(
-                shard, data, offset, ALL, document, extension, skips
-            )
+            n, offset, outcome, block = self._block(shard, data, offset, ALL, document, skips)
             document += n
             if isinstance(block, Texts):
                 tokens += sum(map(len, map(str.encode, block.texts))) // 4
@@ -241,23 +239,20 @@ class WebDataset(ShardedSource):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
-        extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
         weight = int(self.manifest.weights[shard])
         with self._opened(shard) as (data, complete):
             # Its weight is that of the stored file, and a sample lies where its headers begin.
             size = max(len(data), 1)
             least = -(-low * size // weight)
             most = ALL if high == weight else -(-high * size // weight)
-            if position is None:
-                document, offset, outcome = seek(data, extension, ALL, least)
-            else:
-                document, offset, outcome = seek(data, extension, position, size)
-                if offset >= most:
+            document, offset, outcome = 0, 0, MORE
+            if position is not None or least:
+                passed, until = (ALL, least) if position is None else (position, size)
+                document, offset, outcome = self._seeker.seek(shard, data, passed, until)
+                if position is not None and offset >= most:
                     return
             while outcome == MORE and offset < most:
-                n, offset, outcome, block = self._block(
-                    shard, data, offset, most, document, extension, skips
-                )
+                n, offset, outcome, block = self._block(shard, data, offset, most, document, skips)
                 document += n
                 if n:
                     place = high if offset >= most else offset * weight // size
@@ -300,7 +295,6 @@ class WebDataset(ShardedSource):
         offset: int,
         most: int,
         document: int,
-        extension: NDArray[np.uint8],
         skips: Skips,
     ) -> tuple[int, int, int, Block]:
         """Scan and read one block of samples that begin before byte `most`.
@@ -313,7 +307,7 @@ class WebDataset(ShardedSource):
         status = np.zeros(room, dtype=np.uint8)
         begin = offset
         n, offset, outcome = scan_tar(
-            data, offset, extension, self.reading.block_bytes, starts, sizes, status, ends
+            data, offset, self._extension, self.reading.block_bytes, starts, sizes, status, ends
         )
         own = int(np.searchsorted(ends[:n], most)) + 1
         if own <= n:  # what follows is the next part's, and so is what is wrong with it
