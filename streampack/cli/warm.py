@@ -44,7 +44,7 @@ def warm() -> None:
     """Compile the kernels that runs need, so that no first batch waits for them.
 
     Run it where the image is built, with the same NUMBA_CACHE_DIR as the job's, or none. The few
-    kernels of SimilarityOrder are compiled when they are first used, in a second or two.
+    kernels of MDS and SimilarityOrder are compiled when they are first used, in a second or two.
     """
     console = Console(stderr=True)
     began, used = time.perf_counter(), time.process_time()

@@ -12,6 +12,7 @@ from streampack.documents import Documents, Texts, gather_ragged, offsets_of
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
 from streampack.sources.mds.index import Column, Layout
+from streampack.sources.mds.samples import UNEVEN, array_values
 
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -49,17 +50,13 @@ def field_columns(
         *((name, True) for name in types.token if tokenized),
         *((name, False) for name in types.document),
     ]:
-        there = name in layout.names
-        if not there and types.optional:
+        encoding = ""
+        if name in layout.names:
+            encoding = layout.encodings[layout.names.index(name)]
+        elif types.optional:
             continue
-        number = layout.names.index(name) if there else 0
-        encoding = layout.encodings[number] if there else ""
-        base, *rest = encoding.split(":")
-        kind = "int64" if encoding == "int" else encoding
-        if of_tokens:
-            shaped = len(rest) == 1 or (len(rest) == 2 and rest[1].isdecimal())
-            kind = rest[0] if base == "ndarray" and shaped else ""
-        if kind not in _NUMBERS:
+        made = _array_column(layout, name) if of_tokens else _number_column(layout, name)
+        if not encoding or made is None:
             wanted = "`ndarray:<dtype>`" if of_tokens else "`int`, `float32` or another number"
             what = f"with the encoding {encoding!r}" if encoding else "of this name"
             raise ConfigError(
@@ -69,10 +66,59 @@ def field_columns(
                 f"Name another column, or make it in a map. The columns are: "
                 f"{', '.join(layout.names)}.",
             )
-        dtype = np.dtype(kind)
-        column = Column(number, dtype.itemsize, of_tokens and len(rest) == 1)
-        found.append(FieldColumn(name, of_tokens, dtype, column))
+        found.append(made)
     return found
+
+
+def _array_column(layout: Layout, name: str) -> FieldColumn | None:
+    if name not in layout.names:
+        return None
+    number = layout.names.index(name)
+    base, *rest = layout.encodings[number].split(":")
+    fits = base == "ndarray" and rest and rest[0] in _NUMBERS
+    if not fits or len(rest) > 2 or (len(rest) == 2 and not rest[1].isdecimal()):
+        return None
+    dtype = np.dtype(rest[0])
+    return FieldColumn(name, True, dtype, Column(number, dtype.itemsize, len(rest) < 2))
+
+
+def _number_column(layout: Layout, name: str) -> FieldColumn | None:
+    if name not in layout.names:
+        return None
+    number = layout.names.index(name)
+    encoding = layout.encodings[number]
+    if encoding not in ("int", *_NUMBERS):
+        return None
+    dtype = np.dtype("int64" if encoding == "int" else encoding)
+    return FieldColumn(name, False, dtype, Column(number, dtype.itemsize, False))
+
+
+def field_values(
+    data: NDArray[np.uint8],
+    fields: list[FieldColumn],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    expected: NDArray[np.int64],
+    status: NDArray[np.uint8],
+) -> None:
+    """Find the numbers of F fields in N samples: `starts` (F, N) moves to the first of each.
+
+    Args:
+        data: (B,) bytes of the shard.
+        fields: F columns.
+        starts, sizes: (F, N) where their values lie, and their bytes.
+        expected: (N,) token ids of each sample.
+        status: (N,) gets what is wrong (see `STATUS`).
+    """
+    for row, field in enumerate(fields):
+        counts = np.zeros_like(expected)
+        kinds = np.zeros(len(expected), dtype=np.uint8)
+        column = field.column
+        array_values(
+            data, starts[row], sizes[row], column.kind, column.has_shape, counts, kinds, status
+        )
+        wanted = expected if field.of_tokens else np.ones_like(expected)
+        status[(status == 0) & (counts != wanted)] = UNEVEN
 
 
 def with_fields(

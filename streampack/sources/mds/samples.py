@@ -1,12 +1,11 @@
-"""The samples of MDS shards: where the values of columns are. No number in a shard is trusted."""
+"""The samples of MDS shards: kernels that find the values of columns, and trust no number."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack._jit import kernel
 from streampack.sources.mds.index import Column
 
 #: What is wrong with a sample, by its status; ends a sentence that begins with its name.
@@ -22,100 +21,157 @@ STATUS = {
 UNEVEN, TOO_LONG = 6, 7
 
 
-def find_values(
+@kernel
+def scan_samples(
     data: NDArray[np.uint8],
     table: NDArray[np.uint32],
-    column_sizes: Sequence[int],
-    wanted: Sequence[Column],
+    sizes: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    start: int,
+    stop: int,
     max_bytes: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-    """Find the values of W columns in samples.
+    value_starts: NDArray[np.int64],
+    value_sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+) -> int:
+    """Find the values of columns `wanted` (W,) in samples start, start + 1, ...
 
-    Args:
-        data: (B,) of the shard.
-        table: (M + 1,) where each of M samples begins, and the last one ends; all inside `data`.
-        column_sizes: bytes of all columns, 0 where they vary.
-        wanted: the columns, that of the documents first.
-        max_bytes: no sample is looked at once the documents have so many.
-
-    Returns:
-        Of the first N samples (W, N) where the values begin and (W, N) their bytes, and (N,) the
-        status of the samples.
+    `table` has been checked against the length of `data`; no other number is trusted: each size is
+    compared with what is left of its sample before it is added. Fills value_starts and value_sizes
+    (W, N) and status (N,), and returns how many samples were scanned: up to `stop`, N samples, or
+    until the first wanted column has reached `max_bytes`.
     """
-    begins, ends = table[:-1].astype(np.int64), table[1:].astype(np.int64)
-    head = begins
-    at = values_begin = begins + 4 * column_sizes.count(0)
-    places = {column.number: (at, at) for column in wanted}
-    for number, fixed in enumerate(column_sizes):
-        sizes = np.full_like(at, fixed)
-        if not fixed:
-            sizes = _bytes_at(data, head, 4).view("<u4")[:, 0].astype(np.int64)
-            head = head + 4
-        if number in places:
-            places[number] = at, sizes
-        at = at + sizes
-    status = ((values_begin > ends) | (at != ends)).astype(np.uint8)
-    starts, sizes = (np.stack([places[c.number][k] for c in wanted]) for k in (0, 1))
-    n = int(np.searchsorted(np.cumsum(np.where(status == 0, sizes[0], 0)), max_bytes)) + 1
-    return starts[:, :n], sizes[:, :n], status[:n]
+    variable = 0
+    for c in range(len(sizes)):
+        if sizes[c] == 0:
+            variable += 1
+    total = 0
+    n = 0
+    while n < len(status) and start + n < stop and total < max_bytes:
+        begin = np.int64(table[start + n])
+        end = np.int64(table[start + n + 1])
+        at = begin + 4 * variable
+        head = begin
+        status[n] = 0
+        if at > end:
+            status[n] = 1
+        else:
+            for c in range(len(sizes)):
+                size = sizes[c]
+                if size == 0:
+                    size = (
+                        np.int64(data[head])
+                        | np.int64(data[head + 1]) << 8
+                        | np.int64(data[head + 2]) << 16
+                        | np.int64(data[head + 3]) << 24
+                    )
+                    head += 4
+                if size > end - at:
+                    status[n] = 1
+                    break
+                for w in range(len(wanted)):
+                    if wanted[w] == c:
+                        value_starts[w, n] = at
+                        value_sizes[w, n] = size
+                at += size
+            if at != end:
+                status[n] = 1
+            if status[n] == 0:
+                total += value_sizes[0, n]
+        n += 1
+    return n
 
 
+@kernel
 def array_values(
     data: NDArray[np.uint8],
-    columns: Sequence[Column],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    kind: int,
+    has_shape: bool,
+    counts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+    status: NDArray[np.uint8],
+) -> None:
+    """Read the headers of N arrays: `starts` moves to the values, counts and kinds are filled.
+
+    Samples whose status is not 0 are skipped; broken ones get theirs (see `STATUS`).
+    """
+    for i in range(len(starts)):
+        if status[i] != 0:
+            continue
+        at = starts[i]
+        end = at + sizes[i]
+        of = np.int64(kind)
+        if of == 0:
+            if at >= end:
+                status[i] = 2
+                continue
+            code = data[at]
+            at += 1
+            of = np.int64(code >> 3) | np.int64(code & 1) << 4
+            if code & 6 or (code >> 3) not in (1, 2, 4, 8):
+                status[i] = 3
+                continue
+        item = of & 15
+        if has_shape:
+            if at >= end:
+                status[i] = 2
+                continue
+            if data[at] >> 2 != 1:
+                status[i] = 4
+                continue
+            width = np.int64(1) << np.int64(data[at] & 3)
+            at += 1
+            if at + width > end:
+                status[i] = 2
+                continue
+            count = np.uint64(0)
+            for b in range(width):
+                count |= np.uint64(data[at + b]) << np.uint64(8 * b)
+            at += width
+            # Compared before it is multiplied: a count of 2**63 must not wrap around.
+            if count > np.uint64(end - at) or np.int64(count) * item != end - at:
+                status[i] = 5
+                continue
+        elif (end - at) % item != 0:
+            status[i] = 5
+            continue
+        starts[i] = at
+        counts[i] = (end - at) // item
+        kinds[i] = of
+
+
+def array_headers(
+    data: NDArray[np.uint8],
+    columns: list[Column],
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     status: NDArray[np.uint8],
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Read the headers of arrays in C columns of N samples.
+    """Read the headers of the token arrays (row 0) and masks (rows 1, ...) of N samples.
 
-    Args:
-        data: (B,) of the shard.
-        columns: C of them.
-        starts: (C, N) of the arrays, moves to their first numbers.
-        sizes: (C, N) their bytes.
-        status: (N,) gets what is wrong.
+    `starts` (C or more, N) moves to the first value of each array; `status` (N,) says which samples
+    are broken (see `STATUS`).
 
     Returns:
-        (C, N) how many numbers, and (C, N) their kinds as in `INTEGER_DTYPES`.
+        (N,) ids of each token array, and (C, N) the kinds of all arrays as in `INTEGER_DTYPES`.
     """
-    counts = np.zeros(starts.shape, dtype=np.int64)
-    kinds = np.zeros(starts.shape, dtype=np.uint8)
-
-    def refuse(wrong: NDArray[np.bool_], reason: int) -> None:
-        status[(status == 0) & wrong] = reason
-
+    counts = np.zeros_like(starts[: len(columns)])
+    kinds = np.zeros(counts.shape, dtype=np.uint8)
     for row, column in enumerate(columns):
-        at, end = starts[row], starts[row] + sizes[row]
-        kinds[row] = column.kind
-        if not column.kind:
-            refuse(at >= end, 2)
-            code = _bytes_at(data, at, 1)[:, 0]
-            refuse((code & 6 != 0) | ~np.isin(code >> 3, (1, 2, 4, 8)), 3)
-            kinds[row] = code >> 3 | (code & 1) << 4
-            at += 1
-        stated = None
-        if column.has_shape:
-            refuse(at >= end, 2)
-            head = _bytes_at(data, at, 1)[:, 0]
-            refuse(head >> 2 != 1, 4)
-            width = 1 << (head & 3).astype(np.int64)
-            at += 1
-            refuse(at + width > end, 2)
-            digits = _bytes_at(data, at, 8) * (np.arange(8) < width[:, None])
-            stated = digits.astype(np.uint8).view("<u8")[:, 0]
-            at += width
-        counts[row], rest = np.divmod(end - at, np.maximum(kinds[row] & 15, 1))
-        refuse(rest != 0, 5)
-        if stated is not None:
-            refuse(stated != counts[row].astype(np.uint64), 5)
-    return counts, kinds
-
-
-def _bytes_at(data: NDArray[np.uint8], places: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-    """(N, width) the bytes from each of N places on; others where they would lie outside."""
-    found: NDArray[np.uint8] = data[np.minimum(places[:, None] + np.arange(width), len(data) - 1)]
-    return found
+        array_values(
+            data,
+            starts[row],
+            sizes[row],
+            column.kind,
+            column.has_shape,
+            counts[row],
+            kinds[row],
+            status,
+        )
+    status[(status == 0) & (counts != counts[0]).any(axis=0)] = UNEVEN
+    return counts[0], kinds
 
 
 def problems_of(status: NDArray[np.uint8]) -> dict[int, str]:
