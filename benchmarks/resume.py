@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.corpus_files import mds_shards, npy_tars, parquet_ids
 from benchmarks.workloads import Workload
 from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.reading.integer_arrays import Spans
 from streampack.reading.sharded import ShardedSource
 
 SEQ_LEN = 2048
@@ -57,7 +58,10 @@ def restore(source: ShardedSource, lanes: int, state: dict[str, Any]) -> dict[st
         shards.add(shard)
         for block, end, reached in original(shard, *place):
             read["documents"] += len(block)
-            read["bytes"] += block.num_tokens * block.tokens.itemsize
+            if isinstance(block, Spans):
+                read["bytes"] += int(block.counts.sum()) * block.dtype.itemsize
+            else:
+                read["bytes"] += block.num_tokens * block.tokens.itemsize
             yield block, end, reached
 
     source.read_shard = counting  # type: ignore[method-assign]

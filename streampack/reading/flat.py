@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import make_origin
 from streampack.reading.base import Block
-from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_block
+from streampack.reading.integer_arrays import INTEGER_DTYPES, Spans, integer_block
 from streampack.reading.records import DamagedFileError, too_long
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
@@ -91,7 +91,7 @@ class FlatSource(ShardedSource):
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block, int, int]]:
+    ) -> Iterator[tuple[Block | Spans, int, int]]:
         """Blocks of one file; see `ShardedSource.read_shard`."""
         start = position or 0
         try:
@@ -114,7 +114,7 @@ class FlatSource(ShardedSource):
 
     def _block(
         self, shard: int, file: FlatFile, start: int, stop: int, skips: Skips
-    ) -> tuple[Block, int, int]:
+    ) -> tuple[Block | Spans, int, int]:
         """The documents from a position on, and the position and the token after them."""
         reading, size = self.reading, INTEGER_DTYPES[file.kind].itemsize
         held_bytes = 2 if file.kind == 2 else 4  # per id of a block, see `integer_block`

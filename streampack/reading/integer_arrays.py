@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from streampack.documents import TOKEN_DTYPES, Documents, gather_ragged, offsets_of
+from streampack._jit import kernel
+from streampack.documents import Documents, offsets_of
 from streampack.errors import ConfigError
 
 #: What is wrong with a document that has such an id; ends a sentence that begins with its name.
@@ -19,7 +21,11 @@ INTEGER_DTYPES: dict[int, np.dtype[Any]] = {
     np.dtype(name).itemsize + (16 if name.startswith("int") else 0): np.dtype(name)
     for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 }
-_LARGEST = 2**32 - 1
+_TOKEN_KINDS: dict[int, np.dtype[Any]] = {
+    2: np.dtype(np.uint16),
+    4: np.dtype(np.uint32),
+    20: np.dtype(np.int32),
+}
 
 
 def integer_kind(dtype: DTypeLike, argument: str = "dtype") -> int:
@@ -45,7 +51,7 @@ def integer_block(
     kinds: NDArray[np.uint8],
     origin: NDArray[np.void],
     problems: dict[int, str],
-) -> Documents:
+) -> Documents | Spans:
     """N integer arrays, at any byte position, as a block of documents.
 
     Args:
@@ -58,22 +64,23 @@ def integer_block(
             with an id that is not a token id are left out too, and are added.
 
     Returns:
-        Ids of the arrays' dtype, if that is one of uint16, uint32 and int32 for all of them;
-        otherwise of uint32.
+        Arrays of one unsigned token dtype as `Spans`; others as `Documents`, whose
+        ids have the dtype of the arrays if that is one of uint16, uint32 and int32 for all of
+        them, and are uint32 otherwise.
     """
-    good = np.setdiff1d(np.arange(len(starts)), list(problems))
-    counts = counts[good]
-    ids = integers_at(data, starts[good], counts, kinds[good])
-    offsets = offsets_of(counts)
-    bad = np.zeros(0, dtype=np.int64)
-    if not np.can_cast(ids.dtype, np.uint32):
-        wrong = np.flatnonzero((ids < 0) | (ids > _LARGEST))
-        ids[wrong] = 0
-        bad = np.unique(np.searchsorted(offsets, wrong, side="right") - 1)
+    good = np.arange(len(starts))
+    if problems:
+        good = np.setdiff1d(good, list(problems))
+        starts, counts, kinds, origin = starts[good], counts[good], kinds[good], origin[good]
+    dtype = _unsigned_dtype(kinds)
+    if dtype is not None:  # none of their ids can be wrong
+        return Spans(data, starts, counts, dtype, origin)
+    tokens, offsets, bad = _gather_tokens(data, starts, counts, kinds)
+    block = Documents(tokens, offsets, origin)
+    if bad.any():
         problems.update(dict.fromkeys(good[bad].tolist(), BAD_ID))
-    tokens = ids if ids.dtype in TOKEN_DTYPES else ids.astype(np.uint32)
-    block = Documents(tokens, offsets, origin[good])
-    return block.take(np.setdiff1d(np.arange(len(good)), bad)) if len(bad) else block
+        block = block.take(np.flatnonzero(~bad))
+    return block
 
 
 def integers_at(
@@ -82,15 +89,131 @@ def integers_at(
     counts: NDArray[np.int64],
     kinds: NDArray[np.uint8],
 ) -> NDArray[Any]:
-    """(T,) the integers of N arrays end to end, copied; see `integer_block`."""
-    if len(kinds) and (kinds == kinds[0]).all():
-        dtype = INTEGER_DTYPES[int(kinds[0])]
-        offsets = offsets_of(counts) * dtype.itemsize
-        out = np.empty(int(offsets[-1]), dtype=np.uint8)
-        gather_ragged(data, starts, offsets, out)
-        return out.view(dtype)
+    """(T,) the integers of N arrays end to end, whatever they are; see `integer_block`."""
     parts = [np.zeros(0, dtype=np.uint8)]
     for start, count, kind in zip(starts.tolist(), counts.tolist(), kinds.tolist(), strict=True):
         dtype = INTEGER_DTYPES[kind]
         parts.append(data[start : start + count * dtype.itemsize].view(dtype))
     return np.concatenate(parts)
+
+
+def _gather_tokens(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+) -> tuple[NDArray[np.generic], NDArray[np.int64], NDArray[np.bool_]]:
+    """Ids (T,), offsets (N + 1,) int64, and (N,) bool, true where an array has a wrong id.
+
+    A wrong id is copied as it is, so that the caller can leave its array out.
+    """
+    n = len(starts)
+    offsets = offsets_of(counts)
+    bad = np.zeros(n, dtype=np.bool_)
+    kind = int(kinds[0]) if n and bool((kinds == kinds[0]).all()) else 0
+    if kind in _TOKEN_KINDS:
+        dtype = _TOKEN_KINDS[kind]
+        tokens: NDArray[Any] = np.empty(int(offsets[-1]), dtype=dtype)
+        copy_spans(data, starts, offsets * dtype.itemsize, tokens.view(np.uint8))
+        if kind == 20 and len(tokens) and tokens.min() < 0:
+            _find_negative(tokens, offsets, bad)
+        return tokens, offsets, bad
+    tokens = np.empty(int(offsets[-1]), dtype=np.uint32)
+    _widen(data, starts, offsets, kinds, tokens, bad)
+    return tokens, offsets, bad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """A block of N documents that are still where they were found, and are copied once, by `take`.
+
+    Attributes:
+        data: the bytes; starts, counts: (N,) int64, where each begins and how many ids it has.
+        dtype: of the ids, unsigned.
+        origin: (N,) of dtype `ORIGIN`.
+    """
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    dtype: np.dtype[Any]
+    origin: NDArray[np.void]
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    def take(self, order: NDArray[np.int64]) -> Documents:
+        """The documents `order` (M,), copied in that order into a compact block."""
+        offsets = offsets_of(self.counts[order])
+        tokens = np.empty(int(offsets[-1]), dtype=self.dtype)
+        copy_spans(
+            self.data, self.starts[order], offsets * self.dtype.itemsize, tokens.view(np.uint8)
+        )
+        return Documents(tokens, offsets, self.origin[order])
+
+    def gathered(self) -> Documents:
+        """All of them, in their order."""
+        return self.take(np.arange(len(self), dtype=np.int64))
+
+
+def _unsigned_dtype(kinds: NDArray[np.uint8]) -> np.dtype[Any] | None:
+    """The dtype that arrays of these kinds (N,) share, if it is an unsigned one of token ids."""
+    if not len(kinds) or not bool((kinds == kinds[0]).all()):
+        return None
+    dtype = _TOKEN_KINDS.get(int(kinds[0]))
+    return dtype if dtype is not None and dtype.kind == "u" else None
+
+
+@kernel
+def copy_spans(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> None:
+    """Copy the bytes from starts[i] on to out[offsets[i]:offsets[i + 1]].
+
+    Through views that both begin at 0, the loop becomes a plain memory copy, about fifty times
+    faster than one that adds an offset to every index.
+    """
+    for i in range(len(starts)):
+        n = offsets[i + 1] - offsets[i]
+        source = data[starts[i] : starts[i] + n]
+        target = out[offsets[i] : offsets[i + 1]]
+        for k in range(n):
+            target[k] = source[k]
+
+
+@kernel
+def _find_negative(
+    tokens: NDArray[np.int32], offsets: NDArray[np.int64], bad: NDArray[np.bool_]
+) -> None:
+    for i in range(len(bad)):
+        for k in range(offsets[i], offsets[i + 1]):
+            if tokens[k] < 0:
+                bad[i] = True
+
+
+@kernel
+def _widen(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+    out: NDArray[np.uint32],
+    bad: NDArray[np.bool_],
+) -> None:
+    """Read integers of any kind byte by byte; mark arrays with values outside uint32."""
+    for i in range(len(starts)):
+        signed = kinds[i] >= 16
+        size = np.int64(kinds[i] & 15)
+        at = starts[i]
+        for k in range(offsets[i], offsets[i + 1]):
+            value = np.uint64(0)
+            for b in range(size):
+                value |= np.uint64(data[at + b]) << np.uint64(8 * b)
+            at += size
+            negative = signed and data[at - 1] >= 128
+            if negative or value > np.uint64(0xFFFFFFFF):
+                bad[i] = True
+            out[k] = np.uint32(value & np.uint64(0xFFFFFFFF))

@@ -22,6 +22,7 @@ from streampack.packing.rng import derive_seed
 from streampack.reading.base import Block, LinePart, Source
 from streampack.reading.fields import Fields
 from streampack.reading.grouped import GroupedReader
+from streampack.reading.integer_arrays import Spans
 from streampack.reading.line import Line
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading, checked_reading
@@ -80,7 +81,7 @@ class ShardedSource(Source):
     @abstractmethod
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block, int, int]]:
+    ) -> Iterator[tuple[Block | Spans, int, int]]:
         """Yield blocks of the documents whose beginning lies in a part of a shard.
 
         Args:
@@ -94,7 +95,9 @@ class ShardedSource(Source):
         Yields:
             A block; the position after it, in the format's own unit; and how far that is on the
             shard's weight, between low and high. Reading again from any position must give the
-            same blocks; that is what makes cursors small. Blocks respect `reading`.
+            same blocks; that is what makes cursors small. Blocks respect `reading`. A block may be
+            left where it is (`Spans`) until the next one is asked for: it is then copied once,
+            shuffled.
 
         A broken document goes to `skips.handle(broken_document(...))`, which raises, or returns
         to skip it. What makes the rest of the shard unreadable is raised, as `broken_shard(...)`.

@@ -13,12 +13,16 @@ import numpy as np
 from streampack.conversations import Conversations
 from streampack.documents import Documents, Texts
 from streampack.errors import ConfigError, ContentError
+from streampack.reading.integer_arrays import Spans
 
 logger = logging.getLogger(__name__)
 
 NAMED = 10  # of the broken documents of a lane that are logged by name
 
-AnyBlock = TypeVar("AnyBlock", Documents, Texts, Documents | Texts | Conversations)
+AnyBlock = TypeVar(
+    "AnyBlock", Documents, Texts, Documents | Texts | Conversations,
+    Documents | Texts | Conversations | Spans,
+)  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from streampack.errors import ContentError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LinePart
 from streampack.reading.cursor import cursor_field, damaged_cursor, is_count
+from streampack.reading.integer_arrays import Spans
 from streampack.reading.line import Pieces
 from streampack.reading.manifest import Manifest
 from streampack.reading.skips import Skips
@@ -32,7 +33,7 @@ class Shards(Protocol):
     def will_read(self, shards: Sequence[int]) -> None: ...
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block, int, int]]: ...
+    ) -> Iterator[tuple[Block | Spans, int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,8 @@ class SpanReader(LinePart):
                         kept = kept.take(
                             permutation(len(kept), derive_seed(self.block_seed, shard, begin))
                         )
+                    elif isinstance(kept, Spans):
+                        kept = kept.gathered()
                     kept = skips.replay_late(kept, shard)
                     position = end
                     yield kept, end, reached

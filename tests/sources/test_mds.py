@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.reading.integer_arrays import Spans
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.mds.source import MDS
 from streampack.storage.storage import Storage
+from tests.support.corpora import write_mds
 from tests.support.mosaic import streaming_module
 from tests.support.servers import HTTPServer, S3Server
 from tests.support.source_contract import check_source_contract, read_all
@@ -679,3 +681,31 @@ def test_a_column_that_is_text_here_and_ids_there_is_refused(tmp_path: Path) -> 
     write(tmp_path / "b", {"t": "ndarray:uint16"}, [{"t": np.arange(3, dtype=np.uint16)}])
     with pytest.raises(ConfigError, match="two sources"):
         MDS([tmp_path / "a", tmp_path / "b"], column="t").prepare()
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_block_left_where_it_lies_is_taken_in_any_order(tmp_path: Path, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 60_000, n).astype(dtype) for n in rng.integers(1, 50, 40)]
+    source = MDS(write_mds(tmp_path, ids), column="t", reading=Reading(block_documents=16))
+    source.prepare()
+    count = 0
+    for shard in range(len(source.manifest)):
+        whole_shard = (shard, 0, int(source.manifest.weights[shard]), None, Skips("raise", 0))
+        lying, eager = source.read_shard(*whole_shard), source.read_shard(*whole_shard)
+        for (block, end, _), (same, same_end, _) in zip(lying, eager, strict=True):
+            assert isinstance(same, Spans)
+            whole = same.gathered()
+            order = rng.permutation(len(block))[: len(block) - 3]
+            taken, expected = block.take(order), whole.take(order)
+            assert isinstance(block, Spans)
+            assert isinstance(taken, Documents)
+            assert end == same_end
+            assert taken.tokens.dtype == dtype
+            assert taken.tokens.tolist() == expected.tokens.tolist()
+            assert taken.offsets.tolist() == expected.offsets.tolist()
+            assert taken.origin.tolist() == expected.origin.tolist()
+            for i in range(len(whole)):
+                assert whole.document(i).tolist() == ids[count + i].tolist()
+            count += len(whole)
+    assert count == 40

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, Texts, gather_ragged, offsets_of
+from streampack.documents import Documents, Texts, offsets_of
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
+from streampack.reading.integer_arrays import copy_spans
 from streampack.sources.mds.index import Column, Layout
 from streampack.sources.mds.samples import UNEVEN, array_values
 
@@ -138,7 +139,7 @@ def with_fields(
             lengths = np.ones(len(block), dtype=np.int64)
         offsets = offsets_of(lengths) * field.dtype.itemsize
         values = np.empty(int(offsets[-1]), dtype=np.uint8)
-        gather_ragged(data, begin, offsets, values)
+        copy_spans(data, begin, offsets, values)
         (token if field.of_tokens else document)[field.name] = values.view(field.dtype)
     if isinstance(block, Documents):
         return replace(block, token_fields=token, document_fields=document)

@@ -15,6 +15,7 @@ from streampack.reading.base import Block
 from streampack.reading.fields import Fields, named_masks
 from streampack.reading.integer_arrays import (
     INTEGER_DTYPES,
+    Spans,
     integer_block,
     integer_kind,
     integers_at,
@@ -181,7 +182,7 @@ class MDS(ShardedSource):
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block, int, int]]:
+    ) -> Iterator[tuple[Block | Spans, int, int]]:
         path = self.manifest.paths[shard]
         with self.storage.local(path) as local:
             data = self._open(shard, local)
@@ -316,7 +317,7 @@ class MDS(ShardedSource):
         start: int,
         stop: int,
         skips: Skips,
-    ) -> tuple[Block, int]:
+    ) -> tuple[Block | Spans, int]:
         layout = self._layout(shard)
         path = self.manifest.paths[shard]
         columns = self._columns(layout, path)
@@ -341,7 +342,7 @@ class MDS(ShardedSource):
         starts, sizes, status = starts[:, :n], sizes[:, :n], status[:n]
         status[(status == 0) & (sizes[0] > self.reading.max_document_bytes)] = TOO_LONG
         origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
-        block: Documents | Texts
+        block: Documents | Texts | Spans
         more = starts[len(columns) :], sizes[len(columns) :]
         if self.tokenized:
             counts, kinds = array_headers(data, columns, starts, sizes, status)
@@ -354,6 +355,7 @@ class MDS(ShardedSource):
             block = decoded_texts(data, starts[0], sizes[0], origin, problems)
         if wanted[1:]:
             kept = np.setdiff1d(np.arange(n), list(problems))
+            block = block.gathered() if isinstance(block, Spans) else block
             block = with_fields(block, data, fields, more[0][:, kept]) if fields else block
             if isinstance(block, Documents) and (names := self._masks(layout)):
                 masks = {

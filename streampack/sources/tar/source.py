@@ -17,7 +17,7 @@ from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
-from streampack.reading.integer_arrays import integer_block
+from streampack.reading.integer_arrays import Spans, integer_block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.padding import ATTENTION_MASK
@@ -223,8 +223,9 @@ class WebDataset(ShardedSource):
             document += n
             if isinstance(block, Texts):
                 tokens += sum(map(len, map(str.encode, block.texts))) // 4
-            elif isinstance(block, Documents):
-                tokens += block.num_tokens
+            else:
+                whole: Any = block.gathered() if isinstance(block, Spans) else block
+                tokens += whole.num_tokens
         return tokens * len(data) / (stored * max(offset, 1))
 
     @property
@@ -238,7 +239,7 @@ class WebDataset(ShardedSource):
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block, int, int]]:
+    ) -> Iterator[tuple[Block | Spans, int, int]]:
         weight = int(self.manifest.weights[shard])
         with self._opened(shard) as (data, complete):
             # Its weight is that of the stored file, and a sample lies where its headers begin.
@@ -296,7 +297,7 @@ class WebDataset(ShardedSource):
         most: int,
         document: int,
         skips: Skips,
-    ) -> tuple[int, int, int, Block]:
+    ) -> tuple[int, int, int, Block | Spans]:
         """Scan and read one block of samples that begin before byte `most`.
 
         Returns how many documents, where the next begins, how it ended, and the block.
@@ -322,7 +323,7 @@ class WebDataset(ShardedSource):
             if status[i] == TOO_LONG:
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
-        block: Block
+        block: Block | Spans
         if self.form in ("json", "npz") or self.field_types or self._masks:
             block = self._from_records(data, begin, starts, sizes, origin, problems)
         elif self.form == "text":
