@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -18,14 +18,14 @@ from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
 from streampack.errors import ConfigError
 from streampack.forecast.estimation import Estimate
-from streampack.job.ending import End, Ranks, check_end
+from streampack.job.ending import End, Ranks
 from streampack.job.exchange import TIMEOUT_S, checked_timeout_s
 from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
-from streampack.numeric import whole_number
+from streampack.numeric import one_of, whole_number
 from streampack.run.ahead import Ahead
 from streampack.run.by_source import SourceReport
 from streampack.run.copies import DeviceCopies
@@ -103,7 +103,7 @@ class PackedLoader:
         workers = WorkerSettings.checked(
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
-        check_end(end)
+        one_of("end", end, get_args(End), "It says how a finite run ends.")
         if not isinstance(dataset, PackedDataset):
             raise ConfigError(
                 f"The dataset is a {type(dataset).__name__}.",

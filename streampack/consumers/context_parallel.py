@@ -15,18 +15,14 @@ from streampack.consumers.padded_segments import (
     parts_in_order,
 )
 from streampack.errors import ConfigError
+from streampack.numeric import one_of
 
 Layout = Literal["zigzag", "contiguous", "ulysses"]
 
 
 def context_parallel(batch: Any, layout: Layout, cp_size: int, cp_rank: int) -> dict[str, Any]:
     """See `KernelBoundaries.context_parallel`."""
-    if layout not in get_args(Layout):
-        raise ConfigError(
-            f"layout is {layout!r}.",
-            "It says which tokens a rank holds.",
-            'Use "zigzag", "contiguous" or "ulysses".',
-        )
+    one_of("layout", layout, get_args(Layout), "It says which tokens a rank holds.")
     check_rank(cp_size, cp_rank)
     if layout == "ulysses":
         held = _cut(batch.rows * batch.seq_len, cp_size, cp_rank)

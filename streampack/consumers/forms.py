@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from streampack.errors import ConfigError
+from streampack.numeric import one_of
 
 if TYPE_CHECKING:
     from streampack.consumers.adapters import BatchAdapters
@@ -29,12 +30,7 @@ class Form:
     model: Any = None
 
     def __post_init__(self) -> None:
-        if self.output not in get_args(Output):
-            raise ConfigError(
-                f"output is {self.output!r}.",
-                "It says what the loop gets.",
-                'Use "batch", "hf", "numpy" or "samples".',
-            )
+        one_of("output", self.output, get_args(Output), "It says what the loop gets.")
         if self.model is not None and self.output != "hf":
             raise ConfigError(
                 'model was passed, and output is not "hf".',

@@ -18,25 +18,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar, get_args
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import ConfigError, StateError
+from streampack.errors import StateError
 from streampack.job.topology import Topology
 
 End = Literal["drain", "stop"]
 
 GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch
-
-
-def check_end(end: str) -> None:
-    """Raise `ConfigError` unless it says how a finite run ends."""
-    if end not in get_args(End):
-        raise ConfigError(
-            f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
-        )
 
 
 class Ranks(Protocol):

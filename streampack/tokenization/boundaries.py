@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents, gather_ragged, offsets_of, words_of
 from streampack.errors import ConfigError
+from streampack.numeric import one_of
 
 EosRule = Literal["ensure", "append", "as-is"]
 
@@ -89,12 +90,8 @@ def extend(
 
 def check_rule(rule: str) -> None:
     """Raise `ConfigError` unless `rule` is an `EosRule`."""
-    if rule not in get_args(EosRule):
-        raise ConfigError(
-            f'eos is "{rule}".',
-            "It decides which documents get an end-of-document id.",
-            'Use "ensure", "append" or "as-is".',
-        )
+    consequence = "It decides which documents get an end-of-document id."
+    one_of("eos", rule, get_args(EosRule), consequence)
 
 
 def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
