@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
 from streampack.cli.corpus import reopen_corpus
+from streampack.cli.options import AsJson
 from streampack.cli.saved import one_state
-from streampack.cli.say import say
+from streampack.cli.say import plain_table, say
 from streampack.errors import ConfigError, StreampackError
 from streampack.lane.state import damaged
 from streampack.reading.sharded import ShardedSource
@@ -39,9 +39,7 @@ def where(
             help="Where the corpus lies, to name its shards; NAME is a mixture's source.",
         ),
     ] = [],  # noqa: B006
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of words.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say in words where a run is: the next batch, and what every lane reads and holds."""
     state = one_state(states)
@@ -109,7 +107,7 @@ def _counted(places: list[LanePlace]) -> list[str]:
 
 
 def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = plain_table()
     for name in columns:
         words = name in ("source", "reads again from", "")
         justify: JustifyMethod = "left" if words else "right"

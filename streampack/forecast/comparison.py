@@ -136,18 +136,6 @@ def _timed(
     return Figures(packer, plan.metrics(lengths), len(lengths) / max(min(seconds), 1e-9))
 
 
-def bucket_shares(
-    figures: Figures, lengths: NDArray[np.int64], *, seed: int = 0
-) -> dict[int, float]:
-    """By row length of a strategy, in tokens: the share of the slots that are in such rows."""
-    plan = figures.packer.plan(lengths, final=True, seed=seed)
-    total = max(int(plan.seq_len.sum(dtype=np.int64)), 1)
-    return {
-        size: float(plan.seq_len[plan.seq_len == size].sum(dtype=np.int64) / total)
-        for size in figures.seq_lens
-    }
-
-
 # ---------------------------------------------------------------------- windows
 
 
