@@ -24,7 +24,6 @@ from streampack.lane.batch import LaneBatch, LaneEnd, SavedRound
 from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
-from streampack.workers.messages import send_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def run_worker(
 def _send_all(waiting: queue.Queue[Any], sender: Connection) -> None:
     try:
         while (message := waiting.get()) is not None:
-            send_message(sender, message)
+            sender.send_bytes(pickle.dumps(message, protocol=5))  # which copies arrays once
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the loop is gone or has had enough
     except BaseException:  # nobody would take what is made, and the loop would wait for ever

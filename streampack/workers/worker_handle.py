@@ -18,7 +18,6 @@ from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.workers import fork_server
 from streampack.workers.fork_server import WORKER_NAME
-from streampack.workers.messages import receive_message
 from streampack.workers.worker import LOOP_SIGNALS, Failed, Message, held_back, run_worker
 
 PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux; batches fit in it
@@ -134,7 +133,7 @@ class WorkerHandle:
         if self.receiver not in ready and not self.receiver.poll():
             raise self._died()  # even if a process of the worker's own still holds the pipe
         try:
-            message: Message | Failed = receive_message(self.receiver)
+            message: Message | Failed = pickle.loads(self.receiver.recv_bytes())  # noqa: S301
         except (EOFError, OSError):  # at the end of a message, or inside one
             raise self._died() from None
         if isinstance(message, Failed):
