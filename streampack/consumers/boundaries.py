@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.context_parallel import Layout, context_parallel
 from streampack.consumers.megatron import packed_seq_params
-from streampack.consumers.padded_segments import pad_cu_seqlens
+from streampack.consumers.padded_segments import are_padding, pad_cu_seqlens
 from streampack.device.tensors import BatchTensors
 from streampack.numeric import one_of, whole_number
 
@@ -169,7 +169,5 @@ class KernelBoundaries(BatchTensors):
 
     def _one_segment_per_row(self) -> bool:
         """Whether no row has two segments that are not padding."""
-        cu_seqlens, boundaries, piece = self._runs
-        starts = cu_seqlens[:-1]
-        filled = starts[piece[np.searchsorted(boundaries, starts)] >= 0]
+        filled = self._runs[0][:-1][~are_padding(*self._runs)]
         return bool((np.diff(filled // self.seq_len) > 0).all())

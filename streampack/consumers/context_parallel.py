@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from streampack.consumers.padded_segments import (
     PaddedSegments,
+    are_padding,
     head_and_tail,
     padded_segments,
     parts_in_order,
@@ -49,9 +50,7 @@ def context_parallel(batch: Any, layout: Layout, cp_size: int, cp_rank: int) -> 
 
 def segments_of(batch: Any, align: int) -> PaddedSegments:
     """The attention segments of a batch, each with padding to a multiple of `align`."""
-    cu_seqlens, boundaries, piece = batch._runs
-    run = np.searchsorted(boundaries, cu_seqlens[:-1])
-    return padded_segments(cu_seqlens, piece[run] < 0, align)
+    return padded_segments(batch._runs[0], are_padding(*batch._runs), align)
 
 
 def check_rank(cp_size: int, cp_rank: int = 0) -> None:

@@ -57,8 +57,7 @@ class Form:
 
     def __call__(self, batch: BatchAdapters) -> Any:
         """A batch as the loop gets it."""
-        if self.output == "hf":
-            return batch.hf(model=self.model)
-        if self.output == "numpy":
-            return batch.numpy()
-        return batch.samples() if self.output == "samples" else batch
+        if self.output == "batch":
+            return batch
+        options = {"model": self.model} if self.output == "hf" else {}
+        return getattr(batch, self.output)(**options)

@@ -129,8 +129,9 @@ def check_isolation(
         base = outputs(nothing)
         if tolerance is None:
             tolerance = _TOLERANCE_HALF if base.element_size() == 2 else _TOLERANCE
-        context = _movement(base, outputs(nothing.index_fill(0, _at(first, ids), True)))
-        after = (segment == longest).index_fill(0, _at(first, ids), False)
+        at_first = torch.arange(len(ids), device=ids.device) == first
+        context = _movement(base, outputs(at_first))
+        after = (segment == longest) & ~at_first
         scale = float(context[after].max()) if after.any() else 0.0
         _check_context(scale)
         leaks = []
@@ -259,10 +260,6 @@ def _check_repeats(movement: float, tolerance: float) -> None:
             "Check it without state that it keeps between calls, and without other random numbers "
             "than torch's, which are reset for each call.",
         )
-
-
-def _at(slot: int, like: Tensor) -> Tensor:
-    return torch.tensor([slot], device=like.device)
 
 
 @contextmanager

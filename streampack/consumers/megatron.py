@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from streampack.consumers.context_parallel import check_rank, segments_of
-from streampack.consumers.padded_segments import PaddedSegments, head_and_tail
+from streampack.consumers.padded_segments import PaddedSegments, are_padding, head_and_tail
 from streampack.numeric import whole_number
 
 
@@ -31,13 +31,11 @@ def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor |
 def megatron_samples(batch: Any, align: int) -> list[dict[str, Tensor]]:
     """See `BatchAdapters.samples`."""
     align = whole_number("align", align, "A sample's length is a multiple of it.")
-    cu_seqlens, boundaries, piece = batch._runs
-    filled = piece[np.searchsorted(boundaries, cu_seqlens[:-1])] >= 0
+    ends = batch._runs[0]
+    bounds = np.stack((ends[:-1], ends[1:]), axis=1)[~are_padding(*batch._runs)]
     tensors = _flat_tensors(batch)
     samples = []
-    for low, high in zip(
-        cu_seqlens[:-1][filled].tolist(), cu_seqlens[1:][filled].tolist(), strict=True
-    ):
+    for low, high in bounds.tolist():
         gap = (low - high) % align
         lengths = {"original_seq_len": high - low, "padded_seq_len": high - low + gap}
         samples.append(

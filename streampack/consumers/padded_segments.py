@@ -25,6 +25,14 @@ class PaddedSegments(NamedTuple):
     cu_seqlens_padded: NDArray[np.int32]
 
 
+def are_padding(
+    cu_seqlens: NDArray[np.int32], boundaries: NDArray[np.int32], piece: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """(n,) whether each of n attention segments is padding; see `PackedRows` for the columns."""
+    padding: NDArray[np.bool_] = piece[np.searchsorted(boundaries, cu_seqlens[:-1])] < 0
+    return padding
+
+
 def pad_cu_seqlens(cu_seqlens: Tensor, segments: int, slots: int) -> Tensor:
     """`cu_seqlens` with `segments` + 1 entries: empty segments at its end.
 

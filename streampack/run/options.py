@@ -24,7 +24,7 @@ from streampack.sources.mixture.source import sources_of
 from streampack.streams.hooks import Hook
 from streampack.streams.preparation import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
-from streampack.tokenization.rules import check_in_vocabulary
+from streampack.tokenization.rules import checked_id
 from streampack.window.config import WindowConfig
 from streampack.window.context_schedule import ContextSchedule
 from streampack.window.gather import RowFormat
@@ -310,7 +310,7 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
         )
         eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
-        check_in_vocabulary("eos_id", eos_id, vocab_size)
+        checked_id("eos_id", eos_id, vocab_size)
     elif texts:
         raise ConfigError(
             "The source gives texts, and there is no tokenizer.",
