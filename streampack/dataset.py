@@ -21,9 +21,9 @@ from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.job.double_sharding import refuse_resharding
 from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
-from streampack.lane.config import MOST_LANES, LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.lane.sharing import Sharing
-from streampack.numeric import one_of, whole_number
+from streampack.numeric import one_of
 from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
 from streampack.run.options import (
@@ -230,13 +230,13 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 "An evaluation ends, and sees the same documents in the same batches every time.",
                 "Leave it out; PackedDataset(source, ...) is shuffled, and may be endless.",
             )
-        dataset = cls(source, *more, epochs=epochs, **{"shuffle": False, **options})
-        config = dataset._config
+        options = {"shuffle": False, **options, "epochs": epochs, "lanes": lanes}
+        dataset = cls(source, *more, **options)
         if lanes is None:
+            config = dataset._config
             lanes = evaluation_lanes(config.source, window_tokens=lane_tokens(config))
-        lanes = whole_number("lanes", lanes, "Each gives a part of the batches.", most=MOST_LANES)
-        config.source.check_lanes(lanes, seed=config.seed, shuffle=config.shuffle)
-        dataset._config = replace(config, lanes=lanes)
+            config.source.check_lanes(lanes, seed=config.seed, shuffle=False)
+            dataset._config = replace(config, lanes=lanes)
         return dataset
 
     def __repr__(self) -> str:

@@ -129,13 +129,9 @@ class Rate:
 def measure(
     dataset: streampack.PackedDataset, workers: int, *, seconds: float, step_s: float
 ) -> Rate:
-    """Take batches for so long.
+    """Take batches of an endless dataset for so long, after the first one of each lane.
 
-    Args:
-        dataset: endless.
-        workers: processes; 0 makes batches in the loop's own.
-        seconds: after the first batch of each lane; at least one batch is taken.
-        step_s: that the loop sleeps for each batch.
+    The loop sleeps for `step_s` after each of them, of which there is one at least.
     """
     loader = streampack.PackedLoader(dataset, num_workers=workers)
     began = time.perf_counter()

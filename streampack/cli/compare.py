@@ -28,7 +28,6 @@ from streampack.cli.options import (
 )
 from streampack.cli.picture import Curve, check_target, draw
 from streampack.cli.say import WIDTH, plain_table, say
-from streampack.errors import ConfigError
 from streampack.forecast.comparison import (
     CLOSE_POINTS,
     Figures,
@@ -41,7 +40,6 @@ from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import BestFitDecreasing, Packer
 
 if TYPE_CHECKING:
-    from streampack.dataset import PackedDataset
     from streampack.forecast.estimation import Estimate
 
 SEQ_LENS = [2048, 4096, 8192]
@@ -98,8 +96,10 @@ def compare(
         plain = replace(plain, seq_len=max(seq_len))
     dataset = packed_by(dataset, plain, batch_rows, **alone)
     console = Console(quiet=as_json)
+    from streampack.forecast.sizing import sample_lengths  # imports torch, as the dataset does
+
     with console.status("reading"):
-        lengths = _lengths(dataset, documents)
+        lengths = sample_lengths(dataset.plan.config, documents=documents)
     with console.status("planning"):
         figures = measure(lengths, seq_len, seed=seed)
         found = recommend(lengths, figures)
@@ -182,19 +182,6 @@ def _as_dict(said: _Findings) -> dict[str, Any]:
         "epoch_steps": None if steps is None else steps.steps,
         "epoch_steps_error": None if steps is None else steps.error,
     }
-
-
-def _lengths(dataset: PackedDataset, documents: int) -> NDArray[np.int64]:
-    from streampack.forecast.sizing import sample_lengths  # imports torch, as the dataset does
-
-    lengths = sample_lengths(dataset.plan.config, documents=documents)
-    if not len(lengths):
-        raise ConfigError(
-            "The source has no document with a token in it.",
-            "There is nothing to compare.",
-            "Check the path, and the field or column that is read.",
-        )
-    return lengths
 
 
 def _drawn(figures: list[Figures], found: Recommendation) -> list[tuple[Figures, Packer]]:

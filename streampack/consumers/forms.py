@@ -16,15 +16,7 @@ Output = Literal["batch", "hf", "numpy", "samples"]
 
 @dataclass(frozen=True)
 class Form:
-    """What the loop gets.
-
-    Args:
-        output: "batch" is the batch itself; the others are the method of that name.
-        model: what "hf" is for.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """What the loop gets: the batch itself, or what its method of that name gives."""
 
     output: Output = "batch"
     model: Any = None

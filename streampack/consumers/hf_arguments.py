@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from streampack.consumers.isolation import check_isolation, of_slots, put_back
+from streampack.consumers.isolation import check_isolation, of_slots, put_back, without_loss
 from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
 from streampack.window.packed_rows import PackedRows
@@ -44,12 +44,7 @@ _found: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], str | None]] = WeakKe
 
 
 def arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any]:
-    """What to call `model` with, in the first way that keeps documents apart.
-
-    Args:
-        model: of transformers, or what wraps one; on its device.
-        batch: a `PackedBatch`, on any device.
-        segments: as in `KernelBoundaries.varlen`.
+    """What to call `model` with, in the first way that keeps documents apart; see `hf`.
 
     Raises:
         ConfigError: there is no such way; the message has what was wrong with each.
@@ -211,10 +206,7 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
     other = of_rows(rows)
 
     def call(batch: Any) -> Any:
-        arguments = _arguments(model, batch, way)
-        arguments.pop("labels", None)
-        arguments.pop("num_items_in_batch", None)
-        return model(**arguments)
+        return model(**without_loss(_arguments(model, batch, way)))
 
     found = check_isolation(model, other, call=call)
     if not found:

@@ -155,13 +155,13 @@ def _caller(model: Any) -> Callable[[Any], Any]:
     if not hasattr(model, "get_input_embeddings"):  # of transformers, or around one of its models
         return model  # type: ignore[no-any-return]
 
-    def call(batch: Any) -> Any:
-        arguments = batch.hf()
-        for name in ("labels", "num_items_in_batch"):
-            arguments.pop(name, None)
-        return model(**arguments)
+    return lambda batch: model(**without_loss(batch.hf()))
 
-    return call
+
+def without_loss(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a model of transformers by which it gives no loss."""
+    loss = ("labels", "num_items_in_batch")
+    return {name: value for name, value in arguments.items() if name not in loss}
 
 
 def _segments(batch: Any) -> Tensor:

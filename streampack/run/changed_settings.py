@@ -49,11 +49,7 @@ def previous_config(
 ) -> LaneConfig:
     """The configuration of a saved fingerprint that differs from the current one in `changed`.
 
-    Args:
-        config, current: of this run.
-        saved: the fingerprint; of what `as_mixture` returned, `joined` is True.
-        changed: names of its fields.
-        joined: see `saved`.
+    `joined` is True if `saved` is what `as_mixture` returned.
 
     Raises:
         StateError: it cannot be rebuilt.

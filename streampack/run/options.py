@@ -53,26 +53,8 @@ def choose_packer(
             "The row length must come from one of them.",
             "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
         )
-    if packer is None and group is not None:
-        return BestFitDecreasing(seq_len=seq_len or 0, overflow="drop")
-    if packer is None and len({part.overflow for part in sources_of(source)}) > 1:
-        raise ConfigError(
-            "The mixture has conversations, which are dropped if they are longer than a row, and "
-            "documents that are cut.",
-            "One rule holds for all.",
-            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
-            '"truncate" or "drop".',
-        )
-    if packer is None and order is None:
-        return BestFitDecreasing(seq_len=seq_len or 0, overflow=source.overflow)
-    if packer is None and source.overflow != "split":
-        raise ConfigError(
-            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
-            f"The documents of {type(source).__name__} are not cut unless you say so.",
-            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
-        )
     if packer is None:
-        return Concat(seq_len=seq_len or 0)
+        return _usual_packer(seq_len or 0, order, source, group)
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
             "%s cuts conversations, and what is cut off is learnt without what was said before; "
@@ -87,6 +69,31 @@ def choose_packer(
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
         )
     return packer
+
+
+def _usual_packer(
+    seq_len: int, order: DocumentOrder | None, source: Source, group: str | None
+) -> Packer:
+    """The packer of rows of `seq_len` where none is given."""
+    if group is not None:
+        return BestFitDecreasing(seq_len=seq_len, overflow="drop")
+    if len({part.overflow for part in sources_of(source)}) > 1:
+        raise ConfigError(
+            "The mixture has conversations, which are dropped if they are longer than a row, and "
+            "documents that are cut.",
+            "One rule holds for all.",
+            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
+            '"truncate" or "drop".',
+        )
+    if order is None:
+        return BestFitDecreasing(seq_len=seq_len, overflow=source.overflow)
+    if source.overflow != "split":
+        raise ConfigError(
+            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
+            f"The documents of {type(source).__name__} are not cut unless you say so.",
+            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
+        )
+    return Concat(seq_len=seq_len)
 
 
 def _of_batches(packer: Packer) -> Packer:

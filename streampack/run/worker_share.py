@@ -173,8 +173,13 @@ def run_state(state: Mapping[str, Any]) -> dict[str, Any]:
         lanes = {lane: own for lane, (own,) in state["lanes"].items()}
         return {**head, "lanes": lanes}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StateError(
-            f"The loader's state holds {state!r:.80} of the dataset.",
-            "It is not what an iterator of PackedDataset gives.",
-            "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.",
-        ) from error
+        raise damaged_loader(f"Of the dataset it holds {state!r:.80}.") from error
+
+
+def damaged_loader(fact: str) -> StateError:
+    """The error for what no `StatefulDataLoader` over a `PackedDataset` can have saved."""
+    return StateError(
+        fact,
+        "It is not the state of a StatefulDataLoader over a PackedDataset.",
+        "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.",
+    )
