@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from streampack.consumers.padded_segments import (
     PaddedSegments,
     are_padding,
-    head_and_tail,
+    held_slots,
     padded_segments,
-    parts_in_order,
 )
 from streampack.errors import ConfigError
 from streampack.numeric import one_of
@@ -29,12 +28,9 @@ def context_parallel(batch: Any, layout: Layout, cp_size: int, cp_rank: int) -> 
         held = _cut(batch.rows * batch.seq_len, cp_size, cp_rank)
         cu_seqlens, longest = batch.cu_seqlens, batch.max_seqlen
     else:
-        pieces = cp_size * (2 if layout == "zigzag" and cp_size > 1 else 1)
-        ends = segments_of(batch, pieces).cu_seqlens_padded
-        if layout == "zigzag" and cp_size > 1:
-            held = head_and_tail(ends, cp_size, cp_rank)
-        else:
-            held = parts_in_order(ends, cp_size, cp_rank)
+        zigzag = layout == "zigzag" and cp_size > 1
+        ends = segments_of(batch, cp_size * (1 + zigzag)).cu_seqlens_padded
+        held = held_slots(ends, cp_size, cp_rank, zigzag=zigzag)
         local = ends // np.int32(cp_size)
         longest = int(np.diff(local).max())
         cu_seqlens = torch.from_numpy(local).to(batch.device, non_blocking=True)

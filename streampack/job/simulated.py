@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,29 +39,20 @@ class SimulatedRanks:
     def __init__(self, number: int, *, timeout_s: float = 60.0) -> None:
         self.number = number
         self.timeout_s = timeout_s
-        self._asked = [0] * number  # questions of each rank
+        self._members = [_Member(self) for _ in range(number)]
         self._answers: dict[int, list[Any]] = {}
         self._taken: dict[int, int] = {}
         self._changed = threading.Condition()
 
     def __getitem__(self, rank: int) -> Ranks:
         """What the loader of a rank takes as ``ranks=``."""
+        return self._members[rank]
 
-        def total(count: int) -> Callable[[], int]:
-            return self._ask(rank, count, sum)
-
-        def highest(values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
-            return self._ask(rank, values.copy(), np.maximum.reduce)
-
-        return cast(Ranks, SimpleNamespace(total=total, highest=highest))
-
-    def _ask(
-        self, rank: int, value: Any, together: Callable[[list[Any]], Any]
+    def _asked(
+        self, question: int, value: Any, together: Callable[[list[Any]], Any]
     ) -> Callable[[], Any]:
-        """Give a rank's value for its next question; the result combines those of all ranks."""
+        """Give one rank's value for a question; the result combines those of all ranks."""
         with self._changed:
-            question = self._asked[rank]
-            self._asked[rank] += 1
             values = self._answers.setdefault(question, [])
             values.append(value)
             self._changed.notify_all()
@@ -88,3 +78,23 @@ class SimulatedRanks:
             return together(values)
 
         return wait
+
+
+class _Member:
+    """One of them."""
+
+    def __init__(self, ranks: SimulatedRanks) -> None:
+        self._ranks = ranks
+        self.asked = 0
+
+    def total(self, count: int) -> Callable[[], int]:
+        """See `Ranks`."""
+        return self._ask(count, sum)
+
+    def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
+        """See `Ranks`."""
+        return self._ask(values.copy(), np.maximum.reduce)
+
+    def _ask(self, value: Any, together: Callable[[list[Any]], Any]) -> Callable[[], Any]:
+        question, self.asked = self.asked, self.asked + 1
+        return self._ranks._asked(question, value, together)
