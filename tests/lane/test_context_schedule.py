@@ -239,7 +239,7 @@ def test_a_window_grows_linearly_and_is_rounded_up(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"boundaries": 512}, "Pass a ContextSchedule"),
+        ({"boundaries": 512}, "Pass boundaries=ContextSchedule"),
         ({"balance": "attention"}, "Leave out balance= or boundaries="),
         (
             {"packer": BestFitDecreasing(seq_len=SEQ_LEN, align=4)},
