@@ -34,7 +34,7 @@ from streampack._jit import kernel
 from streampack.errors import ConfigError
 from streampack.numeric import is_number, is_whole
 from streampack.packing.arguments import require_align, require_buckets
-from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.buckets.rows import fill_batches
 from streampack.packing.buckets.schedule import Curriculum, plain_shares, scheduled_buckets
 from streampack.packing.overflow import checked_lengths
@@ -284,7 +284,7 @@ def _compose(
     # Documents sorted by length, ties by arrival; by_length[first[s]:last[s]] are those of length s
     # that are left. At most one has been cut and not used up. It is shorter than all others, so it
     # needs no place among them.
-    first, last, by_length, words, groups = _by_length(lengths, largest)
+    first, last, by_length, bits = _by_length(lengths, largest)
     left = len(by_length)
     shortest = 1
     cut, cut_left = -1, 0
@@ -297,10 +297,10 @@ def _compose(
     rows = 0
     k = 0
     while left > 0:
-        b = np.searchsorted(sizes, largest - next_set(words, groups, 0))
+        b = np.searchsorted(sizes, largest - next_set(bits, 0))
         room = sizes[b]
         while True:
-            place = next_set(words, groups, largest - room)
+            place = next_set(bits, largest - room)
             if place < 0:
                 break
             size = largest - place
@@ -310,7 +310,7 @@ def _compose(
                 d = by_length[first[size]]
                 first[size] += 1
             if first[size] == last[size]:
-                clear_bit(words, groups, place)
+                clear_bit(bits, place)
             document[k], start[k], stop[k] = d, at[d], at[d] + size
             k += 1
             left -= 1
@@ -322,12 +322,12 @@ def _compose(
                 last[shortest] -= 1
                 cut, cut_left = by_length[last[shortest]], shortest
             if first[cut_left] == last[cut_left]:
-                clear_bit(words, groups, largest - cut_left)
+                clear_bit(bits, largest - cut_left)
             document[k], start[k], stop[k] = cut, at[cut], at[cut] + room
             k += 1
             at[cut] += room
             cut_left -= room  # more than 0: whatever fits has been added
-            set_bit(words, groups, largest - cut_left)
+            set_bit(bits, largest - cut_left)
         bucket[rows] = b
         rows += 1
         offsets[rows] = k
@@ -337,9 +337,7 @@ def _compose(
 @kernel
 def _by_length(
     lengths: NDArray[np.int64], largest: int
-) -> tuple[
-    NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]
-]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], Bitmap]:
     """A counting sort of the non-empty documents, and a bitmap of `largest` minus length."""
     first = np.zeros(largest + 2, dtype=np.int64)
     for i in range(len(lengths)):
@@ -354,8 +352,8 @@ def _by_length(
         if lengths[i] > 0:
             by_length[last[lengths[i]]] = i
             last[lengths[i]] += 1
-    words, groups = new_bitmap(largest + 1)
+    bits = new_bitmap(largest + 1)
     for s in range(1, largest + 1):
         if first[s] < last[s]:
-            set_bit(words, groups, largest - s)
-    return first, last, by_length, words, groups
+            set_bit(bits, largest - s)
+    return first, last, by_length, bits
