@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents import ranges_of
 from streampack.packing.arguments import require_seq_len
 from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, previous_set, set_bit
 from streampack.packing.overflow import Overflow, limit_lengths
@@ -80,9 +81,20 @@ class BestFitCrop(Packer):
 
     def _planned(self, lengths: NDArray[np.int64], *, closes: bool) -> Plan:
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
+        # First the rows that one document fills.
+        full = kept // self.seq_len
+        whole = np.repeat(np.arange(len(kept)), full)
+        begin = ranges_of(np.zeros_like(full), full) * self.seq_len
         columns = _crop(kept, self.seq_len, self.keep_cropped, closes, dropped)
         row_offsets, document, start, stop = columns
-        return Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
+        return Plan.plain(
+            np.concatenate([np.arange(len(whole)), row_offsets + len(whole)]),
+            self.seq_len,
+            np.concatenate([whole, document]),
+            np.concatenate([begin, start]),
+            np.concatenate([begin + self.seq_len, stop]),
+            dropped,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
@@ -103,21 +115,23 @@ def _crop(
     closes: bool,
     dropped: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Row offsets, and document, start and stop per segment; adds what it crops to `dropped`."""
+    """Rows of the remainders of documents, below seq_len; adds what it crops to `dropped`.
+
+    Returns row offsets, and document, start and stop per segment.
+    """
+    rest = lengths % seq_len
     # Every row but the last is full, and every segment ends a document or fills a row.
-    bound = lengths.sum() // seq_len + 1
+    bound = rest.sum() // seq_len + 1
     row_offsets = np.zeros(bound + 1, dtype=np.int64)
     document = np.empty(len(lengths) + bound, dtype=np.int64)
     start = np.empty(len(document), dtype=np.int64)
     stop = np.empty(len(document), dtype=np.int64)
-    rows = _whole_rows(lengths, seq_len, row_offsets, document, start, stop)
-    k = rows
+    rows = k = 0
     # Queues of the remainders by length, in order of arrival, and a bitmap of those not empty.
     first = np.full(seq_len, -1, dtype=np.int64)
     last = np.full(seq_len, -1, dtype=np.int64)
     following = np.full(len(lengths), -1, dtype=np.int64)
     bits = new_bitmap(seq_len)
-    rest = lengths % seq_len
     for i in range(len(lengths)):
         if rest[i]:
             _enqueue(first, last, following, bits, rest[i], i)
@@ -157,27 +171,6 @@ def _crop(
         rows += 1
         row_offsets[rows] = k
     return row_offsets[: rows + 1], document[:k], start[:k], stop[:k]
-
-
-@kernel
-def _whole_rows(
-    lengths: NDArray[np.int64],
-    seq_len: int,
-    row_offsets: NDArray[np.int64],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-) -> int:
-    """Write the rows that one document fills; how many they are."""
-    rows = 0
-    for i in range(len(lengths)):
-        for piece in range(lengths[i] // seq_len):
-            document[rows] = i
-            start[rows] = piece * seq_len
-            stop[rows] = start[rows] + seq_len
-            rows += 1
-            row_offsets[rows] = rows
-    return rows
 
 
 @kernel

@@ -31,10 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents import ranges_of
 from streampack.errors import ConfigError
 from streampack.numeric import is_number, is_whole
 from streampack.packing.arguments import require_align, require_buckets
-from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.buckets.rows import fill_batches
 from streampack.packing.buckets.schedule import Curriculum, plain_shares, scheduled_buckets
 from streampack.packing.overflow import checked_lengths
@@ -255,8 +256,7 @@ def _heads(
     is until it fits. So they are ordered by what remains at each cut.
     """
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), heads)
-    number = np.arange(len(document), dtype=np.int64) - (np.cumsum(heads) - heads)[document]
-    start = number * longest
+    start = ranges_of(np.zeros_like(heads), heads) * longest
     order = np.lexsort((document, start - lengths[document]))
     return document[order], start[order]
 
@@ -284,7 +284,12 @@ def _compose(
     # Documents sorted by length, ties by arrival; by_length[first[s]:last[s]] are those of length s
     # that are left. At most one has been cut and not used up. It is shorter than all others, so it
     # needs no place among them.
-    first, last, by_length, bits = _by_length(lengths, largest)
+    by_length = np.argsort(lengths, kind="mergesort")[(lengths == 0).sum() :]
+    first = np.searchsorted(lengths[by_length], np.arange(largest + 1))
+    last = np.searchsorted(lengths[by_length], np.arange(largest + 1), side="right")
+    bits = new_bitmap(largest + 1)  # of `largest` minus length
+    for d in by_length:
+        set_bit(bits, largest - lengths[d])
     left = len(by_length)
     shortest = 1
     cut, cut_left = -1, 0
@@ -332,28 +337,3 @@ def _compose(
         rows += 1
         offsets[rows] = k
     return offsets[: rows + 1], bucket[:rows], document[:k], start[:k], stop[:k]
-
-
-@kernel
-def _by_length(
-    lengths: NDArray[np.int64], largest: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], Bitmap]:
-    """A counting sort of the non-empty documents, and a bitmap of `largest` minus length."""
-    first = np.zeros(largest + 2, dtype=np.int64)
-    for i in range(len(lengths)):
-        first[lengths[i] + 1] += 1
-    total = len(lengths) - first[1]
-    first[1] = 0
-    for s in range(1, largest + 1):
-        first[s + 1] += first[s]
-    last = first.copy()
-    by_length = np.empty(total, dtype=np.int64)
-    for i in range(len(lengths)):
-        if lengths[i] > 0:
-            by_length[last[lengths[i]]] = i
-            last[lengths[i]] += 1
-    bits = new_bitmap(largest + 1)
-    for s in range(1, largest + 1):
-        if first[s] < last[s]:
-            set_bit(bits, largest - s)
-    return first, last, by_length, bits

@@ -289,22 +289,13 @@ def _line_up(
     order: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> _Queues:
-    first = np.zeros(len(sizes) + 1, dtype=np.int64)
-    of = np.empty(len(lengths), dtype=np.int64)
-    for d in range(len(lengths)):
-        of[d] = -1
-        if lengths[d] > 0 and not must_go[d]:
-            of[d] = min(np.searchsorted(sizes, lengths[d]), len(sizes) - 1)
-            first[of[d] + 1] += 1
-    for b in range(len(sizes)):
-        first[b + 1] += first[b]
-    last = first[:-1].copy()
-    queue = np.empty(first[-1], dtype=np.int64)
-    for d in order:
-        if of[d] >= 0:
-            queue[last[of[d]]] = d
-            last[of[d]] += 1
-    return _Queues(queue, first[:-1].copy(), last)
+    waiting = order[(lengths[order] > 0) & ~must_go[order]]
+    bucket = np.minimum(np.searchsorted(sizes, lengths[waiting]), len(sizes) - 1)
+    turn = np.argsort(bucket, kind="mergesort")
+    each = np.arange(len(sizes))
+    first = np.searchsorted(bucket[turn], each)
+    last = np.searchsorted(bucket[turn], each, side="right")
+    return _Queues(waiting[turn], first, last)
 
 
 @kernel
