@@ -121,14 +121,8 @@ class Concat(Packer):
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
-        return {
-            "kind": "Concat",
-            "revision": self.revision,
-            "seq_len": self.seq_len,
-            "overflow": self.overflow,
-            "atom": self._atom,
-            **({"restart": True} if self.restart else {}),
-        }
+        restart = {"restart": True} if self.restart else {}
+        return {**self._described("seq_len", "overflow"), "atom": self._atom, **restart}
 
 
 def _in_order(plan: Plan, rows: NDArray[np.int64]) -> Plan:

@@ -98,13 +98,7 @@ class BestFitCrop(Packer):
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
-        return {
-            "kind": "BestFitCrop",
-            "revision": self.revision,
-            "seq_len": self.seq_len,
-            "overflow": self.overflow,
-            "keep_cropped": self.keep_cropped,
-        }
+        return self._described("seq_len", "overflow", "keep_cropped")
 
 
 @kernel

@@ -139,13 +139,7 @@ class Pad(Packer):
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
-        return {
-            "kind": "Pad",
-            "revision": self.revision,
-            "seq_len": self.seq_len,
-            "overflow": self.overflow,
-            "atom": self._atom,
-        }
+        return {**self._described("seq_len", "overflow"), "atom": self._atom}
 
 
 _Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
