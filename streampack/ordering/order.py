@@ -185,8 +185,7 @@ class SimilarityOrder:
         """
         found = self.neighbours(documents, self.embed(documents))
         path = walk(found.ids, found.similarity)
-        dropped = np.flatnonzero(found.duplicate_of >= 0)
-        return Ordered(found.kept[path], dropped, found.duplicate_of[dropped])
+        return ordered(found, path)
 
     def describe(self) -> dict[str, Any]:
         """Kind, parameters and algorithm revision."""
@@ -201,6 +200,12 @@ class SimilarityOrder:
             "first_tokens": self.first_tokens,
             "search": "faiss" if self._approximate else "exact",
         }
+
+
+def ordered(found: Neighbours, path: NDArray[np.int64]) -> Ordered:
+    """The kept documents along a path (M,) of their positions, and the near-duplicates."""
+    dropped = np.flatnonzero(found.duplicate_of >= 0)
+    return Ordered(found.kept[path], dropped, found.duplicate_of[dropped])
 
 
 def require_counts(order: Any, *names: str) -> None:
