@@ -58,7 +58,8 @@ def test_a_buffer_holds_what_lists_hold_and_earlier_entries_stay_as_they_were(
             kept = np.flatnonzero(rng.integers(0, 2, count))
             held = entries.held
             moved = rng.integers(0, held[kept]) if len(kept) else kept
-            buffer.keep(kept, moved, np.zeros_like(kept))
+            position = offsets_of(held)
+            buffer.keep(kept, moved, np.zeros_like(kept), position)
             model = [
                 (model[d][0][m:], model[d][1][m:])
                 for d, m in zip(kept.tolist(), moved.tolist(), strict=True)
