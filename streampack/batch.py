@@ -113,8 +113,15 @@ class PackedBatch(BatchAdapters):
                 "Only a batch as the dataset gives it travels between processes.",
                 "Send it before `.to()` or `.pin_memory()`.",
             )
-        place = (self.lane, self.step, self.has_next, self.state, self.spent)
-        return (_rebuild, (self._packed, *place))
+        again = partial(
+            PackedBatch,
+            lane=self.lane,
+            step=self.step,
+            has_next=self.has_next,
+            state=self.state,
+            spent=self.spent,
+        )
+        return again, (self._packed,)
 
     def __repr__(self) -> str:
         return (
@@ -168,9 +175,3 @@ class BatchGroup:
 
 
 refuse_collating(PackedBatch)
-
-
-def _rebuild(
-    packed: PackedRows, lane: int, step: int, has_next: bool, state: Any, spent: Metrics | None
-) -> PackedBatch:
-    return PackedBatch(packed, lane=lane, step=step, has_next=has_next, state=state, spent=spent)

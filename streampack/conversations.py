@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from streampack.documents import Fields, part_of
 from streampack.errors import ConfigError
+from streampack.numeric import one_of
 
 #: What a turn of the assistant can consist of.
 PARTS = ("thinking", "content", "tool_calls")
@@ -43,12 +44,7 @@ class TurnRules:
             ConfigError: an argument is none of the words, or they do not go together.
         """
         for name, value, known in (("turns", turns, TURNS), ("thoughts", thoughts, THOUGHTS)):
-            if value not in known:
-                raise ConfigError(
-                    f"{name} is {value!r}.",
-                    "It decides what is learnt of a conversation.",
-                    f"Use one of {', '.join(repr(word) for word in known)}.",
-                )
+            one_of(name, value, known, "It decides what is learnt of a conversation.")
         named = [learn] if isinstance(learn, str) else list(learn)
         if not named or not set(named) <= set(PARTS):
             raise ConfigError(

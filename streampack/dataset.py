@@ -21,26 +21,23 @@ from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.job.double_sharding import refuse_resharding
 from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
-from streampack.lane.config import MOST_LANES, LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.lane.sharing import Sharing
-from streampack.numeric import whole_number
+from streampack.numeric import one_of
 from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
 from streampack.run.options import (
     batch_size,
-    check_attention,
     check_balance,
     check_boundaries,
     check_group,
-    check_hooks,
-    check_kind,
-    check_order,
+    check_kinds,
     check_switches,
     checked_counts,
     choose_packer,
     prepare,
 )
-from streampack.run.plan import RunPlan, RunSettings
+from streampack.run.plan import RunPlan, plan_run, resume_run
 from streampack.run.provenance import Piece, locate, text_of
 from streampack.run.state import RunState
 from streampack.run.worker_share import WorkerShare
@@ -103,6 +100,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         provenance: record where every piece of a batch came from.
         memory_limit: bytes for the windows and readers of one rank, if lanes is None.
 
+    Attributes:
+        topology: which data-parallel rank this is.
+
     Raises:
         ConfigError: settings that cannot work, or a source that has nothing.
     """
@@ -139,13 +139,12 @@ class PackedDataset(IterableDataset[PackedBatch]):
         memory_limit: int = 2 << 30,
     ) -> None:
         super().__init__()
-        check_kind("window", window, WindowConfig)
-        check_kind("topology", topology, Topology)
-        check_kind("token_rules", token_rules, TokenRules)
+        check_kinds(
+            window=window, topology=topology, token_rules=token_rules, order=order,
+            boundaries=boundaries, filter=filter, map=map,
+        )  # fmt: skip
         seed, epochs, lanes, memory_limit = checked_counts(seed, epochs, lanes, memory_limit)
-        check_order(order)
         check_switches(shuffle=shuffle, provenance=provenance)
-        check_hooks(filter=filter, map=map)
         source = as_source(source)
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
@@ -156,7 +155,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         given = {"on_error": on_error, "balance": balance, "order": order}
         check_group(group, group_within, packer, fields, given)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
-        check_attention(attention)
+        consequence = "It decides where attention segments end."
+        one_of("attention", attention, ("document", "row"), consequence)
         schedule = check_balance(balance, attention, packer)
         check_boundaries(boundaries, balance, packer)
         self._detected = topology is None
@@ -198,7 +198,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         )
         if lanes:
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
-        self._settings = RunSettings(config=config, topology=topology, memory_limit=memory_limit)
+        self._config = config  # with 0 lanes where their number is to be chosen
+        self.topology = topology
+        self._memory_limit = memory_limit
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
         self._sharing: Sharing | None = None
@@ -228,17 +230,17 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 "An evaluation ends, and sees the same documents in the same batches every time.",
                 "Leave it out; PackedDataset(source, ...) is shuffled, and may be endless.",
             )
-        dataset = cls(source, *more, epochs=epochs, **{"shuffle": False, **options})
-        config = dataset._settings.config
+        options = {"shuffle": False, **options, "epochs": epochs, "lanes": lanes}
+        dataset = cls(source, *more, **options)
         if lanes is None:
+            config = dataset._config
             lanes = evaluation_lanes(config.source, window_tokens=lane_tokens(config))
-        lanes = whole_number("lanes", lanes, "Each gives a part of the batches.", most=MOST_LANES)
-        config.source.check_lanes(lanes, seed=config.seed, shuffle=config.shuffle)
-        dataset._settings = replace(dataset._settings, config=replace(config, lanes=lanes))
+            config.source.check_lanes(lanes, seed=config.seed, shuffle=False)
+            dataset._config = replace(config, lanes=lanes)
         return dataset
 
     def __repr__(self) -> str:
-        config, place = self._settings.config, self.topology
+        config, place = self._config, self.topology
         lanes = self._plan.config.lanes if self._plan is not None else config.lanes
         boundaries = f"boundaries={config.boundaries!r}, " if config.boundaries else ""
         return (
@@ -246,11 +248,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
             f"batch_tokens={config.batch_tokens}, lanes={lanes or None}, epochs={config.epochs}, "
             f"{boundaries}seed={config.seed}, rank={place.rank} of {place.world_size})"
         )
-
-    @property
-    def topology(self) -> Topology:
-        """Which data-parallel rank this is."""
-        return self._settings.topology
 
     def check_topology(self) -> None:
         """Raise `ConfigError` if a rank that was detected is no longer this process's."""
@@ -272,7 +269,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         thousand documents when it is first asked for.
         """
         if self._plan is None:
-            self._plan = self._settings.plan()
+            self._plan = plan_run(self._config, self.topology, self._memory_limit)
         return self._plan
 
     def estimate_steps(self) -> Estimate | None:
@@ -291,15 +288,15 @@ class PackedDataset(IterableDataset[PackedBatch]):
     def with_provenance(self) -> PackedDataset:
         """The same dataset, from the same place, with ``provenance=True``: the same batches."""
         other = copy.copy(self)
-        other._settings = replace(self._settings, config=_traced(self._settings.config))
+        other._config = _traced(self._config)
         if self._plan is not None:
             other._plan = replace(self._plan, config=_traced(self._plan.config))
         return other
 
     def alone(self, **settings: Any) -> PackedDataset:
         """The same documents in another run, of one rank, with other fields of `LaneConfig`."""
-        other, config = copy.copy(self), replace(self._settings.config, **settings)
-        other._settings = replace(self._settings, config=config, topology=Topology())
+        other = copy.copy(self)
+        other._config, other.topology = replace(self._config, **settings), Topology()
         other._detected, other._plan, other._start = False, None, None
         return other
 
@@ -312,7 +309,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Raises:
             ConfigError: it has no provenance.
         """
-        return locate(self._settings.config.source, batch)
+        return locate(self._config.source, batch)
 
     def text_of(self, piece: Piece, tokenizer: Any = None) -> str:
         """The whole document that a piece is of, read from its shard again.
@@ -329,9 +326,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ConfigError: it is of an iterable, of another dataset, or no longer there.
             StorageError: its shard cannot be read.
         """
-        config = self._settings.config
-        given = config.preparation.any_tokenizer if tokenizer is None else tokenizer
-        return text_of(config.source, piece, given)
+        given = self._config.preparation.any_tokenizer if tokenizer is None else tokenizer
+        return text_of(self._config.source, piece, given)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Start from a saved state instead of the beginning.
@@ -357,7 +353,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Raises:
             StateError: see `load_state_dict`.
         """
-        return self._settings.resume(copy.deepcopy(state), allow=allow)
+        return resume_run(self._config, self.topology, copy.deepcopy(state), allow)
 
     def go_on(self, plan: RunPlan, start: RunState, sharing: Sharing | None = None) -> None:
         """Start from here instead of the beginning; `sharing` is that of a loader over this."""

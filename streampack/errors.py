@@ -52,14 +52,7 @@ class ContentError(StreampackError, ValueError):
 
     def of_source(self, name: str) -> ContentError:
         """The same, naming the source of a mixture."""
-        return ContentError(
-            f'In source "{name}": {self.fact}',
-            self.consequence,
-            self.remedy,
-            self.shard,
-            self.index,
-            self.rest_of_shard,
-        )
+        return ContentError(f'In source "{name}": {self.fact}', *self.args[1:])
 
 
 class PlanError(StreampackError, ValueError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -18,14 +18,14 @@ from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
 from streampack.errors import ConfigError
 from streampack.forecast.estimation import Estimate
-from streampack.job.ending import End, Ranks, check_end
-from streampack.job.exchange import TIMEOUT_S, checked_timeout_s
+from streampack.job.ending import End, Ranks
+from streampack.job.exchange import LONGEST_S, TIMEOUT_S
 from streampack.job.topology import Topology
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
-from streampack.numeric import whole_number
+from streampack.numeric import one_of, real_number, whole_number
 from streampack.run.ahead import Ahead
 from streampack.run.by_source import SourceReport
 from streampack.run.copies import DeviceCopies
@@ -103,13 +103,14 @@ class PackedLoader:
         workers = WorkerSettings.checked(
             num_workers, prefetch_batches, multiprocessing_context, timeout_s
         )
-        check_end(end)
+        one_of("end", end, get_args(End), "It says how a finite run ends.")
         if not isinstance(dataset, PackedDataset):
             raise ConfigError(
                 f"The dataset is a {type(dataset).__name__}.",
                 "How it is packed is unknown.",
-                "Pass PackedLoader(PackedDataset(source, seq_len=...)), or another loader of a "
-                "PackedDataset to PackedLoader.over.",
+                "Pass PackedLoader(PackedDataset(source, seq_len=...)); or another loader of a "
+                "PackedDataset to PackedLoader.over, with that dataset, PackedLoader.over(loader, "
+                "dataset), where it has no `dataset`.",
             )
         self.form = Form(output, model)
         self.form.check_place(device, pin_memory)
@@ -119,7 +120,10 @@ class PackedLoader:
         self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
         self._copies: DeviceCopies | None = None if device is None else DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
-        timeout_s = checked_timeout_s(rank_timeout_s)
+        consequence = "No rank could be waited for so long."
+        timeout_s = real_number(
+            "rank_timeout_s", rank_timeout_s, consequence, least=0.001, most=LONGEST_S
+        )
         self._run = RankRun(
             dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=timeout_s
         )
@@ -161,9 +165,10 @@ class PackedLoader:
                 dataset is no `PackedDataset`.
             StateError: (while iterating) its batches are not this rank's, or not in order.
         """
-        dataset = _loaded(loader, dataset)
+        _check_loader(loader)
+        found: Any = getattr(loader, "dataset", loader) if dataset is None else dataset
         made = cls(
-            dataset,
+            found,
             end=end,
             output=output,
             model=model,
@@ -361,16 +366,8 @@ class PackedLoader:
             live.end()
 
 
-def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:
-    """What `loader` loads; raises `ConfigError` where its batches could not be ours in order."""
-    found = getattr(loader, "dataset", loader) if dataset is None else dataset
-    if not isinstance(found, PackedDataset):
-        raise ConfigError(
-            f"The loader's dataset is a {type(found).__name__}.",
-            "Its batches are not known to be those of a PackedDataset.",
-            "Pass DataLoader(dataset, batch_size=None), or name the dataset: "
-            "PackedLoader.over(loader, dataset).",
-        )
+def _check_loader(loader: Any) -> None:
+    """Raise `ConfigError` where the batches of a loader could not be a dataset's in order."""
     if getattr(loader, "batch_size", None) is not None:
         raise ConfigError(
             f"The loader has batch_size={loader.batch_size}.",
@@ -385,4 +382,3 @@ def _loaded(loader: Any, dataset: PackedDataset | None) -> PackedDataset:
             "one did.",
             "Pass persistent_workers=False, or use PackedLoader(dataset, num_workers=...).",
         )
-    return found

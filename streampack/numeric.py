@@ -1,8 +1,9 @@
-"""Settings that are numbers: what counts as one, and the refusal of what does not."""
+"""Settings that are numbers or words: what counts as one, and the refusal of what does not."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -70,6 +71,13 @@ def real_number(
     if is_number(value) and least <= value < math.inf and (most is None or value <= most):
         return int(value) if is_whole(value) else float(value)
     raise _refusal(name, value, consequence, f"a number{_bounds(least, most)}", otherwise)
+
+
+def one_of(name: str, value: Any, known: Sequence[str], consequence: str) -> None:
+    """Raise `ConfigError` unless the setting `name` is one of the words that are known."""
+    if not isinstance(value, str) or value not in known:
+        remedy = f"Use one of {', '.join(map(repr, known))}."
+        raise ConfigError(f"{name} is {value!r:.80}.", consequence, remedy)
 
 
 def _bounds(least: float | None, most: float | None) -> str:

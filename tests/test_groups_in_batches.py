@@ -154,7 +154,7 @@ def test_pairs_are_found_across_rows() -> None:
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ConfigError, match='group_within is "batch", and there are no groups'):
         wide(group=None)
-    with pytest.raises(ConfigError, match='Use "row" or "batch"'):
+    with pytest.raises(ConfigError, match="Use one of 'row', 'batch'"):
         wide(group_within="rank")
     for packer in (FirstFitDecreasing(seq_len=ROW, overflow="drop"), BestFitDecreasing(seq_len=16)):
         with pytest.raises(ConfigError, match='group_within is "batch", and the packer is'):

@@ -10,13 +10,10 @@ from streampack import __version__
 from streampack.cli.bench import bench
 from streampack.cli.compare import compare
 from streampack.cli.convert import convert
-from streampack.cli.demo import demo, in_checkout
 from streampack.cli.order import order
 from streampack.cli.replay import replay
 from streampack.cli.warm import warm
 from streampack.cli.where import where
-
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # arguments of the demo
 
 app = typer.Typer(
     name="streampack",
@@ -43,13 +40,5 @@ def _program(
     pass
 
 
-app.command("bench")(bench)
-app.command("compare")(compare)
-app.command("convert")(convert)
-app.command("demo", add_help_option=False, context_settings=_PASSED_ON, hidden=not in_checkout())(
-    demo
-)
-app.command("order")(order)
-app.command("replay")(replay)
-app.command("warm")(warm)
-app.command("where")(where)
+for command in (bench, compare, convert, order, replay, warm, where):
+    app.command()(command)

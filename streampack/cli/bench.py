@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 import streampack  # whose names are imported when they are used: torch takes a second
 from streampack.cli.named import dataset_of, packed_by, rows_of
 from streampack.cli.options import (
     AnyCorpus,
+    AsJson,
     Column,
     EndToken,
     Integers,
@@ -25,8 +24,7 @@ from streampack.cli.options import (
     TextTokenizer,
     TokensField,
 )
-from streampack.cli.say import say
-from streampack.metrics import LaneTimes, Metrics
+from streampack.cli.say import plain_table, say
 from streampack.packing import BestFitDecreasing, Packer
 
 ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
@@ -64,9 +62,7 @@ def bench(
     step_ms: Annotated[
         float, typer.Option(min=0.0, help="Of your loop per batch; 0 takes batches at full speed.")
     ] = 0.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of words.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Load your corpus with some numbers of workers, and say at what rate batches come.
 
@@ -133,13 +129,9 @@ class Rate:
 def measure(
     dataset: streampack.PackedDataset, workers: int, *, seconds: float, step_s: float
 ) -> Rate:
-    """Take batches for so long.
+    """Take batches of an endless dataset for so long, after the first one of each lane.
 
-    Args:
-        dataset: endless.
-        workers: processes; 0 makes batches in the loop's own.
-        seconds: after the first batch of each lane; at least one batch is taken.
-        step_s: that the loop sleeps for each batch.
+    The loop sleeps for `step_s` after each of them, of which there is one at least.
     """
     loader = streampack.PackedLoader(dataset, num_workers=workers)
     began = time.perf_counter()
@@ -159,15 +151,15 @@ def measure(
     tokens = after.composition.placed - before.composition.placed
     took = max(took, 1e-9)
     return Rate(
-        workers,
-        first,
-        count,
-        tokens,
-        took,
-        tokens / took,
-        count / took,
-        min((after.wait_s - before.wait_s) / took, 1.0),
-        _spent(before, after),
+        workers=workers,
+        first_batch_s=first,
+        batches=count,
+        tokens=tokens,
+        seconds=took,
+        tokens_per_s=tokens / took,
+        batches_per_s=count / took,
+        waiting=min((after.wait_s - before.wait_s) / took, 1.0),
+        stage_s=asdict(after.times - before.times),
     )
 
 
@@ -177,13 +169,8 @@ def _use(batch: streampack.PackedBatch, step_s: float) -> None:
         time.sleep(step_s)
 
 
-def _spent(before: Metrics, after: Metrics) -> dict[str, float]:
-    times = after.times - before.times
-    return {stage.name: getattr(times, stage.name) for stage in fields(LaneTimes)}
-
-
 def _say(console: Console, found: list[Rate], step_ms: float) -> None:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table = plain_table(2)
     for name in ("workers", "first batch", "batches/s", "tokens/s", *["loop waits"][: step_ms > 0]):
         table.add_column(name, justify="right", no_wrap=True)
     for own in found:
@@ -204,9 +191,8 @@ def _say(console: Console, found: list[Rate], step_ms: float) -> None:
             f"With {with_them} a loop that takes {1000 * ROOM / best.batches_per_s:.3g} ms or more "
             f"for a batch of {size:,.0f} tokens does not wait; --step-ms measures it with yours.",
         )
-    spent = {STAGES[name]: value for name, value in best.stage_s.items()}
-    total = sum(spent.values())
+    total = sum(best.stage_s.values())
     if total:
-        shares = sorted(spent.items(), key=lambda own: -own[1])
-        named = ", ".join(f"{what} {100 * own / total:.0f} %" for what, own in shares if own)
+        shares = sorted(best.stage_s.items(), key=lambda own: -own[1])
+        named = ", ".join(f"{STAGES[name]} {own / total:.0%}" for name, own in shares if own)
         say(console, f"Of the time in which batches are made: {named}.")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from streampack.cli.named import dataset_of, packed_by, rows_of
 from streampack.cli.options import (
     AnyCorpus,
+    AsJson,
     Column,
     EndToken,
     Integers,
@@ -27,12 +27,10 @@ from streampack.cli.options import (
     TokensField,
 )
 from streampack.cli.picture import Curve, check_target, draw
-from streampack.cli.say import WIDTH, say
-from streampack.errors import ConfigError
+from streampack.cli.say import WIDTH, plain_table, say
 from streampack.forecast.comparison import (
     CLOSE_POINTS,
     Figures,
-    bucket_shares,
     measure,
     smallest_window,
     window_curve,
@@ -42,10 +40,17 @@ from streampack.forecast.recommendation import Recommendation, recommend
 from streampack.packing import BestFitDecreasing, Packer
 
 if TYPE_CHECKING:
-    from streampack.dataset import PackedDataset
     from streampack.forecast.estimation import Estimate
 
 SEQ_LENS = [2048, 4096, 8192]
+#: Shares of the slots, the documents or the tokens, by the head of their column.
+RATIOS = {
+    "used\n%": "utilisation",
+    "padded\n%": "padding_ratio",
+    "docs\ncut %": "truncation_ratio",
+    "lost\n%": "dropped_ratio",
+    "repeat\n%": "repetition_ratio",
+}
 GROUPS = (
     'Lengths are those of whole groups, which BestFitDecreasing with overflow="drop" keeps whole.'
 )
@@ -75,9 +80,7 @@ def compare(
     out: Annotated[Path, typer.Option(help="The picture: .png, .svg or .pdf.")] = Path(
         "compare.png"
     ),
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of words.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Pack a sample of your corpus with every strategy, and say which one to take and why."""
     check_target(out)
@@ -93,8 +96,10 @@ def compare(
         plain = replace(plain, seq_len=max(seq_len))
     dataset = packed_by(dataset, plain, batch_rows, **alone)
     console = Console(quiet=as_json)
+    from streampack.forecast.sizing import sample_lengths  # imports torch, as the dataset does
+
     with console.status("reading"):
-        lengths = _lengths(dataset, documents)
+        lengths = sample_lengths(dataset.plan.config, documents=documents)
     with console.status("planning"):
         figures = measure(lengths, seq_len, seed=seed)
         found = recommend(lengths, figures)
@@ -113,24 +118,12 @@ def compare(
     if dataset.plan.config.preparation.group is not None:
         found = replace(found, reasons=(*found.reasons, GROUPS))
     said = _Findings(lengths, figures, found, windows, window, curves[0], steps, batch_rows)
+    draw(out, lengths, figures, found, windows=windows, curves=curves, window=window)
     if as_json:
         print(json.dumps(_as_dict(said)))
-    else:
-        _say(console, said)
-    buckets = next((f for f in figures if f.name == "Buckets"), None)
-    draw(
-        out,
-        lengths,
-        seq_lens=sorted(set(seq_len)),
-        shares=bucket_shares(buckets, lengths, seed=seed) if buckets else {},
-        windows=windows,
-        row_tokens=found.figures.seq_lens[-1],
-        curves=curves,
-        window=window,
-        title=f"{len(lengths):,} documents, {int(lengths.sum()):,} tokens: {found.code}",
-    )
-    if not as_json:
-        say(console, f"The picture is in {out}.")
+        return
+    _say(console, said)
+    say(console, f"The picture is in {out}.")
 
 
 class _Findings(NamedTuple):
@@ -147,7 +140,13 @@ class _Findings(NamedTuple):
 
 
 def _say(console: Console, said: _Findings) -> None:
-    say(console, _summary(said.lengths))
+    lengths = said.lengths
+    middle, many = np.percentile(lengths, (50, 99)).astype(int).tolist()
+    say(
+        console,
+        f"{len(lengths):,} documents of {lengths.mean():,.0f} tokens on average "
+        f"(half have up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,})",
+    )
     narrow = min(console.width, WIDTH) if console.is_terminal else WIDTH
     Console(width=narrow).print(_table(said.figures, said.found))
     say(console, f"Take {said.found.code}.", style="bold")
@@ -167,11 +166,7 @@ def _as_dict(said: _Findings) -> dict[str, Any]:
             {
                 "name": row.name,
                 "seq_lens": list(row.seq_lens),
-                "utilisation": row.composition.utilisation,
-                "padding_ratio": row.composition.padding_ratio,
-                "truncation_ratio": row.composition.truncation_ratio,
-                "dropped_ratio": row.composition.dropped_ratio,
-                "repetition_ratio": row.composition.repetition_ratio,
+                **{name: getattr(row.composition, name) for name in RATIOS.values()},
                 "documents_per_row": row.composition.concatenation_ratio,
                 "mean_context": row.composition.mean_context,
                 "documents_per_s": row.documents_per_second,
@@ -189,19 +184,6 @@ def _as_dict(said: _Findings) -> dict[str, Any]:
     }
 
 
-def _lengths(dataset: PackedDataset, documents: int) -> NDArray[np.int64]:
-    from streampack.forecast.sizing import sample_lengths  # imports torch, as the dataset does
-
-    lengths = sample_lengths(dataset.plan.config, documents=documents)
-    if not len(lengths):
-        raise ConfigError(
-            "The source has no document with a token in it.",
-            "There is nothing to compare.",
-            "Check the path, and the field or column that is read.",
-        )
-    return lengths
-
-
 def _drawn(figures: list[Figures], found: Recommendation) -> list[tuple[Figures, Packer]]:
     """Strategies whose curves are drawn, the recommended one first, all of its row length."""
     others = [
@@ -214,21 +196,10 @@ def _drawn(figures: list[Figures], found: Recommendation) -> list[tuple[Figures,
     return [(found.figures, found.packer), *others]
 
 
-def _summary(lengths: NDArray[np.int64]) -> str:
-    middle, many = np.percentile(lengths, (50, 99)).astype(int).tolist()
-    return (
-        f"{len(lengths):,} documents of {lengths.mean():,.0f} tokens on average "
-        f"(half have up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,})"
-    )
-
-
 def _table(figures: list[Figures], found: Recommendation) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = plain_table()
     table.add_column("all planned\nat once", no_wrap=True)
-    for name in (
-        "used\n%", "padded\n%", "docs\ncut %", "lost\n%", "repeat\n%",
-        "docs/\nrow", "mean\ncontext", "M docs\nper s",
-    ):  # fmt: skip
+    for name in (*RATIOS, "docs/\nrow", "mean\ncontext", "M docs\nper s"):
         table.add_column(name, justify="right", no_wrap=True)
     before: tuple[int, ...] = ()
     for row in figures:
@@ -242,11 +213,7 @@ def _table(figures: list[Figures], found: Recommendation) -> Table:
         figure = row.composition
         table.add_row(
             row.name,
-            f"{100 * figure.utilisation:.2f}",
-            f"{100 * figure.padding_ratio:.2f}",
-            f"{100 * figure.truncation_ratio:.2f}",
-            f"{100 * figure.dropped_ratio:.2f}",
-            f"{100 * figure.repetition_ratio:.2f}",
+            *[f"{100 * getattr(figure, name):.2f}" for name in RATIOS.values()],
             f"{figure.concatenation_ratio:.1f}",
             f"{figure.mean_context:,.0f}",
             f"{row.documents_per_second / 1e6:.1f}",

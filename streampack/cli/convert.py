@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from enum import Enum
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from streampack.cli.options import AddedEnd, LossMask, ShardTokenizer, TextField, TokensField
+from streampack.cli.options import (
+    AddedEnd,
+    Compression,
+    LossMask,
+    OnError,
+    ShardFolder,
+    ShardFormat,
+    ShardIntegers,
+    ShardSize,
+    ShardTokenizer,
+    TextField,
+    TokensField,
+)
 from streampack.cli.say import say
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
@@ -23,50 +34,22 @@ from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.tokenization import Tokenizer, load_tokenizer
 
 
-class Format(str, Enum):
-    """What `--to` takes."""
-
-    mds = "mds"
-    webdataset = "webdataset"
-    parquet = "parquet"
-
-
-class Ids(str, Enum):
-    """What `--dtype` takes."""
-
-    uint16 = "uint16"
-    uint32 = "uint32"
-
-
-class OnError(str, Enum):
-    """What `--on-error` takes."""
-
-    stop = "raise"
-    skip = "skip"
-
-
 def convert(
     source: Annotated[
         str,
         typer.Argument(help="JSON lines, Parquet or .txt files: a file, folder, glob or URL."),
     ],
-    destination: Annotated[
-        str, typer.Argument(metavar="DEST", help="Empty folder or URL for the shards.")
-    ],
-    to: Annotated[Format, typer.Option(help="Format of the shards.")],
+    destination: ShardFolder,
+    to: ShardFormat,
     text: TextField = None,
     tokens: TokensField = None,
     loss_mask: LossMask = None,
     tokenizer: ShardTokenizer = None,
     eos_id: AddedEnd = None,
-    shard_size: Annotated[str, typer.Option(help="Content of a shard.")] = "64MiB",
-    compression: Annotated[
-        str | None, typer.Option(help="For mds: zstd, gz, br, bz2, snappy, or zstd:9.")
-    ] = None,
-    dtype: Annotated[
-        Ids | None, typer.Option(help="Type of the ids; default: as they come.")
-    ] = None,
-    on_error: Annotated[OnError, typer.Option(help="What broken documents do.")] = OnError.stop,
+    shard_size: ShardSize = "64MiB",
+    compression: Compression = None,
+    dtype: ShardIntegers = None,
+    on_error: OnError = "raise",
 ) -> None:
     """Rewrite a corpus as MDS, tar or Parquet shards, tokenized or not; loss masks stay with ids.
 
@@ -84,12 +67,12 @@ def convert(
     conversion = Conversion(
         source=opened,
         destination=Destination(destination),
-        to=to.value,
+        to=to,
         tokenizer=named_tokenizer(tokenizer, eos_id),
         shard_bytes=parse_bytes(shard_size),
         compression=compression,
-        dtype=None if dtype is None else dtype.value,
-        on_error="skip" if on_error is OnError.skip else "raise",
+        dtype=dtype,
+        on_error=on_error,
     )
     console = Console(stderr=True)
     with Progress(

@@ -63,9 +63,8 @@ def dataset_of(
     Args:
         source: a path, or the name of a source or a `PackedDataset` that the user's code makes:
             so commands read conversations, mixtures and whatever else a line of Python can name.
-        tokenizer: of a source's texts.
+        tokenizer, packer: for a source.
         eos_id: with a tokenizer the one that it adds, and else that of a flat file of ids.
-        packer: for a source.
         given: arguments of `sources.open`, for a source.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -51,3 +51,19 @@ ShardTokenizer = Annotated[
 AddedEnd = Annotated[
     int | None, typer.Option(help="End-of-document id, where the tokenizer names none.")
 ]
+ShardFolder = Annotated[
+    str, typer.Argument(metavar="DEST", help="Empty folder or URL for the shards.")
+]
+ShardFormat = Annotated[
+    Literal["mds", "webdataset", "parquet"], typer.Option(help="Format of the shards.")
+]
+ShardSize = Annotated[str, typer.Option(help="Content of a shard.")]
+Compression = Annotated[
+    str | None, typer.Option(help="For mds: zstd, gz, br, bz2, snappy, or zstd:9.")
+]
+ShardIntegers = Annotated[
+    Literal["uint16", "uint32"] | None,
+    typer.Option(help="Type of the ids; default: as they come."),
+]
+OnError = Annotated[Literal["raise", "skip"], typer.Option(help="What broken documents do.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]

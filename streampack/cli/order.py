@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from streampack.cli.convert import Format, Ids, OnError, named_tokenizer, parse_bytes
+from streampack.cli.convert import named_tokenizer, parse_bytes
 from streampack.cli.options import (
     AddedEnd,
+    AsJson,
     Column,
+    Compression,
     EndToken,
     Integers,
+    Key,
     LossMask,
+    OnError,
+    ShardFolder,
+    ShardFormat,
+    ShardIntegers,
+    ShardSize,
     ShardTokenizer,
     TextField,
     TokensField,
@@ -32,29 +39,17 @@ from streampack.reading.options import Reading
 from streampack.sources.infer import open as open_source
 
 
-class Search(str, Enum):
-    """What `--search` takes."""
-
-    auto = "auto"
-    exact = "exact"
-    faiss = "faiss"
-
-
 def order(
     source: Annotated[
         str, typer.Argument(help="Files of any format: a file, folder, glob or URL.")
     ],
-    destination: Annotated[
-        str, typer.Argument(metavar="DEST", help="Empty folder or URL for the shards.")
-    ],
-    to: Annotated[Format, typer.Option(help="Format of the shards.")] = Format.mds,
+    destination: ShardFolder,
+    to: ShardFormat = "mds",
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
     loss_mask: LossMask = None,
-    key: Annotated[
-        str | None, typer.Option(help="Extension of the documents inside tar shards.")
-    ] = None,
+    key: Key = None,
     dtype_in: Integers = None,
     end_token: EndToken = None,
     tokenizer: ShardTokenizer = None,
@@ -72,18 +67,18 @@ def order(
         float, typer.Option(help="Cosine above which the later document is dropped; 1 drops none.")
     ] = 0.95,
     first_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the embedder sees.")] = 512,
-    search: Annotated[Search, typer.Option(help="auto: exact up to 65,536.")] = Search.auto,
+    search: Annotated[
+        Literal["auto", "exact", "faiss"], typer.Option(help="auto: exact up to 65,536.")
+    ] = "auto",
     seed: Annotated[int, typer.Option(help="Of the sample that trains the index.")] = 0,
     parts: Annotated[
         int | None,
         typer.Option(min=1, help="Pieces in which the source is read; default: by its size."),
     ] = None,
-    shard_size: Annotated[str, typer.Option(help="Content of a shard.")] = "64MiB",
-    compression: Annotated[str | None, typer.Option(help="As for `streampack convert`.")] = None,
-    dtype: Annotated[
-        Ids | None, typer.Option(help="Type of the ids; default: as they come.")
-    ] = None,
-    on_error: Annotated[OnError, typer.Option(help="What broken documents do.")] = OnError.stop,
+    shard_size: ShardSize = "64MiB",
+    compression: Compression = None,
+    dtype: ShardIntegers = None,
+    on_error: OnError = "raise",
     work: Annotated[
         str | None,
         typer.Option(
@@ -101,16 +96,13 @@ def order(
     documents: Annotated[
         int | None, typer.Option(min=1, help="With --plan: so many instead of the source's.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of words.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a corpus in an order in which related documents lie side by side.
 
     A run that was stopped goes on where it was when the same command is given again, and ends
     with the same shards. Near-duplicates are left out and listed in DEST/_order.
     """
-    shard_tokenizer = named_tokenizer(tokenizer, eos_id)
     job = CorpusOrder(
         source=open_source(
             source,
@@ -124,20 +116,20 @@ def order(
             reading=Reading(open_shards=1),
         ),
         destination=Destination(destination),
-        to=to.value,
-        tokenizer=shard_tokenizer,
+        to=to,
+        tokenizer=named_tokenizer(tokenizer, eos_id),
         work=work,
         embedder=embedder,
         k=k,
         duplicate_threshold=duplicate_threshold,
         first_tokens=first_tokens,
-        search=search.value,
+        search=search,
         seed=seed,
         parts=parts,
         shard_bytes=parse_bytes(shard_size),
         compression=compression,
-        dtype=None if dtype is None else dtype.value,
-        on_error="skip" if on_error is OnError.skip else "raise",
+        dtype=dtype,
+        on_error=on_error,
     )
     console = Console(stderr=True)
     if plan:

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
+from streampack.forecast.comparison import Figures
+from streampack.forecast.recommendation import Recommendation
 
-_BLUE, _ORANGE, _GREEN, _PURPLE, _GREY = "#1f6fb4", "#d9711c", "#2a9457", "#8a5ab5", "#5a5a5a"
 _FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -56,45 +57,36 @@ def check_target(out: Path) -> None:
 def draw(
     out: Path,
     lengths: NDArray[np.int64],
+    figures: Sequence[Figures],
+    found: Recommendation,
     *,
-    seq_lens: Sequence[int],
-    shares: dict[int, float],
     windows: Sequence[int],
-    row_tokens: int,
     curves: Sequence[Curve],
     window: int | None,
-    title: str,
 ) -> None:
     """Write the picture.
 
     Args:
         out: where to; see `check_target`.
         lengths: (N,) int64, tokens per document.
-        seq_lens: row lengths compared, in tokens.
-        shares: share of the slots that rows of each bucket have.
-        windows: sizes tried, in rows of `row_tokens`.
+        figures: of all strategies; found: the recommended one.
+        windows: sizes tried, in its longest rows; window: the one recommended.
         curves: of the strategies, the recommended one first.
-        window: the one recommended, in rows.
-        title: above all.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=14)
-    # Two parts, so that the legend beside the lower one takes no room from the upper.
-    parts: Any = figure.subfigures(2, 1, height_ratios=(1, 1.1))
-    upper, lower = parts
-    left, right = upper.subplots(1, 2, width_ratios=(2, 1))
-    below = lower.subplots()
-    _histogram(left, lengths, seq_lens)
-    _buckets(right, shares)
-    _windows(below, windows, row_tokens, curves, window)
-    for axes in (left, right, below):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_axisbelow(True)
-    figure.savefig(out, dpi=120)
+    picture = Figure(figsize=(12, 8), layout="constrained")
+    count, tokens = len(lengths), int(lengths.sum())
+    picture.suptitle(f"{count:,} documents, {tokens:,} tokens: {found.code}", fontsize=14)
+    places: Any = [["lengths", "buckets"], ["windows", "windows"]]
+    axes = picture.subplot_mosaic(places, width_ratios=(2, 1))
+    _histogram(axes["lengths"], lengths, sorted({size for f in figures for size in f.seq_lens}))
+    _buckets(axes["buckets"], next((f.packer for f in figures if f.name == "Buckets"), None))
+    _windows(axes["windows"], windows, curves, window)
+    axes["windows"].set_xlabel(f"window, rows of {found.packer.seq_lens[-1]:,} tokens")
+    for each in axes.values():
+        each.spines[["top", "right"]].set_visible(False)
+    picture.savefig(out, dpi=120)
 
 
 def _histogram(axes: Any, lengths: NDArray[np.int64], seq_lens: Sequence[int]) -> None:
@@ -103,76 +95,45 @@ def _histogram(axes: Any, lengths: NDArray[np.int64], seq_lens: Sequence[int]) -
     edges = np.geomspace(low, high, 61)
     documents = np.histogram(lengths, edges)[0] / len(lengths) * 100
     tokens = np.histogram(lengths, edges, weights=lengths)[0] / lengths.sum() * 100
-    axes.stairs(documents, edges, fill=True, color=_BLUE, alpha=0.55, label="of the documents")
-    axes.stairs(tokens, edges, color=_ORANGE, linewidth=1.8, label="of the tokens")
-    axes.set_xscale("log")
-    top = 1.3 * max(documents.max(), tokens.max())
-    axes.set_ylim(0, top)
-    for i, size in enumerate(seq_lens):
-        label = "" if i else "rows compared"
-        axes.axvline(size, color=_GREY, linewidth=1, linestyle=(0, (4, 3)), label=label)
-        axes.annotate(
-            f"{size:,}", (size, top), xytext=(-3, -3), textcoords="offset points", rotation=90,
-            ha="right", va="top", color=_GREY, fontsize=9,
-        )  # fmt: skip
+    axes.stairs(documents, edges, fill=True, alpha=0.55, label="of the documents")
+    axes.stairs(tokens, edges, linewidth=1.8, label="of the tokens")
+    for size in seq_lens:
+        axes.axvline(size, color="grey", linewidth=1, linestyle="--")
     axes.set(
+        title="Document lengths, and row lengths compared",
+        xscale="log",
         xlabel="tokens per document (log scale)",
         ylabel="share in each bin, %",
     )
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.xaxis.set_minor_formatter(lambda value, _: "")
-    axes.set_title("Document lengths", loc="left")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 0.99), ncols=3, frameon=False, borderpad=0)
+    axes.legend(frameon=False)
 
 
-def _buckets(axes: Any, shares: dict[int, float]) -> None:
-    axes.set_title("Rows of each bucket", loc="left")
-    if not shares:  # rows too short to have buckets
+def _buckets(axes: Any, packer: Any) -> None:
+    axes.set_title("Rows of each bucket")
+    if packer is None:  # rows too short to have any
         axes.set_axis_off()
         return
-    names = [f"{size:,}" for size in shares]
-    values = [100 * share for share in shares.values()]
-    bars = axes.bar(names, values, color=_BLUE, alpha=0.75, width=0.65)
+    shares = [100 * share for share in packer.shares]
+    bars = axes.bar([f"{size:,}" for size in packer.seq_lens], shares, alpha=0.75)
     axes.bar_label(bars, fmt="%.1f %%", padding=3)
-    axes.set_ylim(0, max(values) * 1.15)
-    axes.set(
-        xlabel="row length, tokens",
-        ylabel="share of all slots, %",
-    )
+    axes.set(xlabel="row length, tokens", ylabel="share of all slots, %")
 
 
 def _windows(
-    axes: Any, windows: Sequence[int], row_tokens: int, curves: Sequence[Curve], window: int | None
+    axes: Any, windows: Sequence[int], curves: Sequence[Curve], window: int | None
 ) -> None:
-    colours = (_BLUE, _ORANGE, _GREEN, _PURPLE)
-    markers = ("o", "s", "^", "D")
-    for i, (curve, colour, marker) in enumerate(zip(curves, colours, markers, strict=False)):
-        axes.plot(
-            windows, [100 * u for u in curve.utilisation], color=colour, marker=marker,
-            markersize=7 if i == 0 else 5, linewidth=2.4 if i == 0 else 1.4, label=curve.name,
-            zorder=2 + i,  # thin lines stay visible on the thick one
-        )  # fmt: skip
+    for curve in curves:
+        axes.plot(windows, [100 * u for u in curve.utilisation], marker="o", label=curve.name)
     best = curves[0]
-    axes.axhline(
-        100 * best.whole, color=_BLUE, linestyle="--", linewidth=1.2,
-        label=f"{best.name},\nall planned at once",
-    )  # fmt: skip
+    label = f"{best.name}, all planned at once"
+    axes.axhline(100 * best.whole, color="C0", linestyle="--", label=label)
     if window is not None:
-        at = 100 * best.utilisation[list(windows).index(window)]
-        axes.axvline(window, color=_GREY, linewidth=1, linestyle=":", zorder=1)
-        axes.plot(
-            [window], [at], marker="o", markersize=15, fillstyle="none", color="black",
-            linestyle="none", label=f"smallest window within\n0.05 points of that: {window} rows",
-        )  # fmt: skip
+        label = f"smallest window within 0.05 points of that: {window} rows"
+        axes.axvline(window, color="grey", linestyle=":", label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(windows), [f"{rows:,}" for rows in windows])
-    axes.minorticks_off()
-    axes.margins(y=0.12)
     axes.ticklabel_format(axis="y", useOffset=False, style="plain")
-    axes.grid(axis="y", color="#dddddd", linewidth=0.8)
-    axes.set(
-        xlabel=f"window, rows of {row_tokens:,} tokens",
-        ylabel="slots that hold tokens, %",
-    )
-    axes.set_title("Utilisation with a look-ahead window", loc="left")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, labelspacing=0.9)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set(title="Utilisation with a look-ahead window", ylabel="slots that hold tokens, %")
+    axes.legend(loc="lower right", frameon=False)

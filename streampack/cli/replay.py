@@ -13,6 +13,7 @@ import typer
 
 import streampack  # whose names are imported when they are used: torch takes a second
 from streampack.cli.named import object_at
+from streampack.cli.options import AsJson
 from streampack.cli.saved import one_state
 from streampack.errors import ConfigError, StateError
 
@@ -42,9 +43,7 @@ def replay(
         str | None,
         typer.Option(metavar="PATH", help="tokenizer.json, where the dataset has none: ids, else."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of words.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the batch of a rank in a step after a saved state: text, sources, loss marks."""
     state = one_state(states)

@@ -1,11 +1,13 @@
-"""Sentences on a terminal: broken between words, in lines of at most 80 columns."""
+"""Sentences on a terminal, in lines of at most 80 columns; tables as all commands print them."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 WIDTH = 80  # columns
 
@@ -14,6 +16,12 @@ def say(console: Console, text: str, *, style: str | None = None) -> None:
     """Print a paragraph: wrapped on a terminal, and as it is where other programs read it."""
     shown = wrapped(text, console.width) if console.is_terminal else text
     console.print(shown, style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def plain_table(space: int = 1) -> Table:
+    """A table with one line below its head, and so many spaces after a column."""
+    padding = (0, space, 0, 0)
+    return Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
 
 
 def wrapped(text: str, columns: int | None = None) -> str:

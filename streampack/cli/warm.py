@@ -29,7 +29,6 @@ from streampack.packing import (
     Buckets,
     Concat,
     FirstFitDecreasing,
-    Packer,
     Pad,
     Seamless,
 )
@@ -73,14 +72,17 @@ def warm() -> None:
 def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
     """One small run of every packer, and of each format with its own kernels."""
     documents = [[n % 200] * (n % 40 + 1) for n in range(300)]
-    for packer in _packers():
+    rows: tuple[type[Any], ...]
+    rows = (BestFitDecreasing, FirstFitDecreasing, Concat, Pad, Seamless, BestFitCrop)
+    buckets = Buckets(seq_lens=(SEQ_LEN // 2, SEQ_LEN))
+    for packer in (*(kind(seq_len=SEQ_LEN) for kind in rows), buckets):
         for dtype in (np.uint16, np.uint32):
             arrays = [np.array(ids, dtype=dtype) for ids in documents]
-            yield _dataset(Iterable(arrays), packer)
+            yield _dataset(Iterable(arrays), packer=packer)
     texts = ["ab" * len(ids) for ids in documents]
-    yield _dataset(Iterable(texts), BestFitDecreasing(seq_len=SEQ_LEN))
+    yield _dataset(Iterable(texts))
     pq.write_table(pa.table({"text": texts}), folder / "text.parquet")
-    yield _dataset(Parquet(folder / "text.parquet"), BestFitDecreasing(seq_len=SEQ_LEN))
+    yield _dataset(Parquet(folder / "text.parquet"))
     with tarfile.open(folder / "ids.tar", "w") as archive:
         for number, ids in enumerate(documents):
             np.save(buffer := io.BytesIO(), np.array(ids, dtype=np.uint16))
@@ -88,32 +90,28 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
             member.size = buffer.tell()
             buffer.seek(0)
             archive.addfile(member, buffer)
-    yield _dataset(WebDataset(folder / "ids.tar", key="npy"), BestFitDecreasing(seq_len=SEQ_LEN))
+    yield _dataset(WebDataset(folder / "ids.tar", key="npy"))
     lines = folder / "texts.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    yield _dataset(JSONL(lines), BestFitDecreasing(seq_len=SEQ_LEN))
+    yield _dataset(JSONL(lines))
     lines = folder / "ids.jsonl"
     lines.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in documents))
-    yield _dataset(JSONL(lines, tokens="ids"), BestFitDecreasing(seq_len=SEQ_LEN))
+    yield _dataset(JSONL(lines, tokens="ids"))
     for kind in (pa.uint16(), pa.int32(), pa.int64()):
         table = pa.table({"ids": pa.array(documents, pa.list_(kind))})
         pq.write_table(table, folder / f"{kind}.parquet")
         source = Parquet(folder / f"{kind}.parquet", tokens="ids")
-        yield _dataset(source, BestFitDecreasing(seq_len=SEQ_LEN))
-    yield _dataset(source, BestFitDecreasing(seq_len=SEQ_LEN), balance="attention")
+        yield _dataset(source)
+    yield _dataset(source, balance="attention")
 
 
-def _dataset(source: Any, packer: Packer, **settings: Any) -> streampack.PackedDataset:
-    settings["batch_tokens"] = 2 * SEQ_LEN
-    tokenizer = None if source.tokenized else _tokenizer()
-    rules = TokenRules(eos_id=EOS) if source.tokenized else None
-    return streampack.PackedDataset(
-        source,
-        packer=packer,
-        tokenizer=tokenizer,
-        token_rules=rules,
-        **settings,
-    )
+def _dataset(source: Any, **settings: Any) -> streampack.PackedDataset:
+    settings = {"packer": BestFitDecreasing(seq_len=SEQ_LEN), **settings}
+    if source.tokenized:
+        settings["token_rules"] = TokenRules(eos_id=EOS)
+    else:
+        settings["tokenizer"] = _tokenizer()
+    return streampack.PackedDataset(source, batch_tokens=2 * SEQ_LEN, **settings)
 
 
 def _tokenizer() -> Tokenizer:
@@ -122,15 +120,3 @@ def _tokenizer() -> Tokenizer:
     engine = Engine(models.BPE(vocab=vocabulary, merges=[]))
     engine.add_special_tokens(["</s>"])
     return Tokenizer(engine, eos_id=engine.token_to_id("</s>"))
-
-
-def _packers() -> list[Packer]:
-    return [
-        BestFitDecreasing(seq_len=SEQ_LEN),
-        FirstFitDecreasing(seq_len=SEQ_LEN),
-        Concat(seq_len=SEQ_LEN),
-        Pad(seq_len=SEQ_LEN),
-        Seamless(seq_len=SEQ_LEN),
-        BestFitCrop(seq_len=SEQ_LEN),
-        Buckets(seq_lens=(SEQ_LEN // 2, SEQ_LEN)),
-    ]

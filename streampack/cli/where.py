@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
 from streampack.cli.corpus import reopen_corpus
+from streampack.cli.options import AsJson
 from streampack.cli.saved import one_state
-from streampack.cli.say import say
+from streampack.cli.say import plain_table, say
 from streampack.errors import ConfigError, StreampackError
 from streampack.lane.state import damaged
 from streampack.reading.sharded import ShardedSource
@@ -24,6 +24,13 @@ from streampack.run.place import LanePlace, SourcePlace, lane_places, members, r
 
 LANES_SHOWN = 32  # one by one; more are summarised
 MESSAGES_SHOWN = 10
+#: Numbers of a lane, by the heads of their columns.
+FIGURES = {
+    "batches": "batches",
+    "docs\nwaiting": "waiting",
+    "docs\nread again": "read",
+    "skipped": "skipped",
+}
 WIDTH = 100  # columns of the table where it does not go to a terminal
 
 
@@ -39,9 +46,7 @@ def where(
             help="Where the corpus lies, to name its shards; NAME is a mixture's source.",
         ),
     ] = [],  # noqa: B006
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of words.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say in words where a run is: the next batch, and what every lane reads and holds."""
     state = one_state(states)
@@ -109,7 +114,7 @@ def _counted(places: list[LanePlace]) -> list[str]:
 
 
 def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = plain_table()
     for name in columns:
         words = name in ("source", "reads again from", "")
         justify: JustifyMethod = "left" if words else "right"
@@ -120,21 +125,10 @@ def _table(columns: Sequence[str]) -> Table:
 def _lanes(places: list[LanePlace]) -> Table:
     """A line for each lane, and each source of a mixture."""
     mixed = places[0].sources[0].name is not None
-    table = _table(
-        [
-            "lane", "batches", "docs\nwaiting", "docs\nread again", "skipped",
-            *(["source", "tokens\ndrawn"] if mixed else []),
-            "epoch", "reads again from",
-        ]
-    )  # fmt: skip
+    of_source = ["source", "tokens\ndrawn"] if mixed else []
+    table = _table(["lane", *FIGURES, *of_source, "epoch", "reads again from"])
     for place in places:
-        figures = [
-            str(place.lane),
-            f"{place.batches:,}",
-            f"{place.waiting:,}",
-            f"{place.read:,}",
-            f"{place.skipped:,}",
-        ]
+        figures = [str(place.lane), *(f"{getattr(place, name):,}" for name in FIGURES.values())]
         for source in place.sources:
             what = "\n".join(source.words)
             if source.offset:
@@ -150,10 +144,8 @@ def _summary(places: list[LanePlace]) -> Table:
     """Of many lanes: least, most and all."""
     table = _table(["", "least", "most", "all lanes"])
     figures: dict[str, list[int]] = {
-        "batches": [place.batches for place in places],
-        "documents waiting": [place.waiting for place in places],
-        "documents read again": [place.read for place in places],
-        "skipped": [place.skipped for place in places],
+        head.replace("docs\n", "documents "): [getattr(place, name) for place in places]
+        for head, name in FIGURES.items()
     }
     by_name: dict[str | None, list[SourcePlace]] = {}  # a lane may lack one that was added late
     for place in places:

@@ -63,14 +63,7 @@ class BatchAdapters(NoMapping, KernelBoundaries):
         """
         if color is None:
             color = sys.stdout.isatty()
-        return shown_text(
-            self.input_ids.cpu().numpy(),
-            self.document_ids.cpu().numpy(),
-            self.labels.cpu().numpy(),
-            tokenizer,
-            color=color,
-            origins=list(map(str, pieces)),
-        )
+        return shown_text(self, tokenizer, color=color, pieces=pieces)
 
     def pairs(self, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
         """The documents of preference pairs: groups of a chosen and a rejected one.

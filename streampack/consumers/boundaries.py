@@ -17,10 +17,9 @@ from torch.nn.functional import pad
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.context_parallel import Layout, context_parallel
 from streampack.consumers.megatron import packed_seq_params
-from streampack.consumers.padded_segments import pad_cu_seqlens
+from streampack.consumers.padded_segments import are_padding, pad_cu_seqlens
 from streampack.device.tensors import BatchTensors
-from streampack.errors import ConfigError
-from streampack.numeric import whole_number
+from streampack.numeric import one_of, whole_number
 
 
 class KernelBoundaries(BatchTensors):
@@ -47,16 +46,11 @@ class KernelBoundaries(BatchTensors):
             ConfigError: the batch has more than `segments`; `api` is unknown.
         """
         cu_seqlens, longest = self._segments(segments)
+        known = ("flash_attn", "torch", "torchtitan")
+        one_of("api", api, known, "The names of its arguments are unknown.")
+        names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
         if api == "flash_attn":
             names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-        elif api in ("torch", "torchtitan"):
-            names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
-        else:
-            raise ConfigError(
-                f"api is {api!r}.",
-                "Its argument names are unknown.",
-                'Use "flash_attn", "torch" or "torchtitan".',
-            )
         arguments = dict(zip(names, (cu_seqlens, cu_seqlens, longest, longest), strict=True))
         if api == "torchtitan":
             ends = self._runs[0].tolist()
@@ -175,7 +169,5 @@ class KernelBoundaries(BatchTensors):
 
     def _one_segment_per_row(self) -> bool:
         """Whether no row has two segments that are not padding."""
-        cu_seqlens, boundaries, piece = self._runs
-        starts = cu_seqlens[:-1]
-        filled = starts[piece[np.searchsorted(boundaries, starts)] >= 0]
+        filled = self._runs[0][:-1][~are_padding(*self._runs)]
         return bool((np.diff(filled // self.seq_len) > 0).all())

@@ -10,34 +10,27 @@ from numpy.typing import NDArray
 
 from streampack.consumers.padded_segments import (
     PaddedSegments,
-    head_and_tail,
+    are_padding,
+    held_slots,
     padded_segments,
-    parts_in_order,
 )
 from streampack.errors import ConfigError
+from streampack.numeric import one_of
 
 Layout = Literal["zigzag", "contiguous", "ulysses"]
 
 
 def context_parallel(batch: Any, layout: Layout, cp_size: int, cp_rank: int) -> dict[str, Any]:
     """See `KernelBoundaries.context_parallel`."""
-    if layout not in get_args(Layout):
-        raise ConfigError(
-            f"layout is {layout!r}.",
-            "It says which tokens a rank holds.",
-            'Use "zigzag", "contiguous" or "ulysses".',
-        )
+    one_of("layout", layout, get_args(Layout), "It says which tokens a rank holds.")
     check_rank(cp_size, cp_rank)
     if layout == "ulysses":
         held = _cut(batch.rows * batch.seq_len, cp_size, cp_rank)
         cu_seqlens, longest = batch.cu_seqlens, batch.max_seqlen
     else:
-        pieces = cp_size * (2 if layout == "zigzag" and cp_size > 1 else 1)
-        ends = segments_of(batch, pieces).cu_seqlens_padded
-        if layout == "zigzag" and cp_size > 1:
-            held = head_and_tail(ends, cp_size, cp_rank)
-        else:
-            held = parts_in_order(ends, cp_size, cp_rank)
+        zigzag = layout == "zigzag" and cp_size > 1
+        ends = segments_of(batch, cp_size * (1 + zigzag)).cu_seqlens_padded
+        held = held_slots(ends, cp_size, cp_rank, zigzag=zigzag)
         local = ends // np.int32(cp_size)
         longest = int(np.diff(local).max())
         cu_seqlens = torch.from_numpy(local).to(batch.device, non_blocking=True)
@@ -53,9 +46,7 @@ def context_parallel(batch: Any, layout: Layout, cp_size: int, cp_rank: int) -> 
 
 def segments_of(batch: Any, align: int) -> PaddedSegments:
     """The attention segments of a batch, each with padding to a multiple of `align`."""
-    cu_seqlens, boundaries, piece = batch._runs
-    run = np.searchsorted(boundaries, cu_seqlens[:-1])
-    return padded_segments(cu_seqlens, piece[run] < 0, align)
+    return padded_segments(batch._runs[0], are_padding(*batch._runs), align)
 
 
 def check_rank(cp_size: int, cp_rank: int = 0) -> None:

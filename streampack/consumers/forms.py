@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from streampack.errors import ConfigError
+from streampack.numeric import one_of
 
 if TYPE_CHECKING:
     from streampack.consumers.adapters import BatchAdapters
@@ -15,26 +16,13 @@ Output = Literal["batch", "hf", "numpy", "samples"]
 
 @dataclass(frozen=True)
 class Form:
-    """What the loop gets.
-
-    Args:
-        output: "batch" is the batch itself; the others are the method of that name.
-        model: what "hf" is for.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
+    """What the loop gets: the batch itself, or what its method of that name gives."""
 
     output: Output = "batch"
     model: Any = None
 
     def __post_init__(self) -> None:
-        if self.output not in get_args(Output):
-            raise ConfigError(
-                f"output is {self.output!r}.",
-                "It says what the loop gets.",
-                'Use "batch", "hf", "numpy" or "samples".',
-            )
+        one_of("output", self.output, get_args(Output), "It says what the loop gets.")
         if self.model is not None and self.output != "hf":
             raise ConfigError(
                 'model was passed, and output is not "hf".',
@@ -61,8 +49,7 @@ class Form:
 
     def __call__(self, batch: BatchAdapters) -> Any:
         """A batch as the loop gets it."""
-        if self.output == "hf":
-            return batch.hf(model=self.model)
-        if self.output == "numpy":
-            return batch.numpy()
-        return batch.samples() if self.output == "samples" else batch
+        if self.output == "batch":
+            return batch
+        options = {"model": self.model} if self.output == "hf" else {}
+        return getattr(batch, self.output)(**options)

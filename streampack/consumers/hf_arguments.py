@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,15 +19,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from streampack.consumers.isolation import check_isolation, of_slots, put_back
+from streampack.consumers.isolation import check_isolation, of_slots, put_back, without_loss
 from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
 from streampack.window.packed_rows import PackedRows
 
-#: How boundaries are passed, in the order in which they are tried. "rows" has none to pass: every
-#: row is one segment, whatever padding follows.
-Way = Literal["positions", "seq_idx", "rows", "mask"]
-WAYS: tuple[Way, ...] = ("positions", "seq_idx", "rows", "mask")
+#: How boundaries are passed, in the order in which they are tried, and in words. "rows" has none to
+#: pass: every row is one segment, whatever padding follows.
+WAYS = {
+    "positions": "with position_ids",
+    "seq_idx": "with seq_idx",
+    "rows": "row by row",
+    "mask": "with a mask",
+}
 
 #: Documents in the first and in the last row of the batch that is tried, as shares of the row.
 _DOCUMENTS, _WHOLE_ROWS = ((0.35, 0.45), (0.4, 0.55)), ((0.75,), (1.0,))
@@ -40,17 +44,12 @@ _found: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], str | None]] = WeakKe
 
 
 def arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any]:
-    """What to call `model` with, in the first way that keeps documents apart.
-
-    Args:
-        model: of transformers, or what wraps one; on its device.
-        batch: a `PackedBatch`, on any device.
-        segments: as in `KernelBoundaries.varlen`.
+    """What to call `model` with, in the first way that keeps documents apart; see `hf`.
 
     Raises:
         ConfigError: there is no such way; the message has what was wrong with each.
     """
-    wrong: dict[Way, str] = {}
+    wrong: dict[str, str] = {}
     for way in WAYS:
         if way == "rows" and not batch._one_segment_per_row():
             continue
@@ -59,7 +58,7 @@ def arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any
             return _arguments(model, batch, way, segments)
         if reason not in wrong.values():  # where seq_idx makes no difference
             wrong[way] = reason
-    tried = "; ".join(f"{_NAMES[way]}: {reason}" for way, reason in wrong.items())
+    tried = "; ".join(f"{WAYS[way]}: {reason}" for way, reason in wrong.items())
     raise ConfigError(
         f"{type(_unwrapped(model)).__name__} does not keep the documents of a row apart ({tried}).",
         "Documents would be trained on as if they continued one another.",
@@ -70,18 +69,10 @@ def arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any
     )
 
 
-_NAMES = {
-    "positions": "with position_ids",
-    "seq_idx": "with seq_idx",
-    "rows": "row by row",
-    "mask": "with a mask",
-}
-
-
 # ---------------------------------------------------------------------- the ways
 
 
-def _arguments(model: Any, batch: Any, way: Way, segments: int | None = None) -> dict[str, Any]:
+def _arguments(model: Any, batch: Any, way: str, segments: int | None = None) -> dict[str, Any]:
     """The keyword arguments that `model` takes."""
     taken = inspect.signature(_unwrapped(model).forward).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
@@ -167,7 +158,7 @@ def _config(model: Any) -> Any:
 # ---------------------------------------------------------------------- trying them
 
 
-def _whats_wrong(model: Any, batch: Any, way: Way) -> str | None:
+def _whats_wrong(model: Any, batch: Any, way: str) -> str | None:
     """Why documents are not kept apart, or are not as they are by themselves; None if they are.
 
     Tried once per model, mode, device, attention implementation and shape of the batch.
@@ -201,7 +192,7 @@ def _whats_wrong(model: Any, batch: Any, way: Way) -> str | None:
     return known[key]
 
 
-def _tried(model: nn.Module, batch: Any, way: Way, device: torch.device) -> str | None:
+def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str | None:
     chunk = getattr(_config(model), "attention_chunk_size", None)
     slots = batch.rows * batch.seq_len
     if way in ("positions", "seq_idx") and chunk and slots > chunk and chunk % batch.seq_len:
@@ -215,10 +206,7 @@ def _tried(model: nn.Module, batch: Any, way: Way, device: torch.device) -> str 
     other = of_rows(rows)
 
     def call(batch: Any) -> Any:
-        arguments = _arguments(model, batch, way)
-        arguments.pop("labels", None)
-        arguments.pop("num_items_in_batch", None)
-        return model(**arguments)
+        return model(**without_loss(_arguments(model, batch, way)))
 
     found = check_isolation(model, other, call=call)
     if not found:

@@ -129,8 +129,9 @@ def check_isolation(
         base = outputs(nothing)
         if tolerance is None:
             tolerance = _TOLERANCE_HALF if base.element_size() == 2 else _TOLERANCE
-        context = _movement(base, outputs(nothing.index_fill(0, _at(first, ids), True)))
-        after = (segment == longest).index_fill(0, _at(first, ids), False)
+        at_first = torch.arange(len(ids), device=ids.device) == first
+        context = _movement(base, outputs(at_first))
+        after = (segment == longest) & ~at_first
         scale = float(context[after].max()) if after.any() else 0.0
         _check_context(scale)
         leaks = []
@@ -154,13 +155,13 @@ def _caller(model: Any) -> Callable[[Any], Any]:
     if not hasattr(model, "get_input_embeddings"):  # of transformers, or around one of its models
         return model  # type: ignore[no-any-return]
 
-    def call(batch: Any) -> Any:
-        arguments = batch.hf()
-        for name in ("labels", "num_items_in_batch"):
-            arguments.pop(name, None)
-        return model(**arguments)
+    return lambda batch: model(**without_loss(batch.hf()))
 
-    return call
+
+def without_loss(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a model of transformers by which it gives no loss."""
+    loss = ("labels", "num_items_in_batch")
+    return {name: value for name, value in arguments.items() if name not in loss}
 
 
 def _segments(batch: Any) -> Tensor:
@@ -259,10 +260,6 @@ def _check_repeats(movement: float, tolerance: float) -> None:
             "Check it without state that it keeps between calls, and without other random numbers "
             "than torch's, which are reset for each call.",
         )
-
-
-def _at(slot: int, like: Tensor) -> Tensor:
-    return torch.tensor([slot], device=like.device)
 
 
 @contextmanager

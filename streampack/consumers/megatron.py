@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from streampack.consumers.context_parallel import check_rank, segments_of
-from streampack.consumers.padded_segments import PaddedSegments, head_and_tail
+from streampack.consumers.padded_segments import are_padding, held_slots
 from streampack.numeric import whole_number
 
 
@@ -21,7 +21,8 @@ def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor |
     check_rank(cp_size, cp_rank)
     tensors = _flat_tensors(batch)
     if cp_size > 1:
-        held = head_and_tail(_padded(batch, cp_size).cu_seqlens_padded, cp_size, cp_rank)
+        ends = segments_of(batch, 2 * cp_size).cu_seqlens_padded
+        held = held_slots(ends, cp_size, cp_rank, zigzag=True)
         index = torch.from_numpy(held).to(batch.device, non_blocking=True)
         tensors = {name: tensor[index] for name, tensor in tensors.items()}
     shaped: dict[str, Tensor | None] = {name: t.view(1, -1) for name, t in tensors.items()}
@@ -31,13 +32,11 @@ def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor |
 def megatron_samples(batch: Any, align: int) -> list[dict[str, Tensor]]:
     """See `BatchAdapters.samples`."""
     align = whole_number("align", align, "A sample's length is a multiple of it.")
-    cu_seqlens, boundaries, piece = batch._runs
-    filled = piece[np.searchsorted(boundaries, cu_seqlens[:-1])] >= 0
+    ends = batch._runs[0]
+    bounds = np.stack((ends[:-1], ends[1:]), axis=1)[~are_padding(*batch._runs)]
     tensors = _flat_tensors(batch)
     samples = []
-    for low, high in zip(
-        cu_seqlens[:-1][filled].tolist(), cu_seqlens[1:][filled].tolist(), strict=True
-    ):
+    for low, high in bounds.tolist():
         gap = (low - high) % align
         lengths = {"original_seq_len": high - low, "padded_seq_len": high - low + gap}
         samples.append(
@@ -62,7 +61,7 @@ def _flat_tensors(batch: Any) -> dict[str, Tensor]:
 def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
     """See `KernelBoundaries.packed_seq_params`."""
     check_rank(cp_size)
-    segments = _padded(batch, cp_size)
+    segments = segments_of(batch, 2 * cp_size if cp_size > 1 else 1)
     real = torch.from_numpy(segments.cu_seqlens).to(batch.device, non_blocking=True)
     placed = torch.from_numpy(segments.cu_seqlens_padded).to(batch.device, non_blocking=True)
     longest = int(np.diff(segments.cu_seqlens_padded).max())
@@ -77,10 +76,6 @@ def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
         "max_seqlen_q": longest,
         "max_seqlen_kv": longest,
     }
-
-
-def _padded(batch: Any, cp_size: int) -> PaddedSegments:
-    return segments_of(batch, 2 * cp_size if cp_size > 1 else 1)
 
 
 @functools.cache

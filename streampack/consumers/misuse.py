@@ -8,6 +8,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from streampack.errors import ConfigError
 
+_NO_DICT = (
+    "A PackedBatch is no dict, as models need more than ids to keep documents apart. Write {}."
+)
+
 
 class NoMapping:
     """A batch that is no dict, and says what is one."""
@@ -15,17 +19,12 @@ class NoMapping:
     def __getitem__(self, name: Any) -> NoReturn:
         """Raise `TypeError`: fields are attributes."""
         field = name if isinstance(name, str) and name.isidentifier() else "input_ids"
-        raise TypeError(
-            f"A PackedBatch is no dict, as models need more than ids to keep documents apart. "
-            f"Write batch.{field}, or batch.hf(model=model) for a dict of what a model takes."
-        )
+        write = f"batch.{field}, or batch.hf(model=model) for a dict of what a model takes"
+        raise TypeError(_NO_DICT.format(write))
 
     def keys(self) -> NoReturn:
         """Raise `TypeError`: ``**batch`` is to be ``**batch.hf(model=model)``."""
-        raise TypeError(
-            "A PackedBatch is no dict, as models need more than ids to keep documents apart. "
-            "Write model(**batch.hf(model=model))."
-        )
+        raise TypeError(_NO_DICT.format("model(**batch.hf(model=model))"))
 
 
 def refuse_collating(kind: type) -> None:

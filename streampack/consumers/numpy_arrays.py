@@ -1,4 +1,4 @@
-"""numpy_arrays: a batch as arrays for JAX and MaxText, made without torch."""
+"""numpy_arrays: a batch as arrays for JAX and MaxText, made without tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.consumers.padded_segments import are_padding
 from streampack.window.packed_rows import PackedRows
 from streampack.window.token_fields import derive_fields
 
@@ -37,10 +38,8 @@ def numpy_arrays(packed: PackedRows) -> dict[str, Any]:
 
 def _segments_of_rows(packed: PackedRows) -> NDArray[np.int32]:
     """(T,) the attention segment of every slot, from 1 in every row; 0 on padding."""
-    starts = packed.cu_seqlens[:-1]
-    run = np.searchsorted(packed.boundaries, starts)
-    filled = packed.piece[run] >= 0
-    row = starts // packed.seq_len
+    filled = ~are_padding(packed.cu_seqlens, packed.boundaries, packed.piece)
+    row = packed.cu_seqlens[:-1] // packed.seq_len
     number = np.cumsum(filled)
     before: NDArray[np.int64] = (number - filled)[np.searchsorted(row, row)]  # in rows before it
     segment = np.where(filled, number - before, 0).astype(np.int32)

@@ -25,6 +25,14 @@ class PaddedSegments(NamedTuple):
     cu_seqlens_padded: NDArray[np.int32]
 
 
+def are_padding(
+    cu_seqlens: NDArray[np.int32], boundaries: NDArray[np.int32], piece: NDArray[np.int32]
+) -> NDArray[np.bool_]:
+    """(n,) whether each of n attention segments is padding; see `PackedRows` for the columns."""
+    padding: NDArray[np.bool_] = piece[np.searchsorted(boundaries, cu_seqlens[:-1])] < 0
+    return padding
+
+
 def pad_cu_seqlens(cu_seqlens: Tensor, segments: int, slots: int) -> Tensor:
     """`cu_seqlens` with `segments` + 1 entries: empty segments at its end.
 
@@ -84,24 +92,17 @@ def padded_segments(
     )
 
 
-def head_and_tail(
-    cu_seqlens_padded: NDArray[np.int32], cp_size: int, cp_rank: int
+def held_slots(
+    cu_seqlens_padded: NDArray[np.int32], cp_size: int, cp_rank: int, *, zigzag: bool
 ) -> NDArray[np.int64]:
     """(T / cp_size,) int64: which slots a context-parallel rank holds.
 
-    Every segment is cut into ``2 * cp_size`` equal parts; rank r holds part r and, so that the
-    work of causal attention is even, part ``2 * cp_size - 1 - r``.
+    Every segment is cut into `cp_size` equal parts, of which rank r holds part r; with `zigzag`
+    into twice as many, and it also holds part ``2 * cp_size - 1 - r``, so that the work of causal
+    attention is even.
     """
+    held = [cp_rank, 2 * cp_size - 1 - cp_rank] if zigzag else [cp_rank]
     starts = cu_seqlens_padded[:-1].astype(np.int64)
-    part = np.diff(cu_seqlens_padded).astype(np.int64) // (2 * cp_size)
-    first = np.stack((starts + cp_rank * part, starts + (2 * cp_size - 1 - cp_rank) * part), axis=1)
-    return ranges_of(first.ravel(), np.repeat(part, 2))
-
-
-def parts_in_order(
-    cu_seqlens_padded: NDArray[np.int32], cp_size: int, cp_rank: int
-) -> NDArray[np.int64]:
-    """The same where every segment is cut into `cp_size` equal parts; rank r holds part r."""
-    starts = cu_seqlens_padded[:-1].astype(np.int64)
-    part = np.diff(cu_seqlens_padded).astype(np.int64) // cp_size
-    return ranges_of(starts + cp_rank * part, part)
+    part = np.diff(cu_seqlens_padded).astype(np.int64) // (cp_size * len(held))
+    first = np.stack([starts + number * part for number in held], axis=1)
+    return ranges_of(first.ravel(), np.repeat(part, len(held)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from html import escape
 from typing import Any
 
@@ -41,74 +40,43 @@ class ShownText(str):
 
 
 def decoder(tokenizer: Any) -> Callable[[NDArray[np.int64]], str]:
-    """What makes text of ids (N,) with a tokenizer, special tokens included.
-
-    Args:
-        tokenizer: whatever `PackedDataset` takes; None writes the ids as numbers.
-
-    Raises:
-        ConfigError: it is no tokenizer.
-    """
+    """What makes text of ids (N,) with a tokenizer; None writes the ids as numbers."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids.tolist()))
     settings = {} if isinstance(tokenizer, Tokenizer) else {"eos": "as-is", "bos": False}
     return load_tokenizer(tokenizer, **settings).decode
 
 
-def shown_text(
-    ids: NDArray[np.int64],
-    documents: NDArray[np.int32],
-    labels: NDArray[np.int64],
-    tokenizer: Any,
-    *,
-    color: bool,
-    origins: Sequence[str] = (),
-) -> ShownText:
-    """A batch as text.
+def shown_text(batch: Any, tokenizer: Any, *, color: bool, pieces: Sequence[Any]) -> ShownText:
+    """See `BatchAdapters.show`."""
+    fields = (batch.input_ids, batch.document_ids, batch.labels)
+    ids, documents, labels = (field.cpu().numpy() for field in fields)
+    decode, between = decoder(tokenizer), " " if tokenizer is None else ""
+    origins = [f", {piece}" for piece in pieces] or [""] * batch.num_documents
 
-    Args:
-        ids, documents, labels: (rows, seq_len), of the batch.
-        tokenizer: whatever `PackedDataset` takes; None shows ids.
-        color: mark by colours, and not by « and ».
-        origins: of every piece, where it came from; empty if that is not to be said.
-    """
-    rows = partial(
-        _rows, ids, documents, labels, decoder(tokenizer), " " if tokenizer is None else ""
-    )
-    quoted = [escape(origin) for origin in origins]
-    lines = list(rows(_colored if color else _quoted, origins))
+    def lines(mark: Callable[[str, bool], str], plain: Callable[[str], str]) -> Iterator[str]:
+        """A head for every row, and a line for each piece in it."""
+        for row in range(len(ids)):
+            yield f"row {row}"
+            changes = np.flatnonzero(np.diff(documents[row])) + 1
+            for places in np.split(np.arange(ids.shape[1]), changes):
+                number = int(documents[row, places[0]])
+                if number < 0:
+                    yield f"  padding, {len(places)} slots"
+                    continue
+                learnt = labels[row, places] != -100
+                runs = np.split(places, np.flatnonzero(np.diff(learnt)) + 1)
+                text = between.join(
+                    mark(_visible(decode(ids[row, run])), bool(labels[row, run[0]] != -100))
+                    for run in runs
+                )
+                yield f"  document {number}, {len(places)} tokens{plain(origins[number])}: {text}"
+
+    shown = list(lines(_colored if color else _quoted, str))
     return ShownText(
-        "\n".join(lines if color else [*lines, _LEGEND]),
-        lambda: _PRE.format("\n".join(rows(_html, quoted))),
+        "\n".join(shown if color else [*shown, _LEGEND]),
+        lambda: _PRE.format("\n".join(lines(_html, escape))),
     )
-
-
-def _rows(
-    ids: NDArray[np.int64],
-    documents: NDArray[np.int32],
-    labels: NDArray[np.int64],
-    decode: Callable[[NDArray[np.int64]], str],
-    between: str,
-    mark: Callable[[str, bool], str],
-    origins: Sequence[str],
-) -> Iterator[str]:
-    """The lines of a batch: a head for every row, and a line for each piece in it."""
-    for row in range(len(ids)):
-        yield f"row {row}"
-        changes = np.flatnonzero(np.diff(documents[row])) + 1
-        for places in np.split(np.arange(ids.shape[1]), changes):
-            number = int(documents[row, places[0]])
-            if number < 0:
-                yield f"  padding, {len(places)} slots"
-                continue
-            learnt = labels[row, places] != -100
-            runs = np.split(places, np.flatnonzero(np.diff(learnt)) + 1)
-            text = between.join(
-                mark(_visible(decode(ids[row, run])), bool(labels[row, run[0]] != -100))
-                for run in runs
-            )
-            origin = f", {origins[number]}" if origins else ""
-            yield f"  document {number}, {len(places)} tokens{origin}: {text}"
 
 
 def _visible(text: str) -> str:

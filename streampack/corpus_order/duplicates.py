@@ -22,7 +22,7 @@ from streampack._jit import kernel
 from streampack.corpus_order.corpus import Corpus, batches
 from streampack.corpus_order.search import candidates_of, cosines_of
 from streampack.corpus_order.settings import CorpusOrder
-from streampack.ordering.duplicates import Wholes, alike
+from streampack.ordering.duplicates import Wholes
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import on_grid
 
@@ -121,23 +121,11 @@ def _are_alike(
             vectors[where] = files[part][at]
         whole = vectors.astype(np.int64)
         norms = np.maximum((whole * whole).sum(axis=1), 1).astype(np.float64)
-        passed = _whole_alike(np.searchsorted(documents, some), vectors, norms, threshold)
+        later, earlier = np.searchsorted(documents, some).T
+        products = np.einsum("pd,pd->p", whole[later], whole[earlier])
+        passed = products / np.sqrt(norms[later] * norms[earlier]) > threshold
         result[start : start + PAIRS] = passed if only_whole else passed & (cosines > threshold)
     return result
-
-
-@kernel
-def _whole_alike(
-    pairs: NDArray[np.int64],
-    vectors: NDArray[np.int32],
-    norms: NDArray[np.float64],
-    threshold: float,
-) -> NDArray[np.bool_]:
-    row = np.arange(len(vectors))
-    found = np.zeros(len(pairs), dtype=np.bool_)
-    for p in range(len(pairs)):
-        found[p] = alike(pairs[p, 0], pairs[p, 1], row, vectors, norms, threshold)
-    return found
 
 
 @kernel

@@ -169,8 +169,15 @@ def _nearest(
     """The nearest of the candidates (M, C) without the document itself, ties by number."""
     cosines = np.where(found == own[:, None], NONE, cosines)
     found = np.where(cosines == NONE, -1, found)
-    order = np.lexsort((found, -cosines), axis=1)[:, :width]
-    return np.take_along_axis(found, order, axis=1), np.take_along_axis(cosines, order, axis=1)
+    return _first(found, cosines, width)
+
+
+def _first(
+    ids: NDArray[Any], similarity: NDArray[Any], width: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The `width` most similar of each row (M, C), ties by number."""
+    order = np.lexsort((ids, -similarity), axis=1)[:, :width]
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(similarity, order, axis=1)
 
 
 def candidates_of(job: CorpusOrder, shards: int, part: int) -> Candidates:
@@ -184,8 +191,4 @@ def _merged(job: CorpusOrder, found: Sequence[Candidates]) -> Candidates:
     """The nearest 3 k of what the shards of the index have."""
     ids = np.concatenate([ids for ids, _ in found], axis=1)
     similarity = np.concatenate([similarity for _, similarity in found], axis=1)
-    if len(found) > 1:
-        order = np.lexsort((ids, -similarity), axis=1)[:, : MARGIN * job.k]
-        ids = np.take_along_axis(ids, order, axis=1)
-        similarity = np.take_along_axis(similarity, order, axis=1)
-    return ids, similarity
+    return _first(ids, similarity, MARGIN * job.k) if len(found) > 1 else (ids, similarity)

@@ -93,13 +93,9 @@ def measure(
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Figures]:
-    """Every strategy on documents of these lengths (N,), all known at once.
+    """Every strategy on documents of these lengths (N,), all known at once, in order of arrival.
 
-    Args:
-        lengths: tokens per document, in order of arrival.
-        seq_lens: row lengths in tokens. Each is tried alone, and all of them are the buckets.
-        seed: of packers that shuffle.
-        clock: seconds, to measure planning.
+    Each row length is tried alone, and all of them are the buckets; `clock` measures planning.
 
     Raises:
         ConfigError: there are no documents, no row lengths, or a row length that cannot be.
@@ -107,9 +103,9 @@ def measure(
     seq_lens = tuple(sorted(set(seq_lens)))
     if not len(lengths) or not seq_lens:
         raise ConfigError(
-            f"There are {len(lengths)} documents and {len(seq_lens)} row lengths to compare.",
-            "Without both there is nothing to plan.",
-            "Check the source, and pass at least one row length.",
+            f"There is no {'row length' if len(lengths) else 'document with a token in it'}.",
+            "There is nothing to compare.",
+            "Check the path and the field or column that is read, and pass a row length.",
         )
     kinds = (BestFitDecreasing, FirstFitDecreasing, Seamless, BestFitCrop, Concat, Pad)
     packers: list[Packer] = [kind(seq_len=seq_len) for seq_len in seq_lens for kind in kinds]
@@ -134,18 +130,6 @@ def _timed(
         packer.plan(lengths, final=True, seed=seed)
         seconds.append(clock() - began)
     return Figures(packer, plan.metrics(lengths), len(lengths) / max(min(seconds), 1e-9))
-
-
-def bucket_shares(
-    figures: Figures, lengths: NDArray[np.int64], *, seed: int = 0
-) -> dict[int, float]:
-    """By row length of a strategy, in tokens: the share of the slots that are in such rows."""
-    plan = figures.packer.plan(lengths, final=True, seed=seed)
-    total = max(int(plan.seq_len.sum(dtype=np.int64)), 1)
-    return {
-        size: float(plan.seq_len[plan.seq_len == size].sum(dtype=np.int64) / total)
-        for size in figures.seq_lens
-    }
 
 
 # ---------------------------------------------------------------------- windows
@@ -179,14 +163,10 @@ def window_curve(
 
 
 def smallest_window(windows: Sequence[int], curve: Sequence[float], whole: float) -> int | None:
-    """The smallest window from which on all are within 0.05 points of planning everything.
+    """The smallest window (rows) from which on all are within 0.05 points of planning everything.
 
-    Args:
-        windows: rows, ascending; curve: the utilisation with each.
-        whole: the utilisation of planning everything.
-
-    Returns:
-        Rows, or None if not even the largest comes so close.
+    `curve` is the utilisation with each window, `whole` that of planning everything. None if not
+    even the largest comes so close.
     """
     found = None
     for rows, utilisation in zip(reversed(windows), reversed(curve), strict=True):

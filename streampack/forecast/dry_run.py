@@ -31,16 +31,7 @@ def stream_plan(
 ) -> Plan:
     """The rows that a lane gives for documents of these lengths (N,), as one plan over all.
 
-    Args:
-        lengths: int64, tokens per document, in order of arrival.
-        packer: plans the window.
-        config: of the window.
-        batch_tokens: tokens per batch.
-        seed: of every random decision.
-        balance: the schedule of costs that rows follow; None for none.
-
-    Returns:
-        All rows in the order in which they go; `dropped` counts the tokens that none of them holds.
+    Rows are in the order in which they go; `dropped` counts the tokens that none of them holds.
 
     Raises:
         ConfigError: the window is too small for a batch.

@@ -71,11 +71,7 @@ class _Size:
 def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
     """Steps of a whole run, those with empty batches at its end included, from a sample.
 
-    Args:
-        config: of the run; topology: of its ranks.
-
-    Returns:
-        None for an endless run, and where the size of a source is not known.
+    None for an endless run, and where the size of a source is not known.
     """
     if config.epochs is None:
         return None
@@ -107,15 +103,10 @@ def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
 def steps_as_found(
     config: LaneConfig, topology: Topology, states: AnyIterable[Mapping[str, Any] | None]
 ) -> Estimate | None:
-    """Steps of a whole run, from what its lanes have reported so far.
+    """Steps of a whole run, from what some of its lanes have reported, by their states.
 
-    Args:
-        config: of the run; topology: of its ranks.
-        states: of some of its lanes; None for those that have not begun.
-
-    Returns:
-        None where that says too little: less than a fiftieth of an epoch is read, or some source
-        is not dealt.
+    None where that says too little: less than a fiftieth of an epoch is read, or some source is
+    not dealt.
     """
     rule, sources = config.dealing, sources_of(config.source)
     stops = isinstance(config.source, Mixture) and config.source.at_end == "stop"

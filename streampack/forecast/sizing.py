@@ -71,12 +71,7 @@ def lane_tokens(config: LaneConfig) -> int:
 
 
 def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
-    """Lanes of an evaluation, the same for any ranks: up to 48, each of several windows.
-
-    Args:
-        source: prepared.
-        window_tokens: of one lane.
-    """
+    """Lanes of an evaluation, the same for any ranks: up to 48, each of several windows."""
     most = source.max_lanes() or EVALUATION_LANES[0]
     tokens = source.estimate_tokens()
     if tokens is not None:
@@ -142,10 +137,8 @@ def begun(
 def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
     """`config` with a packer that has what it must measure before a run, such as shares.
 
-    Args:
-        config: of the run.
-        saved: description of the packer that a state was saved with. What that one had measured is
-            taken if it fits; otherwise a sample is measured.
+    What the packer of a state had measured, by its description `saved`, is taken if it fits;
+    otherwise a sample is measured.
 
     Raises:
         StateError: no packer can have measured what `saved` says.
@@ -165,10 +158,7 @@ def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> L
 def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
     """`config` with a balance whose costs of rows are measured, if it has a balance.
 
-    Args:
-        config: of the run.
-        saved: fingerprint that a state was saved with. Its costs are taken if its rows have the
-            same length.
+    The costs in the fingerprint of a state, `saved`, are taken if its rows have the same length.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
@@ -199,11 +189,7 @@ def measure_balance(
     """The schedule of costs for documents of these lengths (N,), a sample.
 
     The sample is packed as a lane would pack it without a balance, several times in random orders,
-    because it would fill only a few long rows.
-
-    Args:
-        lengths: int64, tokens per document.
-        packer, window (resolved), batch_tokens: of the run.
+    because it would fill only a few long rows. `window` is resolved.
     """
     window_tokens = window.tokens(packer)
     lengths = lengths[lengths > 0]

@@ -18,25 +18,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import ConfigError, StateError
+from streampack.errors import StateError
 from streampack.job.topology import Topology
 
 End = Literal["drain", "stop"]
 
 GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch
-
-
-def check_end(end: str) -> None:
-    """Raise `ConfigError` unless it says how a finite run ends."""
-    if end not in get_args(End):
-        raise ConfigError(
-            f"end is {end!r}.", "It says how a finite run ends.", 'Use "drain" or "stop".'
-        )
 
 
 class Ranks(Protocol):
@@ -66,22 +58,6 @@ class Alone:
         return lambda: values
 
 
-class Numbered(Protocol):
-    """What a lane gives: batch number ``step * lanes + lane``, and whether another one follows."""
-
-    @property
-    def lane(self) -> int: ...  # noqa: D102
-
-    @property
-    def step(self) -> int: ...  # noqa: D102
-
-    @property
-    def has_next(self) -> bool: ...  # noqa: D102
-
-
-Item = TypeVar("Item", bound=Numbered)
-
-
 @dataclass(frozen=True, slots=True)
 class Gap:
     """A batch that a dry lane cannot give: number ``step * lanes + lane``."""
@@ -90,11 +66,12 @@ class Gap:
     step: int
 
 
-class Ending(Generic[Item]):
+class Ending:
     """A rank's items by number, with gaps for dry lanes, up to the end that all ranks agree on.
 
     Args:
-        items: this rank's, in order of their numbers.
+        items: this rank's, in order of their numbers, ``step * lanes + lane``; each has `lane`,
+            `step` and `has_next`, whether its lane has another one.
         topology: of this rank.
         start: number of the first batch; lanes: of the run.
         known: per lane, how many batches it is known to have, those given before `start` among
@@ -110,7 +87,7 @@ class Ending(Generic[Item]):
 
     def __init__(
         self,
-        items: Iterator[Item],
+        items: Iterator[Any],
         *,
         topology: Topology,
         start: int,
@@ -135,11 +112,11 @@ class Ending(Generic[Item]):
         # stopped inside its last rotation goes on to the end of it.
         self._last = {lane: known.get(lane, 0) - 1 for lane in own}
         self._dry: set[int] = set()  # lanes known to have no more than that
-        self._ahead: deque[tuple[int, Item]] = deque()  # with their numbers
+        self._ahead: deque[tuple[int, Any]] = deque()  # with their numbers
         self._pulled = -1  # number of the latest item
         self._answers: deque[Callable[[], int]] = deque()  # to what was asked of coming steps
 
-    def __iter__(self) -> Iterator[Item | Gap]:
+    def __iter__(self) -> Iterator[Any]:
         ranks = self._topology.world_size
         first = self._start
         self._ask(first)
@@ -151,7 +128,7 @@ class Ending(Generic[Item]):
             if not (nobody_has and self._leaves_out):
                 yield item
 
-    def rest(self) -> Iterator[Item]:
+    def rest(self) -> Iterator[Any]:
         """What "stop" leaves; to be asked for once the iteration has ended."""
         yield from (item for _, item in self._ahead)
         self._ahead.clear()
@@ -206,7 +183,7 @@ class Ending(Generic[Item]):
             self._pull()
         return self._last[lane] >= step
 
-    def _take(self, number: int) -> Item | Gap:
+    def _take(self, number: int) -> Any:
         """The item of that number, or a gap if its lane has no such batch."""
         lane, step = self._lane_step(number)
         if self._has(lane, step) and not self._ahead:
@@ -222,7 +199,7 @@ class Ending(Generic[Item]):
     def _lane_step(self, number: int) -> tuple[int, int]:
         return number % self._lanes, number // self._lanes
 
-    def _pull(self) -> Item | None:
+    def _pull(self) -> Any:
         """Take the next item in; None if there is none, and then all lanes are dry."""
         item = next(self._items, None)
         if item is None:

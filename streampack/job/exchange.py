@@ -28,19 +28,12 @@ from streampack.errors import ConfigError, RankError
 from streampack.job.ending import Alone, Ranks
 from streampack.job.pending import keep
 from streampack.job.topology import Topology
-from streampack.numeric import real_number
 
 logger = logging.getLogger(__name__)
 
 #: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
 TIMEOUT_S = 1800.0
 LONGEST_S = 1e8  # three years; torch counts in nanoseconds of 64 bits
-
-
-def checked_timeout_s(rank_timeout_s: float) -> float:
-    """The same number; raises `ConfigError` if it is no time to wait for."""
-    consequence = "No rank could be waited for so long."
-    return real_number("rank_timeout_s", rank_timeout_s, consequence, least=0.001, most=LONGEST_S)
 
 
 def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
@@ -106,13 +99,13 @@ class ProcessRanks:
         self._replicas = int(counts[0])
 
     def total(self, count: int) -> Callable[[], int]:
-        """Start to add up `count` over the data-parallel ranks; the result waits for the sum."""
+        """See `Ranks`."""
         value = torch.tensor([count], dtype=torch.int64)
         wait = self._start(value, dist.ReduceOp.SUM)
         return lambda: int(wait()) // self._replicas
 
     def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
-        """Start to find the highest of each value over the ranks; the result waits for it."""
+        """See `Ranks`."""
         wait = self._start(torch.tensor(values), dist.ReduceOp.MAX)
         return lambda: wait().numpy()
 
@@ -132,12 +125,7 @@ class ProcessRanks:
 
 
 def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
-    """Raise `RankError` on every rank unless all start the same run at the same batch.
-
-    Args:
-        ranks: who is asked.
-        start: number of the first batch; run: its fingerprint.
-    """
+    """Raise `RankError` on every rank unless all start the same run at the same batch."""
     text = json.dumps([start, run], sort_keys=True, default=str).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
     # One sum gives the number of ranks, above, and that of their digests. If it is so many times

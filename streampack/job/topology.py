@@ -36,17 +36,11 @@ class Topology:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 0), ("world_size", 1)):
-            value = whole_number(
-                name, getattr(self, name), "Its share of the lanes is undefined.", least=least
-            )
-            object.__setattr__(self, name, value)
-        if not 0 <= self.rank < self.world_size:
-            raise ConfigError(
-                f"Rank {self.rank} is not one of {self.world_size}.",
-                "Its share of the lanes is undefined.",
-                "Pass Topology(rank, world_size) with 0 <= rank < world_size.",
-            )
+        undefined = "Its share of the lanes is undefined."
+        ranks = whole_number("world_size", self.world_size, undefined)
+        rank = whole_number("rank", self.rank, undefined, least=0, most=ranks - 1)
+        object.__setattr__(self, "world_size", ranks)
+        object.__setattr__(self, "rank", rank)
 
     @classmethod
     def detect(cls) -> Topology:

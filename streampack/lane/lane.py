@@ -67,7 +67,7 @@ class Lane:
     _lost: Composition = field(init=False, default_factory=Composition)
     _times: LaneTimes = field(init=False, default_factory=LaneTimes)
     _unreported: bool = field(init=False, default=False)
-    _reported: Metrics = field(init=False, default_factory=Metrics)
+    _reported: dict[str, Any] = field(init=False, default_factory=dict)
     _dropped: int = field(init=False, default=0)
     _reports: list[list[int]] = field(init=False, default_factory=list)
     _reported_deal: int = field(init=False, default=0)
@@ -144,22 +144,16 @@ class Lane:
         """What was lost and spent since the last report."""
         stream, before = self._stream, self._reported
         self._unreported = False
-        self._reported = Metrics(
-            empty_documents=stream.empty_documents,
-            skipped=stream.skips.count,
-            duplicates=stream.duplicates,
-            duplicate_tokens=stream.duplicate_tokens,
-            times=replace(self._times),
-        )
+        self._reported = {
+            "empty_documents": stream.empty_documents,
+            "skipped": stream.skips.count,
+            "duplicates": stream.duplicates,
+            "duplicate_tokens": stream.duplicate_tokens,
+            "times": replace(self._times),
+        }
+        since = {name: now - before[name] for name, now in self._reported.items() if before}
         lost, self._lost = self._lost, Composition()
-        return Metrics(
-            composition=lost,
-            empty_documents=self._reported.empty_documents - before.empty_documents,
-            skipped=self._reported.skipped - before.skipped,
-            duplicates=self._reported.duplicates - before.duplicates,
-            duplicate_tokens=self._reported.duplicate_tokens - before.duplicate_tokens,
-            times=self._reported.times - before.times,
-        )
+        return Metrics(composition=lost, **(since or self._reported))
 
     # ------------------------------------------------------------------ one round
 

@@ -18,10 +18,6 @@ def rotate(share: LaneShare, dealer: Dealer | None = None) -> Iterator[LaneBatch
     lost in making another rank's batch is left to that rank to count. A lane starts when its turn
     comes first, so that the first batch waits for one lane only. The lanes take their turns
     together, batches of other ranks included: deals go by what all of them have reported.
-
-    Args:
-        share: the lanes, and the rank.
-        dealer: where the lanes are dealt their parts of the source.
     """
     config, states, topology, start = share.config, share.states, share.topology, share.start
     running: dict[int, Lane | None] = dict.fromkeys(states)

@@ -58,10 +58,7 @@ class Neighbours(NamedTuple):
 
 def squared_norms(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
     """(N,) float64 squared lengths of (N, D) vectors; 1 for a zero vector, whose products are 0."""
-    norms = np.empty(len(vectors), dtype=np.float64)
-    for first in range(0, len(vectors), BLOCK):
-        block = vectors[first : first + BLOCK].astype(np.float64)
-        norms[first : first + BLOCK] = (block * block).sum(axis=1)
+    norms = np.asarray(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
     norms[norms == 0] = 1.0
     return norms
 
@@ -82,7 +79,7 @@ def find_neighbours(
     """
     count = len(vectors)
     norms = squared_norms(vectors)
-    exact = norms.max(initial=0) <= EXACT_FLOAT32 and _all_whole(vectors)
+    exact = norms.max(initial=0) <= EXACT_FLOAT32 and bool((vectors == np.rint(vectors)).all())
     factors: NDArray[Any] = vectors.astype(np.float32 if exact else np.float64, copy=False)
     threshold = on_grid(duplicate_threshold)
     wholes = Wholes(None) if wholes is None else wholes
@@ -115,32 +112,16 @@ def compact(
     return Neighbours(kept, duplicate_of, position[ids[kept]], similarity[kept])
 
 
-def _all_whole(vectors: NDArray[np.float32]) -> bool:
-    return all(
-        bool((block == np.rint(block)).all())
-        for block in (vectors[i : i + BLOCK] for i in range(0, len(vectors), BLOCK))
-    )
-
-
-@kernel
 def _candidates(
-    products: NDArray[np.generic], first: int, norms: NDArray[np.float64], threshold: float
+    products: NDArray[Any], first: int, norms: NDArray[np.float64], threshold: float
 ) -> NDArray[np.bool_]:
     """(N,) which documents `_compare` may have to compare whole: at least those, and few more."""
     wanted = np.zeros(len(norms), dtype=np.bool_)
-    bound = max(threshold - SLACK, 0.0) ** 2
-    for r in range(len(products)):
-        i = first + r
-        row = products[r, :i]
-        before = norms[:i]
-        mine = norms[i] * bound
-        found = False
-        for j in range(i):
-            product = np.float64(row[j])
-            if product > 0 and product * product >= mine * before[j]:
-                wanted[j] = True
-                found = True
-        wanted[i] |= found
+    least = max(threshold - SLACK, 0.0) * np.sqrt(norms)
+    for i, row in enumerate(products, start=first):
+        like = (row[:i] > 0) & (row[:i] >= least[:i] * np.sqrt(norms[i]))
+        wanted[:i] |= like
+        wanted[i] |= like.any()
     return wanted
 
 

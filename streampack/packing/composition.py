@@ -34,21 +34,8 @@ class Composition:
     context_sum: int = 0
 
     def __add__(self, other: Composition) -> Composition:
-        # Spelled out for speed: every batch that the loop takes is added to the totals.
-        return Composition(
-            self.rows + other.rows,
-            self.slots + other.slots,
-            self.segments + other.segments,
-            self.placed + other.placed,
-            self.repeated + other.repeated,
-            self.inserted_eos + other.inserted_eos,
-            self.dropped + other.dropped,
-            self.documents + other.documents,
-            self.documents_cut + other.documents_cut,
-            self.documents_cropped + other.documents_cropped,
-            self.documents_lost + other.documents_lost,
-            self.context_sum + other.context_sum,
-        )
+        names = self.__slots__
+        return Composition(*(getattr(self, name) + getattr(other, name) for name in names))
 
     @property
     def padding(self) -> int:

@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
 from streampack.documents import offsets_of, ranges_of
 from streampack.errors import ConfigError
 from streampack.packing.arguments import require_atom, require_seq_len
@@ -122,14 +121,8 @@ class Concat(Packer):
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
-        return {
-            "kind": "Concat",
-            "revision": self.revision,
-            "seq_len": self.seq_len,
-            "overflow": self.overflow,
-            "atom": self._atom,
-            **({"restart": True} if self.restart else {}),
-        }
+        restart = {"restart": True} if self.restart else {}
+        return {**self._described("seq_len", "overflow"), "atom": self._atom, **restart}
 
 
 def _in_order(plan: Plan, rows: NDArray[np.int64]) -> Plan:
@@ -154,7 +147,6 @@ def _shuffled(count: int, plan: Plan, seed: int) -> NDArray[np.int64]:
     return rows
 
 
-@kernel
 def cut_joined(
     lengths: NDArray[np.int64], seq_len: int, atom: int, order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -170,37 +162,20 @@ def cut_joined(
         that follow each other in a row and in their document are one.
     """
     ends = np.cumsum(lengths)
-    total = ends[-1] if len(ends) else 0
-    rows = (total + seq_len - 1) // seq_len
-    piece = min(atom, seq_len)
-    pieces = (total + piece - 1) // piece
-    per_atom = atom // piece
-    row_offsets = np.zeros(rows + 1, dtype=np.int64)
-    bound = len(lengths) + pieces  # every cut adds at most one segment
-    document = np.empty(bound, dtype=np.int64)
-    start = np.empty(bound, dtype=np.int64)
-    stop = np.empty(bound, dtype=np.int64)
-    k = 0
-    for p in range(pieces):
-        number = p // per_atom
-        low = (order[number] if number < len(order) else number) * atom + p % per_atom * piece
-        high = min(low + piece, total)
-        row = p * piece // seq_len
-        first = p * piece % seq_len == 0
-        i = np.searchsorted(ends, low, side="right")
-        while low < high:
-            begin = ends[i] - lengths[i]
-            end = min(ends[i], high)
-            if end > low:
-                if not first and document[k - 1] == i and stop[k - 1] == low - begin:
-                    stop[k - 1] = end - begin
-                else:
-                    document[k] = i
-                    start[k] = low - begin
-                    stop[k] = end - begin
-                    k += 1
-                first = False
-            low = end
-            i += 1
-        row_offsets[row + 1] = k
-    return row_offsets, document[:k], start[:k], stop[:k]
+    total = int(lengths.sum())
+    # Segments in the order of the joined stream, then where each lies after the shuffle.
+    low = np.union1d(np.arange(0, total, min(atom, seq_len)), ends[ends < total])
+    high = np.append(low[1:], total) if total else low
+    place = np.arange(-(-total // atom), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    at = place[low // atom] * atom + low % atom
+    turn = np.argsort(at)
+    low, high, row = low[turn], high[turn], at[turn] // seq_len
+    document = np.searchsorted(ends, low, side="right")
+    begins = np.ones(len(low), dtype=np.bool_)
+    begins[1:] = (np.diff(row) > 0) | (np.diff(document) != 0) | (low[1:] != high[:-1])
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(low))[: len(first)] - 1
+    before = (ends - lengths)[document[first]]
+    row_offsets = offsets_of(np.bincount(row[first], minlength=-(-total // seq_len)))
+    return row_offsets, document[first], low[first] - before, high[last] - before

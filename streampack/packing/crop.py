@@ -31,8 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents import ranges_of
 from streampack.packing.arguments import require_seq_len
-from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, previous_set, set_bit
+from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, previous_set, set_bit
 from streampack.packing.overflow import Overflow, limit_lengths
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -80,19 +81,24 @@ class BestFitCrop(Packer):
 
     def _planned(self, lengths: NDArray[np.int64], *, closes: bool) -> Plan:
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
+        # First the rows that one document fills.
+        full = kept // self.seq_len
+        whole = np.repeat(np.arange(len(kept)), full)
+        begin = ranges_of(np.zeros_like(full), full) * self.seq_len
         columns = _crop(kept, self.seq_len, self.keep_cropped, closes, dropped)
         row_offsets, document, start, stop = columns
-        return Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
+        return Plan.plain(
+            np.concatenate([np.arange(len(whole)), row_offsets + len(whole)]),
+            self.seq_len,
+            np.concatenate([whole, document]),
+            np.concatenate([begin, start]),
+            np.concatenate([begin + self.seq_len, stop]),
+            dropped,
+        )
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
-        return {
-            "kind": "BestFitCrop",
-            "revision": self.revision,
-            "seq_len": self.seq_len,
-            "overflow": self.overflow,
-            "keep_cropped": self.keep_cropped,
-        }
+        return self._described("seq_len", "overflow", "keep_cropped")
 
 
 @kernel
@@ -103,41 +109,43 @@ def _crop(
     closes: bool,
     dropped: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Row offsets, and document, start and stop per segment; adds what it crops to `dropped`."""
+    """Rows of the remainders of documents, below seq_len; adds what it crops to `dropped`.
+
+    Returns row offsets, and document, start and stop per segment.
+    """
+    rest = lengths % seq_len
     # Every row but the last is full, and every segment ends a document or fills a row.
-    bound = lengths.sum() // seq_len + 1
+    bound = rest.sum() // seq_len + 1
     row_offsets = np.zeros(bound + 1, dtype=np.int64)
     document = np.empty(len(lengths) + bound, dtype=np.int64)
     start = np.empty(len(document), dtype=np.int64)
     stop = np.empty(len(document), dtype=np.int64)
-    rows = _whole_rows(lengths, seq_len, row_offsets, document, start, stop)
-    k = rows
+    rows = k = 0
     # Queues of the remainders by length, in order of arrival, and a bitmap of those not empty.
     first = np.full(seq_len, -1, dtype=np.int64)
     last = np.full(seq_len, -1, dtype=np.int64)
     following = np.full(len(lengths), -1, dtype=np.int64)
-    words, groups = new_bitmap(seq_len)
-    rest = lengths % seq_len
+    bits = new_bitmap(seq_len)
     for i in range(len(lengths)):
         if rest[i]:
-            _enqueue(first, last, following, words, groups, rest[i], i)
+            _enqueue(first, last, following, bits, rest[i], i)
     room = seq_len
     closing = 0  # the length of a document that was chosen together with the one before
     while True:
         if closing > 0:
             size, closing = closing, 0
         elif closes and room < seq_len:
-            size, closing = _least_waste(first, following, words, groups, room)
+            size, closing = _least_waste(first, following, bits, room)
         else:
-            size = previous_set(words, groups, min(room, seq_len - 1))
+            size = previous_set(bits, min(room, seq_len - 1))
             if size < 0:
-                size = next_set(words, groups, 1)
+                size = next_set(bits, 1)
         if size < 0:
             break
         i = first[size]
         first[size] = following[i]
         if first[size] < 0:
-            clear_bit(words, groups, size)
+            clear_bit(bits, size)
         taken = min(size, room)
         document[k] = i
         start[k] = lengths[i] - size
@@ -145,7 +153,7 @@ def _crop(
         k += 1
         if taken < size:
             if keep_cropped:
-                _enqueue(first, last, following, words, groups, size - taken, i)
+                _enqueue(first, last, following, bits, size - taken, i)
             else:
                 dropped[i] += size - taken
         room -= taken
@@ -160,52 +168,30 @@ def _crop(
 
 
 @kernel
-def _whole_rows(
-    lengths: NDArray[np.int64],
-    seq_len: int,
-    row_offsets: NDArray[np.int64],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-) -> int:
-    """Write the rows that one document fills; how many they are."""
-    rows = 0
-    for i in range(len(lengths)):
-        for piece in range(lengths[i] // seq_len):
-            document[rows] = i
-            start[rows] = piece * seq_len
-            stop[rows] = start[rows] + seq_len
-            rows += 1
-            row_offsets[rows] = rows
-    return rows
-
-
-@kernel
 def _least_waste(
     first: NDArray[np.int64],
     following: NDArray[np.int64],
-    words: NDArray[np.uint64],
-    groups: NDArray[np.uint64],
+    bits: Bitmap,
     room: int,
 ) -> tuple[int, int]:
     """Which length goes into a row that has this room left, -1 for none; and which one after it.
 
     The second is 0 if it is to be asked for again.
     """
-    shortest = next_set(words, groups, 1)
-    largest = previous_set(words, groups, room)
-    size, closing = next_set(words, groups, room), 0
+    shortest = next_set(bits, 1)
+    largest = previous_set(bits, room)
+    size, closing = next_set(bits, room), 0
     if largest < 0 or size == room:
         return size, 0
     waste = size - room if size >= 0 else room
     a = largest
     while 2 * a >= room and waste > 0:  # pairs, the longer one first; a shorter one closes the row
-        b = next_set(words, groups, room - a)
+        b = next_set(bits, room - a)
         if b == a and following[first[a]] < 0:
             b = -1
         if 0 <= b <= a and a + b - room < waste:
             size, closing, waste = a, b, a + b - room
-        a = previous_set(words, groups, a - 1)
+        a = previous_set(bits, a - 1)
     if size < 0 or (waste > 0 and largest + 2 * shortest <= room):
         return largest, 0
     return size, closing
@@ -216,8 +202,7 @@ def _enqueue(
     first: NDArray[np.int64],
     last: NDArray[np.int64],
     following: NDArray[np.int64],
-    words: NDArray[np.uint64],
-    groups: NDArray[np.uint64],
+    bits: Bitmap,
     size: int,
     i: int,
 ) -> None:
@@ -225,7 +210,7 @@ def _enqueue(
     following[i] = -1
     if first[size] < 0:
         first[size] = i
-        set_bit(words, groups, size)
+        set_bit(bits, size)
     else:
         following[last[size]] = i
     last[size] = i

@@ -62,7 +62,6 @@ class _Decreasing(Packer):
     align: int | Sequence[int] = 1
 
     keeps_whole = True
-    revision: ClassVar[int] = 1
     _best: ClassVar[bool]
 
     def __post_init__(self) -> None:
@@ -113,15 +112,9 @@ class _Decreasing(Packer):
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision; `align` only if it does something."""
-        return {
-            **({"align": self.align} if self._multiple > 1 else {}),
-            "kind": type(self).__name__,
-            "revision": self.revision,
-            "seq_len": self.seq_len,
-            "overflow": self.overflow,
-            "extra_capacity": self.extra_capacity,
-            "protect_short": self.protect_short,
-        }
+        align = {"align": self.align} if self._multiple > 1 else {}
+        names = ("seq_len", "overflow", "extra_capacity", "protect_short")
+        return {**align, **self._described(*names)}
 
 
 class FirstFitDecreasing(_Decreasing):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,7 @@ class Packer(ABC):
         packs_members: True if `plan_window` places the documents of a group one by one, in rows of
             one batch. Then `WindowRequest.members` has their lengths, and `fits` decides which
             groups are longer than a row in the sense of `overflow`.
+        revision: of the algorithm; another one where plans differ.
     """
 
     seq_lens: tuple[int, ...]
@@ -51,6 +52,7 @@ class Packer(ABC):
     keeps_whole: bool = False
     follows_balance: bool = True
     packs_members: bool = False
+    revision: ClassVar[int] = 1
 
     def __new__(cls, *arguments: Any, **settings: Any) -> Self:
         """Raise `TypeError`, with what to write, if settings are not named that have to be."""
@@ -73,6 +75,11 @@ class Packer(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """JSON-able identity for the fingerprint: class, parameters, algorithm revision."""
+
+    def _described(self, *settings: str) -> dict[str, Any]:
+        """What `describe` of streampack's packers begins with: class, revision, these settings."""
+        values = {name: getattr(self, name) for name in settings}
+        return {"kind": type(self).__name__, "revision": self.revision, **values}
 
     def plan_window(self, request: WindowRequest) -> Selection:
         """Plan what a lane's window holds, and choose the rows that go this round.

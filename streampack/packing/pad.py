@@ -22,7 +22,7 @@ Models".
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,27 +133,13 @@ class Pad(Packer):
         per_row = self.seq_len // width
         rows = -(-segments // per_row)
         row_offsets = np.minimum(np.arange(rows + 1, dtype=np.int64) * per_row, segments)
-        return Plan(
-            row_offsets=row_offsets,
-            seq_len=np.full(rows, self.seq_len, dtype=np.int32),
-            document=document,
-            start=start,
-            stop=stop,
-            overlap=np.zeros(segments, dtype=np.int64),
-            insert_eos=insert_eos,
-            pad_after=width - (stop - start) - insert_eos,
-            dropped=dropped,
-        )
+        plan = Plan.plain(row_offsets, self.seq_len, document, start, stop, dropped)
+        gaps = width - (stop - start) - insert_eos
+        return replace(plan, insert_eos=insert_eos, pad_after=gaps)
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
-        return {
-            "kind": "Pad",
-            "revision": self.revision,
-            "seq_len": self.seq_len,
-            "overflow": self.overflow,
-            "atom": self._atom,
-        }
+        return {**self._described("seq_len", "overflow"), "atom": self._atom}
 
 
 _Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]

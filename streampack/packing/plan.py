@@ -59,13 +59,16 @@ class Plan:
     def plain(
         cls,
         row_offsets: NDArray[np.int64],
-        seq_len: int,
+        seq_len: int | NDArray[np.int64],
         document: NDArray[np.int64],
         start: NDArray[np.int64],
         stop: NDArray[np.int64],
         dropped: NDArray[np.int64],
     ) -> Plan:
-        """Rows of one length that repeat nothing, insert nothing and pad only at their ends."""
+        """Rows that repeat nothing, insert nothing and pad only at their ends.
+
+        `seq_len` is the length of all rows, or (R,) of each; the others are as in `Plan`.
+        """
         segments = len(document)
         return cls(
             row_offsets=row_offsets,

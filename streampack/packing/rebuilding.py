@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from fractions import Fraction
@@ -71,6 +72,4 @@ def _arguments(kind: Any, description: Mapping[str, Any]) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """As JSON gives it back."""
-    if isinstance(value, Mapping):
-        return {name: plain(part) for name, part in value.items()}
-    return [plain(part) for part in value] if isinstance(value, (list, tuple)) else value
+    return json.loads(json.dumps(value))

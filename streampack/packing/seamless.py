@@ -38,7 +38,7 @@ Source: "Improving Continual Pre-training Through Seamless Data Packing" (2025).
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -121,21 +121,11 @@ class Seamless(Packer):
         parts = [(sizes, document, start, stop)]
         short, lost = self._short(lengths, slides, dropped, final)
         parts += short
-        segments = sum(len(part[1]) for part in parts)
         first = len(sizes)  # row of the first bin
         sizes, document, start, stop = map(np.concatenate, zip(*parts, strict=True))
-        return Plan(
-            row_offsets=offsets_of(sizes),
-            seq_len=np.full(len(sizes), self.seq_len, dtype=np.int32),
-            document=document,
-            start=start,
-            stop=stop,
-            overlap=np.append(overlap, np.zeros(segments - len(overlap), dtype=np.int64)),
-            insert_eos=np.zeros(segments, dtype=np.bool_),
-            pad_after=np.zeros(segments, dtype=np.int64),
-            dropped=dropped,
-            dropped_with=np.where(lost >= 0, first + lost, -1),
-        )
+        plan = Plan.plain(offsets_of(sizes), self.seq_len, document, start, stop, dropped)
+        overlap = np.append(overlap, np.zeros(len(document) - len(overlap), dtype=np.int64))
+        return replace(plan, overlap=overlap, dropped_with=np.where(lost >= 0, first + lost, -1))
 
     def slides(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(N,) bool: documents of these lengths (N,) that overlap to fill whole rows."""

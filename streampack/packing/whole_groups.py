@@ -18,7 +18,7 @@ Keeps every token of the groups that fit, and never cuts a document.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,6 @@ class WholeGroups(Packer):
     keeps_whole = True
     follows_balance = False
     packs_members = True
-    revision: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
@@ -62,12 +61,7 @@ class WholeGroups(Packer):
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
-        return {
-            "kind": type(self).__name__,
-            "revision": self.revision,
-            "seq_len": self.seq_len,
-            "overflow": self.overflow,
-        }
+        return self._described("seq_len", "overflow")
 
     def fits(self, members: MemberLengths, batch_tokens: int) -> NDArray[np.bool_]:
         """(N,) which groups fit into an empty batch."""

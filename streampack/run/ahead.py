@@ -19,14 +19,7 @@ from streampack.run.rank import RankRun
 
 
 class Ahead:
-    """One iterator's batches, asked for before the loop takes them.
-
-    Args:
-        run: what counts the batches that are taken.
-        batches: that rank's, in order.
-        copies: bring batches to a device; None leaves them where they are.
-        pin_memory: give them in page-locked memory.
-    """
+    """One iterator's batches, asked for before the loop takes them; `run` counts those taken."""
 
     def __init__(
         self,

@@ -68,13 +68,7 @@ def source_report(
     totals: Mapping[str, SourceCounts],
     passes: Mapping[int, NDArray[np.int64]],
 ) -> SourceReport:
-    """The report.
-
-    Args:
-        mixture: whose sources they are.
-        totals: what was counted of them.
-        passes: of each lane (sources,), the epochs of which it has read all its part.
-    """
+    """The report; `passes` are of each lane (sources,) the epochs whose part it has read."""
     whole = max(sum(counts.tokens for counts in totals.values()), 1)
     none = np.zeros(len(mixture.sources), dtype=np.int64)
     epochs = np.mean([*passes.values()] or [none], axis=0)
@@ -98,11 +92,7 @@ def counted(
 ) -> SourceTotals:
     """The totals with a batch, in another object: threads may be reading these.
 
-    Args:
-        totals: before it.
-        mixture: whose sources they are.
-        by_source: see `PackedRows`.
-        at: tokens of the run before it.
+    `by_source` is that of `PackedRows`; `at` are the tokens of the run before the batch.
     """
     rates = mixture.shares.rates(at, [True] * len(mixture.sources))
     rows = by_source.tolist()

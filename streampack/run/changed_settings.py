@@ -49,11 +49,7 @@ def previous_config(
 ) -> LaneConfig:
     """The configuration of a saved fingerprint that differs from the current one in `changed`.
 
-    Args:
-        config, current: of this run.
-        saved: the fingerprint; of what `as_mixture` returned, `joined` is True.
-        changed: names of its fields.
-        joined: see `saved`.
+    `joined` is True if `saved` is what `as_mixture` returned.
 
     Raises:
         StateError: it cannot be rebuilt.
@@ -154,7 +150,7 @@ def carry_over(
     step = max(place.step + emitted, due)
     reports, reported_deal = place.reports, place.reported_deal
     if dealer is not None:  # what it would have reported after that is not what it will
-        reported_deal = min(reported_deal, dealer.rule.due(0, step).stop - 1)
+        reported_deal = min(reported_deal, max(dealer.rule.due(0, step).stop - 1, 0))
         reports = [report for report in reports if report[0] <= reported_deal]
     following = Round(
         lane=lane,
@@ -177,34 +173,26 @@ def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: boo
 
     `held` is right for the last entry if it is held in part, and of no meaning otherwise.
     """
-    plan = planned.plan
+    plan, count = planned.plan, len(entries)
     # The batch of a lane that waited for a deal is none of the plan's.
     went = planned.rows[: int(planned.batches[min(emitted, len(planned.batches) - 1)])]
-    goes = np.zeros(plan.num_rows, dtype=np.bool_)
-    goes[went] = True
-    row_of = np.repeat(np.arange(plan.num_rows, dtype=np.int64), np.diff(plan.row_offsets))
-    order = np.lexsort((plan.start, plan.document))
-    segments = np.searchsorted(plan.document[order], np.arange(len(entries) + 1))
-    dropped = plan.dropped_by(went)
-    index: list[int] = []
-    parts: list[tuple[int, int]] = []
-    for i in range(len(entries)):
-        own = order[segments[i] : segments[i + 1]]
-        rest = int(entries.length[i] - entries.start[i])
-        most = int(planned.lengths[i])
-        whole = continued and i == len(entries) - 1
-        found = _parts(
-            plan.start[own],
-            plan.stop[own],
-            goes[row_of[own]],
-            rest=rest,
-            ends=not whole and _ends(plan.stop[own], goes[row_of[own]], int(dropped[i]), most),
-            begin=int(entries.repeated[i]),
-        )
-        index += [i] * len(found)
-        parts += found
-    picked = entries.pick(np.array(index, dtype=np.int64))
-    low, high = np.array(parts, dtype=np.int64).reshape(-1, 2).T
+    goes = np.repeat(np.isin(np.arange(plan.num_rows), went), np.diff(plan.row_offsets))
+    ended = _ended(planned, went, goes, count)
+    if continued:
+        ended[-1] = False
+    # Of a document stays what lies between what is delivered, what went, and its end.
+    to_end = np.flatnonzero(~ended)
+    rest = entries.length - entries.start
+    document = np.concatenate((np.arange(count), plan.document[goes], to_end))
+    low = np.concatenate((np.full(count, -1), plan.start[goes], rest[to_end]))
+    high = np.concatenate((entries.repeated, plan.stop[goes], rest[to_end]))
+    order = np.lexsort((low, document))
+    document, low, high = document[order], low[order], high[order]
+    base = document * (int(high.max(initial=0)) + 1)
+    reached = np.maximum.accumulate(base + high) - base
+    stays = (document[1:] == document[:-1]) & (low[1:] > reached[:-1])
+    low, high = reached[:-1][stays], low[1:][stays]
+    picked = entries.pick(document[1:][stays])
     length = picked.start + high
     return picked.changed(
         start=picked.start + low,
@@ -215,33 +203,19 @@ def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: boo
     )
 
 
-def _ends(stop: NDArray[np.int64], goes: NDArray[np.bool_], dropped: int, most: int) -> bool:
-    """True if a document ends with its last segment: that went, the rest is dropped."""
-    if not len(stop):
-        return 0 < most <= dropped
-    return bool(goes[-1]) and int(stop[-1]) + dropped >= most
+def _ended(
+    planned: PlannedWindow, went: NDArray[np.int64], goes: NDArray[np.bool_], count: int
+) -> NDArray[np.bool_]:
+    """(count,) whether a document ends with its last segment: that went, the rest is dropped.
 
-
-def _parts(
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    goes: NDArray[np.bool_],
-    *,
-    rest: int,
-    ends: bool,
-    begin: int,
-) -> list[tuple[int, int]]:
-    """What is left of a document's `rest` tokens, of which those before `begin` are delivered.
-
-    `start`, `stop` and `goes` are of its segments, in order; `ends` says that what comes
-    after them is dropped.
+    `goes` says which segments are of the rows that went.
     """
-    parts = []
-    for low, high, went in zip(start.tolist(), stop.tolist(), goes.tolist(), strict=True):
-        if went:
-            if low > begin:
-                parts.append((begin, low))
-            begin = max(begin, high)
-    if begin < rest and not ends:
-        parts.append((begin, rest))
-    return parts
+    plan, most = planned.plan, planned.lengths
+    dropped = plan.dropped_by(went)
+    order = np.lexsort((plan.start, plan.document))
+    stops = np.searchsorted(plan.document[order], np.arange(count + 1))
+    whole: NDArray[np.bool_] = (most > 0) & (most <= dropped)
+    if not len(order):
+        return whole
+    last = order[stops[1:] - 1]
+    return np.where(np.diff(stops) > 0, goes[last] & (plan.stop[last] + dropped >= most), whole)

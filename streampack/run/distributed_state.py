@@ -43,8 +43,12 @@ class DistributedState:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks, the same on each of them. A collective."""
+        return self.of_all(self._loader.state_dict())
+
+    def of_all(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The same, of another state of this rank's loader."""
         topology: Topology = self._loader.dataset.topology
-        own = (topology.rank, self._loader.state_dict())
+        own = (topology.rank, state)
         if dist.is_available() and dist.is_initialized():
             gathered: list[Any] = [None] * dist.get_world_size(self._group)
             dist.all_gather_object(gathered, own, group=self._group)

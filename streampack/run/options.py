@@ -11,8 +11,9 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.fields import FieldTypes
+from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
-from streampack.numeric import whole_number
+from streampack.numeric import one_of, whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
 from streampack.packing.packer import require_packer
@@ -23,7 +24,8 @@ from streampack.sources.mixture.source import sources_of
 from streampack.streams.hooks import Hook
 from streampack.streams.preparation import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
-from streampack.tokenization.rules import check_in_vocabulary
+from streampack.tokenization.rules import checked_id
+from streampack.window.config import WindowConfig
 from streampack.window.context_schedule import ContextSchedule
 from streampack.window.gather import RowFormat
 
@@ -51,26 +53,8 @@ def choose_packer(
             "The row length must come from one of them.",
             "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
         )
-    if packer is None and group is not None:
-        return BestFitDecreasing(seq_len=seq_len or 0, overflow="drop")
-    if packer is None and len({part.overflow for part in sources_of(source)}) > 1:
-        raise ConfigError(
-            "The mixture has conversations, which are dropped if they are longer than a row, and "
-            "documents that are cut.",
-            "One rule holds for all.",
-            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
-            '"truncate" or "drop".',
-        )
-    if packer is None and order is None:
-        return BestFitDecreasing(seq_len=seq_len or 0, overflow=source.overflow)
-    if packer is None and source.overflow != "split":
-        raise ConfigError(
-            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
-            f"The documents of {type(source).__name__} are not cut unless you say so.",
-            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
-        )
     if packer is None:
-        return Concat(seq_len=seq_len or 0)
+        return _usual_packer(seq_len or 0, order, source, group)
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
             "%s cuts conversations, and what is cut off is learnt without what was said before; "
@@ -87,6 +71,31 @@ def choose_packer(
     return packer
 
 
+def _usual_packer(
+    seq_len: int, order: DocumentOrder | None, source: Source, group: str | None
+) -> Packer:
+    """The packer of rows of `seq_len` where none is given."""
+    if group is not None:
+        return BestFitDecreasing(seq_len=seq_len, overflow="drop")
+    if len({part.overflow for part in sources_of(source)}) > 1:
+        raise ConfigError(
+            "The mixture has conversations, which are dropped if they are longer than a row, and "
+            "documents that are cut.",
+            "One rule holds for all.",
+            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
+            '"truncate" or "drop".',
+        )
+    if order is None:
+        return BestFitDecreasing(seq_len=seq_len, overflow=source.overflow)
+    if source.overflow != "split":
+        raise ConfigError(
+            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
+            f"The documents of {type(source).__name__} are not cut unless you say so.",
+            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
+        )
+    return Concat(seq_len=seq_len)
+
+
 def _of_batches(packer: Packer) -> Packer:
     """The packer that keeps groups in one batch, from the one that was given."""
     plain = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
@@ -100,16 +109,6 @@ def _of_batches(packer: Packer) -> Packer:
     return WholeGroups(seq_len=plain.seq_len, overflow=plain.overflow)
 
 
-def check_order(order: DocumentOrder | None) -> None:
-    """Raise `ConfigError` unless it orders documents."""
-    if order is not None and not isinstance(order, DocumentOrder):
-        raise ConfigError(
-            f"order is a {type(order).__name__}.",
-            "Documents cannot be ordered with it.",
-            "Use SimilarityOrder(), or an object with the attributes of `DocumentOrder`.",
-        )
-
-
 def check_balance(balance: str | None, attention: str, packer: Packer) -> Balance | None:
     """The schedule that `balance` asks for, to be measured; None if it asks for none.
 
@@ -118,12 +117,7 @@ def check_balance(balance: str | None, attention: str, packer: Packer) -> Balanc
     """
     if balance is None:
         return None
-    if balance != "attention":
-        raise ConfigError(
-            f"balance is {balance!r}.",
-            "It says which work is to be equal on all ranks.",
-            'Use "attention", or leave it out.',
-        )
+    one_of("balance", balance, ["attention"], "It says which work is to be equal on all ranks.")
     if attention == "row":
         raise ConfigError(
             'balance is "attention", and attention is "row".',
@@ -143,15 +137,9 @@ def check_balance(balance: str | None, attention: str, packer: Packer) -> Balanc
 def check_boundaries(
     boundaries: ContextSchedule | None, balance: str | None, packer: Packer
 ) -> None:
-    """Raise `ConfigError` unless it is a schedule that goes with balance and packer."""
+    """Raise `ConfigError` unless the schedule goes with balance and packer."""
     if boundaries is None:
         return
-    if not isinstance(boundaries, ContextSchedule):
-        raise ConfigError(
-            f"boundaries is {boundaries!r:.80}.",
-            "It says how far attention reaches back in each batch.",
-            "Pass a ContextSchedule(start=, end=, batches=), or leave it out.",
-        )
     if balance is not None:
         raise ConfigError(
             f'balance is "{balance}", and there are boundaries.',
@@ -181,12 +169,8 @@ def check_group(
         group, group_within, packer, fields: of the run.
         settings: what else was given, by name.
     """
-    if group_within not in ("row", "batch"):
-        raise ConfigError(
-            f"group_within is {group_within!r:.80}.",
-            "It says where the documents of a group lie together.",
-            'Use "row" or "batch".',
-        )
+    consequence = "It says where the documents of a group lie together."
+    one_of("group_within", group_within, ("row", "batch"), consequence)
     if group is None and group_within != "row":
         raise ConfigError(
             f'group_within is "{group_within}", and there are no groups.',
@@ -289,33 +273,27 @@ def check_switches(**switches: Any) -> None:
             )
 
 
-def check_kind(name: str, value: Any, kind: type) -> None:
-    """Raise `ConfigError` unless it is of that kind, or None."""
-    if value is not None and not isinstance(value, kind):
-        raise ConfigError(
-            f"{name} is {value!r}.", "It is of another kind.", f"Pass a {kind.__name__}."
-        )
+_NAMELESS = "A saved state knows a hook by its name, and this has none."
+_OTHER = "It is of another kind."
+#: Of arguments that are objects of ours: their kind, what another means, and what to pass.
+_KINDS: dict[str, tuple[type, str, str]] = {
+    "boundaries": (ContextSchedule, _OTHER, "ContextSchedule(start=, end=, batches=)"),
+    "filter": (Hook, _NAMELESS, 'Hook("a-name", function), whose function takes documents, seeds'),
+    "map": (Hook, _NAMELESS, 'Hook("a-name", function), whose function takes documents, seeds'),
+    "order": (DocumentOrder, _OTHER, "SimilarityOrder() or what has the same attributes"),
+    "token_rules": (TokenRules, _OTHER, "TokenRules(...)"),
+    "topology": (Topology, _OTHER, "Topology(rank, world_size)"),
+    "window": (WindowConfig, _OTHER, "WindowConfig(...)"),
+}
 
 
-def check_hooks(**hooks: Any) -> None:
-    """Raise `ConfigError` unless each is a `Hook` or None."""
-    for name, value in hooks.items():
-        if value is not None and not isinstance(value, Hook):
-            raise ConfigError(
-                f"{name} is {value!r:.80}.",
-                "A saved state knows a hook by its name, and this has none.",
-                f'Pass {name}=Hook("a-name", function), whose function takes (documents, seeds).',
-            )
-
-
-def check_attention(attention: str) -> None:
-    """Raise `ConfigError` unless it says where attention segments end."""
-    if attention not in ("document", "row"):
-        raise ConfigError(
-            f"attention is {attention!r}.",
-            "It decides where attention segments end.",
-            'Use "document" or "row".',
-        )
+def check_kinds(**given: Any) -> None:
+    """Raise `ConfigError` unless each is None or of the kind that its name asks for."""
+    for name, value in given.items():
+        kind, consequence, example = _KINDS[name]
+        if value is not None and not isinstance(value, kind):
+            remedy = f"Pass {name}={example}, or leave it out."
+            raise ConfigError(f"{name} is {value!r:.80}.", consequence, remedy)
 
 
 def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparation, RowFormat]:
@@ -339,7 +317,7 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
         )
         eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
-        check_in_vocabulary("eos_id", eos_id, vocab_size)
+        checked_id("eos_id", eos_id, vocab_size)
     elif texts:
         raise ConfigError(
             "The source gives texts, and there is no tokenizer.",

@@ -1,8 +1,8 @@
-"""RunPlan: what is fixed for a whole run before its first batch; RunSettings: what it is made from.
+"""RunPlan: what is fixed for a whole run before its first batch.
 
-A plan follows from the settings alone: the number of lanes and what is measured on a sample are the
-same on every rank and in every worker process, whoever asks first. A resumed run has the number of
-lanes and the measurements of its saved state.
+A plan follows from the dataset's arguments alone: the number of lanes and what is measured on a
+sample are the same on every rank and in every worker process, whoever asks first. A resumed run has
+the number of lanes and the measurements of its saved state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streampack.lane.config import LaneConfig
 from streampack.run.changed_settings import carry_over, previous_config
 from streampack.run.fingerprint import changed_fields, fingerprint_of
 from streampack.run.joined import as_mixture
-from streampack.run.state import RunState, batches_due, check_state
+from streampack.run.state import Deferred, RunState, batches_due, check_state
 
 logger = logging.getLogger(__name__)
 
@@ -58,69 +58,56 @@ class RunPlan:
 
     def start(self) -> RunState:
         """The state before the first batch."""
-        return RunState.begin(self.fingerprint, self.topology)
+        own = self.topology.lanes(0, self.config.lanes)
+        others: dict[int, Deferred]
+        others = dict.fromkeys(set(range(self.config.lanes)).difference(own))
+        return RunState(self.fingerprint, self.topology, 0, dict.fromkeys(own), others=others)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """What the arguments of a `PackedDataset` say of a run.
+def plan_run(config: LaneConfig, topology: Topology, memory_limit: int) -> RunPlan:
+    """Choose the lanes and measure what is missing.
 
-    Attributes:
-        config: of the lanes; `lanes` is 0 where their number is to be chosen, and shares and costs
-            may be missing.
-        topology: this rank.
+    Args:
+        config: of the lanes; `lanes` is 0 where their number is to be chosen.
+        topology: of this rank.
         memory_limit: bytes for the windows and readers of one rank, where lanes are chosen.
+
+    Raises:
+        ConfigError: a sample is wanted of a source that can be read only once.
     """
+    if not config.lanes:
+        lanes = choose_lanes(config, topology.world_size, memory_limit=memory_limit)
+        config = replace(config, lanes=lanes)
+    return RunPlan.of(with_dealing(with_balance(with_shares(config))), topology)
 
-    config: LaneConfig
-    topology: Topology
-    memory_limit: int
 
-    def plan(self) -> RunPlan:
-        """Choose the lanes and measure what is missing.
-
-        Raises:
-            ConfigError: a sample is wanted of a source that can be read only once.
-        """
-        config = self.config
-        if not config.lanes:
-            lanes = choose_lanes(config, self.topology.world_size, memory_limit=self.memory_limit)
-            config = replace(config, lanes=lanes)
-        config = with_dealing(with_balance(with_shares(config)))
-        return RunPlan.of(config, self.topology)
-
-    def resume(
-        self, state: Mapping[str, Any], *, allow: Collection[str] = ()
-    ) -> tuple[RunPlan, RunState]:
-        """The plan of a saved run, and where it goes on.
-
-        Raises:
-            StateError: see `PackedDataset.load_state_dict`.
-        """
-        check_state(state)
-        saved = state["fingerprint"]
-        config = self.config
-        if not config.lanes:
-            config = replace(config, lanes=saved["lanes"])
-        saved = as_mixture(saved, config)
-        joined = saved is not state["fingerprint"]
-        config = with_balance(with_shares(config, saved["packer"]), saved)
-        config = with_dealing(config, saved)
-        plan = RunPlan.of(config, self.topology)
-        changed = changed_fields(saved, plan.fingerprint, allow)
-        run = RunState.of_rank(state, plan.fingerprint, self.topology)
-        if set(changed) - {"attention"}:  # which has no part in what rows hold
-            before = previous_config(config, saved, plan.fingerprint, changed, joined=joined)
-            sharing = run.sharing(connected=False)
-            dealer = sharing.dealer(before, sharing.board(before), run.states())
-            run.replan(
-                lambda lane, own: carry_over(
-                    before,
-                    config,
-                    lane,
-                    own,
-                    batches_due(lane, run.next_batch, config.lanes),
-                    dealer,
-                )
+def resume_run(
+    config: LaneConfig, topology: Topology, state: Mapping[str, Any], allow: Collection[str]
+) -> tuple[RunPlan, RunState]:
+    """The plan of a saved run, and where it goes on; see `PackedDataset.load_state_dict`."""
+    check_state(state)
+    saved = state["fingerprint"]
+    if not config.lanes:
+        config = replace(config, lanes=saved["lanes"])
+    saved = as_mixture(saved, config)
+    joined = saved is not state["fingerprint"]
+    config = with_balance(with_shares(config, saved["packer"]), saved)
+    config = with_dealing(config, saved)
+    plan = RunPlan.of(config, topology)
+    changed = changed_fields(saved, plan.fingerprint, allow)
+    run = RunState.of_rank(state, plan.fingerprint, topology)
+    if set(changed) - {"attention"}:  # which has no part in what rows hold
+        before = previous_config(config, saved, plan.fingerprint, changed, joined=joined)
+        sharing = run.sharing(connected=False)
+        dealer = sharing.dealer(before, sharing.board(before), run.states())
+        run.replan(
+            lambda lane, own: carry_over(
+                before,
+                config,
+                lane,
+                own,
+                batches_due(lane, run.next_batch, config.lanes),
+                dealer,
             )
-        return plan, run
+        )
+    return plan, run

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from streampack.forecast.estimation import Estimate
 from streampack.run.rank import RankRun
@@ -22,7 +22,6 @@ ESTIMATED_S = 10.0  # between two estimates, which cost a millisecond per lane
 RATES_S = 60.0  # what rates are measured over
 
 Item = TypeVar("Item")
-Show = Callable[[str, float | None], None]
 
 
 class Moment(NamedTuple):
@@ -46,13 +45,7 @@ class Moment(NamedTuple):
 def progress_words(
     before: Moment, now: Moment, estimate: Estimate | None, *, world_size: int = 1
 ) -> str:
-    """The line.
-
-    Args:
-        before, now: rates are those between the two.
-        estimate: of the batches of the whole run; None if it has no end that is known.
-        world_size: of ranks that share the run.
-    """
+    """The line, with the rates between two moments; without an estimate no end is known."""
     seconds = max(now.at_s - before.at_s, 1e-9)
     each = " per rank" if world_size > 1 else ""
     share = _share(now, estimate)
@@ -73,11 +66,9 @@ def progress_words(
 
 
 def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Iterator[Item]:
-    """The items, while a line says how far the loop is.
+    """The items that the loop takes from `run`, while a line says how far it is.
 
-    Args:
-        items: what the loop iterates; run: what it takes them from.
-        every_s: seconds between two lines where they are not drawn over one another.
+    `every_s` seconds lie between two lines where they are not drawn over one another.
     """
     world_size = run.plan.topology.world_size
 
@@ -91,13 +82,13 @@ def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Ite
             metrics.sources.largest_deviation(),
         )
 
-    drawn = _drawn()
-    pause_s = every_s if drawn is None else DRAWN_S
+    bar = _bar()
+    pause_s = every_s if bar is None else DRAWN_S
     expected, asked_s = run.estimate_steps(), time.monotonic()
     moments = deque([look()])
     last = moments[0]
 
-    def say(show: Show) -> None:
+    def say() -> None:
         nonlocal expected, asked_s, last
         last = look()
         if last.at_s - asked_s >= ESTIMATED_S:
@@ -105,15 +96,21 @@ def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Ite
         while len(moments) > 1 and last.at_s - moments[1].at_s >= RATES_S:
             moments.popleft()
         words = progress_words(moments[0], last, expected, world_size=world_size)
-        show(words, _share(last, expected))
         moments.append(last)
+        if bar is None:
+            print(words, file=sys.stderr, flush=True)  # noqa: T201
+        else:
+            share = _share(last, expected)
+            total = None if share is None else 1.0
+            bar.update(bar.task_ids[0], description=words, completed=share or 0.0, total=total)
+            bar.refresh()
 
-    with drawn or nullcontext(_write_line) as show:
+    with bar or nullcontext():
         for item in items:
             if time.monotonic() - last.at_s >= pause_s:
-                say(show)
+                say()
             yield item
-        say(show)
+        say()
 
 
 def _share(now: Moment, estimate: Estimate | None) -> float | None:
@@ -132,13 +129,8 @@ def _short(count: float) -> str:
     return f"{count:.3g}{unit}" if count < 999.5 else f"{count:.0f}{unit}"
 
 
-def _write_line(words: str, share: float | None) -> None:
-    sys.stderr.write(f"{words}\n")
-    sys.stderr.flush()
-
-
-def _drawn() -> AbstractContextManager[Show] | None:
-    """Draws a bar and words in one place; None where that cannot be."""
+def _bar() -> Any:
+    """A bar of rich with words beside it; None where nothing can be drawn."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
@@ -148,17 +140,7 @@ def _drawn() -> AbstractContextManager[Show] | None:
     if not (console.is_jupyter or sys.stdout.isatty()):
         return None
 
-    @contextmanager
-    def draw() -> Iterator[Show]:
-        columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
-        with Progress(*columns, console=console, auto_refresh=False) as bar:
-            task = bar.add_task("", total=None)
-
-            def show(words: str, share: float | None) -> None:
-                total = None if share is None else 1.0
-                bar.update(task, description=words, completed=share or 0.0, total=total)
-                bar.refresh()
-
-            yield show
-
-    return draw()
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+    bar = Progress(*columns, console=console, auto_refresh=False)
+    bar.add_task("", total=None)
+    return bar

@@ -77,8 +77,8 @@ class RankRun:
         self._gave = False  # a document, from where it was started
         # How many batches lanes had, and their states, where no batch of this rank's says so.
         self._ends: dict[int, tuple[int, Deferred]] = {}
-        # Of the last batches: their number, and what undoes taking them.
-        self._recent: deque[tuple[int, Callable[[RunState], None]]] = deque(maxlen=REMEMBERED)
+        # The state after each of the last batches, by their numbers.
+        self._recent: deque[tuple[int, RunState]] = deque(maxlen=REMEMBERED)
 
     @property
     def ranks(self) -> Ranks:
@@ -215,7 +215,7 @@ class RankRun:
                 if item.lane_state is not None:
                     self._ends[item.lane] = item.step, item.lane_state
             if item.lane not in begun and item.lane in self._ends:
-                self.state.end(item.lane, self._ends[item.lane][1])
+                self.state.lanes[item.lane] = self._ends[item.lane][1]
 
     # ------------------------------------------------------------------ taking
 
@@ -237,9 +237,9 @@ class RankRun:
         self.metrics = metrics
         own = batch.num_documents or batch.has_next
         lane_state = batch.lane_state if own else None
-        undo = state.commit(batch.lane, batch.step, lane_state)
-        self._recent.append((self._number(batch), undo))
+        state.commit(batch.lane, batch.step, lane_state)
         self._record_ends()
+        self._recent.append((self._number(batch), state.copy()))
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source
@@ -265,7 +265,7 @@ class RankRun:
             if batches_due(lane, following, lanes) > had
         ]
         for lane in passed:
-            self.state.end(lane, self._ends.pop(lane)[1])
+            self.state.lanes[lane] = self._ends.pop(lane)[1]
 
     def state_dict(self, after: PackedBatch | None = None) -> dict[str, Any]:
         """JSON-able state of what was taken, up to the last batch or up to `after`.
@@ -278,11 +278,9 @@ class RankRun:
         """
         if after is None:
             return self.state.as_dict()
-        state = self.state.copy()
-        for number, undo in reversed(self._recent):
+        for number, state in self._recent:
             if number == self._number(after):
                 return state.as_dict()
-            undo(state)
         raise StateError(
             f"Batch {self._number(after)} is not one of the last {len(self._recent)} of the loop.",
             "The state after it is not known.",

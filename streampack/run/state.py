@@ -10,6 +10,7 @@ on from that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,7 @@ def batches_due(lane: int, next_batch: int, lanes: int) -> int:
     return -((lane - next_batch) // lanes) if next_batch > lane else 0
 
 
+@dataclass(slots=True)
 class RunState:
     """What one rank has consumed.
 
@@ -56,42 +58,12 @@ class RunState:
         others: the states of other lanes at the place that this one was loaded from.
     """
 
-    def __init__(
-        self,
-        fingerprint: dict[str, Any],
-        topology: Topology,
-        next_batch: int,
-        lanes: Mapping[int, Deferred],
-        stepped_over: Sequence[Sequence[int]] = (),
-        others: Mapping[int, Deferred] | None = None,
-    ) -> None:
-        self.fingerprint = fingerprint
-        self.topology = topology
-        self.next_batch = next_batch
-        self._lanes: dict[int, Deferred] = dict(lanes)
-        self.stepped_over = [list(numbers) for numbers in stepped_over]
-        self._others = others or {}
-
-    @classmethod
-    def begin(cls, fingerprint: dict[str, Any], topology: Topology) -> RunState:
-        """The state before the first batch."""
-        own = topology.lanes(0, fingerprint["lanes"])
-        others = dict.fromkeys(set(range(fingerprint["lanes"])).difference(own))
-        return cls(fingerprint, topology, 0, dict.fromkeys(own), others=others)
-
-    @classmethod
-    def load(
-        cls, state: Mapping[str, Any], fingerprint: dict[str, Any], topology: Topology
-    ) -> RunState:
-        """A saved state, if it belongs to this run.
-
-        Raises:
-            StateError: it is of a newer version, malformed, of another run (naming the field and
-                both values), or does not hold the lanes this rank owns.
-        """
-        check_state(state)
-        changed_fields(state["fingerprint"], fingerprint)
-        return cls.of_rank(state, fingerprint, topology)
+    fingerprint: dict[str, Any]
+    topology: Topology
+    next_batch: int
+    lanes: dict[int, Deferred]
+    stepped_over: list[list[int]] = field(default_factory=list)
+    others: dict[int, Deferred] = field(default_factory=dict)
 
     @classmethod
     def of_rank(
@@ -121,43 +93,19 @@ class RunState:
 
     def copy(self) -> RunState:
         """An independent copy."""
-        return RunState(
-            self.fingerprint,
-            self.topology,
-            self.next_batch,
-            self._lanes,
-            self.stepped_over,
-            self._others,
-        )
+        stepped_over = [list(numbers) for numbers in self.stepped_over]
+        return replace(self, lanes=dict(self.lanes), stepped_over=stepped_over)
 
-    def commit(self, lane: int, step: int, state: Deferred) -> Callable[[RunState], None]:
+    def commit(self, lane: int, step: int, state: Deferred) -> None:
         """Record that the loop has consumed batch number `step` of `lane`.
 
         Args:
             lane, step: which batch.
             state: of the lane from now on; None if it stays what it was.
-
-        Returns:
-            What undoes this, called with this state or a copy before anything older is undone.
         """
-        lane_before, next_before = self._lanes[lane], self.next_batch
         self.next_batch = self.topology.step_after(step * self.fingerprint["lanes"] + lane)
         if state is not None:
-            self._lanes[lane] = state
-
-        def undo(later: RunState) -> None:
-            later._lanes[lane], later.next_batch = lane_before, next_before
-            later.stepped_over = [
-                [first, min(end, next_before)]
-                for first, end in later.stepped_over
-                if first < next_before
-            ]
-
-        return undo
-
-    def end(self, lane: int, state: Deferred) -> None:
-        """Record that `lane` has nothing more."""
-        self._lanes[lane] = state
+            self.lanes[lane] = state
 
     def step_over(self, first: int) -> None:
         """Record that the batches from number `first` on were consumed without being used."""
@@ -169,13 +117,13 @@ class RunState:
 
     def replan(self, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
         """Change the state of every lane that has begun."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             state = self.lane(lane)
             if state is not None:
-                self._lanes[lane] = change(lane, state)
-        self._others = {
+                self.lanes[lane] = change(lane, state)
+        self.others = {
             lane: partial(change, lane, state) if isinstance(state, dict) else state
-            for lane, state in self._others.items()
+            for lane, state in self.others.items()
         }
 
     def states(self) -> dict[int, LaneState]:
@@ -193,16 +141,16 @@ class RunState:
         if connected:
             return Sharing(name, kept=kept)
         total = self.fingerprint["lanes"]
-        unknown = set(range(total)).difference(self._lanes)
-        found = {lane: self._others[lane] for lane in unknown if lane in self._others}
+        unknown = set(range(total)).difference(self.lanes)
+        found = {lane: self.others[lane] for lane in unknown if lane in self.others}
         known = {lane: own() if callable(own) else own for lane, own in found.items()}
         return Sharing(name, known, sorted(unknown.difference(known)), kept)
 
     def lane(self, lane: int) -> LaneState:
         """The state of one lane."""
-        state = self._lanes[lane]
+        state = self.lanes[lane]
         if callable(state):
-            state = self._lanes[lane] = state()
+            state = self.lanes[lane] = state()
         return state
 
     def as_dict(self) -> dict[str, Any]:

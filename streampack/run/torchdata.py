@@ -13,7 +13,7 @@ from typing import Any
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 from streampack.run.state import RunState, check_state
-from streampack.run.worker_share import run_state
+from streampack.run.worker_share import damaged_loader, run_state
 
 
 def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
         check_state(part)
     following = _next_batch(workers, parts, topology)
     if any(part["fingerprint"] != parts[0]["fingerprint"] for part in parts):
-        raise _damaged("Its workers are of different runs.")
+        raise damaged_loader("Its workers are of different runs.")
     lanes = {int(lane): own for part in parts for lane, own in part["lanes"].items()}
     run = RunState(
         parts[0]["fingerprint"], topology, following, lanes, parts[0]["stepped_over"]
@@ -62,7 +62,7 @@ def _workers(state: Mapping[str, Any]) -> list[Any]:
         saved = state["_snapshot"]["_worker_snapshots"]
         return [saved[f"worker_{number}"] for number in range(len(saved))] or [None]
     except (KeyError, TypeError) as error:
-        raise _damaged("It has no states of workers.") from error
+        raise damaged_loader("It has no states of workers.") from error
 
 
 def _iterator_state(worker: Any) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def _iterator_state(worker: Any) -> dict[str, Any]:
         found = worker["fetcher_state"]["dataset_iter_state"]
         numbers = [found[name] for name in ("rank", "world_size", "worker", "workers")]
     except (KeyError, TypeError) as error:
-        raise _damaged("Its dataset is no PackedDataset.") from error
+        raise damaged_loader("Its dataset is no PackedDataset.") from error
     if not all(isinstance(number, int) for number in numbers):
-        raise _damaged(f"A worker's place is {numbers!r:.80}.")
+        raise damaged_loader(f"A worker's place is {numbers!r:.80}.")
     state: dict[str, Any] = found
     return state
 
@@ -84,7 +84,7 @@ def _next_batch(
     ranks, count = topology.world_size, len(workers)
     places = [(w["rank"], w["world_size"], w["worker"], w["workers"]) for w in workers]
     if places != [(topology.rank, ranks, number, count) for number in range(count)]:
-        raise _damaged(f"Its workers are, by rank and number, {places!r:.200}.")
+        raise damaged_loader(f"Its workers are, by rank and number, {places!r:.200}.")
     # A worker's own place in the run is that of a rank among ranks x workers.
     coming = [part["next_batch"] + i * ranks for i, part in enumerate(parts)]
     going = [at for at, worker in zip(coming, workers, strict=True) if worker["ended"] is not True]
@@ -97,11 +97,3 @@ def _next_batch(
             "Use in_order=True, and pass what `StatefulDataLoader.state_dict()` returned.",
         )
     return int(min(going))
-
-
-def _damaged(fact: str) -> StateError:
-    return StateError(
-        fact,
-        "It is not the state of a StatefulDataLoader over a PackedDataset.",
-        "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.",
-    )

@@ -16,9 +16,10 @@ from streampack.batch import PackedBatch
 from streampack.errors import StateError
 from streampack.job.ending import Alone
 from streampack.lane.sharing import Sharing
+from streampack.run.fingerprint import changed_fields
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun
-from streampack.run.state import RunState
+from streampack.run.state import RunState, check_state
 from streampack.workers.feed import feed_in_process
 
 logger = logging.getLogger(__name__)
@@ -150,8 +151,11 @@ class WorkerShare(Iterator[PackedBatch]):
                     "PackedLoader, with `merge_states` over all ranks.",
                 )
         if self._place["worker"] < self._place["workers"]:
-            saved = RunState.load(run_state(state), self._plan.fingerprint, self._plan.topology)
-            self._run = self._begin(saved)
+            saved = run_state(state)
+            check_state(saved)
+            changed_fields(saved["fingerprint"], self._plan.fingerprint)
+            start = RunState.of_rank(saved, self._plan.fingerprint, self._plan.topology)
+            self._run = self._begin(start)
             self._ended = state.get("ended") is True
         if self._batches is not None:
             self._batches.close()
@@ -169,8 +173,13 @@ def run_state(state: Mapping[str, Any]) -> dict[str, Any]:
         lanes = {lane: own for lane, (own,) in state["lanes"].items()}
         return {**head, "lanes": lanes}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StateError(
-            f"The loader's state holds {state!r:.80} of the dataset.",
-            "It is not what an iterator of PackedDataset gives.",
-            "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.",
-        ) from error
+        raise damaged_loader(f"Of the dataset it holds {state!r:.80}.") from error
+
+
+def damaged_loader(fact: str) -> StateError:
+    """The error for what no `StatefulDataLoader` over a `PackedDataset` can have saved."""
+    return StateError(
+        fact,
+        "It is not the state of a StatefulDataLoader over a PackedDataset.",
+        "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.",
+    )

@@ -73,6 +73,14 @@ class LaneStream(ABC):
             self._pending = self._pending[count:]
             self.serial += count
 
+    def step_over(self, count: int) -> int:
+        """Step over the next `count` documents; returns how many of them there are not."""
+        while count and (documents := self.peek()) is not None:
+            step = min(len(documents), count)
+            self.consume(step)
+            count -= step
+        return count
+
     @property
     def ended(self) -> bool:
         """Whether None from `peek` is the end; otherwise the lane will be dealt more."""

@@ -94,15 +94,22 @@ def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> di
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The start of a quantum."""
+class MixedPlace:
+    """The start of a quantum.
+
+    Attributes:
+        serial: number of the document that comes next.
+        tokens, quantum: see `Credits`; credits: of each source, by its number.
+        places: of each source.
+        before: the rules for documents up to here and some beyond, without those of this run.
+    """
 
     serial: int
-    rules: tuple[Rules, ...]
     tokens: int
     quantum: int
     credits: tuple[int, ...]
     places: tuple[SourcePlace, ...]
+    before: tuple[Rules, ...]
 
     def mark(self, names: Sequence[str]) -> Mark:
         """The place as a mark of the stream; `names` are those of the sources."""
@@ -120,35 +127,21 @@ class Start:
         cursor = {
             "tokens": self.tokens,
             "quantum": self.quantum,
-            "before": [rules.as_dict(names) for rules in self.rules[:-1]],
+            "before": [rules.as_dict(names) for rules in self.before],
             "sources": sources,
         }
         return Mark(self.serial, cursor, tuple(place.mark.skipped[0] for place in self.places))
 
-
-@dataclass(frozen=True, slots=True)
-class MixedCursor:
-    """The content of a mark's cursor, by the numbers of the sources."""
-
-    tokens: int
-    quantum: int
-    credits: list[int]
-    places: list[SourcePlace]
-    before: list[Rules]
-
     @classmethod
-    def beginning(cls, mixture: Mixture) -> MixedCursor:
-        """Before the first document."""
-        count = len(mixture.sources)
-        return cls(0, 0, [0] * count, [_beginning()] * count, [])
-
-    @classmethod
-    def read(cls, cursor: Mapping[str, Any], mixture: Mixture) -> MixedCursor:
-        """The content of a saved cursor.
+    def read(cls, mark: Mark | None, mixture: Mixture) -> MixedPlace:
+        """The place of a saved mark; None is before the first document.
 
         Raises:
             StateError: it is damaged, or the mixture lacks a source of it that had not ended.
         """
+        if mark is None:
+            mark = Mark(0, {"tokens": 0, "quantum": 0, "before": [], "sources": {}})
+        cursor = mark.cursor
         saved = cursor_field(cursor, "sources", dict)
         for name, source in saved.items():
             if not isinstance(source, Mapping):
@@ -159,25 +152,25 @@ class MixedCursor:
                     "The window may hold its documents, and they could not be read again.",
                     "Keep it, with a weight of 0 if no more of it is wanted.",
                 )
-        result = cls.beginning(mixture)
+        credits = [0] * len(mixture.sources)
+        places = [SourcePlace(Mark(0, BEGINNING))] * len(mixture.sources)
         for number, name in enumerate(mixture.sources):
             if name in saved:
                 source = saved[name]
-                result.credits[number] = cursor_field(source, "credit", int, may_be_negative=True)
-                result.places[number] = SourcePlace(
+                credits[number] = cursor_field(source, "credit", int, may_be_negative=True)
+                places[number] = SourcePlace(
                     Mark(0, cursor_field(source, "at", dict)),
                     cursor_field(source, "offset", int),
                     cursor_field(source, "tokens", int),
                     cursor_field(source, "epoch", int),
                     cursor_field(source, "ended", bool),
                 )
-        tokens, quantum = cursor_field(cursor, "tokens", int), cursor_field(cursor, "quantum", int)
-        before = [
-            Rules.read(rules, list(mixture.sources))
-            for rules in cursor_field(cursor, "before", list)
-        ]
-        return cls(tokens, quantum, result.credits, result.places, before)
-
-
-def _beginning() -> SourcePlace:
-    return SourcePlace(Mark(0, BEGINNING))
+        names = list(mixture.sources)
+        return cls(
+            mark.serial,
+            cursor_field(cursor, "tokens", int),
+            cursor_field(cursor, "quantum", int),
+            tuple(credits),
+            tuple(places),
+            tuple(Rules.read(rules, names) for rules in cursor_field(cursor, "before", list)),
+        )

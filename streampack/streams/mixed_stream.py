@@ -32,7 +32,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.mixture.credits import Credits
 from streampack.sources.mixture.source import Mixture, source_seed
 from streampack.streams.base import LaneStream, Mark, Outlook
-from streampack.streams.mixed_place import MixedCursor, Rules, SourcePlace, Start
+from streampack.streams.mixed_place import MixedPlace, Rules, SourcePlace
 from streampack.streams.stream import DocumentStream, StreamConfig
 
 #: A quantum ends with the document that makes it as long as this. Otherwise 32 long documents could
@@ -57,21 +57,18 @@ class _Member:
 
     def settle(self) -> None:
         """Step over documents that were drawn before the state was saved."""
-        stream = self.stream
-        reported = stream.empty_documents
-        while self.unread:
-            documents = stream.peek()
-            if documents is None:
-                raise StateError(
-                    f'Source "{self.name}" was read again from its saved place and ended '
-                    f"{self.unread} documents too early.",
-                    "Its documents, the tokenizer or a hook changed after the state was saved.",
-                    "Resume with the same data and code, or start a new run.",
-                )
-            step = min(len(documents), self.unread)
-            stream.consume(step)
-            self.unread -= step
-            stream.preparer.empty_documents = reported
+        if not self.unread:
+            return
+        reported = self.stream.empty_documents
+        self.unread = self.stream.step_over(self.unread)
+        if self.unread:
+            raise StateError(
+                f'Source "{self.name}" was read again from its saved place and ended '
+                f"{self.unread} documents too early.",
+                "Its documents, the tokenizer or a hook changed after the state was saved.",
+                "Resume with the same data and code, or start a new run.",
+            )
+        self.stream.preparer.empty_documents = reported
 
     def arrive(self, tokens: int) -> None:
         """Set `place` to the end of a quantum of so many tokens."""
@@ -112,10 +109,10 @@ class MixedStream(LaneStream):
         self._mixture = mixture = config.source
         self._epochs = mixture.source_epochs(config.epochs)
         self._endless = config.epochs is None
-        cursor = MixedCursor.read(mark.cursor, mixture) if mark else MixedCursor.beginning(mixture)
+        start = MixedPlace.read(mark, mixture)
         self._members = []
         for number, (name, source) in enumerate(mixture.sources.items()):
-            place = cursor.places[number]
+            place = start.places[number]
             epochs = self._epochs[number]
             if place.ended and place.mark.cursor.get("epoch") != epochs:
                 raise StateError(
@@ -140,11 +137,11 @@ class MixedStream(LaneStream):
         self._dealt = () if dealer is None else tuple(dealer.rule.lines)
         self._lanes = config.lanes
         self._waits = False  # for a deal
-        self._rules = (*cursor.before, Rules.of(mixture))
-        self._credits = self._credits_of(cursor.tokens, cursor.quantum, cursor.credits)
+        self._rules = (*start.before, Rules.of(mixture))
+        self._credits = self._credits_of(start.tokens, start.quantum, list(start.credits))
         self._current = 0
         self._drawn = 0  # tokens of the current quantum that are consumed
-        self._starts: deque[Start] = deque([self._start()])
+        self._starts: deque[MixedPlace] = deque([self._start()])
 
     @property
     def empty_documents(self) -> int:
@@ -215,16 +212,15 @@ class MixedStream(LaneStream):
             for record in member.stream.skips.since(known)
         ]
 
-    def _start(self) -> Start:
+    def _start(self) -> MixedPlace:
         credits = self._credits
-        places = tuple(member.place for member in self._members)
-        return Start(
+        return MixedPlace(
             self.serial,
-            self._rules,
             credits.tokens,
             credits.quantum,
             tuple(credits.amounts),
-            places,
+            tuple(member.place for member in self._members),
+            self._rules[:-1],
         )
 
     def _next_documents(self) -> Documents | None:

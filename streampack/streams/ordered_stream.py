@@ -146,10 +146,7 @@ class OrderedStream(LaneStream):
     def _next_documents(self) -> Documents | None:
         """The next ordering window."""
         stream = self._stream
-        while self._unread and (documents := stream.peek()) is not None:
-            step = min(len(documents), self._unread)
-            stream.consume(step)
-            self._unread -= step
+        self._unread = stream.step_over(self._unread)
         if self._places[-1].order is not None:
             mark = stream.mark_before(stream.serial)
             number = self._places[-1].number + 1

@@ -8,7 +8,8 @@ forge.
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from functools import partial
+from typing import NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
@@ -47,7 +48,7 @@ def compile_template(source: str) -> tuple[Template, bool, bool]:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise
     try:
         tree = environment.parse(source)
@@ -74,18 +75,6 @@ def compile_template(source: str) -> tuple[Template, bool, bool]:
 
 def _marks(tree: nodes.Node) -> int:
     return sum(node.name == "mark" for node in tree.find_all(nodes.ExtensionAttribute))
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
 
 
 def _raise(message: str) -> NoReturn:

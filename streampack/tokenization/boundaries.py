@@ -10,11 +10,18 @@ from numpy.typing import NDArray
 
 from streampack.documents import Documents, gather_ragged, offsets_of, words_of
 from streampack.errors import ConfigError
+from streampack.numeric import one_of
 
 EosRule = Literal["ensure", "append", "as-is"]
 
 
-def apply_eos(documents: Documents, rule: EosRule, eos_id: int | None) -> Documents:
+def apply_eos(
+    documents: Documents,
+    rule: EosRule,
+    eos_id: int | None,
+    *,
+    only: NDArray[np.bool_] | None = None,
+) -> Documents:
     """The documents with `eos_id` at their ends.
 
     Args:
@@ -22,6 +29,7 @@ def apply_eos(documents: Documents, rule: EosRule, eos_id: int | None) -> Docume
         rule: "ensure" adds where it is missing, "append" always, "as-is" never. An empty
             document stays empty. Added tokens count in the loss.
         eos_id: may be None for "as-is" only.
+        only: (N,) true for those that may get one; None is all.
     """
     check_rule(rule)
     if rule == "as-is":
@@ -31,21 +39,34 @@ def apply_eos(documents: Documents, rule: EosRule, eos_id: int | None) -> Docume
     add = documents.lengths > 0
     if rule == "ensure" and len(documents.tokens):
         add &= documents.tokens[np.maximum(documents.offsets[1:] - 1, 0)] != eos_id
-    return extend(documents, add, eos_id, at_head=False)
+    if only is not None:
+        add &= only
+    return _extend(documents, add, eos_id, at_head=False)
 
 
-def apply_bos(documents: Documents, bos_id: int | None) -> Documents:
-    """The documents with `bos_id` before each that does not begin with it; empty ones stay so."""
+def apply_bos(
+    documents: Documents,
+    bos_id: int | None,
+    *,
+    only: NDArray[np.bool_] | None = None,
+    counts: bool = True,
+) -> Documents:
+    """The documents with `bos_id` before each that does not begin with it; empty ones stay so.
+
+    `only` (N,) is true for those that may get one, None is all; `counts` says if it carries loss.
+    """
     if bos_id is None:
         raise missing_id("bos", "bos=True", "use bos=False")
     add = documents.lengths > 0
     if len(documents.tokens):
         heads = np.minimum(documents.offsets[:-1], len(documents.tokens) - 1)
         add &= documents.tokens[heads] != bos_id
-    return extend(documents, add, bos_id, at_head=True)
+    if only is not None:
+        add &= only
+    return _extend(documents, add, bos_id, at_head=True, counts=counts)
 
 
-def extend(
+def _extend(
     documents: Documents,
     add: NDArray[np.bool_],
     token: int,
@@ -89,12 +110,8 @@ def extend(
 
 def check_rule(rule: str) -> None:
     """Raise `ConfigError` unless `rule` is an `EosRule`."""
-    if rule not in get_args(EosRule):
-        raise ConfigError(
-            f'eos is "{rule}".',
-            "It decides which documents get an end-of-document id.",
-            'Use "ensure", "append" or "as-is".',
-        )
+    consequence = "It decides which documents get an end-of-document id."
+    one_of("eos", rule, get_args(EosRule), consequence)
 
 
 def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from streampack.conversations import Conversation, Conversations, TurnRules
 from streampack.documents import Documents, Fields, Texts
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
-from streampack.tokenization.boundaries import extend
+from streampack.tokenization.boundaries import apply_bos, apply_eos
 from streampack.tokenization.template import ChatTemplate, Rendered
 from streampack.tokenization.tokenizer import Tokenizer
 from streampack.tokenization.turns import RenderError
@@ -114,11 +114,17 @@ class ChatTokenizer:
         texts = Texts([conversation.text for conversation in rendered], block.origin[of])
         spans = [conversation.spans for conversation in rendered]
         documents, encoded = self.tokenizer.encode_spans(texts, spans, skips)
-        if len(encoded) < len(of):
-            documents, encoded = _whole_records(documents, encoded, of)
+        if len(encoded) < len(of):  # all texts of a conversation, or none
+            kept = ~np.isin(of[encoded], np.delete(of, encoded))
+            documents, encoded = documents.take(np.flatnonzero(kept)), encoded[kept]
         plain = np.array([self._is_plain(block.conversations[i]) for i in record], dtype=np.bool_)
         closed = np.array([conversation.closed for conversation in rendered], dtype=np.bool_)
-        documents = self._with_ends(documents, plain[encoded], closed[encoded])
+        if self.tokenizer.bos:
+            bos_id, may_get = self.tokenizer.bos_id, plain[encoded]
+            documents = apply_bos(documents, bos_id, only=may_get, counts=False)
+        rule = self.tokenizer.eos
+        unclosed = ~closed[encoded] if rule == "ensure" else None
+        documents = apply_eos(documents, rule, self.tokenizer.eos_id, only=unclosed)
         fields = {name: values[of[encoded]] for name, values in block.document_fields.items()}
         pairs = [block.conversations[i].rejected is not None for i in of[encoded].tolist()]
         if any(pairs):
@@ -147,41 +153,14 @@ class ChatTokenizer:
             text = prompt + completion
             return [Rendered(text, [(len(prompt), len(text))], closed=False)]
         if self._template is None:
-            _refuse_without_template()
+            raise ConfigError(
+                "The records hold messages, and neither the source nor the tokenizer has a chat "
+                "template.",
+                "How a conversation becomes text is unknown.",
+                "Pass sources.Chat(..., template=) with a Jinja template or its path, or a "
+                "transformers tokenizer that has a `chat_template`.",
+            )
         return self._template.render(conversation)
-
-    def _with_ends(
-        self, documents: Documents, plain: NDArray[np.bool_], closed: NDArray[np.bool_]
-    ) -> Documents:
-        """The documents with BOS and EOS by the rules above."""
-        tokenizer = self.tokenizer
-        if len(documents.tokens) == 0:
-            return documents
-        if tokenizer.bos and tokenizer.bos_id is not None:
-            heads = documents.tokens[np.minimum(documents.offsets[:-1], len(documents.tokens) - 1)]
-            add = plain & (heads != tokenizer.bos_id)
-            documents = extend(documents, add, tokenizer.bos_id, at_head=True, counts=False)
-        if tokenizer.eos == "as-is" or tokenizer.eos_id is None:
-            return documents
-        add = np.ones(len(documents), dtype=np.bool_)
-        if tokenizer.eos == "ensure":
-            add = ~closed & (documents.tokens[documents.offsets[1:] - 1] != tokenizer.eos_id)
-        return extend(documents, add, tokenizer.eos_id, at_head=False)
-
-
-def _whole_records(
-    documents: Documents, encoded: NDArray[np.int64], record: NDArray[np.int64]
-) -> tuple[Documents, NDArray[np.int64]]:
-    """The documents of conversations of which every text was encoded.
-
-    Args:
-        documents: those of the texts `encoded` (M,).
-        encoded: numbers of texts.
-        record: (N,) the conversation of each text.
-    """
-    lost = np.delete(record, encoded)
-    kept = ~np.isin(record[encoded], lost)
-    return documents.take(np.flatnonzero(kept)), encoded[kept]
 
 
 def _of_pairs(origin: NDArray[np.void], pairs: NDArray[np.bool_]) -> Fields:
@@ -197,12 +176,3 @@ def _of_pairs(origin: NDArray[np.void], pairs: NDArray[np.bool_]) -> Fields:
     chosen = ~pairs
     chosen[np.flatnonzero(pairs)[::2]] = True
     return {"group": group, "chosen": chosen}
-
-
-def _refuse_without_template() -> NoReturn:
-    raise ConfigError(
-        "The records hold messages, and neither the source nor the tokenizer has a chat template.",
-        "How a conversation becomes text is unknown.",
-        "Pass sources.Chat(..., template=) with a Jinja template or its path, or a transformers "
-        "tokenizer that has a `chat_template`.",
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.numeric import whole_number
@@ -40,21 +41,23 @@ class TokenRules:
             size = whole_number("vocab_size", size, _IDS, most=1 << 32)
             object.__setattr__(self, "vocab_size", size)
         for name in ("eos_id", "pad_id"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            value = whole_number(name, value, _IDS, least=0, most=(1 << 32) - 1)
-            object.__setattr__(self, name, value)
-            if size is not None:
-                check_in_vocabulary(name, value, size)
+            object.__setattr__(self, name, checked_id(name, getattr(self, name), size))
 
 
-def check_in_vocabulary(name: str, token: int | None, size: int) -> None:
-    """Raise `ConfigError` unless an id, if there is one, is below the size of the vocabulary."""
-    if token is not None and token >= size:
+def checked_id(name: str, token: Any, size: int | None) -> int | None:
+    """An id as a plain int, if there is one.
+
+    Raises:
+        ConfigError: it is no token id, or not below the size of the vocabulary.
+    """
+    if token is None:
+        return None
+    number = whole_number(name, token, _IDS, least=0, most=(1 << 32) - 1)
+    if size is not None and number >= size:
         raise ConfigError(
-            f"{name} is {token}, and the vocabulary has {size} ids.",
+            f"{name} is {number}, and the vocabulary has {size} ids.",
             "The id would reach an embedding that has no row for it.",
             "Pass an id below that; or, if the model's embedding has more rows, their number as "
             "vocab_size.",
         )
+    return number

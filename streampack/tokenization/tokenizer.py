@@ -27,14 +27,13 @@ from streampack.numeric import whole_number
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
 from streampack.tokenization.pieces import BYTES_PER_CHARACTER, can_be_cut, is_long, pieces_of
-from streampack.tokenization.rules import check_in_vocabulary
+from streampack.tokenization.rules import checked_id
 from streampack.tokenization.threads import configure
 from streampack.tokenization.vocabulary import open_vocabulary
 
 logger = logging.getLogger(__name__)
 
 LONG = 4 << 20  # characters of a text that is worth a word
-PILES = 8  # that texts are dealt into before they are encoded
 
 
 def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
@@ -111,12 +110,10 @@ class Tokenizer:
         if threads is not None:
             threads = whole_number("threads", threads, "Encoding needs at least one thread.")
         self.eos: EosRule = eos
-        self.eos_id = _check_id("eos_id", vocabulary.eos_id if eos_id is None else eos_id)
-        self.bos_id = _check_id("bos_id", vocabulary.bos_id if bos_id is None else bos_id)
-        self.pad_id = _check_id("pad_id", vocabulary.pad_id if pad_id is None else pad_id)
         size = max(vocabulary.largest_id + 1, model_vocab_size or 0)
-        for name in ("eos_id", "bos_id", "pad_id"):
-            check_in_vocabulary(name, getattr(self, name), size)
+        self.eos_id = checked_id("eos_id", vocabulary.eos_id if eos_id is None else eos_id, size)
+        self.bos_id = checked_id("bos_id", vocabulary.bos_id if bos_id is None else bos_id, size)
+        self.pad_id = checked_id("pad_id", vocabulary.pad_id if pad_id is None else pad_id, size)
         self.bos = vocabulary.wants_bos if bos is None else bos
         self.threads = threads
         if eos != "as-is" and self.eos_id is None:
@@ -248,13 +245,11 @@ class Tokenizer:
         ]
         pieces = list(chain.from_iterable(cut))
         self._say_memory(pieces)
-        order = _dealt(pieces)
-        found: list[Encoding] = encode([pieces[i] for i in order], add_special_tokens=False)
-        encodings = found.copy()
-        for i, encoding in zip(order, found, strict=True):
-            encodings[i] = encoding
-        coming = iter(encodings)
-        return [_joined(list(islice(coming, len(of_text)))) for of_text in cut]
+        coming = iter(encode(pieces, add_special_tokens=False))
+        return [
+            next(coming) if len(parts) == 1 else Encoding.merge(list(islice(coming, len(parts))))
+            for parts in cut
+        ]
 
     @cached_property
     def _cuts(self) -> bool:
@@ -303,20 +298,6 @@ class Tokenizer:
         return encodings, np.array(kept, dtype=np.int64)
 
 
-def _joined(encodings: list[Encoding]) -> Encoding:
-    """What the pieces of a text give."""
-    return encodings[0] if len(encodings) == 1 else Encoding.merge(encodings)
-
-
-def _dealt(texts: Sequence[str]) -> list[int]:
-    """An order in which every stretch of texts has its share of the long ones.
-
-    Each thread of the library takes a stretch, and the batch waits for the slowest one.
-    """
-    longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-    return [i for pile in range(PILES) for i in longest_first[pile::PILES]]
-
-
 def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[int, int]:
     """(first, one after the last) token that holds a character of text[start:stop]."""
     first = None
@@ -333,16 +314,6 @@ def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[
         return first, len(encoding.ids)
     begin, _ = encoding.token_to_chars(last)
     return first, last + (begin < stop - 1)
-
-
-def _check_id(name: str, token: int | None) -> int | None:
-    if token is not None and not 0 <= token < 1 << 32:
-        raise ConfigError(
-            f"{name} is {token}.",
-            "Token ids are 32-bit numbers without a sign.",
-            f"Pass the {name} of the tokenizer, or leave it out.",
-        )
-    return token
 
 
 def _several_ends(names: Mapping[str, int]) -> ConfigError:

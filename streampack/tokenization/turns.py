@@ -62,15 +62,10 @@ class RenderError(Exception):
 
 
 class Turns:
-    """The assistant's turns in one text.
+    """The assistant's turns in `text`, which is all messages rendered.
 
-    Args:
-        render: renders messages.
-        prompted: True if the template has a generation prompt.
-        special: of the tokenizer.
-        messages: of the conversation.
-        text: all of them, rendered.
-        alone: True if only the last turn is wanted, as it is when it is generated.
+    `prompted` is True if the template has a generation prompt, `alone` if only the last turn is
+    wanted, as it is when it is generated.
     """
 
     def __init__(

@@ -40,11 +40,7 @@ class EvaluationMixin:
         return packed or super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """As `Trainer.get_test_dataloader`; of a `PackedDataset`, its batches.
-
-        Raises:
-            ConfigError: see `get_eval_dataloader`.
-        """
+        """As `Trainer.get_test_dataloader`; of a `PackedDataset`, its batches."""
         return self._packed(test_dataset) or super().get_test_dataloader(  # type: ignore[misc]
             test_dataset
         )

@@ -7,11 +7,10 @@ and the state is that after the batch whose step began last, or that before the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from streampack.batch import PackedBatch
-from streampack.dataset import PackedDataset
 from streampack.loader import PackedLoader
 from streampack.run.distributed_state import DistributedState
 
@@ -55,7 +54,7 @@ class DataModuleMixin:
         """For the checkpoint, the same on all ranks, which call it together."""
         last = self._last
         state = self._start if last is None else self.loader.state_dict(after=last)
-        return DistributedState(_Saved(self.loader.dataset, state)).state_dict()
+        return DistributedState(self.loader).of_all(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after a checkpoint.
@@ -75,17 +74,3 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._loader)
-
-
-class _Saved:
-    """A loader that stands at a state."""
-
-    def __init__(self, dataset: PackedDataset, state: dict[str, Any]) -> None:
-        self.dataset = dataset
-        self._state = state
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._state = dict(state)

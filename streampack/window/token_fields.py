@@ -8,8 +8,6 @@ Cost: one compiled pass over the batch's slots.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,20 +17,11 @@ from streampack.window.packed_rows import PackedRows
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 
-class Fields(NamedTuple):
-    """The per-token fields of a batch.
-
-    Attributes:
-        wide: (3, rows, seq_len) int64: input ids, position ids and labels.
-        document_ids: (rows, seq_len) int32.
-    """
-
-    wide: NDArray[np.int64]
-    document_ids: NDArray[np.int32]
-
-
-def derive_fields(packed: PackedRows) -> Fields:
+def derive_fields(packed: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """The per-token fields of a batch, in one pass.
+
+    They are (3, rows, seq_len) int64, input ids, position ids and labels; and document ids, (rows,
+    seq_len) int32.
 
     Positions count from the start of each attention segment. Labels are the ids, unshifted, and
     -100 on padding, on the first token of every attention segment (but not where a
@@ -49,7 +38,7 @@ def derive_fields(packed: PackedRows) -> Fields:
     )  # fmt: skip
     ends = packed.cu_seqlens if packed.uncut is None else packed.uncut
     wide[2].reshape(slots)[ends[:-1]] = -100
-    return Fields(wide, document_ids)
+    return wide, document_ids
 
 
 @kernel

@@ -26,7 +26,7 @@ from streampack.errors import PlanError, StreampackError
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, check_plan
-from streampack.packing.request import MemberLengths, WindowRequest
+from streampack.packing.request import WindowRequest
 from streampack.packing.rng import derive_seed
 from streampack.window.buffer import TokenBuffer
 from streampack.window.config import WindowConfig, sure_tokens
@@ -173,28 +173,15 @@ class Window:
                 self._continued = True
         return following, following < len(documents) or not self.wants
 
-    def needed(
-        self, lengths: NDArray[np.int64], members: MemberLengths | None = None
-    ) -> NDArray[np.int64]:
-        """(N,) int64: tokens of each document that rows will hold, by the overflow policy.
-
-        The window applies the policy, because the packer may see only a part of a document.
-        """
-        return needed_tokens(self._packer, lengths, members, self._batch_tokens)
-
     def needed_of(
         self, documents: Documents, cut: NDArray[np.int64] | int = 0
     ) -> NDArray[np.int64]:
-        """(N,) int64: the same of a block, without the last `cut` tokens of each document."""
-        members = lengths_of_members(documents) if self._packer.packs_members else None
-        return self.needed(documents.lengths - cut, members)
+        """(N,) int64: tokens that rows will hold of each document, without its last `cut`.
 
-    @property
-    def _members(self) -> MemberLengths | None:
-        """Of the groups held, for packers that ask for them."""
-        if not self._packer.packs_members:
-            return None
-        return self.fields.member_lengths(self.entries.serial)
+        The window applies the overflow policy, for the packer may see only a part of a document.
+        """
+        members = lengths_of_members(documents) if self._packer.packs_members else None
+        return needed_tokens(self._packer, documents.lengths - cut, members, self._batch_tokens)
 
     def _append(
         self, documents: Documents, first: int, held: NDArray[np.int64], serial: int
@@ -228,8 +215,10 @@ class Window:
             PlanError: the packer's rows cannot be gathered (`planned_window`).
         """
         entries, longest = self.entries, self._longest
-        held, members = entries.held, self._members
-        needed = self.needed(entries.length, members)
+        held, members = entries.held, None
+        if self._packer.packs_members:
+            members = self.fields.member_lengths(entries.serial)
+        needed = needed_tokens(self._packer, entries.length, members, self._batch_tokens)
         lengths = remaining = np.maximum(needed - entries.start, 0)
         if self._continued and remaining[-1] > held[-1]:
             lengths = np.append(remaining[:-1], held[-1] + 2 * longest)

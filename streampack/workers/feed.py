@@ -15,15 +15,13 @@ from typing import Any
 
 from streampack.batch import PackedBatch
 from streampack.dealing.board import Board
-from streampack.errors import ConfigError
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
 from streampack.lane.warm_up import warm_up
-from streampack.numeric import real_number, whole_number
+from streampack.numeric import one_of, real_number, whole_number
 from streampack.workers.clean_up import whole_clean_up
-from streampack.workers.receiver import Receiver
 from streampack.workers.worker_handle import WorkerHandle
 
 logger = logging.getLogger(__name__)
@@ -51,13 +49,10 @@ class WorkerSettings:
     ) -> WorkerSettings:
         """These settings; raises `ConfigError` where workers cannot be run so."""
         none = "There is no such number of processes or batches."
-        methods = multiprocessing.get_all_start_methods()
-        if start_method is not None and start_method not in methods:
-            raise ConfigError(
-                f"multiprocessing_context is {start_method!r}.",
-                "Python cannot start worker processes that way here.",
-                f"Use one of {', '.join(methods)}, or None (Python's default).",
-            )
+        if start_method is not None:
+            methods = multiprocessing.get_all_start_methods()
+            consequence = "Python cannot start worker processes that way here."
+            one_of("multiprocessing_context", start_method, methods, consequence)
         if timeout_s is not None:
             timeout_s = real_number(
                 "timeout_s",
@@ -97,7 +92,6 @@ def feed_from_workers(share: LaneShare, sharing: Sharing, settings: WorkerSettin
             count,
         )
     workers: list[WorkerHandle] = []
-    receivers: list[Receiver] = []
     try:
         for number in range(count):
             own = {lane: share.states[lane] for lane in lanes[number::count]}
@@ -114,8 +108,9 @@ def feed_from_workers(share: LaneShare, sharing: Sharing, settings: WorkerSettin
             )
         wants_fields = threading.Event()
         # Threads start after the last fork, so that no child is forked beside them.
-        receivers += [Receiver(worker, wants_fields) for worker in workers]
-        running = {lane: receivers[i % count] for i, lane in enumerate(lanes)}
+        for worker in workers:
+            worker.start_receiving(wants_fields)
+        running = {lane: workers[i % count] for i, lane in enumerate(lanes)}
         while running:
             for lane in list(running):
                 item = running[lane].receive(settings.timeout_s)
@@ -125,8 +120,5 @@ def feed_from_workers(share: LaneShare, sharing: Sharing, settings: WorkerSettin
                 yield item
     finally:
         with whole_clean_up():
-            for receiver in receivers:
-                receiver.stop()
-            for worker in workers[len(receivers) :]:
-                worker.end_process()
-                worker.close()
+            for worker in workers:
+                worker.stop()

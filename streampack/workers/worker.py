@@ -24,7 +24,6 @@ from streampack.lane.batch import LaneBatch, LaneEnd, SavedRound
 from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
-from streampack.workers.messages import send_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +34,8 @@ class Failed:
     traceback: str
 
 
-#: A lane's batch or end, and the state that its round starts from, unless that was sent before.
-Message = tuple[LaneBatch | LaneEnd, dict[str, Any] | None]
-
-_NOT_SENT = SavedRound({})  # in the place of the round in a message
+#: What a worker sends: a lane's batch or end, whose round is a `SavedRound`.
+Message = LaneBatch | LaneEnd | Failed
 
 #: Signals that are for the loop to answer, by its own handlers.
 LOOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -65,15 +62,7 @@ def run_worker(
     sender: Connection,
     inherited: Sequence[Connection],
 ) -> None:
-    """Main function of the process.
-
-    Args:
-        share: what to run.
-        sharing: of deals with the other workers and ranks.
-        prefetch_batches: batches made ahead of those that are sent.
-        sender: where they go.
-        inherited: ends of other pipes that a forked child holds and must not keep open.
-    """
+    """Main function of the process; `inherited` are ends of other pipes, not to be kept open."""
     for connection in inherited:
         connection.close()
     # Ctrl-C goes to every process of the terminal; whether it ends the run is for the loop to
@@ -86,13 +75,9 @@ def run_worker(
     sending = threading.Thread(target=_send_all, args=(waiting, sender), daemon=True)
     sending.start()
     try:
-        sent: dict[int, object] = {}  # the round of each lane that was sent last
         dealer = sharing.dealer(share.config, sharing.board(share.config), share.states)
         for item in rotate(share, dealer):
-            fresh = sent.get(item.lane) is not item.round
-            sent[item.lane] = item.round
-            round_start = item.round.state(0) if fresh else None
-            waiting.put((item._replace(round=_NOT_SENT), round_start))
+            waiting.put(item._replace(round=SavedRound(item.round.state(0))))
     except BaseException as error:  # whatever it is, the loop must hear of it
         waiting.put(Failed(_picklable(error), traceback.format_exc()))
     waiting.put(None)
@@ -102,7 +87,7 @@ def run_worker(
 def _send_all(waiting: queue.Queue[Any], sender: Connection) -> None:
     try:
         while (message := waiting.get()) is not None:
-            send_message(sender, message)
+            sender.send_bytes(pickle.dumps(message, protocol=5))  # which copies arrays once
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the loop is gone or has had enough
     except BaseException:  # nobody would take what is made, and the loop would wait for ever

@@ -1,4 +1,13 @@
-"""The loop's side of a worker process: start it, receive what it sends, end it."""
+"""The loop's side of a worker process: start it, receive what it sends, end it.
+
+Receiving a batch and making its per-token fields take a few milliseconds where batches are large,
+and hold the interpreter lock for a small part of that: reading from the pipe and the compiled pass
+that writes the fields do without. So a thread does both while the loop computes, and the loop waits
+for a batch no longer than it takes to hand over a reference.
+
+Fields are made ahead only for a loop that uses them: copies to a device start from the compact
+form, and their fields are made there.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +15,25 @@ import fcntl
 import multiprocessing.process
 import os
 import pickle
+import queue
 import signal
+import threading
 import weakref
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from streampack.batch import PackedBatch
 from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.lane.batch import LaneBatch, LaneEnd
 from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.workers import fork_server
 from streampack.workers.fork_server import WORKER_NAME
-from streampack.workers.messages import receive_message
 from streampack.workers.worker import LOOP_SIGNALS, Failed, Message, held_back, run_worker
 
+AHEAD = 2  # batches held with their fields; the worker has made more, in compact form
 PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux; batches fit in it
 _BYTES_PER_TOKEN = 8  # of a batch on its way, generously
 
@@ -121,59 +134,104 @@ class WorkerHandle:
             ) from error
         finally:
             sender.close()  # the worker's death then ends the pipe
+        self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
+        self._received = queue.SimpleQueue()
+        self._room = threading.Semaphore(AHEAD)
+        self._stopped = False
+        self._thread: threading.Thread | None = None
         _started.add(self)
 
-    def receive(self) -> Message:
-        """The next message.
+    def start_receiving(self, wants_fields: threading.Event) -> None:
+        """Take messages ahead from now on, in order, in a thread.
+
+        Args:
+            wants_fields: set once the loop has asked for per-token fields on the host; shared by
+                all workers of a loop.
+        """
+        # A thread that hangs must not keep the interpreter from ending.
+        name = f"streampack-receiver-{self.number}"
+        self._thread = threading.Thread(
+            target=self._run, args=(wants_fields,), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def receive(self, timeout_s: float | None) -> PackedBatch | LaneEnd:
+        """The next batch, or the end of a lane that has none.
 
         Raises:
-            WorkerError: the process died.
+            WorkerError: the process died, or gave nothing for `timeout_s` seconds.
             Exception: what a lane raised there.
         """
+        if not self.is_ours:
+            raise WorkerError(
+                f"This process was forked inside a loop whose worker {self.number} is its "
+                "parent's.",
+                "Only the parent gets its batches.",
+                "Let the child leave the loop, or iterate its own loader.",
+            )
+        try:
+            received = self._received.get(timeout=timeout_s)
+        except queue.Empty:
+            raise WorkerError(
+                f"{self} gave nothing for {timeout_s} s.",
+                "The loop would wait for ever.",
+                "Look at storage and tokenizer, or raise timeout_s.",
+            ) from None
+        if isinstance(received, BaseException):
+            raise received
+        self._room.release()
+        return received
+
+    def stop(self) -> None:
+        """End the process, even if it is blocked on a full pipe or in I/O, and the thread."""
+        self._stopped = True
+        self._room.release()
+        if self.is_ours:
+            self.process.terminate()
+            self.process.join(5)
+            if self.process.exitcode is None:
+                self.process.kill()
+                self.process.join()
+        if self._thread is not None:
+            self._thread.join(5)
+        self.receiver.close()
+        if self.is_ours:
+            with suppress(ValueError):  # where SIGCHLD is ignored, nobody can know that it ended
+                self.process.close()
+
+    def _run(self, wants_fields: threading.Event) -> None:
+        try:
+            while True:
+                self._room.acquire()
+                if self._stopped:
+                    return
+                item = self._next_item()
+                if isinstance(item, LaneEnd):
+                    self._received.put(item)
+                    continue
+                batch = PackedBatch.of_lane(item, on_fields=wants_fields.set)
+                if wants_fields.is_set():
+                    batch.make_fields()
+                self._received.put(batch)
+        except BaseException as error:  # the loop raises it where it asks for the batch
+            if not self._stopped:  # or it and its frames would keep this object alive
+                self._received.put(error)
+
+    def _next_item(self) -> LaneBatch | LaneEnd:
         ready = wait([self.receiver, self.process.sentinel])
         if self.receiver not in ready and not self.receiver.poll():
             raise self._died()  # even if a process of the worker's own still holds the pipe
         try:
-            message: Message | Failed = receive_message(self.receiver)
+            message: Message = pickle.loads(self.receiver.recv_bytes())  # noqa: S301
         except (EOFError, OSError):  # at the end of a message, or inside one
             raise self._died() from None
         if isinstance(message, Failed):
             raise _as_raised(message, self.number)
         return message
 
-    def timed_out(self, timeout_s: float | None) -> WorkerError:
-        """The error to raise if it gave nothing for so long."""
-        return WorkerError(
-            f"Worker {self.number} (process {self.process.pid}) gave nothing for {timeout_s} s "
-            f"(lanes {self._lane_names()}).",
-            "The loop would wait for ever.",
-            "Look at storage and tokenizer, or raise timeout_s.",
-        )
-
-    def of_parent(self) -> WorkerError:
-        """The error to raise where a forked child goes on with the loop."""
-        return WorkerError(
-            f"This process was forked inside a loop whose worker {self.number} is its parent's.",
-            "Only the parent gets its batches.",
-            "Let the child leave the loop, or iterate its own loader.",
-        )
-
-    def end_process(self) -> None:
-        """End the process, even if it is blocked on a full pipe or in I/O."""
-        if not self.is_ours:
-            return
-        self.process.terminate()
-        self.process.join(5)
-        if self.process.exitcode is None:
-            self.process.kill()
-            self.process.join()
-
-    def close(self) -> None:
-        """Close the pipe and the process, which has ended."""
-        self.receiver.close()
-        if self.is_ours:
-            with suppress(ValueError):  # where SIGCHLD is ignored, nobody can know that it ended
-                self.process.close()
+    def __str__(self) -> str:
+        lanes = ", ".join(map(str, self._lanes))
+        return f"Worker {self.number} (process {self.process.pid}, lanes {lanes})"
 
     def _died(self) -> WorkerError:
         self.process.join(5)
@@ -182,15 +240,11 @@ class WorkerHandle:
         if code is None:  # where SIGCHLD is ignored, nobody can know how
             how = "ended"
         return WorkerError(
-            f"Worker {self.number} (process {self.process.pid}) {how} "
-            f"(lanes {self._lane_names()}).",
+            f"{self} {how}.",
             "Batches it had made ahead are gone; none that the loop got is affected.",
             "Iterate the loader again to go on after the last batch, or resume from a saved "
             "state. If the system killed it, look at the memory of the machine.",
         )
-
-    def _lane_names(self) -> str:
-        return ", ".join(map(str, self._lanes))
 
 
 def _as_raised(failed: Failed, number: int) -> BaseException:

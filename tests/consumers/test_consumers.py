@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.megatron import _megatron_counts_tokens
-from streampack.consumers.padded_segments import head_and_tail
+from streampack.consumers.padded_segments import held_slots
 from streampack.errors import ConfigError
 from streampack.packing import (
     BestFitCrop,
@@ -334,7 +334,7 @@ def test_context_parallel_ranks_together_have_the_losses_of_the_documents(packer
         held = torch.arange(batch.rows * batch.seq_len)
         parts = [batch.megatron(cp_size=cp_size, cp_rank=rank) for rank in range(cp_size)]
         slots = [
-            torch.from_numpy(head_and_tail(placed.numpy(), cp_size, rank))
+            torch.from_numpy(held_slots(placed.numpy(), cp_size, rank, zigzag=True))
             for rank in range(cp_size)
         ]
         assert torch.equal(torch.cat(slots).sort().values, held)

@@ -58,7 +58,7 @@ def serve(
         )
         numbers = [number for number in numbers if topology.takes(number, start)]
         items = (Item(n % lanes, n // lanes, n // lanes + 1 < lengths[n % lanes]) for n in numbers)
-        ending: Ending[Item] = Ending(
+        ending = Ending(
             items,
             topology=topology,
             start=start,

@@ -15,7 +15,7 @@ from streampack.errors import ConfigError, StateError
 from streampack.lane.batch import LaneBatch
 from streampack.lane.lane import Lane
 from streampack.packing import Buckets, Curriculum
-from streampack.packing.buckets.schedule import bucket_schedule
+from streampack.packing.buckets.schedule import scheduled_buckets
 from tests.support.forged import sign
 from tests.support.lanes import SEQ_LEN, check_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
@@ -30,7 +30,7 @@ def seq_lens_of(batches: list[LaneBatch]) -> list[int]:
 
 
 def scheduled(packer: Buckets, count: int, seed: int = SEED) -> list[int]:
-    turns = bucket_schedule(packer.curriculum, seed).buckets(0, count)
+    turns = scheduled_buckets(packer.curriculum, seed, 0, count)
     return [packer.seq_lens[bucket] for bucket in turns]
 
 

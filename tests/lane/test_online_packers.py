@@ -85,7 +85,7 @@ def test_repeated_tokens_are_masked_and_nothing_else_is() -> None:
         counted = rows.tokens[rows.loss_mask]
         seen[counted] += 1
         assert (~rows.loss_mask[real]).sum() == rows.composition.repeated
-        labels = derive_fields(rows).wide[2].ravel()
+        labels = derive_fields(rows)[0][2].ravel()
         assert (labels[~rows.loss_mask] == -100).all()
         assert (labels >= 0).sum() == rows.num_loss_tokens
     assert (seen == 1).all()

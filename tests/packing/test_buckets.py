@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError
 from streampack.packing import Buckets, Curriculum, Plan, check_plan
 from streampack.packing.buckets.rows import fill_batches
-from streampack.packing.buckets.schedule import bucket_schedule
+from streampack.packing.buckets.schedule import scheduled_buckets
 from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
 from tests.support.bucket_reference import scheduled_rows
@@ -255,7 +255,7 @@ def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
     check_plan(plan, taken)  # heads without gaps: what stays is a tail
     assert (taken <= lengths).all()
     assert (taken[must_go] == np.array(lengths, dtype=np.int64)[must_go]).all()
-    turns = bucket_schedule(packer.curriculum, 1).buckets(rotation, len(batches) - 1)
+    turns = scheduled_buckets(packer.curriculum, 1, rotation, len(batches) - 1)
     for b, bucket in enumerate(turns):
         rows = range(batches[b], batches[b + 1])
         assert len(rows) >= 1

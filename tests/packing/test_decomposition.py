@@ -15,7 +15,7 @@ from streampack import Decomposition, WindowConfig
 from streampack.errors import ConfigError
 from streampack.lane.lane import Lane
 from streampack.packing import check_plan
-from streampack.packing.buckets.schedule import bucket_schedule
+from streampack.packing.buckets.schedule import scheduled_buckets
 from tests.support.lanes import SEQ_LEN, check_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
 from tests.support.plans import planned, rows_of, window_request
@@ -117,7 +117,7 @@ def test_batches_follow_the_schedule_and_what_stays_of_a_document_is_its_tail(
     assert (reached[left == 0] == sizes[left == 0]).all()
     assert ((plan.dropped == 0) | (reached == sizes)).all()
     assert not keep_tails or not plan.dropped.any()
-    turns = bucket_schedule(packer._buckets.curriculum, 1).buckets(step, len(found.batches) - 1)
+    turns = scheduled_buckets(packer._buckets.curriculum, 1, step, len(found.batches) - 1)
     for b, turn in enumerate(turns):
         rows = plan.seq_len[found.batches[b] : found.batches[b + 1]]
         assert set(rows.tolist()) == {SEQ_LENS[turn]}

@@ -265,3 +265,21 @@ def test_a_custom_packer_can_stay_while_other_settings_change_but_cannot_be_left
     (other,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 32})
     with pytest.raises(StateError, match="'Custom', which is not one of streampack's"):
         other.load_state_dict(loader.state_dict(), allow=EVERYTHING)
+
+
+def test_settings_may_change_before_the_turn_of_a_lane_that_has_no_document() -> None:
+    def loader(batch_tokens: int) -> PackedLoader:
+        source = MemorySource([numbered_documents([9, 9, 1])], block_documents=5)
+        rules = TokenRules(pad_id=PAD, eos_id=PAD + 1)
+        dataset = PackedDataset(
+            source, seq_len=16, batch_tokens=batch_tokens, window=WindowConfig(rows=8), lanes=6,
+            topology=Topology(), token_rules=rules,
+        )  # fmt: skip
+        return PackedLoader(dataset)
+
+    first = loader(16)
+    found = [next(iter(first))]
+    changed = loader(32)
+    changed.load_state_dict(first.state_dict(), allow={"batch_tokens", "window"})
+    found += changed
+    assert sorted(counted(found)) == list(range(19))

@@ -328,7 +328,7 @@ def test_a_state_of_another_order_is_refused() -> None:
 def test_packers_that_tear_the_order_apart_are_refused() -> None:
     with pytest.raises(ConfigError, match="Concat"):
         make_dataset(SimilarityOrder(), seq_len=None, packer=BestFitDecreasing(seq_len=SEQ_LEN))
-    with pytest.raises(ConfigError, match="order is a str"):
+    with pytest.raises(ConfigError, match="order is 'similar'"):
         make_dataset("similar")
     assert isinstance(make_dataset(SimilarityOrder()).plan.config.packer, Concat)
 

@@ -327,7 +327,7 @@ def test_an_end_that_does_not_fit_the_documents_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"eos": "sometimes"}, 'eos is "sometimes"'),
+        ({"eos": "sometimes"}, "eos is 'sometimes'"),
         ({"eos_id": -1}, "eos_id is -1"),
         ({"pad_id": 1 << 32}, "pad_id is 4294967296"),
         ({"pad_id": 5000}, "pad_id is 5000, and the vocabulary has"),

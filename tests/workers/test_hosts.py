@@ -106,12 +106,12 @@ INTERRUPTED_TWICE = """
 INTERRUPTED_IN_CLEAN_UP = """
     import multiprocessing, time
     from streampack.workers.worker_handle import WorkerHandle
-    end_process = WorkerHandle.end_process
+    stop = WorkerHandle.stop
     def slowly(worker):
         os.kill(os.getpid(), signal.SIGINT)  # as from a terminal, in the middle of it
         time.sleep(0.01)
-        end_process(worker)
-    WorkerHandle.end_process = slowly
+        stop(worker)
+    WorkerHandle.stop = slowly
     other = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context=METHOD)
     interrupts = 0
     try:

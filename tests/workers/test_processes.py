@@ -53,6 +53,13 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost
     assert found == expected
 
 
+def test_arrays_of_a_workers_batch_are_the_loops_to_write() -> None:
+    (batch, *_) = PackedLoader(make_dataset(), num_workers=1)
+    packed = batch._packed
+    assert packed.tokens.flags.writeable
+    assert packed.cu_seqlens.flags.writeable
+
+
 def unread_bytes(connection: Any) -> int:
     count = array.array("i", [0])
     fcntl.ioctl(connection.fileno(), termios.FIONREAD, count)

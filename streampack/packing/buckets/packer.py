@@ -31,12 +31,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents import ranges_of
 from streampack.errors import ConfigError
 from streampack.numeric import is_number, is_whole
 from streampack.packing.arguments import require_align, require_buckets
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.buckets.rows import fill_batches
-from streampack.packing.buckets.schedule import Curriculum, bucket_schedule, plain_shares
+from streampack.packing.buckets.schedule import Curriculum, plain_shares, scheduled_buckets
 from streampack.packing.overflow import checked_lengths
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -157,7 +158,7 @@ class Buckets(Packer):
         Neither `final` nor `seed` changes anything, for nothing here is random.
         """
         lengths = checked_lengths(lengths)
-        room = _aligned(lengths, self._multiple)
+        room = -(-lengths // self._multiple) * self._multiple
         longest = self.seq_lens[-1]
         heads = np.maximum(room - 1, 0) // longest  # full rows cut off a document's front
         document, start = _heads(room, heads, longest)
@@ -166,14 +167,13 @@ class Buckets(Packer):
             room - heads * longest, heads * longest, sizes, self.padding_threshold
         )
         cut = len(document)
-        return _plan_of(
-            row_offsets=np.concatenate([np.arange(cut, dtype=np.int64), row_offsets + cut]),
-            seq_len=np.concatenate([np.full(cut, longest), sizes[bucket]]).astype(np.int32),
-            document=np.concatenate([document, documents]),
-            start=np.concatenate([start, starts]),
-            stop=np.concatenate([start + longest, stops]),
-            lengths=lengths,
-            align=self._multiple,
+        return self._plan_of(
+            np.concatenate([np.arange(cut, dtype=np.int64), row_offsets + cut]),
+            np.concatenate([np.full(cut, longest), sizes[bucket]]),
+            np.concatenate([document, documents]),
+            np.concatenate([start, starts]),
+            np.concatenate([start + longest, stops]),
+            lengths,
         )
 
     def plan_window(self, request: WindowRequest) -> Selection:
@@ -188,18 +188,19 @@ class Buckets(Packer):
         """
         lengths = np.minimum(request.held, request.lengths)
         must_go = request.rounds_left <= 0
-        room = _aligned(lengths, self._multiple)
+        room = -(-lengths // self._multiple) * self._multiple
         batch_tokens, total = request.batch_tokens, int(room.sum())
         least_tokens = math.ceil((1 - request.carry) * int(request.held.sum()))
         count = max(min(-(-least_tokens // batch_tokens), total // batch_tokens), 1)
         if request.final or must_go.all():
             count = max(-(-total // batch_tokens), 1)
-        schedule = bucket_schedule(self.curriculum, request.schedule_seed)
         sizes = np.array(self.seq_lens, dtype=np.int64)
         order = permutation(len(lengths), request.seed)
         at_most = 2 * count + 8
         while True:
-            buckets = schedule.buckets(request.step, at_most)
+            buckets = scheduled_buckets(
+                self.curriculum, request.schedule_seed, request.step, at_most
+            )
             found = fill_batches(
                 room, must_go, order, sizes, buckets, count, batch_tokens,
                 self.padding_threshold, request.final,
@@ -207,21 +208,28 @@ class Buckets(Packer):
             if found.complete:
                 break
             at_most *= 2
-        plan = _plan_of(
-            row_offsets=found.row_offsets,
-            seq_len=found.seq_len.astype(np.int32),
-            document=found.document,
-            start=found.start,
-            stop=found.stop,
-            lengths=lengths,
-            align=self._multiple,
+        plan = self._plan_of(
+            found.row_offsets, found.seq_len, found.document, found.start, found.stop, lengths
         )
         return Selection(plan, np.arange(plan.num_rows, dtype=np.int64), found.batches)
 
+    def _plan_of(
+        self,
+        row_offsets: NDArray[np.int64],
+        seq_len: NDArray[np.int64],
+        document: NDArray[np.int64],
+        start: NDArray[np.int64],
+        stop: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> Plan:
+        """A plan over documents of these lengths; `stop` may count alignment's padding."""
+        stop, dropped = np.minimum(stop, lengths[document]), np.zeros_like(lengths)
+        plan = Plan.plain(row_offsets, seq_len, document, start, stop, dropped)
+        return replace(plan, pad_after=(start - stop) % self._multiple)
+
     def seq_len_at(self, step: int, *, schedule_seed: int) -> int:
         """Tokens per row of batch number `step` of every lane, by the schedule."""
-        schedule = bucket_schedule(self.curriculum, schedule_seed)
-        return self.seq_lens[int(schedule.buckets(step, 1)[0])]
+        return self.seq_lens[int(scheduled_buckets(self.curriculum, schedule_seed, step, 1)[0])]
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
@@ -239,42 +247,6 @@ class Buckets(Packer):
         }
 
 
-@kernel
-def _aligned(lengths: NDArray[np.int64], align: int) -> NDArray[np.int64]:
-    """`lengths` with the padding that makes each a multiple of `align`."""
-    whole = lengths.copy()
-    if align > 1:
-        for i in range(len(whole)):
-            whole[i] = -(-whole[i] // align) * align
-    return whole
-
-
-def _plan_of(
-    *,
-    row_offsets: NDArray[np.int64],
-    seq_len: NDArray[np.int32],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    align: int,
-) -> Plan:
-    """A plan that repeats, inserts and drops nothing; `stop` may count alignment's padding."""
-    segments = len(document)
-    stop = np.minimum(stop, lengths[document])
-    return Plan(
-        row_offsets=row_offsets,
-        seq_len=seq_len,
-        document=document,
-        start=start,
-        stop=stop,
-        overlap=np.zeros(segments, dtype=np.int64),
-        insert_eos=np.zeros(segments, dtype=np.bool_),
-        pad_after=(start - stop) % align,
-        dropped=np.zeros(len(lengths), dtype=np.int64),
-    )
-
-
 def _heads(
     lengths: NDArray[np.int64], heads: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -284,8 +256,7 @@ def _heads(
     is until it fits. So they are ordered by what remains at each cut.
     """
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), heads)
-    number = np.arange(len(document), dtype=np.int64) - (np.cumsum(heads) - heads)[document]
-    start = number * longest
+    start = ranges_of(np.zeros_like(heads), heads) * longest
     order = np.lexsort((document, start - lengths[document]))
     return document[order], start[order]
 
@@ -313,7 +284,12 @@ def _compose(
     # Documents sorted by length, ties by arrival; by_length[first[s]:last[s]] are those of length s
     # that are left. At most one has been cut and not used up. It is shorter than all others, so it
     # needs no place among them.
-    first, last, by_length, words, groups = _by_length(lengths, largest)
+    by_length = np.argsort(lengths, kind="mergesort")[(lengths == 0).sum() :]
+    first = np.searchsorted(lengths[by_length], np.arange(largest + 1))
+    last = np.searchsorted(lengths[by_length], np.arange(largest + 1), side="right")
+    bits = new_bitmap(largest + 1)  # of `largest` minus length
+    for d in by_length:
+        set_bit(bits, largest - lengths[d])
     left = len(by_length)
     shortest = 1
     cut, cut_left = -1, 0
@@ -326,10 +302,10 @@ def _compose(
     rows = 0
     k = 0
     while left > 0:
-        b = np.searchsorted(sizes, largest - next_set(words, groups, 0))
+        b = np.searchsorted(sizes, largest - next_set(bits, 0))
         room = sizes[b]
         while True:
-            place = next_set(words, groups, largest - room)
+            place = next_set(bits, largest - room)
             if place < 0:
                 break
             size = largest - place
@@ -339,7 +315,7 @@ def _compose(
                 d = by_length[first[size]]
                 first[size] += 1
             if first[size] == last[size]:
-                clear_bit(words, groups, place)
+                clear_bit(bits, place)
             document[k], start[k], stop[k] = d, at[d], at[d] + size
             k += 1
             left -= 1
@@ -351,40 +327,13 @@ def _compose(
                 last[shortest] -= 1
                 cut, cut_left = by_length[last[shortest]], shortest
             if first[cut_left] == last[cut_left]:
-                clear_bit(words, groups, largest - cut_left)
+                clear_bit(bits, largest - cut_left)
             document[k], start[k], stop[k] = cut, at[cut], at[cut] + room
             k += 1
             at[cut] += room
             cut_left -= room  # more than 0: whatever fits has been added
-            set_bit(words, groups, largest - cut_left)
+            set_bit(bits, largest - cut_left)
         bucket[rows] = b
         rows += 1
         offsets[rows] = k
     return offsets[: rows + 1], bucket[:rows], document[:k], start[:k], stop[:k]
-
-
-@kernel
-def _by_length(
-    lengths: NDArray[np.int64], largest: int
-) -> tuple[
-    NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]
-]:
-    """A counting sort of the non-empty documents, and a bitmap of `largest` minus length."""
-    first = np.zeros(largest + 2, dtype=np.int64)
-    for i in range(len(lengths)):
-        first[lengths[i] + 1] += 1
-    total = len(lengths) - first[1]
-    first[1] = 0
-    for s in range(1, largest + 1):
-        first[s + 1] += first[s]
-    last = first.copy()
-    by_length = np.empty(total, dtype=np.int64)
-    for i in range(len(lengths)):
-        if lengths[i] > 0:
-            by_length[last[lengths[i]]] = i
-            last[lengths[i]] += 1
-    words, groups = new_bitmap(largest + 1)
-    for s in range(1, largest + 1):
-        if first[s] < last[s]:
-            set_bit(words, groups, largest - s)
-    return first, last, by_length, words, groups

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, set_bit
 
 
 class BatchRows(NamedTuple):
@@ -65,8 +65,7 @@ class _Shelf(NamedTuple):
     Bits stand for the largest bucket minus the length, so the longest comes first.
     """
 
-    words: NDArray[np.uint64]
-    groups: NDArray[np.uint64]
+    bits: Bitmap
     head: NDArray[np.int64]
 
 
@@ -264,10 +263,8 @@ def _place(stock: _Stock, segments: _Segments, d: int, room: int) -> int:
 @kernel
 def _fill(lengths: NDArray[np.int64], must_go: NDArray[np.bool_], largest: int) -> _Stock:
     count = len(lengths)
-    words, groups = new_bitmap(largest + 1)
-    pressing = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
-    words, groups = new_bitmap(largest + 1)
-    patient = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
+    pressing = _Shelf(new_bitmap(largest + 1), np.full(largest + 1, -1, dtype=np.int64))
+    patient = _Shelf(new_bitmap(largest + 1), np.full(largest + 1, -1, dtype=np.int64))
     stock = _Stock(
         pressing,
         patient,
@@ -292,22 +289,13 @@ def _line_up(
     order: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> _Queues:
-    first = np.zeros(len(sizes) + 1, dtype=np.int64)
-    of = np.empty(len(lengths), dtype=np.int64)
-    for d in range(len(lengths)):
-        of[d] = -1
-        if lengths[d] > 0 and not must_go[d]:
-            of[d] = min(np.searchsorted(sizes, lengths[d]), len(sizes) - 1)
-            first[of[d] + 1] += 1
-    for b in range(len(sizes)):
-        first[b + 1] += first[b]
-    last = first[:-1].copy()
-    queue = np.empty(first[-1], dtype=np.int64)
-    for d in order:
-        if of[d] >= 0:
-            queue[last[of[d]]] = d
-            last[of[d]] += 1
-    return _Queues(queue, first[:-1].copy(), last)
+    waiting = order[(lengths[order] > 0) & ~must_go[order]]
+    bucket = np.minimum(np.searchsorted(sizes, lengths[waiting]), len(sizes) - 1)
+    turn = np.argsort(bucket, kind="mergesort")
+    each = np.arange(len(sizes))
+    first = np.searchsorted(bucket[turn], each)
+    last = np.searchsorted(bucket[turn], each, side="right")
+    return _Queues(waiting[turn], first, last)
 
 
 @kernel
@@ -320,7 +308,7 @@ def _put_on(stock: _Stock, d: int) -> None:
     if following >= 0:
         stock.before[following] = d
     else:
-        set_bit(shelf.words, shelf.groups, place)
+        set_bit(shelf.bits, place)
     shelf.head[place] = d
 
 
@@ -336,7 +324,7 @@ def _take_off(stock: _Stock, d: int) -> None:
     else:
         shelf.head[place] = following
         if following < 0:
-            clear_bit(shelf.words, shelf.groups, place)
+            clear_bit(shelf.bits, place)
 
 
 @kernel
@@ -345,7 +333,7 @@ def _longest(shelf: _Shelf, room: int) -> int:
 
     One that is too long for every bucket counts as one that fills the largest.
     """
-    place = next_set(shelf.words, shelf.groups, len(shelf.head) - 1 - room)
+    place = next_set(shelf.bits, len(shelf.head) - 1 - room)
     return shelf.head[place] if place >= 0 else -1  # type: ignore[no-any-return]
 
 

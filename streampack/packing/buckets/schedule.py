@@ -155,34 +155,25 @@ def plain_shares(shares: object) -> tuple[float, ...]:
     return tuple(map(float, values))
 
 
-class BucketSchedule:
-    """The buckets of all rotations.
+def scheduled_buckets(
+    curriculum: Curriculum, seed: int, first: int, count: int
+) -> NDArray[np.int8]:
+    """(count,) int8: the bucket of each rotation from `first` on.
 
     Args:
-        curriculum: their shares.
+        curriculum: the shares of the buckets.
         seed: of the order in which they take turns.
     """
-
-    def __init__(self, curriculum: Curriculum, seed: int) -> None:
-        self.curriculum = curriculum
-        self._seed = derive_seed(seed, 3)
-        self._turns = np.zeros(0, dtype=np.int8)
-
-    def buckets(self, first: int, count: int) -> NDArray[np.int8]:
-        """(count,) int8: the bucket of each rotation from `first` on."""
-        if first + count > len(self._turns):
-            at, sums, whole = self.curriculum.units()
-            longer = max(1024, 1 << (first + count).bit_length())
-            self._turns = _take_turns(
-                longer, at, sums, whole, self.curriculum.repeat or 0, np.uint64(self._seed)
-            )
-        return self._turns[first : first + count]
+    rotations = max(1024, 1 << (first + count).bit_length())
+    return _all_turns(curriculum, seed, rotations)[first : first + count]
 
 
 @lru_cache(maxsize=16)
-def bucket_schedule(curriculum: Curriculum, seed: int) -> BucketSchedule:
-    """The schedule of these shares and this seed, shared by the lanes of a process."""
-    return BucketSchedule(curriculum, seed)
+def _all_turns(curriculum: Curriculum, seed: int, rotations: int) -> NDArray[np.int8]:
+    """(rotations,) int8, shared by the lanes of a process."""
+    at, sums, whole = curriculum.units()
+    seed = derive_seed(seed, 3)
+    return _take_turns(rotations, at, sums, whole, curriculum.repeat or 0, np.uint64(seed))
 
 
 @kernel
