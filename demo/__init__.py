@@ -1,1 +1,1 @@
-"""What `python -m demo` runs: a corpus, an object store and a model that any machine has."""
+"""What `streampack demo` runs: a corpus, an object store and a model that any machine has."""

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Set up what is needed and run the demo; arguments go to `python -m demo`.
+# Set up what is needed and run the demo; arguments go to `streampack demo`.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" development
-exec python -m demo "$@"
+exec streampack demo "$@"

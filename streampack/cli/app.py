@@ -10,10 +10,13 @@ from streampack import __version__
 from streampack.cli.bench import bench
 from streampack.cli.compare import compare
 from streampack.cli.convert import convert
+from streampack.cli.demo import demo, in_checkout
 from streampack.cli.order import order
 from streampack.cli.replay import replay
 from streampack.cli.warm import warm
 from streampack.cli.where import where
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # arguments of the demo
 
 app = typer.Typer(
     name="streampack",
@@ -42,3 +45,4 @@ def _program(
 
 for command in (bench, compare, convert, order, replay, warm, where):
     app.command()(command)
+app.command(add_help_option=False, context_settings=_PASSED_ON, hidden=not in_checkout())(demo)

@@ -236,13 +236,3 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.ConfigError, match="is not empty"):
         demo(steps=40, keep=tmp_path)
-
-
-def test_the_script_starts_the_command_of_the_checkout() -> None:
-    root = Path(__file__).parents[2]
-    assert 'python -m demo "$@"' in (root / "scripts" / "demo.sh").read_text()
-    called = subprocess.run(
-        [sys.executable, "-m", "demo", "--steps", "3"], cwd=root, capture_output=True, text=True
-    )
-    assert called.returncode == 1
-    assert "3 steps were asked for" in called.stderr
