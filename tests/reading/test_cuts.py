@@ -176,18 +176,26 @@ def _tar_sizes(documents: Ids) -> list[int]:
     return [512 + -(-(128 + 2 * len(d)) // 512) * 512 for d in documents]
 
 
+def _row_sizes(rows_per_group: int, more: int) -> Callable[[Ids], Any]:
+    """As if the rows of a row group were equal."""
+
+    def sizes_of(documents: Ids) -> Any:
+        sizes = np.array([more + len(d) for d in documents])
+        groups = np.arange(len(sizes)) // rows_per_group
+        return (np.bincount(groups, sizes) / np.bincount(groups))[groups]
+
+    return sizes_of
+
+
 #: How to make it, and what its documents weigh; of Parquet, as a part of all of a file.
-WEIGHED: dict[str, tuple[Maker, Callable[[Ids], list[int]]]] = {
+WEIGHED: dict[str, tuple[Maker, Callable[[Ids], Any]]] = {
     "mds": (_large_mds, lambda documents: [24 + 2 * len(d) for d in documents]),
     "tar": (_tar(""), _tar_sizes),
     "jsonl": (_lines(""), _line_sizes),
-    "parquet-text": (_parquet(1000, "text"), lambda documents: [1 + len(d) for d in documents]),
-    "parquet-text-groups": (
-        _parquet(50, "text"),
-        lambda documents: [4 + len(d) for d in documents],
-    ),
-    "parquet-ids": (_parquet(1000), lambda documents: [1 + len(d) for d in documents]),
-    "parquet-ids-groups": (_parquet(50), lambda documents: [1 + len(d) for d in documents]),
+    "parquet-text": (_parquet(1000, "text"), _row_sizes(1000, 1)),
+    "parquet-text-groups": (_parquet(50, "text"), _row_sizes(50, 4)),
+    "parquet-ids": (_parquet(1000), _row_sizes(1000, 1)),
+    "parquet-ids-groups": (_parquet(50), _row_sizes(50, 1)),
 }
 
 
