@@ -69,21 +69,19 @@ def _tar(kind: str) -> Maker:
     return make
 
 
-def _parquet(rows_per_group: int, column: str = "ids") -> Maker:
+def _parquet(rows_per_group: int) -> Maker:
     def make(folder: Path, shards: list[Ids], **options: Any) -> Parquet:
         for i, documents in enumerate(shards):
-            values: Any = pa.array([d.tolist() for d in documents], pa.list_(pa.int32()))
-            if column == "text":
-                values = ["x" * len(d) for d in documents]
+            values = pa.array([d.tolist() for d in documents], pa.list_(pa.int32()))
             pq.write_table(
-                pa.table({column: values}),
+                pa.table({"ids": values}),
                 folder / f"{i}.parquet",
                 row_group_size=rows_per_group,
                 use_dictionary=False,
                 compression="none",
                 write_statistics=False,
             )
-        return Parquet(folder, **{"text" if column == "text" else "tokens": column}, **options)
+        return Parquet(folder, tokens="ids", **options)
 
     return make
 
@@ -176,11 +174,11 @@ def _tar_sizes(documents: Ids) -> list[int]:
     return [512 + -(-(128 + 2 * len(d)) // 512) * 512 for d in documents]
 
 
-def _row_sizes(rows_per_group: int, more: int) -> Callable[[Ids], Any]:
+def _row_sizes(rows_per_group: int) -> Callable[[Ids], Any]:
     """As if the rows of a row group were equal."""
 
     def sizes_of(documents: Ids) -> Any:
-        sizes = np.array([more + len(d) for d in documents])
+        sizes = np.array([1 + len(d) for d in documents])
         groups = np.arange(len(sizes)) // rows_per_group
         return (np.bincount(groups, sizes) / np.bincount(groups))[groups]
 
@@ -192,10 +190,8 @@ WEIGHED: dict[str, tuple[Maker, Callable[[Ids], Any]]] = {
     "mds": (_large_mds, lambda documents: [24 + 2 * len(d) for d in documents]),
     "tar": (_tar(""), _tar_sizes),
     "jsonl": (_lines(""), _line_sizes),
-    "parquet-text": (_parquet(1000, "text"), _row_sizes(1000, 1)),
-    "parquet-text-groups": (_parquet(50, "text"), _row_sizes(50, 4)),
-    "parquet-ids": (_parquet(1000), _row_sizes(1000, 1)),
-    "parquet-ids-groups": (_parquet(50), _row_sizes(50, 1)),
+    "parquet": (_parquet(1000), _row_sizes(1000)),
+    "parquet-groups": (_parquet(50), _row_sizes(50)),
 }
 
 
@@ -217,7 +213,6 @@ def test_lanes_weigh_the_same_within_a_document(kind: str, shuffle: bool, tmp_pa
             parts = [own * w / own.sum() for own, w in zip(parts, weights, strict=True)]
         sizes = np.concatenate(parts)
     numbers = {tuple(d.tolist()): i for i, d in enumerate(documents)}
-    texts = {len(d): i for i, d in enumerate(documents)}
     # Heads and padding of a file, and what row groups hold besides, weigh as well.
     besides = abs(source.weight - sizes.sum()) + (0.01 * source.weight if "groups" in kind else 0)
     assert besides < 0.05 * source.weight
@@ -225,9 +220,7 @@ def test_lanes_weigh_the_same_within_a_document(kind: str, shuffle: bool, tmp_pa
         found = []
         for lane in source.lanes(lanes, seed=1, epoch=0, shuffle=shuffle):
             own = [document for block, _ in read_lane(lane) for _, document in block]
-            found.append(
-                sum(sizes[texts[len(d)] if isinstance(d, str) else numbers[d]] for d in own)
-            )
+            found.append(sum(sizes[numbers[d]] for d in own))
         share = source.weight / lanes
         for weight in found:
             assert abs(weight - share) <= sizes.max() + besides
