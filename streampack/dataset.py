@@ -217,7 +217,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         have one more. The number of lanes depends on the corpus alone.
 
         Args:
-            source, more, options: arguments of `PackedDataset`; `shuffle` is False.
+            source: as for `PackedDataset`, whose other arguments may follow; `shuffle` is False.
             lanes: None is up to 48, fewer for a small corpus.
             epochs: passes over the source.
 

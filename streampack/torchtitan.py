@@ -48,11 +48,12 @@ class PackedDataLoader(_Base):  # type: ignore[misc]
 
     Args:
         config: what to load.
-        dp_world_size, dp_rank: the data-parallel rank.
-        seq_len, local_batch_size: tokens per row, and rows, of torchtitan 0.3: tensors are
-            (rows, seq_len).
-        max_context_length, num_tokens_per_batch: tokens per row, and of a batch, after 0.3: tensors
-            are (T,).
+        dp_world_size: data-parallel ranks.
+        dp_rank: which of them this is.
+        seq_len: tokens per row, in torchtitan 0.3: tensors are (rows, seq_len).
+        local_batch_size: rows, in torchtitan 0.3.
+        max_context_length: tokens per row, after 0.3: tensors are (T,).
+        num_tokens_per_batch: tokens of a batch, after 0.3.
         ignored: what else the trainer passes, as its tokenizer.
 
     Raises:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -68,3 +69,16 @@ def test_every_link_leads_somewhere_inside_the_site(page: Path) -> None:
         if place:
             headings = re.findall(r"^#+ (.+)$", prose(target), re.M)
             assert place in map(anchor, headings), f"{page.name} names {link}"
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_docstrings_name_each_argument_by_itself(name: str) -> None:
+    """The site refuses to be built if one describes what is no argument."""
+    found = place_of(name)
+    public = vars(found) if inspect.isclass(found) else {}
+    for one in (found, *(value for key, value in public.items() if key[0] != "_")):
+        one = getattr(one, "__func__", one)
+        if callable(one) and one.__doc__:
+            _, _, section = inspect.getdoc(one).partition("\nArgs:\n")  # type: ignore[union-attr]
+            described = re.findall(r"^    (\S[^:\n]*): ", section.split("\n\n")[0], re.M)
+            assert all(argument.isidentifier() for argument in described), described

@@ -39,8 +39,8 @@ def pack(
     >>> plan.microbatches, plan.tokens.tolist()
     (1, [[7], [7]])
     >>> ids = [[11, 12, 13, 14, 15], [21, 22], [31, 32, 33, 34], [41, 42, 43]]
-    >>> [batch.input_ids.tolist() for batch in plan.batches(ids, rank=0)]
-    [[[11, 12, 13, 14, 15, 21, 22, 0]]]
+    >>> next(plan.batches(ids, rank=0)).input_ids.tolist()
+    [[11, 12, 13, 14, 15, 21, 22, 0]]
 
     Args:
         lengths: (N,) tokens of each document, at least 1.

@@ -69,7 +69,8 @@ def first_rows(
     For plans whose rows get worse from first to last. Otherwise as `fullest_rows`.
 
     Args:
-        plan, request: see `fullest_rows`.
+        plan: see `fullest_rows`.
+        request: see there.
         worse: (R,) int64, how bad each row is: the least go first, ties in the plan's order. None
             is the plan's order.
     """

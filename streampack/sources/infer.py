@@ -51,7 +51,8 @@ def open(
     Args:
         source: a file, folder, URL or pattern, or a list of them; or anything else that
             `PackedDataset` takes.
-        text, tokens: the field or column with the documents, as texts or token ids.
+        text: the field or column with the documents, as texts.
+        tokens: the same, as token ids.
         column: the same, of whichever kind; the column of MDS.
         loss_mask: the field or column with one bool (or 1 or 0) per token, or labels: a token's own
             id where it is learnt, and -100 where not; of several, all must say so. If nothing is
@@ -59,7 +60,8 @@ def open(
         key: the extension of the wanted files inside tar shards.
         dtype: the integers of raw files, of a `bytes` column of MDS or of bare arrays in tar.
         eos_id: the token that ends a document, in flat files of tokens.
-        reading, storage: how it is read and reached.
+        reading: how it is read.
+        storage: how files are reached.
 
     Raises:
         ConfigError: nothing is there, it is of no kind that can be read, or an argument is missing

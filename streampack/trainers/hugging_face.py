@@ -32,7 +32,7 @@ class TrainerMixin(EvaluationMixin):
 
     Args:
         loader: with ``output="hf"``.
-        arguments, options: of the Trainer.
+        arguments: of the Trainer, as are all others by name.
 
     Raises:
         ConfigError: there is no loader, it has another output, or what is evaluated has no end.

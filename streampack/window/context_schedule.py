@@ -40,7 +40,7 @@ class ContextSchedule:
     are apart as without it.
 
     >>> schedule = ContextSchedule(start=256, end=1024, batches=1000, multiple=128)
-    >>> [schedule.window_at(batch) for batch in (0, 1, 500, 999, 5000)]
+    >>> list(map(schedule.window_at, (0, 1, 500, 999, 5000)))
     [256, 384, 640, 1024, 1024]
 
     Args:

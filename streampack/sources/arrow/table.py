@@ -31,7 +31,9 @@ class Table(Parquet):
     Args:
         data: a table of pyarrow, pandas or polars, or a `datasets.Dataset`, which may have been
             shuffled or selected from; transforms set on it are not applied.
-        text, tokens, loss_mask: as for `Parquet`.
+        text: as for `Parquet`.
+        tokens: as for `Parquet`.
+        loss_mask: as for `Parquet`.
         reading: how a lane reads the rows.
 
     Raises:

@@ -99,8 +99,9 @@ class WebDataset(ShardedSource):
             npy, txt or json, in this order; of several arrays, "npy", "input_ids.npy" or
             "tokens.npy". Fields of the dataset lie in the JSON or the `.npz`, or beside the others:
             the field "reward" in the sample's ".reward.npy".
-        text, tokens: for JSON, the field that holds a text, or a list of ids; for `.npz`, the array
-            of ids. If neither is given, the JSON of the first sample decides, as for files of them.
+        text: for JSON, the field that holds a text.
+        tokens: for JSON, the field that holds a list of ids; for `.npz`, the array of ids. If
+            neither is given, the JSON of the first sample decides, as for files of them.
         loss_mask: the field, array or file beside ids ("labels" is ".labels.npy") that says which
             of them are learnt, as for `Parquet`. None is what the first samples have of the usual
             names; behind `pipe:` URLs they are not looked for.
