@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add, attrgetter
 
 
 @dataclass(slots=True)
@@ -34,8 +35,7 @@ class Composition:
     context_sum: int = 0
 
     def __add__(self, other: Composition) -> Composition:
-        names = self.__slots__
-        return Composition(*(getattr(self, name) + getattr(other, name) for name in names))
+        return Composition(*map(add, _counts(self), _counts(other)))
 
     @property
     def padding(self) -> int:
@@ -89,3 +89,6 @@ class Composition:
         """Tokens of the same document before a token in its segment, on average."""
         tokens = self.placed + self.inserted_eos
         return self.context_sum / tokens if tokens else 0.0
+
+
+_counts = attrgetter(*Composition.__slots__)

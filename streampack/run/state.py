@@ -10,7 +10,7 @@ on from that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -94,7 +94,10 @@ class RunState:
     def copy(self) -> RunState:
         """An independent copy."""
         stepped_over = [list(numbers) for numbers in self.stepped_over]
-        return replace(self, lanes=dict(self.lanes), stepped_over=stepped_over)
+        lanes, others = dict(self.lanes), self.others
+        return RunState(
+            self.fingerprint, self.topology, self.next_batch, lanes, stepped_over, others
+        )
 
     def commit(self, lane: int, step: int, state: Deferred) -> None:
         """Record that the loop has consumed batch number `step` of `lane`.
