@@ -1,14 +1,16 @@
 """The rule by which lanes are dealt parts of a line.
 
 Lanes read at their own rates: shards differ in documents, and documents in tokens per byte. So no
-lane gets its share at the start. A quarter of what is left of the line is dealt at a time, and each
+lane gets its share at the start. A part of what is left of the line is dealt at a time, and each
 deal brings the lanes to the same level: of tokens that they hold, and of tokens that they have yet
 to read, by the tokens per weight that each of them has found so far. What a deal misjudges, the
-next one mends, and the last ones are small. Where lanes have found that shards differ, those give
-every lane parts from several places, so that what nobody could foresee of a shard falls on all of
-them. (Loop scheduling knows this as factoring:
-Hummel, Schonberg and Flynn, "Factoring: a method for scheduling parallel loops", Communications of
-the ACM 35(8), 1992.)
+next one mends, and the last ones are small. (Loop scheduling knows this as factoring: Hummel,
+Schonberg and Flynn, "Factoring: a method for scheduling parallel loops", Communications of the ACM
+35(8), 1992.)
+
+If all lanes have found about the same, a deal gives half of what is left. Otherwise it gives a
+quarter, and late deals give every lane parts from several places, so that what nobody could foresee
+of a shard falls on all lanes.
 
 A deal is made of what each lane reports when it gives batch number ``deal * every`` of its own, and
 a round that begins `LAG` batches later or more may read what it dealt. So who is dealt what, and
@@ -18,7 +20,7 @@ numbers, so that every machine finds the same.
 Each source of a mixture has a line of its own. What lanes should have of it in reserve is its share
 of what they draw, among the sources that are not dealt to their end.
 
-Cost: sorting the lanes, once per deal; about 20 deals of an epoch give something.
+Cost: sorting the lanes, once per deal; 8 to 20 deals of an epoch give something.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from numpy.typing import NDArray
 LAG = 4
 REVISION = 3  # of the rule: with another, lanes would get other documents
 SHARE = 4  # a deal gives one part in so many of what is left
+SHARE_ALIKE = 2  # the same, where lanes are alike
 LATE = 16  # a deal is late if no more is left than so many times the reserve
 STRIPES = 4  # that a late deal has at most, each of a quarter of `every` batches per lane or more
 ALIKE = 8  # lanes are alike that have found tokens per weight within one part in so many
@@ -216,7 +219,9 @@ def deal(
         if not cuts:  # no lane needs all of its reserve, and what is dealt later is dealt better
             level -= level // 4
         tokens = rest * rate >> FRACTION
-        amount = max(tokens // (2 if alike else SHARE), int(np.maximum(level - left, 0).sum()))
+        amount = max(
+            tokens // (SHARE_ALIKE if alike else SHARE), int(np.maximum(level - left, 0).sum())
+        )
         if tokens - amount < interval:
             amount = tokens
         poured = _poured(left, amount)
