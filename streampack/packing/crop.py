@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents import ranges_of
 from streampack.packing.arguments import require_seq_len
-from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, previous_set, set_bit
+from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, previous_set, set_bit
 from streampack.packing.overflow import Overflow, limit_lengths
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -125,27 +125,27 @@ def _crop(
     first = np.full(seq_len, -1, dtype=np.int64)
     last = np.full(seq_len, -1, dtype=np.int64)
     following = np.full(len(lengths), -1, dtype=np.int64)
-    bits = new_bitmap(seq_len)
+    words, groups = new_bitmap(seq_len)
     for i in range(len(lengths)):
         if rest[i]:
-            _enqueue(first, last, following, bits, rest[i], i)
+            _enqueue(first, last, following, words, groups, rest[i], i)
     room = seq_len
     closing = 0  # the length of a document that was chosen together with the one before
     while True:
         if closing > 0:
             size, closing = closing, 0
         elif closes and room < seq_len:
-            size, closing = _least_waste(first, following, bits, room)
+            size, closing = _least_waste(first, following, words, groups, room)
         else:
-            size = previous_set(bits, min(room, seq_len - 1))
+            size = previous_set(words, groups, min(room, seq_len - 1))
             if size < 0:
-                size = next_set(bits, 1)
+                size = next_set(words, groups, 1)
         if size < 0:
             break
         i = first[size]
         first[size] = following[i]
         if first[size] < 0:
-            clear_bit(bits, size)
+            clear_bit(words, groups, size)
         taken = min(size, room)
         document[k] = i
         start[k] = lengths[i] - size
@@ -153,7 +153,7 @@ def _crop(
         k += 1
         if taken < size:
             if keep_cropped:
-                _enqueue(first, last, following, bits, size - taken, i)
+                _enqueue(first, last, following, words, groups, size - taken, i)
             else:
                 dropped[i] += size - taken
         room -= taken
@@ -171,27 +171,28 @@ def _crop(
 def _least_waste(
     first: NDArray[np.int64],
     following: NDArray[np.int64],
-    bits: Bitmap,
+    words: NDArray[np.uint64],
+    groups: NDArray[np.uint64],
     room: int,
 ) -> tuple[int, int]:
     """Which length goes into a row that has this room left, -1 for none; and which one after it.
 
     The second is 0 if it is to be asked for again.
     """
-    shortest = next_set(bits, 1)
-    largest = previous_set(bits, room)
-    size, closing = next_set(bits, room), 0
+    shortest = next_set(words, groups, 1)
+    largest = previous_set(words, groups, room)
+    size, closing = next_set(words, groups, room), 0
     if largest < 0 or size == room:
         return size, 0
     waste = size - room if size >= 0 else room
     a = largest
     while 2 * a >= room and waste > 0:  # pairs, the longer one first; a shorter one closes the row
-        b = next_set(bits, room - a)
+        b = next_set(words, groups, room - a)
         if b == a and following[first[a]] < 0:
             b = -1
         if 0 <= b <= a and a + b - room < waste:
             size, closing, waste = a, b, a + b - room
-        a = previous_set(bits, a - 1)
+        a = previous_set(words, groups, a - 1)
     if size < 0 or (waste > 0 and largest + 2 * shortest <= room):
         return largest, 0
     return size, closing
@@ -202,7 +203,8 @@ def _enqueue(
     first: NDArray[np.int64],
     last: NDArray[np.int64],
     following: NDArray[np.int64],
-    bits: Bitmap,
+    words: NDArray[np.uint64],
+    groups: NDArray[np.uint64],
     size: int,
     i: int,
 ) -> None:
@@ -210,7 +212,7 @@ def _enqueue(
     following[i] = -1
     if first[size] < 0:
         first[size] = i
-        set_bit(bits, size)
+        set_bit(words, groups, size)
     else:
         following[last[size]] = i
     last[size] = i

@@ -131,11 +131,11 @@ def _best_fit(
     sibling: NDArray[np.int32],
 ) -> int:
     head = np.full(capacity + 1, -1, dtype=np.int32)  # earliest opened bin of each room
-    bits = new_bitmap(capacity + 1)  # bit r: some bin has room r
+    words, groups = new_bitmap(capacity + 1)  # bit r: some bin has room r
     count = 0
     for i in range(len(sizes)):
         size = _aligned(sizes[i], align)
-        room = next_set(bits, max(size, least_room))
+        room = next_set(words, groups, max(size, least_room))
         if room < 0:
             chosen = count
             count += 1
@@ -144,14 +144,14 @@ def _best_fit(
             chosen = head[room]
             head[room] = _pop(child, sibling, chosen)
             if head[room] < 0:
-                clear_bit(bits, room)
+                clear_bit(words, groups, room)
         bins[i] = chosen
         left = room - size
         if left > 0:
             child[chosen] = -1
             sibling[chosen] = -1
             head[left] = chosen if head[left] < 0 else _meld(child, sibling, head[left], chosen)
-            set_bit(bits, left)
+            set_bit(words, groups, left)
     return count
 
 

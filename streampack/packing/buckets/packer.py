@@ -287,9 +287,9 @@ def _compose(
     by_length = np.argsort(lengths, kind="mergesort")[(lengths == 0).sum() :]
     first = np.searchsorted(lengths[by_length], np.arange(largest + 1))
     last = np.searchsorted(lengths[by_length], np.arange(largest + 1), side="right")
-    bits = new_bitmap(largest + 1)  # of `largest` minus length
+    words, groups = new_bitmap(largest + 1)  # of `largest` minus length
     for d in by_length:
-        set_bit(bits, largest - lengths[d])
+        set_bit(words, groups, largest - lengths[d])
     left = len(by_length)
     shortest = 1
     cut, cut_left = -1, 0
@@ -302,10 +302,10 @@ def _compose(
     rows = 0
     k = 0
     while left > 0:
-        b = np.searchsorted(sizes, largest - next_set(bits, 0))
+        b = np.searchsorted(sizes, largest - next_set(words, groups, 0))
         room = sizes[b]
         while True:
-            place = next_set(bits, largest - room)
+            place = next_set(words, groups, largest - room)
             if place < 0:
                 break
             size = largest - place
@@ -315,7 +315,7 @@ def _compose(
                 d = by_length[first[size]]
                 first[size] += 1
             if first[size] == last[size]:
-                clear_bit(bits, place)
+                clear_bit(words, groups, place)
             document[k], start[k], stop[k] = d, at[d], at[d] + size
             k += 1
             left -= 1
@@ -327,12 +327,12 @@ def _compose(
                 last[shortest] -= 1
                 cut, cut_left = by_length[last[shortest]], shortest
             if first[cut_left] == last[cut_left]:
-                clear_bit(bits, largest - cut_left)
+                clear_bit(words, groups, largest - cut_left)
             document[k], start[k], stop[k] = cut, at[cut], at[cut] + room
             k += 1
             at[cut] += room
             cut_left -= room  # more than 0: whatever fits has been added
-            set_bit(bits, largest - cut_left)
+            set_bit(words, groups, largest - cut_left)
         bucket[rows] = b
         rows += 1
         offsets[rows] = k

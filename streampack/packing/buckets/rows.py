@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 
 
 class BatchRows(NamedTuple):
@@ -65,7 +65,8 @@ class _Shelf(NamedTuple):
     Bits stand for the largest bucket minus the length, so the longest comes first.
     """
 
-    bits: Bitmap
+    words: NDArray[np.uint64]
+    groups: NDArray[np.uint64]
     head: NDArray[np.int64]
 
 
@@ -263,8 +264,10 @@ def _place(stock: _Stock, segments: _Segments, d: int, room: int) -> int:
 @kernel
 def _fill(lengths: NDArray[np.int64], must_go: NDArray[np.bool_], largest: int) -> _Stock:
     count = len(lengths)
-    pressing = _Shelf(new_bitmap(largest + 1), np.full(largest + 1, -1, dtype=np.int64))
-    patient = _Shelf(new_bitmap(largest + 1), np.full(largest + 1, -1, dtype=np.int64))
+    words, groups = new_bitmap(largest + 1)
+    pressing = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
+    words, groups = new_bitmap(largest + 1)
+    patient = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
     stock = _Stock(
         pressing,
         patient,
@@ -308,7 +311,7 @@ def _put_on(stock: _Stock, d: int) -> None:
     if following >= 0:
         stock.before[following] = d
     else:
-        set_bit(shelf.bits, place)
+        set_bit(shelf.words, shelf.groups, place)
     shelf.head[place] = d
 
 
@@ -324,7 +327,7 @@ def _take_off(stock: _Stock, d: int) -> None:
     else:
         shelf.head[place] = following
         if following < 0:
-            clear_bit(shelf.bits, place)
+            clear_bit(shelf.words, shelf.groups, place)
 
 
 @kernel
@@ -333,7 +336,7 @@ def _longest(shelf: _Shelf, room: int) -> int:
 
     One that is too long for every bucket counts as one that fills the largest.
     """
-    place = next_set(shelf.bits, len(shelf.head) - 1 - room)
+    place = next_set(shelf.words, shelf.groups, len(shelf.head) - 1 - room)
     return shelf.head[place] if place >= 0 else -1  # type: ignore[no-any-return]
 
 
