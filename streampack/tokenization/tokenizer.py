@@ -34,6 +34,7 @@ from streampack.tokenization.vocabulary import open_vocabulary
 logger = logging.getLogger(__name__)
 
 LONG = 4 << 20  # characters of a text that is worth a word
+PILES = 8  # that texts are dealt into before they are encoded
 
 
 def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
@@ -245,7 +246,12 @@ class Tokenizer:
         ]
         pieces = list(chain.from_iterable(cut))
         self._say_memory(pieces)
-        coming = iter(encode(pieces, add_special_tokens=False))
+        order = _dealt(pieces)
+        found: list[Encoding] = encode([pieces[i] for i in order], add_special_tokens=False)
+        encodings = found.copy()
+        for i, encoding in zip(order, found, strict=True):
+            encodings[i] = encoding
+        coming = iter(encodings)
         return [
             next(coming) if len(parts) == 1 else Encoding.merge(list(islice(coming, len(parts))))
             for parts in cut
@@ -296,6 +302,15 @@ class Tokenizer:
             else:
                 kept.append(i)
         return encodings, np.array(kept, dtype=np.int64)
+
+
+def _dealt(texts: Sequence[str]) -> list[int]:
+    """An order in which every stretch of texts has its share of the long ones.
+
+    Each thread of the library takes a stretch, and the batch waits for the slowest one.
+    """
+    longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+    return [i for pile in range(PILES) for i in longest_first[pile::PILES]]
 
 
 def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[int, int]:

@@ -285,8 +285,9 @@ def _compose(
     # that are left. At most one has been cut and not used up. It is shorter than all others, so it
     # needs no place among them.
     by_length = np.argsort(lengths, kind="mergesort")[(lengths == 0).sum() :]
-    first = np.searchsorted(lengths[by_length], np.arange(largest + 1))
-    last = np.searchsorted(lengths[by_length], np.arange(largest + 1), side="right")
+    each, ordered = np.arange(largest + 1), lengths[by_length]
+    first = np.searchsorted(ordered, each)
+    last = np.searchsorted(ordered, each, side="right")
     words, groups = new_bitmap(largest + 1)  # of `largest` minus length
     for d in by_length:
         set_bit(words, groups, largest - lengths[d])

@@ -295,9 +295,9 @@ def _line_up(
     waiting = order[(lengths[order] > 0) & ~must_go[order]]
     bucket = np.minimum(np.searchsorted(sizes, lengths[waiting]), len(sizes) - 1)
     turn = np.argsort(bucket, kind="mergesort")
-    each = np.arange(len(sizes))
-    first = np.searchsorted(bucket[turn], each)
-    last = np.searchsorted(bucket[turn], each, side="right")
+    each, bucket = np.arange(len(sizes)), bucket[turn]
+    first = np.searchsorted(bucket, each)
+    last = np.searchsorted(bucket, each, side="right")
     return _Queues(waiting[turn], first, last)
 
 

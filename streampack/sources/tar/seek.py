@@ -44,7 +44,6 @@ class Seeker:
             kept = list(self._marks.items())[1 - _KEPT_SHARDS :]
             self._marks = dict([*kept, (shard, marks)])
         mark = max(min(documents // _STEP, int(np.searchsorted(marks, least)) - 1), 0)
-        mark = min(mark, len(marks) - 1)
         passed, offset, outcome = mark * _STEP, int(marks[mark]), MORE
         while outcome == MORE and passed < documents and offset < least:
             most = min(_STEP, documents - passed)
