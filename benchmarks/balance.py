@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.forecast.dry_run import stream_plan
-from streampack.forecast.sizing import measure_balance
 from streampack.packing import BestFitDecreasing, Plan
 from streampack.packing.balancing import Balance
+from streampack.run.measuring import measure_balance
 from streampack.window.config import WindowConfig
 
 RANKS = 64

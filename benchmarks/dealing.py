@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from benchmarks.corpus_files import write_shards
 from benchmarks.page import markdown_table
 from streampack import PackedDataset, PackedLoader, Topology
-from streampack.documents import Documents, make_origin
+from streampack.documents.blocks import Documents, make_origin
 from streampack.packing import BestFitDecreasing
 from streampack.reading.base import Source
 from streampack.reading.manifest import Manifest

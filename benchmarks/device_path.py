@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
 from streampack.device.staging import stage
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 
 FIELDS = ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens")
 VOCABULARY = 32000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, make_origin
+from streampack.documents.blocks import Documents, make_origin
 from streampack.reading.manifest import Manifest
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from streampack.torchtitan import PackedDataLoader
+from streampack.trainers.torchtitan import PackedDataLoader
 
 
 def main() -> None:

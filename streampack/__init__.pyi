@@ -9,8 +9,8 @@ from .consumers.loss import token_mean_loss as token_mean_loss
 from .corpus_order import CorpusOrder as CorpusOrder
 from .corpus_order import order_corpus as order_corpus
 from .dataset import PackedDataset as PackedDataset
-from .documents import Documents as Documents
-from .documents import Texts as Texts
+from .documents.blocks import Documents as Documents
+from .documents.blocks import Texts as Texts
 from .errors import ConfigError as ConfigError
 from .errors import ContentError as ContentError
 from .errors import PlanError as PlanError

@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from streampack.arguments import explained, one_of
 from streampack.batch import PackedBatch
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
 from streampack.forecast.estimation import Estimate, estimate_steps
-from streampack.forecast.sizing import evaluation_lanes, lane_tokens
 from streampack.job.double_sharding import refuse_resharding
 from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.sharing import Sharing
-from streampack.numeric import one_of
 from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
+from streampack.run.measuring import evaluation_lanes, lane_tokens
 from streampack.run.options import (
     batch_size,
     check_balance,
@@ -45,7 +45,6 @@ from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
 from streampack.streams.hooks import Hook
 from streampack.tokenization import TokenRules
-from streampack.unknown_arguments import explained
 from streampack.window.config import WindowConfig
 from streampack.window.context_schedule import ContextSchedule
 

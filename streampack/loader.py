@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import torch
 
+from streampack.arguments import explained, one_of, real_number, whole_number
 from streampack.batch import BatchGroup, PackedBatch
 from streampack.consumers.forms import Form, Output
 from streampack.dataset import PackedDataset
@@ -25,14 +26,12 @@ from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
-from streampack.numeric import one_of, real_number, whole_number
 from streampack.run.ahead import Ahead
 from streampack.run.by_source import SourceReport
 from streampack.run.copies import DeviceCopies
 from streampack.run.progress import with_progress
-from streampack.run.rank import RankRun
-from streampack.unknown_arguments import explained
-from streampack.workers.feed import WorkerSettings, feed_from_workers, feed_in_process
+from streampack.run.rank import RankRun, feed_in_process
+from streampack.workers.feed import WorkerSettings, feed_from_workers
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from streampack import (
     packing,
     sources,
 )
-from streampack.unknown_arguments import INSTEAD
+from streampack.arguments import INSTEAD
 from tests.support.corpora import byte_tokenizer
 
 DOCUMENTS = [[1, 2, 3]] * 20

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.orders import ClusterOrder, NeighbourOrder, RandomOrder
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, sources
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.ordering import DocumentOrder, HashedNgrams, SimilarityOrder
 from streampack.ordering.embedding import heads
 from streampack.packing import Concat

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.ordering.order import Ordered, SimilarityOrder, ordered, require_counts
 from streampack.packing.rng import derive_seed, permutation
 

@@ -18,8 +18,8 @@ from benchmarks.protocol import SEQ_LEN
 from benchmarks.workloads import WORKLOADS, Workload
 from streampack.forecast.comparison import smallest_window, window_curve
 from streampack.forecast.dry_run import stream_plan
-from streampack.forecast.sizing import LANES_PER_RANK, WINDOWS_PER_LANE
 from streampack.packing import BestFitDecreasing
+from streampack.run.measuring import LANES_PER_RANK, WINDOWS_PER_LANE
 from streampack.window.config import DEFAULT_ROWS, WindowConfig
 
 __all__ = ["draw", "measure", "table"]

@@ -96,7 +96,7 @@ def compare(
         plain = replace(plain, seq_len=max(seq_len))
     dataset = packed_by(dataset, plain, batch_rows, **alone)
     console = Console(quiet=as_json)
-    from streampack.forecast.sizing import sample_lengths  # imports torch, as the dataset does
+    from streampack.forecast.sample import sample_lengths  # imports torch, as the dataset does
 
     with console.status("reading"):
         lengths = sample_lengths(dataset.plan.config, documents=documents)

@@ -21,7 +21,7 @@ from tokenizers import models
 import streampack  # whose names are imported when they are used: torch takes a second
 from streampack._jit import cache_folders
 from streampack.cli.say import say
-from streampack.documents import gather_ragged
+from streampack.documents.ragged import gather_ragged
 from streampack.errors import ConfigError
 from streampack.packing import (
     BestFitCrop,

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from torch.nn.functional import pad
 
+from streampack.arguments import one_of, whole_number
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.context_parallel import Layout, context_parallel
 from streampack.consumers.megatron import packed_seq_params
 from streampack.consumers.padded_segments import are_padding, pad_cu_seqlens
 from streampack.device.tensors import BatchTensors
-from streampack.numeric import one_of, whole_number
 
 
 class KernelBoundaries(BatchTensors):

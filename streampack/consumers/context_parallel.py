@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from streampack.arguments import one_of
 from streampack.consumers.padded_segments import (
     PaddedSegments,
     are_padding,
@@ -15,7 +16,6 @@ from streampack.consumers.padded_segments import (
     padded_segments,
 )
 from streampack.errors import ConfigError
-from streampack.numeric import one_of
 
 Layout = Literal["zigzag", "contiguous", "ulysses"]
 

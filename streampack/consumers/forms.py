@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from streampack.arguments import one_of
 from streampack.errors import ConfigError
-from streampack.numeric import one_of
 
 if TYPE_CHECKING:
     from streampack.consumers.adapters import BatchAdapters

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from streampack.arguments import whole_number
 from streampack.consumers.context_parallel import check_rank, segments_of
 from streampack.consumers.padded_segments import are_padding, held_slots
-from streampack.numeric import whole_number
 
 
 def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor | None]:

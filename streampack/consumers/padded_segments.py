@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from streampack.documents import ranges_of
+from streampack.documents.ragged import ranges_of
 from streampack.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import GROUP, Fields
+from streampack.documents.blocks import GROUP, Fields
 from streampack.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streampack.conversion.shard_writer import Payload, ShardWriter, columns_of
-from streampack.documents import offsets_of
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversations import Conversations
 from streampack.conversion.shard_writer import Payload, masked_ids
-from streampack.documents import Documents, Texts
+from streampack.documents.blocks import Documents, Texts
+from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, StateError
 from streampack.reading.base import Block
 from streampack.reading.skips import Skips

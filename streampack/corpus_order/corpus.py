@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from streampack.cached import cached_property
 from streampack.conversion.shard_writer import Payload
 from streampack.corpus_order.work import Work
-from streampack.documents import Documents, gather_ragged, make_origin, offsets_of
+from streampack.documents.blocks import Documents, make_origin
+from streampack.documents.ragged import gather_ragged, offsets_of
 from streampack.ordering.words import hash_words
 
 NOTES = "embed/parts.json"

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from streampack.conversion.payloads import payloads_of
 from streampack.corpus_order.corpus import Corpus, Part, batches
 from streampack.corpus_order.settings import CorpusOrder
-from streampack.documents import ORIGIN, offsets_of
+from streampack.documents.blocks import ORIGIN
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 from streampack.ordering.embedding import TextEmbedder, checked, heads
 from streampack.ordering.words import hash_words

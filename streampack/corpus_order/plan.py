@@ -39,7 +39,8 @@ from streampack.corpus_order.index import (
 )
 from streampack.corpus_order.search import BATCH
 from streampack.corpus_order.settings import PART_TOKENS, CorpusOrder
-from streampack.documents import make_origin, offsets_of
+from streampack.documents.blocks import make_origin
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 from streampack.ordering.approximate import MARGIN, compute_cosines, require_faiss
 from streampack.ordering.neighbours import squared_norms

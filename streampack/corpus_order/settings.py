@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from streampack.arguments import whole_number
 from streampack.conversion.checks import check_content, check_shard_bytes
 from streampack.conversion.destination import HIDDEN, Destination
 from streampack.conversion.shard_writers import shard_writer
 from streampack.corpus_order.embedders import named_embedder
 from streampack.corpus_order.work import Work
 from streampack.errors import ConfigError
-from streampack.numeric import whole_number
 from streampack.ordering.embedding import Embedder
 from streampack.ordering.order import EXACT_DOCUMENTS, Search, SimilarityOrder
 from streampack.reading.base import Source

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, make_origin, offsets_of, ranges_of
+from streampack.documents.blocks import Documents, make_origin
+from streampack.documents.ragged import offsets_of, ranges_of
 from streampack.packing import Packer, Plan
 from streampack.packing.balancing import Balance
 from streampack.window.config import WindowConfig

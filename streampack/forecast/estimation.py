@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.forecast.dry_run import stream_plan
-from streampack.forecast.sizing import SAMPLE_DOCUMENTS, SAMPLE_LANES, SAMPLE_TOKENS, begun
+from streampack.forecast.sample import SAMPLE_DOCUMENTS, SAMPLE_LANES, SAMPLE_TOKENS, begun
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.state import decode_reports

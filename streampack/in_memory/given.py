@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, make_origin
+from streampack.documents.blocks import Documents, make_origin
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
 from streampack.reading.fields import Fields
 from streampack.sources.iterable.items import item_block
 

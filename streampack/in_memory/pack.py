@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from streampack.arguments import is_whole, whole_number
 from streampack.errors import ConfigError, PlanError
 from streampack.in_memory.plan import MicrobatchPlan
-from streampack.numeric import is_whole, whole_number
 from streampack.packing.arguments import require_align, require_seq_len
 from streampack.packing.cost import Cost
 from streampack.packing.microbatches import Units, grouped_rows, place_in_rows

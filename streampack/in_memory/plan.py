@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import whole_number
 from streampack.batch import PackedBatch
 from streampack.in_memory.given import Given
 from streampack.in_memory.row import packed_row
-from streampack.numeric import whole_number
 from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import PackedRows

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, offsets_of
+from streampack.documents.blocks import Documents
+from streampack.documents.ragged import offsets_of
 from streampack.packing.plan import Plan
 from streampack.window.buffer import TokenBuffer
 from streampack.window.gather import RowFormat, gather_rows

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from streampack.arguments import whole_number
 from streampack.errors import ConfigError
-from streampack.numeric import whole_number
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

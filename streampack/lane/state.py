@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.reading.cursor import is_count
 from streampack.streams.base import Mark

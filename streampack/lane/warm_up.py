@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from streampack.documents import Documents, make_origin
-from streampack.fields import FieldTypes
+from streampack.documents.blocks import Documents, make_origin
+from streampack.documents.fields import FieldTypes
 from streampack.lane.config import LaneConfig
 from streampack.ordering import SimilarityOrder
 from streampack.window.gather import gather_rows

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.ordering.hashing import HashedNgrams
 
 PIECE = 1 << 18  # tokens embedded at once: the memory of the hash table grows with them

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering.embedding import embedder_name
 from streampack.ordering.order import require_counts

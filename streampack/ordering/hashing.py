@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import Documents
-from streampack.numeric import whole_number
+from streampack.arguments import whole_number
+from streampack.documents.blocks import Documents
 
 
 @dataclass(frozen=True, kw_only=True)

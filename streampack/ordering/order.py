@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkab
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
+from streampack.arguments import is_number, whole_number
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.numeric import is_number, whole_number
 from streampack.ordering.approximate import find_neighbours_approximately, require_faiss
 from streampack.ordering.duplicates import Wholes
 from streampack.ordering.embedding import Embedder, embed, embedder_name

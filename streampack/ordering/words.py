@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import Documents, make_origin
+from streampack.documents.blocks import Documents, make_origin
 
 
 def hash_words(

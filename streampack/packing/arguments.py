@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from streampack.arguments import is_whole
 from streampack.errors import ConfigError
-from streampack.numeric import is_whole
 from streampack.packing.overflow import OVERFLOWS
 
 

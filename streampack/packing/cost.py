@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from streampack.arguments import real_number, whole_number
 from streampack.errors import ConfigError
-from streampack.numeric import real_number, whole_number
 
 #: Decoders whose feed-forward layers are a gate, an up and a down projection; with those of
 #: `_EXPERTS`, all whose layers are counted as below.

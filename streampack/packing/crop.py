@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import ranges_of
+from streampack.documents.ragged import ranges_of
 from streampack.packing.arguments import require_seq_len
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, previous_set, set_bit
 from streampack.packing.overflow import Overflow, limit_lengths

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import offsets_of
+from streampack.documents.ragged import offsets_of
 from streampack.errors import PlanError
 from streampack.packing.equal_bins import bins_needed, equal_bins
 from streampack.packing.rng import derive_seed, permutation

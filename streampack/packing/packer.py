@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import offsets_of
+from streampack.arguments import is_whole, refuse_positions
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
-from streampack.numeric import is_whole
 from streampack.packing.overflow import OVERFLOWS, Overflow
 from streampack.packing.plan import Plan
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
 from streampack.packing.selection import full_rows_first, fullest_rows
-from streampack.unknown_arguments import refuse_positions
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import offsets_of
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 from streampack.packing.arguments import require_atom, require_seq_len
 from streampack.packing.overflow import Overflow, limit_lengths

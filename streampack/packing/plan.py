@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of
+from streampack.documents.ragged import offsets_of
 from streampack.errors import PlanError
 from streampack.packing.composition import Composition
 

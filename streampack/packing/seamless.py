@@ -45,9 +45,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import offsets_of
+from streampack.arguments import is_number
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
-from streampack.numeric import is_number
 from streampack.packing.arguments import require_extra_capacity, require_seq_len
 from streampack.packing.concat import cut_joined
 from streampack.packing.decreasing import decreasing_pieces, lay_out, lost_with

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of, ranges_of
+from streampack.documents.ragged import offsets_of, ranges_of
 from streampack.errors import PlanError
 from streampack.packing.arguments import require_seq_len
 from streampack.packing.decreasing import BestFitDecreasing

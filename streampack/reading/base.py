@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversations import Conversations
-from streampack.documents import Documents, Texts, make_origin
+from streampack.documents.blocks import Documents, Texts, make_origin
+from streampack.documents.conversations import Conversations
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, ContentError
-from streampack.fields import FieldTypes
 from streampack.packing.overflow import Overflow
 from streampack.reading.skips import Skips
 

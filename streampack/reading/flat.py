@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import make_origin
+from streampack.documents.blocks import make_origin
 from streampack.reading.base import Block
 from streampack.reading.integer_arrays import INTEGER_DTYPES, Spans, integer_block
 from streampack.reading.records import DamagedFileError, too_long

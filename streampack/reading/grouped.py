@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversations import Conversations
-from streampack.documents import GROUP, Documents, Texts, joined_fields, ranges_of
+from streampack.documents.blocks import GROUP, Documents, Texts, joined_fields
+from streampack.documents.conversations import Conversations
+from streampack.documents.ragged import ranges_of
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, LinePart

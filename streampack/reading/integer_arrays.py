@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from streampack._jit import kernel
-from streampack.documents import Documents, offsets_of
+from streampack.documents.blocks import Documents
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 
 #: What is wrong with a document that has such an id; ends a sentence that begins with its name.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import offsets_of
+from streampack.documents.ragged import offsets_of
 from streampack.packing.rng import permutation
 from streampack.reading.manifest import Manifest
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
-from streampack.documents import offsets_of
+from streampack.documents.ragged import offsets_of
 from streampack.storage.remote import FileInfo
 
 

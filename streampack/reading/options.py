@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from streampack.arguments import whole_number
 from streampack.errors import ConfigError
-from streampack.numeric import whole_number
 
 TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
 LEAST_DOCUMENTS = 16  # in a block, so that they share the cost of the block

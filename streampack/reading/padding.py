@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, offsets_of
+from streampack.documents.blocks import Documents
+from streampack.documents.ragged import offsets_of
 from streampack.reading.loss_masks import joint_mask, masks_of_rows
 
 ATTENTION_MASK = "attention_mask"

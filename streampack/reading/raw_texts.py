@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Texts
+from streampack.documents.blocks import Texts
 
 
 def pieces(

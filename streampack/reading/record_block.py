@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversations import Conversations
-from streampack.documents import TOKEN_DTYPES, Documents, Fields, Texts
-from streampack.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
+from streampack.documents.blocks import TOKEN_DTYPES, Documents, Fields, Texts
+from streampack.documents.conversations import Conversations
+from streampack.documents.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
 from streampack.reading.padding import ATTENTION_MASK, with_masks
 from streampack.reading.records import BrokenDocumentError, require_field
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.fields import FieldTypes
 from streampack.job.listed_once import listed_once
 from streampack.packing.rng import derive_seed
 from streampack.reading.base import Block, LinePart, Source

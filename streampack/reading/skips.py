@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from streampack.conversations import Conversations
-from streampack.documents import Documents, Texts
+from streampack.documents.blocks import Documents, Texts
+from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.integer_arrays import Spans
 

@@ -9,11 +9,11 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from streampack.arguments import one_of, whole_number
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
-from streampack.numeric import one_of, whole_number
 from streampack.ordering import DocumentOrder
 from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
 from streampack.packing.packer import require_packer

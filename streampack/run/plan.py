@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streampack.forecast.dealing import with_dealing
-from streampack.forecast.sizing import choose_lanes, with_balance, with_shares
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.run.changed_settings import carry_over, previous_config
+from streampack.run.dealt import with_dealing
 from streampack.run.fingerprint import changed_fields, fingerprint_of
 from streampack.run.joined import as_mixture
+from streampack.run.measuring import choose_lanes, with_balance, with_shares
 from streampack.run.state import Deferred, RunState, batches_due, check_state
 
 logger = logging.getLogger(__name__)

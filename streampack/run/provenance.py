@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.consumers.text import decoder
-from streampack.conversations import Conversations
-from streampack.documents import Texts
+from streampack.documents.blocks import Texts
+from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource

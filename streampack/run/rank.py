@@ -27,6 +27,7 @@ from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
+from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.run.by_source import SourceReport, counted, source_report
@@ -40,6 +41,14 @@ logger = logging.getLogger(__name__)
 OpenFeed = Callable[[LaneShare, Sharing, Board], Iterable[PackedBatch | LaneEnd]]
 
 REMEMBERED = 16  # batches that a loop may be ahead of the one whose state it asks for
+
+
+def feed_in_process(
+    share: LaneShare, sharing: Sharing, board: Board
+) -> Iterable[PackedBatch | LaneEnd]:
+    """A rank's batches of some lanes, made where they are asked for."""
+    for item in rotate(share, sharing.dealer(share.config, board, share.states)):
+        yield item if isinstance(item, LaneEnd) else PackedBatch.of_lane(item)
 
 
 class RankRun:

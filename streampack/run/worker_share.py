@@ -18,9 +18,8 @@ from streampack.job.ending import Alone
 from streampack.lane.sharing import Sharing
 from streampack.run.fingerprint import changed_fields
 from streampack.run.plan import RunPlan
-from streampack.run.rank import RankRun
+from streampack.run.rank import RankRun, feed_in_process
 from streampack.run.state import RunState, check_state
-from streampack.workers.feed import feed_in_process
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
 from streampack.reading.options import Reading

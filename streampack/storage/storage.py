@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from streampack.arguments import real_number, whole_number
 from streampack.errors import ContentError, StateError, StorageError
-from streampack.numeric import real_number, whole_number
 from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import list_remote

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.reading.skips import Skips
 
 #: The cursor of a source before its first document: the part, its epoch, the place in it (of its

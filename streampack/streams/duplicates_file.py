@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import StorageError
 from streampack.reading.base import Source
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import GROUP, Documents, joined_groups
+from streampack.documents.blocks import GROUP, Documents, joined_groups
 from streampack.errors import ConfigError
 from streampack.reading.grouped import run_starts
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from streampack.dealing.dealer import Dealer
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.reading.skips import Skips

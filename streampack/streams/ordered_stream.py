@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversations import Conversations
-from streampack.documents import GROUP, Documents, Texts
+from streampack.documents.blocks import GROUP, Documents, Texts
+from streampack.documents.conversations import Conversations
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
 from streampack.reading.base import Block, Source
 from streampack.reading.skips import Skips
 from streampack.streams.groups import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.dealing.dealer import Dealer
-from streampack.documents import GROUP, Documents
+from streampack.documents.blocks import GROUP, Documents
 from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder

@@ -8,9 +8,10 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, gather_ragged, offsets_of, words_of
+from streampack.arguments import one_of
+from streampack.documents.blocks import Documents
+from streampack.documents.ragged import gather_ragged, offsets_of, words_of
 from streampack.errors import ConfigError
-from streampack.numeric import one_of
 
 EosRule = Literal["ensure", "append", "as-is"]
 

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversations import Conversation, Conversations, TurnRules
-from streampack.documents import Documents, Fields, Texts
+from streampack.documents.blocks import Documents, Fields, Texts
+from streampack.documents.conversations import Conversation, Conversations, TurnRules
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import apply_bos, apply_eos

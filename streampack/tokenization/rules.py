@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from streampack.arguments import whole_number
 from streampack.errors import ConfigError
-from streampack.numeric import whole_number
 from streampack.tokenization.boundaries import EosRule, check_rule
 
 _IDS = "Token ids are whole numbers from 0 to 4,294,967,295."

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from streampack.cached import cached_property
-from streampack.conversations import PARTS, Conversation, TurnRules
+from streampack.documents.conversations import PARTS, Conversation, TurnRules
 from streampack.errors import ConfigError
 from streampack.tokenization.messages import (
     answer_of,

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
+from streampack.arguments import whole_number
 from streampack.cached import cached_property
-from streampack.documents import Documents, Texts
+from streampack.documents.blocks import Documents, Texts
 from streampack.errors import ConfigError, ContentError
-from streampack.numeric import whole_number
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
 from streampack.tokenization.pieces import BYTES_PER_CHARACTER, can_be_cut, is_long, pieces_of

@@ -28,7 +28,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from streampack.conversations import PARTS
+from streampack.documents.conversations import PARTS
 from streampack.tokenization.messages import (
     PROBE,
     answer_of,

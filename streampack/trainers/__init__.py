@@ -1,7 +1,7 @@
 """Trainers of other libraries: what their classes need to take packed batches and to resume.
 
-Knows how each trainer asks for batches and saves; it does not know how batches are made. They are
-mix-ins, so nothing is imported before the trainer itself.
+Knows how each trainer asks for batches and saves; it does not know how batches are made. No trainer
+is imported here. The loader for torchtitan, derived from a class of torchtitan's, is `torchtitan`.
 """
 
 from streampack.trainers.hugging_face import TrainerMixin

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import ORIGIN, Documents, gather_ragged, offsets_of
+from streampack.documents.blocks import ORIGIN, Documents
+from streampack.documents.ragged import gather_ragged, offsets_of
 from streampack.window.entries import ARRIVED, HELD, LENGTH, REPEATED, SERIAL, START, Entries
 from streampack.window.field_store import FieldStore
 

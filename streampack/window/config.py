@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from streampack.arguments import real_number, whole_number
 from streampack.errors import ConfigError
-from streampack.numeric import real_number, whole_number
 from streampack.packing.packer import Packer
 
 #: With the lanes chosen by default, within 0.05 points of planning everything.

@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from streampack.arguments import whole_number
 from streampack.errors import ConfigError
-from streampack.numeric import whole_number
 from streampack.window.packed_rows import PackedRows
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import ORIGIN
+from streampack.documents.blocks import ORIGIN
 
 #: Rows of `Entries.numbers`.
 SERIAL, START, HELD, LENGTH, ARRIVED, REPEATED, CUT = range(7)

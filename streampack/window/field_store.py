@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, Fields, offsets_of
-from streampack.fields import FieldTypes
+from streampack.documents.blocks import Documents, Fields
+from streampack.documents.fields import FieldTypes
+from streampack.documents.ragged import offsets_of
 from streampack.packing.request import MemberLengths
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import offsets_of
-from streampack.fields import FieldTypes
+from streampack.documents.fields import FieldTypes
+from streampack.documents.ragged import offsets_of
 from streampack.packing.composition import Composition
 from streampack.window.buffer import TokenBuffer
 from streampack.window.entries import Entries

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import NO_FIELDS, Fields
+from streampack.documents.blocks import NO_FIELDS, Fields
 from streampack.packing.composition import Composition
 
 #: One row per document piece of a batch: where it came from, and which of the document's tokens.

@@ -21,7 +21,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, offsets_of
+from streampack.documents.blocks import Documents
+from streampack.documents.ragged import offsets_of
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer

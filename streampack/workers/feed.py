@@ -1,4 +1,4 @@
-"""Feeds: a rank's batches as its lanes give them, made in the loop's process or by workers.
+"""A rank's batches as its lanes give them, made by worker processes.
 
 Each worker runs some of the lanes and sends their batches in rotation; the feed asks the worker
 that owns the next lane, so the order is the same for any number of workers, none included.
@@ -13,21 +13,16 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from streampack.arguments import one_of, real_number, whole_number
 from streampack.batch import PackedBatch
-from streampack.dealing.board import Board
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
-from streampack.lane.rotation import rotate
 from streampack.lane.sharing import Sharing
 from streampack.lane.warm_up import warm_up
-from streampack.numeric import one_of, real_number, whole_number
 from streampack.workers.clean_up import whole_clean_up
 from streampack.workers.worker_handle import WorkerHandle
 
 logger = logging.getLogger(__name__)
-
-#: Batches of several lanes in rotation. A lane without any gives its end, once.
-Feed = Generator[PackedBatch | LaneEnd, None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +65,13 @@ class WorkerSettings:
         )
 
 
-def feed_in_process(share: LaneShare, sharing: Sharing, board: Board) -> Feed:
-    """A rank's batches of some lanes, made where they are asked for."""
-    for item in rotate(share, sharing.dealer(share.config, board, share.states)):
-        yield item if isinstance(item, LaneEnd) else PackedBatch.of_lane(item)
+def feed_from_workers(
+    share: LaneShare, sharing: Sharing, settings: WorkerSettings
+) -> Generator[PackedBatch | LaneEnd, None, None]:
+    """A rank's batches of some lanes, from workers that live as long as this generator.
 
-
-def feed_from_workers(share: LaneShare, sharing: Sharing, settings: WorkerSettings) -> Feed:
-    """The same from worker processes, which live as long as this generator."""
+    A lane without any gives its end, once.
+    """
     warm_up(share.config)
     lanes = list(share.states)
     count = min(settings.num_workers, len(lanes))

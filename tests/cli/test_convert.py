@@ -23,7 +23,7 @@ from streampack.cli.app import app
 from streampack.cli.convert import parse_bytes
 from streampack.conversion.convert import Conversion, Progress, convert_source
 from streampack.conversion.destination import Destination
-from streampack.documents import Documents, Texts, make_origin
+from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips

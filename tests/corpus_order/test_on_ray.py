@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streampack.corpus_order import run_job
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering import HashedNgrams, TokenEmbedder
 from tests.support.ordered_corpora import make_job, shards_of, write_topics

@@ -22,7 +22,7 @@ from demo.train import Job, Training, digest_of
 from demo.vocabulary import find_tokenizer
 from streampack import errors
 from streampack.conversion.destination import Destination
-from streampack.documents import Texts, make_origin
+from streampack.documents.blocks import Texts, make_origin
 from streampack.reading.skips import Skips
 from tests.support.mosaic import streaming_module
 

@@ -88,7 +88,7 @@ def lightning_run(*launcher: str) -> Any:
 )
 def test_torchtitan_builds_our_loader_from_its_config(shape: Any, expected: Any) -> None:
     pytest.importorskip("torchtitan", reason="not in the development environment")
-    from streampack.torchtitan import PackedDataLoader
+    from streampack.trainers.torchtitan import PackedDataLoader
 
     assert not inspect.isabstract(PackedDataLoader)
     config = PackedDataLoader.Config(source=documents(), options={"lanes": 1})

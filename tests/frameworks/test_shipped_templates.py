@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streampack.conversations import TurnRules
+from streampack.documents.conversations import TurnRules
 from streampack.sources.chat.records import conversation_of
 from streampack.tokenization.template import ChatTemplate, Rendered
 from streampack.tokenization.turns import RenderError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.ordering import HashedNgrams, SimilarityOrder, duplicates
 from streampack.ordering.approximate import find_neighbours_approximately
 from streampack.ordering.duplicates import Wholes

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import GroupBy, PackedDataset, PackedLoader, TokenRules, Topology
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import check_restores_everywhere

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering import HashedNgrams
 from tests.support.ordering_reference import hashed

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering import HashedNgrams, SimilarityOrder, TextEmbedder, TokenEmbedder
 from streampack.ordering.embedding import heads

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.documents import offsets_of
+from streampack.documents.ragged import offsets_of
 from streampack.ordering.words import hash_words
 
 

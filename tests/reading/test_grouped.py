@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.documents import GROUP
+from streampack.documents.blocks import GROUP
 from streampack.errors import ConfigError, StateError
 from streampack.reading.base import Cursor, LaneReader
 from streampack.reading.grouped import GroupedReader

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from streampack import Documents, PackedDataset, PackedLoader, sources
-from streampack.documents import make_origin
+from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.reading.skips import Skips
 from tests.support.source_contract import check_source_contract, read_all

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.conversations import Conversation
+from streampack.documents.conversations import Conversation
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.records import BrokenDocumentError
 from streampack.sources.chat.records import conversation_of

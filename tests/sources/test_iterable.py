@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.documents import Documents, Texts
+from streampack.documents.blocks import Documents, Texts
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.reading.base import Source
 from streampack.reading.options import Reading

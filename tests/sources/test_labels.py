@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import ConfigError, ContentError, sources
-from streampack.documents import Documents, offsets_of
+from streampack.documents.blocks import Documents
+from streampack.documents.ragged import offsets_of
 from streampack.reading.loss_masks import masks_of_rows
 from streampack.reading.padding import kept_tokens, without_padding
 from streampack.reading.skips import Skips

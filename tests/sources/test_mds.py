@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.reading.integer_arrays import Spans
 from streampack.reading.options import Reading

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import Parquet

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError, StateError, StorageError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips

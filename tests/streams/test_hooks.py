@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.documents import ORIGIN, Documents
+from streampack.documents.blocks import ORIGIN, Documents
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed
 from streampack.streams.hooks import Hook, apply_filter, apply_map, document_seeds

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 from streampack.reading.skips import Skips
 from tests.support.memory_source import MemorySource, numbered_documents
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, make_origin
-from streampack.fields import FieldTypes
+from streampack.documents.blocks import Documents, make_origin
+from streampack.documents.fields import FieldTypes
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from streampack.conversations import Conversations
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
+from streampack.documents.conversations import Conversations
 from streampack.reading.base import Block, Cursor, LaneReader
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
 
 TOPICS = 12
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
-from streampack.conversations import Conversations
-from streampack.documents import Documents, make_origin
+from streampack.documents.blocks import Documents, make_origin
+from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.records import BrokenDocumentError
 from streampack.reading.skips import Skips

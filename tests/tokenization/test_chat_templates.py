@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from streampack.conversations import Conversations, TurnRules
-from streampack.documents import Documents, make_origin
+from streampack.documents.blocks import Documents, make_origin
+from streampack.documents.conversations import Conversations, TurnRules
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.records import BrokenDocumentError
 from streampack.reading.skips import Skips

@@ -26,7 +26,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as Engine
 
 from streampack import Tokenizer
-from streampack.documents import ORIGIN, Texts
+from streampack.documents.blocks import ORIGIN, Texts
 from streampack.reading.skips import Skips
 from streampack.tokenization import pieces, tokenizer
 

@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from streampack import PackedDataset, TokenRules, Topology
-from streampack.documents import Documents, Texts, make_origin
+from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer

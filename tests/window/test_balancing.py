@@ -28,9 +28,9 @@ from streampack import (
 )
 from streampack.errors import ConfigError, StateError
 from streampack.forecast.dry_run import stream_plan
-from streampack.forecast.sizing import measure_balance
 from streampack.packing import Packer, Plan, check_plan
 from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
+from streampack.run.measuring import measure_balance
 from tests.support.corpora import write_mds
 from tests.support.forged import sign
 from tests.support.memory_source import MemorySource

@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import offsets_of
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 from streampack.packing.buckets.packer import Buckets
 from streampack.packing.buckets.schedule import Curriculum

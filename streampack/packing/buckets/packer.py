@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents import ranges_of
+from streampack.arguments import is_number, is_whole
+from streampack.documents.ragged import ranges_of
 from streampack.errors import ConfigError
-from streampack.numeric import is_number, is_whole
 from streampack.packing.arguments import require_align, require_buckets
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.buckets.rows import fill_batches

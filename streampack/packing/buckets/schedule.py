@@ -35,8 +35,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.arguments import is_number, is_whole
 from streampack.errors import ConfigError
-from streampack.numeric import is_number, is_whole
 from streampack.packing.rng import derive_seed
 
 FINEST = 1 << 32  # units that one rotation has at most; shares are counted in these units

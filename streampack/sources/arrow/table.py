@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from streampack.arguments import explained
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
@@ -16,7 +17,6 @@ from streampack.reading.skips import Skips
 from streampack.sources.iterable.recognise import arrow_table
 from streampack.sources.parquet.columns import kinds_of, row_sizes
 from streampack.sources.parquet.source import Parquet
-from streampack.unknown_arguments import explained
 
 _SHARD_ROWS = 8192
 _BATCH_ROWS = 1024  # taken from the table at a time

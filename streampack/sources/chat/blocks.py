@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversations import Conversations
-from streampack.documents import Documents
+from streampack.documents.blocks import Documents
+from streampack.documents.conversations import Conversations
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
 from streampack.reading.base import Block
 from streampack.reading.fields import LOSS_FIELDS
 from streampack.reading.nesting import MOST_NESTED

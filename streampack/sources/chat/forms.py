@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from streampack.documents import make_origin
+from streampack.documents.blocks import make_origin
 from streampack.reading.base import Block
 from streampack.reading.fields import LOSS_FIELDS, Fields
 from streampack.reading.options import Reading

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from streampack.conversations import Conversation
+from streampack.documents.conversations import Conversation
 from streampack.reading.records import BrokenDocumentError
 from streampack.sources.chat.messages import MARKS, messages_of, tools_of
 

@@ -15,7 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from streampack.conversations import PARTS, TurnRules
+from streampack.arguments import explained
+from streampack.documents.conversations import PARTS, TurnRules
 from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow
 from streampack.reading.base import Source
@@ -23,7 +24,6 @@ from streampack.reading.options import Reading
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.iterable.objects import kind_name
 from streampack.storage.storage import Storage
-from streampack.unknown_arguments import explained
 
 
 class Chat(Source):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
 from streampack.sources.iterable.item_source import ItemSource
 from streampack.sources.iterable.objects import iterate, own_copy
 from streampack.sources.iterable.recognise import with_masks_of
-from streampack.unknown_arguments import explained
 
 
 class HFStream(ItemSource):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import make_origin
+from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, Source

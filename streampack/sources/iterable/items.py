@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import TOKEN_DTYPES, Documents, Texts, offsets_of
-from streampack.fields import FieldTypes
+from streampack.documents.blocks import TOKEN_DTYPES, Documents, Texts
+from streampack.documents.fields import FieldTypes
+from streampack.documents.ragged import offsets_of
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
@@ -32,7 +33,6 @@ from streampack.sources.iterable.recognise import (
     refuse_no_corpus,
     with_masks_of,
 )
-from streampack.unknown_arguments import explained
 
 _NONE = object()  # in place of an item
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, Texts, make_origin
+from streampack.arguments import explained
+from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields, chat_fields
@@ -42,7 +43,6 @@ from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
-from streampack.unknown_arguments import explained
 
 _UNREADABLE = (".xz", ".lz4", ".br", ".zip", ".7z", ".z", ".snappy")
 _HEAD_BYTES = 1 << 20

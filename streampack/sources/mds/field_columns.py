@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, Texts, offsets_of
+from streampack.documents.blocks import Documents, Texts
+from streampack.documents.fields import FieldTypes
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
-from streampack.fields import FieldTypes
 from streampack.reading.integer_arrays import copy_spans
 from streampack.sources.mds.index import Column, Layout
 from streampack.sources.mds.samples import UNEVEN, array_values

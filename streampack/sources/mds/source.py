@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from streampack.documents import Documents, Texts, make_origin
+from streampack.arguments import explained
+from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields, named_masks
@@ -50,7 +51,6 @@ from streampack.storage.decompression import DamagedError, decompress, map_file
 from streampack.storage.patterns import named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
-from streampack.unknown_arguments import explained
 
 
 class MDS(ShardedSource):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.reading.flat import FlatFile, FlatSource
 from streampack.reading.integer_arrays import INTEGER_DTYPES
@@ -21,7 +22,6 @@ from streampack.storage.misnamed import refuse_repeated
 from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
-from streampack.unknown_arguments import explained
 
 _PARTNER = {".idx": ".bin", ".bin": ".idx"}
 

@@ -14,15 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from streampack.arguments import explained, whole_number
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, StateError
-from streampack.fields import FieldTypes
-from streampack.numeric import whole_number
 from streampack.packing.rng import derive_seed
 from streampack.reading.base import LaneReader, Source
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.credits import TokenShares
 from streampack.sources.mixture.weights import Weights, checked_weights, tempered
-from streampack.unknown_arguments import explained
 
 
 class Mixture(Source):

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streampack.documents import Documents, Texts, make_origin, offsets_of
+from streampack.documents.blocks import Documents, Texts, make_origin
+from streampack.documents.ragged import offsets_of
 from streampack.reading.padding import ATTENTION_MASK, with_masks
 from streampack.reading.records import too_long
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from streampack.documents.fields import TEXT_REMEDY, FieldTypes
 from streampack.errors import ConfigError
-from streampack.fields import TEXT_REMEDY, FieldTypes
 from streampack.reading.fields import Fields
 from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.records import DamagedFileError

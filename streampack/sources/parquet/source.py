@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from streampack.documents import offsets_of
+from streampack.arguments import explained
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
@@ -51,7 +52,6 @@ from streampack.storage.failures import is_of_system
 from streampack.storage.listing import in_threads
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
-from streampack.unknown_arguments import explained
 
 _FOOTER_THREADS = 64
 _LOOKED_AT = 8  # files, for one whose columns can be read

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from streampack.arguments import explained
 from streampack.cached import cached_property
-from streampack.documents import Documents, Texts, make_origin
+from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
 from streampack.reading.base import Block
@@ -60,7 +61,6 @@ from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
-from streampack.unknown_arguments import explained
 
 _PIPE_BYTES = 64 << 20  # what a shard from a command is taken to have
 _SAMPLED_BYTES = 32 << 20  # of content in which tokens are counted

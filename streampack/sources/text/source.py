@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from streampack.documents import Texts, make_origin
+from streampack.arguments import explained
+from streampack.documents.blocks import Texts, make_origin
 from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
@@ -17,7 +18,6 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
-from streampack.unknown_arguments import explained
 
 
 class TextFiles(ShardedSource):

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
-from streampack.numeric import whole_number
 from streampack.reading.flat import FlatFile, FlatSource
 from streampack.reading.integer_arrays import INTEGER_DTYPES, integer_kind
 from streampack.reading.manifest import Manifest
@@ -25,7 +25,6 @@ from streampack.storage.decompression import map_file
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
-from streampack.unknown_arguments import explained
 
 logger = logging.getLogger(__name__)
 

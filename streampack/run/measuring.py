@@ -9,19 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
+from streampack.forecast.sample import sample_lengths
 from streampack.lane.config import LaneConfig
 from streampack.lane.state import damaged
-from streampack.metrics import LaneTimes
 from streampack.packing import Packer
 from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
 from streampack.reading.base import Source
-from streampack.reading.skips import Skips
-from streampack.streams.base import LaneStream
-from streampack.streams.lane_stream import open_stream
 from streampack.window.config import WindowConfig
 
 TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
@@ -29,10 +25,7 @@ LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go o
 EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
 BATCHES_PER_LANE = 200  # of a finite run: its end costs a lane one batch or two
 WINDOWS_PER_LANE = 12  # with fewer, the end of the lane, which packs badly, is a large share of it
-SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
-SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
 SHARES_DOCUMENTS = 8192  # of half as many, documents per row were up to 3.4 % off (docs/papers.md)
-SAMPLE_TOKENS = 4 << 20  # at each place, in case documents are very long; more for larger samples
 BALANCE_WINDOWS = 3  # windows of rows packed from a sample to find out what rows cost
 BALANCE_ORDERS = 64  # times that the sample is packed for that at most
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
@@ -77,61 +70,6 @@ def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
     if tokens is not None:
         most = min(most, tokens // (WINDOWS_PER_LANE * window_tokens))
     return next((lanes for lanes in EVALUATION_LANES if lanes <= most), 1)
-
-
-def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArray[np.int64]:
-    """(N,) int64: tokens of some thousand documents, the same on every rank and at every start.
-
-    They are read from up to four places of the first epoch and prepared as in the run. The number
-    of lanes and the topology do not matter.
-
-    Args:
-        config: source and preparation; the packer is not used.
-        documents: how many to read (fewer if the source has fewer, or if they are very long);
-            None is 1024 at each place.
-
-    Raises:
-        ConfigError: the source can be read only once, so a sample would be lost to the run.
-    """
-    source = config.source
-    if source.once:
-        raise ConfigError(
-            "The source can be read only once, and the packer measures shares on a sample.",
-            "The sample's documents would be missing from the run.",
-            "Pass the packer shares=, or a source that can be read again.",
-        )
-    lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
-    share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
-    most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
-    once = replace(config, lanes=lanes, epochs=1, order=None)
-    lengths = [np.zeros(0, dtype=np.int64)]
-    for lane in range(lanes):
-        _, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
-        own = [block.lengths for block in blocks]
-        lengths.append(np.concatenate([*lengths[:1], *own])[:share])
-    return np.concatenate(lengths)
-
-
-def begun(
-    config: LaneConfig, lane: int, *, documents: int, tokens: int
-) -> tuple[LaneStream, list[Documents], bool]:
-    """A lane's stream after its first blocks, which hold so many documents or tokens.
-
-    Returns:
-        The stream, the blocks, and True if it ended before.
-    """
-    skips = Skips(config.on_error, config.skip_limit)
-    stream = open_stream(config, lane, skips=skips, times=LaneTimes())
-    blocks: list[Documents] = []
-    read = 0
-    while stream.serial < documents and read < tokens:
-        block = stream.peek()
-        if block is None:
-            return stream, blocks, True
-        blocks.append(block)
-        read += block.num_tokens
-        stream.consume(len(block))
-    return stream, blocks, False
 
 
 def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:

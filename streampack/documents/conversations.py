@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import Fields, part_of
+from streampack.arguments import one_of
+from streampack.documents.blocks import Fields, part_of
 from streampack.errors import ConfigError
-from streampack.numeric import one_of
 
 #: What a turn of the assistant can consist of.
 PARTS = ("thinking", "content", "tool_calls")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack.documents.ragged import gather_ragged, offsets_of, ranges_of, words_of
 from streampack.errors import ConfigError
 
 #: Where a document came from: number of the source (in a mixture), number of the shard in the
@@ -278,27 +278,9 @@ class Texts:
         return Texts(texts, self.origin[order], part_of(self.document_fields, order))
 
 
-def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(N + 1,) int64 offsets of documents with these lengths (N,) laid end to end."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
-def ranges_of(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(T,) int64: the numbers from each of `starts` (N,) on, `sizes` (N,) of them, end to end."""
-    offsets = offsets_of(sizes)
-    return np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
-
-
 def joined_fields(parts: Sequence[Fields]) -> Fields:
     """By name, the document fields of several blocks that have the same ones, end to end."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def words_of(values: NDArray[Any]) -> NDArray[Any]:
-    """The values as whole numbers of the same width, which kernels copy whatever they mean."""
-    return values.view(f"u{values.dtype.itemsize}")
 
 
 def part_of(fields: Fields, index: Any) -> Fields:
@@ -315,19 +297,3 @@ def _check_fields(kind: str, fields: Fields, count: int) -> None:
                 f"Every {kind} needs one value.",
                 f"Pass a flat array with one value per {kind}.",
             )
-
-
-@kernel
-def gather_ragged(
-    source: NDArray[np.generic],
-    starts: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    out: NDArray[np.generic],
-) -> None:
-    """Copy slice i of `source`, beginning at starts[i], to out[offsets[i]:offsets[i + 1]]."""
-    for i in range(len(starts)):
-        # Through slices the inner loop needs no test for negative indices and becomes a copy.
-        target = out[offsets[i] : offsets[i + 1]]
-        piece = source[starts[i] : starts[i] + len(target)]
-        for k in range(len(target)):
-            target[k] = piece[k]

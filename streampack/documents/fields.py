@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents import GROUP, Documents
+from streampack.documents.blocks import GROUP, Documents
 from streampack.errors import ConfigError
 
 #: What torch has too.
