@@ -6,17 +6,18 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
 
 from streampack.errors import ConfigError
 
-Init = TypeVar("Init", bound=Callable[..., None])
+Made = TypeVar("Made", bound=Callable[..., Any])
 
-_WHOLE = "its batches are whole already, so leave it out"
 _ROWS = "batch_rows= of PackedDataset is the number of rows in a batch"
 _LENGTH = "seq_len= of PackedDataset is the length of a row, in tokens"
+_WHOLE = "its batches are whole already, so leave it out"
 _RULES = "pass token_rules=TokenRules({}=...) to PackedDataset"
 _PREFETCH = "prefetch_batches= of PackedLoader is the number of batches made ahead"
 
@@ -24,7 +25,9 @@ _PREFETCH = "prefetch_batches= of PackedLoader is the number of batches made ahe
 INSTEAD = {
     "batch_size": _ROWS,
     "per_device_train_batch_size": _ROWS,
-    **dict.fromkeys(("max_length", "max_seq_length", "max_seq_len", "block_size"), _LENGTH),
+    **dict.fromkeys(
+        ("max_length", "max_len", "max_seq_length", "max_seq_len", "block_size"), _LENGTH
+    ),
     **dict.fromkeys(("packing", "packing_strategy"), "it always packs; packer= says how"),
     **dict.fromkeys(("collate_fn", "drop_last", "sampler", "batch_sampler"), _WHOLE),
     **dict.fromkeys(("num_workers", "pin_memory", "timeout_s"), "PackedLoader takes it"),
@@ -131,53 +134,58 @@ def _refusal(name: str, value: Any, consequence: str, kind: str, otherwise: str)
     return ConfigError(f"{name} is {value!r}.", consequence, remedy)
 
 
-def explained(init: Init) -> Init:
-    """The same constructor, whose `TypeError` for a wrong argument says what to write."""
-    known = [*inspect.signature(init).parameters.values()][1:]
-    names = [one.name for one in known]
-    by_place = [one.name for one in known if one.kind is not one.KEYWORD_ONLY]
-    needed = [one.name for one in known if one.default is one.empty]
+def explained(made: Made) -> Made:
+    """The same class or function, whose `TypeError` for a wrong argument says what to write."""
+    if isinstance(made, type):
+        made.__init__ = explained(made.__init__)  # type: ignore[misc]
+        return made
 
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = {*by_place[: len(args)], *kwargs}
-        wrong = [
-            f"has no argument {name!r}: {INSTEAD.get(name) or _others(name, names)}."
-            for name in kwargs
-            if name not in names
-        ][:1]
-        wrong += [
-            f"needs {name}{f': {NEEDED[name]}' if name in NEEDED else ''}."
-            for name in needed
-            if name not in given
-        ]
-        if wrong:
-            raise TypeError(f"{type(self).__name__} {' It '.join(wrong)}")
-        refuse_positions(type(self).__name__, init, args)
-        init(self, *args, **kwargs)
+    @functools.wraps(made)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if made.__name__ == "__init__":
+            check_call(type(args[0]).__name__, made, args[1:], kwargs)
+        else:
+            check_call(f"{made.__name__}()", made, args, kwargs)
+        return made(*args, **kwargs)
 
-    return cast(Init, checked)
+    return cast(Made, checked)
 
 
-def _others(name: str, names: list[str]) -> str:
-    meant = difflib.get_close_matches(name, names, 1)
-    return f"{meant[0]}= is meant, perhaps" if meant else f"it takes {', '.join(names)}"
-
-
-def refuse_positions(name: str, init: Callable[..., None], args: tuple[Any, ...]) -> None:
-    """Raise `TypeError` if there are more arguments by position than a constructor takes.
+def check_call(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise `TypeError`, with what to write, for arguments that a function does not take.
 
     Args:
-        name: of the class.
-        init: its constructor, whose other arguments are by name only.
-        args: those by position, without `self`.
+        name: of what is called.
+        function: it, or the constructor of a class.
+        args, kwargs: its arguments by position, without `self`, and by name.
     """
-    known = list(inspect.signature(init).parameters.values())[1:]
-    kinds = [parameter.kind for parameter in known]
-    by_position = [kind for kind in kinds if kind is not inspect.Parameter.KEYWORD_ONLY]
-    if len(args) <= len(by_position) or inspect.Parameter.VAR_POSITIONAL in kinds:
+    taken = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken):
         return
-    given = [parameter.name for parameter in known[: len(by_position)]]
-    named = known[len(by_position)].name if len(by_position) < len(known) else None
-    call = ", ".join([*given, *([] if named is None else [f"{named}={args[len(given)]!r:.80}"])])
-    raise TypeError(f"{name} takes its settings by name. Write {name}({call}), for example.")
+    names = [one.name for one in taken]
+    by_place = [one.name for one in taken if one.kind is not one.KEYWORD_ONLY]
+    if len(args) > len(by_place):
+        first = [f"{key}={args[len(by_place)]!r:.80}" for key in names[len(by_place) :][:1]]
+        call = f"{name.removesuffix('()')}({', '.join([*by_place, *first])})"
+        raise TypeError(f"{name} takes its settings by name. Write {call}, for example.")
+    given = {*by_place[: len(args)], *kwargs}
+    wrong = [
+        f"has no argument {key!r}: {_instead(key, names)}." for key in kwargs if key not in names
+    ][:1]
+    wrong += [
+        f"needs {one.name}{f': {NEEDED[one.name]}' if one.name in NEEDED else ''}."
+        for one in taken
+        if one.default is one.empty and one.name not in given
+    ]
+    if wrong:
+        raise TypeError(f"{name} {' It '.join(wrong)}")
+
+
+def _instead(key: str, names: list[str]) -> str:
+    """What to write for an argument that is none of these."""
+    if said := INSTEAD.get(key):
+        return re.sub(" of Packed[A-Za-z]+", "", said) if said.partition("=")[0] in names else said
+    close = difflib.get_close_matches(key, names, 1)
+    return f"{close[0]}= is meant, perhaps" if close else f"it takes {', '.join(names)}"

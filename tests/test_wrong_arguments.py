@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import pickle
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,9 @@ from streampack import (
     PackedLoader,
     StateError,
     Topology,
+    WindowConfig,
     merge_states,
+    pack,
     packing,
     sources,
 )
@@ -186,6 +189,25 @@ def test_wrong_arguments_of_sources_say_what_to_write() -> None:
     for make, message in wrong.values():
         with pytest.raises(TypeError, match=message):
             make()
+
+
+def test_wrong_arguments_of_settings_and_functions_say_what_to_write() -> None:
+    wrong: dict[str, tuple[Any, str]] = {
+        "packer": (
+            lambda: packing.BestFitDecreasing(max_length=8),
+            r"Decreasing has .*: seq_len= is the",
+        ),  # type: ignore[call-arg]
+        "typo": (lambda: packing.Concat(seq_length=8), r"Concat has .*: seq_len= is meant"),  # type: ignore[call-arg]
+        "window": (lambda: WindowConfig(row=8), r"WindowConfig has no argument 'row': rows= is"),  # type: ignore[call-arg]
+        "storage": (lambda: sources.Storage(cache="a"), r"Storage has .*: cache_dir= is meant"),  # type: ignore[call-arg]
+        "hook": (lambda: Hook(name="a", fn=len), r"'fn': it takes name, function"),  # type: ignore[call-arg]
+        "open": (lambda: sources.open("a", txt="x"), r"open\(\) has .* 'txt': text= is meant"),  # type: ignore[call-arg]
+        "pack": (lambda: pack([3], max_length=8), r"pack\(\) has .*'max_length': seq_len= is the"),  # type: ignore[call-arg]
+    }
+    for make, message in wrong.values():
+        with pytest.raises(TypeError, match=message):
+            make()
+    assert pickle.loads(pickle.dumps(packing.Concat(seq_len=8))) == packing.Concat(seq_len=8)
 
 
 def test_epochs_of_a_mixture_are_by_name_or_those_of_the_dataset() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from streampack.arguments import whole_number
+from streampack.arguments import explained, whole_number
 from streampack.conversion.checks import check_content, check_shard_bytes
 from streampack.conversion.destination import HIDDEN, Destination
 from streampack.conversion.shard_writers import shard_writer
@@ -27,6 +27,7 @@ MOST_PARTS = 1 << 14  # a process maps up to three files of each, and Linux allo
 UNKNOWN_PARTS = 16  # where a source cannot say how large it is
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class CorpusOrder:
     """What to put in order, where to and how.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streampack.arguments import is_whole, whole_number
+from streampack.arguments import explained, is_whole, whole_number
 from streampack.errors import ConfigError, PlanError
 from streampack.in_memory.plan import MicrobatchPlan
 from streampack.packing.arguments import require_align, require_seq_len
@@ -17,6 +17,7 @@ from streampack.packing.microbatches import Units, grouped_rows, place_in_rows
 from streampack.packing.overflow import checked_lengths
 
 
+@explained
 def pack(
     lengths: ArrayLike,
     *,

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streampack.arguments import whole_number
+from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@explained
 @dataclass(frozen=True, slots=True)
 class Topology:
     """A place among data-parallel ranks.

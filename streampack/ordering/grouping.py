@@ -18,12 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering.embedding import embedder_name
 from streampack.ordering.order import require_counts
 
 
+@explained
 @dataclass(frozen=True)
 class GroupBy:
     """Documents with the same key side by side, inside an ordering window.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkab
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import is_number, whole_number
+from streampack.arguments import explained, is_number, whole_number
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering.approximate import find_neighbours_approximately, require_faiss
@@ -77,6 +77,7 @@ class DocumentOrder(Protocol):
         """JSON-able identity for the fingerprint."""
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class SimilarityOrder:
     """Related documents one after the other, near-duplicates dropped (In-Context Pretraining).

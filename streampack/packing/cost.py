@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streampack.arguments import real_number, whole_number
+from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
 
 #: Decoders whose feed-forward layers are a gate, an up and a down projection; with those of
@@ -27,6 +27,7 @@ _EXPERTS = {
 }  # fmt: skip
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """Floating-point operations of a forward pass over one document, by its length.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import is_whole, refuse_positions
+from streampack.arguments import check_call, is_whole
 from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 from streampack.packing.overflow import OVERFLOWS, Overflow
@@ -54,8 +54,9 @@ class Packer(ABC):
     revision: ClassVar[int] = 1
 
     def __new__(cls, *arguments: Any, **settings: Any) -> Self:
-        """Raise `TypeError`, with what to write, if settings are not named that have to be."""
-        refuse_positions(cls.__name__, cls.__init__, arguments)
+        """Raise `TypeError`, with what to write, for settings that the packer does not have."""
+        if arguments or settings:  # not of a copy, which pickle makes without
+            check_call(cls.__name__, cls.__init__, arguments, settings)
         return super().__new__(cls)
 
     @abstractmethod

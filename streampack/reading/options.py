@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.arguments import whole_number
+from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
 
 TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
 LEAST_DOCUMENTS = 16  # in a block, so that they share the cost of the block
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """How a lane reads a source. It is part of the order of the documents.

@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import DTypeLike
 
+from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.reading.base import Source
@@ -27,6 +28,7 @@ _LOOKED_AT = 100  # strings of a list, to see whether they are paths
 _OF_OBJECTS = ("text", "tokens", "loss_mask", "reading")
 
 
+@explained
 def open(
     source: Any,
     *,

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from streampack.arguments import real_number, whole_number
+from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ContentError, StateError, StorageError
 from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.filesystems import open_filesystem
@@ -69,6 +69,7 @@ class _Process:
         )
 
 
+@explained
 class Storage:
     """Lists, reads and caches files at local paths and any URL that fsspec knows.
 

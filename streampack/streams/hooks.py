@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, derive_seeds
@@ -23,6 +24,7 @@ from streampack.packing.rng import derive_seed, derive_seeds
 Refuse = Callable[[str, str], ConfigError]
 
 
+@explained
 @dataclass(frozen=True)
 class Hook:
     """A named step. Rename it when what it does changes: a saved state knows it by name.

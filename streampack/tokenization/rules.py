@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.arguments import whole_number
+from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
 from streampack.tokenization.boundaries import EosRule, check_rule
 
 _IDS = "Token ids are whole numbers from 0 to 4,294,967,295."
 
 
+@explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
     """What the run knows of token ids, if it is not taken from the tokenizer.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
-from streampack.arguments import whole_number
+from streampack.arguments import explained, whole_number
 from streampack.cached import cached_property
 from streampack.documents.blocks import Documents, Texts
 from streampack.errors import ConfigError, ContentError
@@ -61,6 +61,7 @@ def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
     return Tokenizer(tokenizer, **settings)
 
 
+@explained
 class Tokenizer:
     """Turns blocks of text into blocks of token ids. Picklable; works on its own copy.
 

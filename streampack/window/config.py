@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from streampack.arguments import real_number, whole_number
+from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
 from streampack.packing.packer import Packer
 
@@ -15,6 +15,7 @@ DEFAULT_ROWS = 320
 _UNDEFINED = "What the window holds would not be defined."
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig:
     """How far a lane looks ahead, and what may wait.

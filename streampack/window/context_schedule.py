@@ -27,11 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from streampack.arguments import whole_number
+from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
 from streampack.window.packed_rows import PackedRows
 
 
+@explained
 @dataclass(frozen=True, kw_only=True)
 class ContextSchedule:
     """How many tokens attention reaches back in each batch: few at first, then more.
