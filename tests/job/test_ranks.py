@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from streampack import ConfigError, PackedDataset, PackedLoader, Topology
 from tests.support.forked import Host
 from tests.support.runs import filled, identity, in_order, uneven
+from tests.support.simulated_ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,8 +158,13 @@ def test_model_parallel_processes_get_the_same_batches_and_count_once(
     assert batches[2] == batches[3]
     assert filled(in_order([batches[0], batches[2]])) == reference()
     results = run_job(host, tmp_path, "groups", 4, world_size=2)
-    counts = [batch.num_loss_tokens for batch in PackedLoader(uneven(Topology()))]
-    expected = [sum(counts[i : i + 6]) for i in range(0, len(counts), 6)]
+
+    def counts_of(rank: int, member: Any) -> list[int]:
+        loader = PackedLoader(uneven(Topology(rank, 2)), ranks=member)
+        return [batch.num_loss_tokens for batch in loader]
+
+    steps = [sum(counts) for counts in zip(*on_ranks(2, counts_of), strict=True)]
+    expected = [sum(steps[i : i + 3]) for i in range(0, len(steps), 3)]
     assert [result["counts"] for result in results] == [expected] * 4
 
 
