@@ -19,23 +19,14 @@ MOST_EPOCHS = 1 << 40  # of a source that was finite and has no end now
 SETTINGS = ("batch_tokens", "every", "reserve")
 
 
-def with_dealing(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
+def with_dealing(config: LaneConfig) -> LaneConfig:
     """`config` with the rule by which its lanes are dealt their sources, if they are.
 
     They are dealt finite sources in shards, where there are several lanes, unless documents are
     ordered by similarity first, whose windows would depend on the deals.
-
-    Args:
-        config: of the run.
-        saved: fingerprint that a state was saved with, whose rule is kept.
-
-    Raises:
-        StateError: it was dealt by another revision of the rule, or no run can have had its rule.
     """
     if config.order is not None or config.lanes == 1:
         return config
-    if saved is not None:
-        return replace(config, dealing=_kept(config, saved.get("dealing")))
     lines, run_tokens, run_share = {}, 0, 0
     found = _sources(config)
     # What is finite and not dealt may end at any time, and others share its weight from then on.
@@ -68,24 +59,15 @@ def with_dealing(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> 
     return replace(config, dealing=rule)
 
 
-def _sources(config: LaneConfig) -> dict[str, tuple[Any, int | None, int]]:
-    """Of every source by name: itself, its epochs, and its share of the tokens, at most `ONE`."""
-    source = config.source
-    if not isinstance(source, Mixture):
-        return {"": (source, config.epochs, ONE)}
-    knots = [shares for _, shares in source.shares.knots]
-    most = [max(shares) for shares in zip(*knots, strict=True)]
-    found = zip(source.sources.items(), source.source_epochs(config.epochs), most, strict=True)
-    total = max(sum(most), WHOLE)
-    return {
-        name: (part, epochs, max(share * ONE // total, 1)) for (name, part), epochs, share in found
-    }
+def as_dealt(config: LaneConfig, fingerprint: Mapping[str, Any]) -> LaneConfig:
+    """`config` with the rule of a saved fingerprint, for the epochs that the run has now.
 
-
-def _kept(config: LaneConfig, saved: Any) -> DealRule | None:
-    """The rule that a state was saved with, for the epochs that the run has now."""
-    if saved is None:
-        return None
+    Raises:
+        StateError: it was dealt by another revision of the rule, or no run can have had its rule.
+    """
+    saved = fingerprint.get("dealing")
+    if config.order is not None or config.lanes == 1 or saved is None:
+        return config
     if isinstance(saved, Mapping) and saved.get("revision") != REVISION:
         raise StateError(
             f"The state's lanes were dealt by revision {saved.get('revision', 1)!r:.20} of the "
@@ -116,4 +98,18 @@ def _kept(config: LaneConfig, saved: Any) -> DealRule | None:
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(f"The state's fingerprint has dealing {saved!r:.200}.") from error
-    return rule if lines else None
+    return replace(config, dealing=rule if lines else None)
+
+
+def _sources(config: LaneConfig) -> dict[str, tuple[Any, int | None, int]]:
+    """Of every source by name: itself, its epochs, and its share of the tokens, at most `ONE`."""
+    source = config.source
+    if not isinstance(source, Mixture):
+        return {"": (source, config.epochs, ONE)}
+    knots = [shares for _, shares in source.shares.knots]
+    most = [max(shares) for shares in zip(*knots, strict=True)]
+    found = zip(source.sources.items(), source.source_epochs(config.epochs), most, strict=True)
+    total = max(sum(most), WHOLE)
+    return {
+        name: (part, epochs, max(share * ONE // total, 1)) for (name, part), epochs, share in found
+    }

@@ -72,42 +72,16 @@ def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
     return next((lanes for lanes in EVALUATION_LANES if lanes <= most), 1)
 
 
-def with_shares(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
-    """`config` with a packer that has what it must measure before a run, such as shares.
-
-    What the packer of a state had measured, by its description `saved`, is taken if it fits;
-    otherwise a sample is measured.
-
-    Raises:
-        StateError: no packer can have measured what `saved` says.
-    """
-    packer = config.packer
-    if packer.needs_sample and saved is not None:
-        try:
-            packer = packer.with_saved(saved)
-        except ConfigError as error:
-            shares = saved.get("shares")
-            raise damaged(f"The state's fingerprint has shares {shares!r:.200}.") from error
-    if packer.needs_sample:
-        packer = packer.with_sample(sample_lengths(config, documents=SHARES_DOCUMENTS))
-    return replace(config, packer=packer)
-
-
-def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
-    """`config` with a balance whose costs of rows are measured, if it has a balance.
-
-    The costs in the fingerprint of a state, `saved`, are taken if its rows have the same length.
+def measured(config: LaneConfig) -> LaneConfig:
+    """`config` with what its packer and its balance must measure before a run, on a sample.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
     """
-    if config.balance is None:
-        return config
-    before = saved.get("balance") if saved else None
-    seq_len = saved["packer"].get("seq_len") if saved else None
-    if isinstance(before, Mapping) and seq_len == config.packer.seq_lens[-1]:
-        return replace(config, balance=Balance.from_description(before))
-    if config.balance.quantiles is not None:
+    if config.packer.needs_sample:
+        lengths = sample_lengths(config, documents=SHARES_DOCUMENTS)
+        config = replace(config, packer=config.packer.with_sample(lengths))
+    if config.balance is None or config.balance.quantiles is not None:
         return config
     if config.source.once:
         raise ConfigError(
@@ -119,6 +93,28 @@ def with_balance(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> 
         sample_lengths(config), config.packer, config.window, batch_tokens=config.batch_tokens
     )
     return replace(config, balance=balance)
+
+
+def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
+    """`config` with what the run of a saved fingerprint had measured, as far as it fits.
+
+    Costs of rows fit if the rows have the same length.
+
+    Raises:
+        StateError: no packer can have measured what `saved` says.
+    """
+    packer, balance = config.packer, saved.get("balance")
+    if packer.needs_sample:
+        try:
+            config = replace(config, packer=packer.with_saved(saved["packer"]))
+        except ConfigError as error:
+            shares = saved["packer"].get("shares")
+            raise damaged(f"The state's fingerprint has shares {shares!r:.200}.") from error
+    if config.balance is None or not isinstance(balance, Mapping):
+        return config
+    if saved["packer"].get("seq_len") != packer.seq_lens[-1]:
+        return config
+    return replace(config, balance=Balance.from_description(balance))
 
 
 def measure_balance(

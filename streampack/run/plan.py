@@ -15,10 +15,10 @@ from typing import Any
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.run.changed_settings import carry_over, previous_config
-from streampack.run.dealt import with_dealing
+from streampack.run.dealt import as_dealt, with_dealing
 from streampack.run.fingerprint import changed_fields, fingerprint_of
 from streampack.run.joined import as_mixture
-from streampack.run.measuring import choose_lanes, with_balance, with_shares
+from streampack.run.measuring import as_measured, choose_lanes, measured
 from streampack.run.state import Deferred, RunState, batches_due, check_state
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def plan_run(config: LaneConfig, topology: Topology, memory_limit: int) -> RunPl
     if not config.lanes:
         lanes = choose_lanes(config, topology.world_size, memory_limit=memory_limit)
         config = replace(config, lanes=lanes)
-    return RunPlan.of(with_dealing(with_balance(with_shares(config))), topology)
+    return RunPlan.of(with_dealing(measured(config)), topology)
 
 
 def resume_run(
@@ -91,8 +91,7 @@ def resume_run(
         config = replace(config, lanes=saved["lanes"])
     saved = as_mixture(saved, config)
     joined = saved is not state["fingerprint"]
-    config = with_balance(with_shares(config, saved["packer"]), saved)
-    config = with_dealing(config, saved)
+    config = as_dealt(measured(as_measured(config, saved)), saved)
     plan = RunPlan.of(config, topology)
     changed = changed_fields(saved, plan.fingerprint, allow)
     run = RunState.of_rank(state, plan.fingerprint, topology)
