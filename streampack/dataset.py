@@ -18,9 +18,9 @@ from streampack.batch import PackedBatch
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.forecast.estimation import Estimate, estimate_steps
-from streampack.job.double_sharding import refuse_resharding
 from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
+from streampack.job.wrong_callers import refuse_resharding
 from streampack.lane.config import LaneConfig
 from streampack.lane.sharing import Sharing
 from streampack.ordering import DocumentOrder

@@ -22,6 +22,7 @@ from streampack.forecast.estimation import Estimate
 from streampack.job.ending import End, Ranks
 from streampack.job.exchange import LONGEST_S, TIMEOUT_S
 from streampack.job.topology import Topology
+from streampack.job.wrong_callers import refuse_lightning
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
 from streampack.lane.sharing import Sharing
@@ -319,6 +320,7 @@ class PackedLoader:
 
     def _open(self) -> Ahead:
         self.dataset.check_topology()
+        refuse_lightning()
         if self._finished:
             config = self._run.plan.config
             if config.shuffle:

@@ -69,6 +69,11 @@ def arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any
     )
 
 
+def is_of_transformers(model: Any) -> bool:
+    """True for a torch module with the config of a model of transformers, or one inside of it."""
+    return isinstance(model, nn.Module) and hasattr(_config(model), "vocab_size")
+
+
 # ---------------------------------------------------------------------- the ways
 
 

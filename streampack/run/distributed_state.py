@@ -13,7 +13,7 @@ With tens of thousands, write one file per rank and use `merge_states`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -57,8 +57,8 @@ class DistributedState:
         by_rank = dict(reversed(gathered))
         return {_KEY: json.dumps(merge_states([by_rank[rank] for rank in sorted(by_rank)]))}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after what any number of ranks saved.
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Go on after what any number of ranks saved; `allow` as for `PackedLoader`.
 
         Raises:
             StateError: it is damaged, or the state is of another run.
@@ -72,4 +72,4 @@ class DistributedState:
                 "It is not what streampack saved.",
                 "Load a checkpoint that was saved with DistributedState under the same name.",
             ) from error
-        self._loader.load_state_dict(saved)
+        self._loader.load_state_dict(saved, allow=allow)

@@ -74,7 +74,6 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
     elif hasattr(tokenizer, "backend_tokenizer"):
         engine = tokenizer.backend_tokenizer
         settings = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _KINDS}
-        settings["add_bos_token"] = getattr(tokenizer, "add_bos_token", None)
         settings["chat_template"] = getattr(tokenizer, "chat_template", None)
     elif isinstance(tokenizer, Engine) or hasattr(tokenizer, "to_str"):
         engine, settings = tokenizer, {}

@@ -13,9 +13,10 @@ import torch
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError
 from streampack.loader import PackedLoader
+from streampack.trainers.mixin import Mixin
 
 
-class EvaluationMixin:
+class EvaluationMixin(Mixin):
     """Makes a Trainer take a `PackedDataset` as ``eval_dataset=``, by itself or in a dict of names.
 
     Each evaluation reads it from its beginning. ``eval_loss`` is the mean over all its loss tokens.

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from streampack.consumers.forms import Form
+from streampack.consumers.hf_arguments import is_of_transformers
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 from streampack.loader import PackedLoader
@@ -19,6 +22,13 @@ from streampack.run.state import merge_states
 from streampack.trainers.hf_evaluation import EvaluationMixin, check_evaluated
 
 logger = logging.getLogger(__name__)
+
+#: Arguments of transformers and TRL for what a loader of ours has done already.
+WITHOUT_EFFECT = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "dataloader_num_workers",
+    "group_by_length", "packing", "padding_free", "max_length", "completion_only_loss",
+    "assistant_only_loss",
+)  # fmt: skip
 
 
 class TrainerMixin(EvaluationMixin):
@@ -30,15 +40,26 @@ class TrainerMixin(EvaluationMixin):
     skipped a second time: ``ignore_data_skip`` is set. A `PackedDataset`, such as
     `PackedDataset.evaluation` makes, may be the ``eval_dataset``.
 
+    A loader without a model gets the Trainer's when training begins, so that it is checked to keep
+    documents apart, if it is one of transformers.
+
     Args:
         loader: with ``output="hf"``.
+        allow: settings that may differ from those of the checkpoint that `train` resumes from; see
+            `PackedLoader.load_state_dict`.
         arguments: of the Trainer, as are all others by name.
 
     Raises:
         ConfigError: there is no loader, it has another output, or what is evaluated has no end.
     """
 
-    def __init__(self, *arguments: Any, loader: PackedLoader | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        loader: PackedLoader | None = None,
+        allow: Collection[str] = (),
+        **options: Any,
+    ) -> None:
         if not isinstance(loader, PackedLoader):
             raise ConfigError(
                 f"The Trainer's loader is {'missing' if loader is None else repr(loader)[:80]}.",
@@ -53,23 +74,27 @@ class TrainerMixin(EvaluationMixin):
                 'Pass PackedLoader(dataset, output="hf", model=model).',
             )
         self.loader = loader
+        self._allow = allow
         super().__init__(*arguments, **options)
         evaluated = self.eval_dataset
         for given in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
             check_evaluated(given)
         ignored = [
             name
-            for name in ("per_device_train_batch_size", "per_device_eval_batch_size")
-            if getattr(self.args, name) != getattr(type(self.args), name)
+            for name in WITHOUT_EFFECT
+            if getattr(self.args, name, None) != getattr(type(self.args), name, None)
         ]
+        ignored += ["data_collator"] if options.get("data_collator") is not None else []
         if ignored:
             logger.warning(
-                "%s of the training arguments changes nothing: batches are packed already. "
-                "batch_rows= of PackedDataset is the number of rows in them.",
-                " and ".join(ignored),
+                "%s: none of these arguments of the Trainer changes anything, since batches are "
+                "packed already. What tokens are learnt is said by the source, such as "
+                "sources.Chat; the size of a batch by seq_len= and batch_rows= of PackedDataset; "
+                "the number of processes by num_workers= of PackedLoader.",
+                ", ".join(ignored),
             )
         self.args.ignore_data_skip = True
-        self.add_callback(_saver(loader))  # type: ignore[attr-defined]
+        self.add_callback(_callback(self))  # type: ignore[attr-defined]
 
     def get_train_dataloader(self) -> Any:
         """The loader itself: accelerate would split its batches over the ranks once more."""
@@ -103,17 +128,24 @@ class TrainerMixin(EvaluationMixin):
             resume_from_checkpoint = last(self.args.output_dir) or True  # it says what is missing
         if isinstance(resume_from_checkpoint, (str, os.PathLike)):
             folder = Path(resume_from_checkpoint)
-            self.loader.load_state_dict(saved_state(folder, self.loader.dataset.topology))
+            state = saved_state(folder, self.loader.dataset.topology)
+            self.loader.load_state_dict(state, allow=self._allow)
         return super().train(  # type: ignore[misc]
             resume_from_checkpoint=resume_from_checkpoint, **options
         )
 
 
-def _saver(loader: PackedLoader) -> Any:
-    """A callback that puts the state of this rank into every checkpoint."""
+def _callback(trainer: Any) -> Any:
+    """What has the model checked, and puts the state of this rank into every checkpoint."""
     from transformers import TrainerCallback
 
-    class SaveLoader(TrainerCallback):  # type: ignore[misc]
+    loader = trainer.loader
+
+    class OfLoader(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if loader.form.model is None and is_of_transformers(trainer.model):
+                loader.form = Form("hf", trainer.model_wrapped)
+
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)  # ranks other than 0 may be first
@@ -123,7 +155,7 @@ def _saver(loader: PackedLoader) -> Any:
             mine.write_text(json.dumps(loader.state_dict()))
             mine.replace(path)
 
-    return SaveLoader()
+    return OfLoader()
 
 
 def saved_state(checkpoint: Path, place: Topology) -> dict[str, Any]:

@@ -7,15 +7,17 @@ and the state is that after the batch whose step began last, or that before the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from streampack.batch import PackedBatch
+from streampack.errors import ConfigError
 from streampack.loader import PackedLoader
 from streampack.run.distributed_state import DistributedState
+from streampack.trainers.mixin import Mixin
 
 
-class DataModuleMixin:
+class DataModuleMixin(Mixin):
     """Makes a DataModule give the batches of a `PackedLoader` and keep its state in checkpoints.
 
     ``class PackedDataModule(DataModuleMixin, LightningDataModule): pass``, and
@@ -25,12 +27,24 @@ class DataModuleMixin:
 
     Args:
         loader: of this rank.
+        allow: settings that may differ from those of the checkpoint that training goes on from;
+            see `PackedLoader.load_state_dict`.
+
+    Raises:
+        ConfigError: it is no `PackedLoader`.
     """
 
     trainer: Any
 
-    def __init__(self, loader: PackedLoader) -> None:
+    def __init__(self, loader: PackedLoader, *, allow: Collection[str] = ()) -> None:
         super().__init__()
+        if not isinstance(loader, PackedLoader):
+            raise ConfigError(
+                f"The DataModule's loader is a {type(loader).__name__}.",
+                "Its batches and its place come from a PackedLoader.",
+                "Pass PackedLoader(dataset).",
+            )
+        self._allow = allow
         self.loader = loader
         self._start = loader.state_dict()
         self._last: PackedBatch | None = None
@@ -38,7 +52,7 @@ class DataModuleMixin:
     def train_dataloader(self) -> Any:
         """The loader's batches, going on where it stands."""
         self._start, self._last = self.loader.state_dict(), None
-        return _Batches(self.loader)
+        return StatelessBatches(self.loader)
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         """The step begins: the batch is the last one that counts."""
@@ -62,15 +76,15 @@ class DataModuleMixin:
         Raises:
             StateError: it is of another run, or damaged.
         """
-        DistributedState(self.loader).load_state_dict(state_dict)
+        DistributedState(self.loader).load_state_dict(state_dict, allow=self._allow)
         self._start, self._last = self.loader.state_dict(), None
 
 
-class _Batches:
+class StatelessBatches:
     """A loader's batches, without its state."""
 
     def __init__(self, loader: PackedLoader) -> None:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
+        yield from self._loader

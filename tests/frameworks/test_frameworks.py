@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import PackedDataset, PackedLoader, TokenRules, Topology
+from streampack import ConfigError, PackedDataset, PackedLoader, TokenRules, Topology
 from streampack.trainers import TrainerMixin
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -49,6 +49,16 @@ def test_lightning_saves_the_beginning_where_no_step_has_begun() -> None:
     again = make_data()
     again.load_state_dict(data.state_dict())
     assert again.loader.state_dict() == expected
+
+
+def test_lightning_is_refused_a_loader_whose_state_it_would_save_too_late() -> None:
+    pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
+    from examples.lightning_datamodule import Bigrams, PackedDataModule, make_data, make_trainer
+
+    with pytest.raises(ConfigError, match="DataModuleMixin, LightningDataModule"):
+        make_trainer(2).fit(Bigrams(), train_dataloaders=make_data().loader)
+    with pytest.raises(ConfigError, match=r"Pass PackedLoader\(dataset\)"):
+        PackedDataModule(make_data().loader.dataset)
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_what_cannot_be_evaluated_is_refused_with_what_can(tmp_path: Path) -> No
     assert trainer.state.global_step == trainer.args.max_steps > 1
 
 
-def test_a_batch_size_of_the_arguments_is_said_to_change_nothing(
+def test_arguments_that_change_nothing_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from examples.hf_trainer import make_trainer, write_corpus
@@ -176,9 +176,55 @@ def test_a_batch_size_of_the_arguments_is_said_to_change_nothing(
     trainer = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=1, save_steps=9)
     assert not caplog.records
     trainer.args.per_device_train_batch_size = 4
+    trainer.args.dataloader_num_workers = 2
     type(trainer)(model=trainer.model, args=trainer.args, loader=trainer.loader)
     (said,) = (record.getMessage() for record in caplog.records)
-    assert said.startswith("per_device_train_batch_size of the training arguments changes nothing")
+    assert said.startswith("per_device_train_batch_size, dataloader_num_workers: none of these")
+
+
+def test_a_model_of_the_trainer_that_mixes_documents_is_refused(tmp_path: Path) -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    from examples.hf_trainer import PackedTrainer, make_trainer, write_corpus
+
+    made = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=1, save_steps=9)
+    config = BloomConfig(vocab_size=512, hidden_size=16, n_layer=1, n_head=2)
+    loader = PackedLoader(dataset(), output="hf")
+    trainer = PackedTrainer(model=BloomForCausalLM(config), args=made.args, loader=loader)
+    with pytest.raises(ConfigError, match="BloomForCausalLM does not keep the documents"):
+        trainer.train()
+
+
+def test_a_trainer_resumes_with_changed_settings_where_they_are_allowed(tmp_path: Path) -> None:
+    from examples.hf_trainer import PackedTrainer, make_trainer, write_corpus
+
+    corpus = write_corpus(tmp_path / "corpus", 100)
+    first = make_trainer(tmp_path / "run", corpus, max_steps=2, save_steps=2)
+    first.train()
+    config = first.loader.dataset.plan.config
+    other = PackedDataset(
+        corpus, packer=config.packer, batch_tokens=2 * config.batch_tokens, seed=config.seed,
+        lanes=config.lanes, epochs=config.epochs, token_rules=TokenRules(pad_id=0, eos_id=0),
+    )  # fmt: skip
+    first.args.max_steps = 3
+    for allow in ((), ("batch_tokens", "window")):
+        loader = PackedLoader(other, output="hf", model=first.model)
+        again = PackedTrainer(model=first.model, args=first.args, loader=loader, allow=allow)
+        if allow:
+            again.train(resume_from_checkpoint=True)
+            assert again.state.global_step == 3
+        else:
+            with pytest.raises(StateError, match="batch_tokens"):
+                again.train(resume_from_checkpoint=True)
+
+
+def test_a_mixin_after_the_trainer_is_refused() -> None:
+    from transformers import Trainer
+
+    with pytest.raises(TypeError, match=r"Write class Wrong\(TrainerMixin, Trainer\)"):
+
+        class Wrong(Trainer, TrainerMixin):
+            pass
 
 
 def test_a_loader_where_a_dataset_is_wanted_says_who_takes_it(tmp_path: Path) -> None:

@@ -126,6 +126,19 @@ def test_ends_are_read_from_the_files_beside_the_tokenizer(tmp_path: Path) -> No
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
+def test_an_object_of_transformers_begins_texts_as_its_post_processor_does(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    engine = small_engine("<bos>", "<eos>")
+    named = [("<bos>", engine.token_to_id("<bos>"))]
+    engine.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=named)
+    settings = {"tokenizer_object": engine, "bos_token": "<bos>", "eos_token": "<eos>"}
+    for given in (None, False):  # transformers 5 sets it, whatever the post-processor does
+        tokenizer = transformers.PreTrainedTokenizerFast(**settings)
+        tokenizer.add_bos_token = given
+        expected = [*tokenizer("a")["input_ids"], engine.token_to_id("<eos>")]
+        assert ids(load_tokenizer(tokenizer).encode(texts("a"), Skips())) == [expected]
+
+
 def test_the_only_end_of_a_bare_tokenizer_is_taken_and_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

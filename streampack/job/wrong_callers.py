@@ -1,0 +1,67 @@
+"""Refuse libraries that would lose batches of ours without a word.
+
+They iterate a dataset or a loader from objects of the classes below, so these are looked for among
+the callers when an iteration starts.
+
+- A `PackedDataset` gives each data-parallel rank its own batches. accelerate and the transformers
+  Trainer, given a DataLoader of it, either iterate it on rank 0 and deal its batches out, so that
+  what the other ranks own is never read, or keep every W-th batch of each rank. Both lose
+  (W - 1) / W of the documents.
+- Lightning takes a batch ahead of the training step, and saves the state of a loader that has one,
+  so that a resumed run leaves the batch out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from streampack.errors import ConfigError
+
+#: Of accelerate.data_loader and transformers.trainer_pt_utils.
+RESHARDING_CLASSES = ("DataLoaderDispatcher", "IterableDatasetShard")
+#: Of lightning.pytorch.loops: training, and what takes batches of a loader without its state: an
+#: evaluation, and our own `DataModuleMixin`.
+_FITS, _TAKES_NO_STATE = "_FitLoop", ("_EvaluationLoop", "_PredictionLoop", "StatelessBatches")
+
+
+def refuse_resharding() -> None:
+    """Raise `ConfigError` if an object that splits datasets is among the callers."""
+    for kind in _callers():
+        if kind.__name__ in RESHARDING_CLASSES:
+            raise ConfigError(
+                f"This PackedDataset is iterated by {kind.__module__}.{kind.__name__}, which "
+                "splits its batches over ranks.",
+                "It has been split already, each rank reads its own documents: most of them "
+                "would be lost.",
+                'Use PackedLoader(dataset, output="hf", model=model) as it is: pass it as '
+                "loader= to class PackedTrainer(streampack.trainers.TrainerMixin, Trainer), "
+                "which takes a PackedDataset as eval_dataset= too; or iterate it yourself (see "
+                "docs/consumers.md).",
+            )
+
+
+def refuse_lightning() -> None:
+    """Raise `ConfigError` if Lightning trains on a `PackedLoader` whose state it would save."""
+    for kind in _callers():
+        if kind.__name__ in _TAKES_NO_STATE:
+            return
+        if kind.__name__ == _FITS:
+            raise ConfigError(
+                "Lightning trains on this PackedLoader.",
+                "It saves the state of the loader one batch ahead of the training step, so a "
+                "resumed run would leave out a batch.",
+                "Pass trainer.fit(model, datamodule=PackedDataModule(loader)), with class "
+                "PackedDataModule(streampack.trainers.DataModuleMixin, LightningDataModule).",
+            )
+
+
+def _callers() -> Iterator[type]:
+    """The classes, and those above them, of the objects among the callers, the nearest first."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        yield from type(frame.f_locals.get("self")).__mro__
+        parent = frame.f_back
+        if parent is None:
+            return
+        frame = parent
