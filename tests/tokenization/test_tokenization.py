@@ -497,13 +497,12 @@ def test_a_fork_after_use_neither_hangs_nor_warns_and_the_users_switch_stays(
     environment.pop("RAYON_NUM_THREADS", None)
     if switch is not None:
         environment["TOKENIZERS_PARALLELISM"] = switch
-    own = ("-W", "ignore::DeprecationWarning")  # Python's, from 3.12 on, of any threads
     done = subprocess.run(
-        [sys.executable, *own, "-c", FORK, str(DEEPSEEK), json.dumps(threads)],
+        [sys.executable, "-c", FORK, str(DEEPSEEK), json.dumps(threads)],
         capture_output=True,
         text=True,
         timeout=60,
         env=environment,
     )
-    assert done.stderr == ""
+    assert "just got forked" not in done.stderr  # what the library says
     assert done.stdout.strip() == f"0 {left}"
