@@ -210,6 +210,13 @@ def test_wrong_arguments_of_settings_and_functions_say_what_to_write() -> None:
     assert pickle.loads(pickle.dumps(packing.Concat(seq_len=8))) == packing.Concat(seq_len=8)
 
 
+def test_shares_by_row_length_are_not_taken_for_shares() -> None:
+    with pytest.raises(ConfigError, match="one number per bucket, the shortest bucket first"):
+        packing.Buckets(seq_lens=(64, 256), shares={64: 0.9, 256: 0.1})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="a rotation and one share per bucket"):
+        packing.Curriculum({0: (1, 0)})  # type: ignore[arg-type]
+
+
 def test_epochs_of_a_mixture_are_by_name_or_those_of_the_dataset() -> None:
     parts = {"a": DOCUMENTS, "b": [[4, 5]] * 10}
     advice = r'epochs=\{"a": 2\}.*PackedDataset\(mixture, epochs=2\)'

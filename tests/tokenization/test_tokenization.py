@@ -132,9 +132,9 @@ def test_an_object_of_transformers_begins_texts_as_its_post_processor_does(tmp_p
     named = [("<bos>", engine.token_to_id("<bos>"))]
     engine.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=named)
     settings = {"tokenizer_object": engine, "bos_token": "<bos>", "eos_token": "<eos>"}
-    for given in (None, False):  # transformers 5 sets it, whatever the post-processor does
+    for said in (None, False):  # transformers 5 sets it, whatever the post-processor does
         tokenizer = transformers.PreTrainedTokenizerFast(**settings)
-        tokenizer.add_bos_token = given
+        tokenizer.add_bos_token = said
         expected = [*tokenizer("a")["input_ids"], engine.token_to_id("<eos>")]
         assert ids(load_tokenizer(tokenizer).encode(texts("a"), Skips())) == [expected]
 

@@ -24,12 +24,12 @@ et al., "The Stability-Efficiency Dilemma" (2022).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,12 @@ class Curriculum:
     repeat: int | None = None
 
     def __post_init__(self) -> None:
+        if not all(isinstance(knot, Sequence) and len(knot) == 2 for knot in self.knots):
+            raise ConfigError(
+                f"The knots of a curriculum are {self.knots!r:.200}.",
+                "Each is a rotation and one share per bucket.",
+                "Pass for example Curriculum(((0, (1, 0)), (1000, (0.5, 0.5)))).",
+            )
         knots = tuple((int(at), plain_shares(shares)) for at, shares in self.knots)
         object.__setattr__(self, "knots", knots)
         places = [at for at, _ in knots]
@@ -145,11 +151,12 @@ class Curriculum:
 
 def plain_shares(shares: object) -> tuple[float, ...]:
     """Shares that do not change, as floats; raises `ConfigError` unless they are numbers."""
-    values = tuple(shares) if isinstance(shares, Iterable) else (None,)
+    listed = isinstance(shares, Iterable) and not isinstance(shares, Mapping)
+    values = tuple(cast(Any, shares)) if listed else (None,)
     if not all(map(is_number, values)):
         raise ConfigError(
             f"shares is {shares!r}.",
-            "Shares are one number per bucket, or a Curriculum.",
+            "Shares are one number per bucket, the shortest bucket first, or a Curriculum.",
             "Pass for example shares=(0.5, 0.25, 0.25), or leave it out to have them measured.",
         )
     return tuple(map(float, values))
