@@ -366,6 +366,20 @@ def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Pat
         read_all(source)
 
 
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_wrong_key_is_told_with_the_endings_that_there_are(tmp_path: Path, name: str) -> None:
+    members = [(f"{i}.{ending}", GOOD) for i in range(3) for ending in ("ids.npy", "TXT")]
+    content = archive(members, mode="w:gz" if name.endswith("gz") else "w")
+    expected = r"no file \.tokens\.npy \(the first files of its shard end in \.ids\.npy, \.txt\)"
+    with pytest.raises(ContentError, match=expected):
+        read_all(one(tmp_path, content, name, key="tokens.npy"))
+
+
+def test_the_endings_are_not_told_where_other_samples_have_the_key(tmp_path: Path) -> None:
+    with pytest.raises(ContentError, match=r"no file \.npy\.?(?! \()"):
+        read_all(one(tmp_path, archive([("0.npy", GOOD), ("1.txt", b"")])))
+
+
 @pytest.mark.parametrize(
     ("key", "arguments", "content"),
     [

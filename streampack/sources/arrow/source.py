@@ -65,7 +65,7 @@ class Arrow(Parquet):
         narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
         column = first.field(self.column).type
         details = {
-            "dtype": ("uint16" if all(narrow) else "uint32") if self.tokenized else "text",
+            "dtype": self._dtype_name(all(narrow)),
             "documents": None,
             "fields": self.fields,
             "item_bytes": column.value_type.bit_width // 8 if self.tokenized else 4,

@@ -73,7 +73,7 @@ class Table(Parquet):
         begins = np.arange(0, count, _SHARD_ROWS, dtype=np.int64)
         rows = np.minimum(count - begins, _SHARD_ROWS)
         details = {
-            "dtype": ("uint16" if narrow else "uint32") if self.fields.tokenized else "text",
+            "dtype": self._dtype_name(narrow),
             "documents": rows,
             "mean_size": float(sizes.mean()) if len(sizes) else 0.0,
         }

@@ -37,7 +37,7 @@ from streampack.reading.records import (
 )
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.jsonl.lines import LineBlock, line_blocks, line_number
+from streampack.sources.jsonl.lines import line_blocks, line_number
 from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_content
 from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import has_ending
@@ -143,27 +143,18 @@ class JSONL(ShardedSource):
         with self.open_shard(shard) as path, open_content(path, codec) as content:
             if other := other_content(content.head, codec, packed=True):
                 raise self.broken_shard(shard, f"it {other.what}", remedy=other.remedy)
-            blocks = line_blocks(
-                content,
-                -(-low // scale),
-                end,
-                position,
-                reading=self.reading,
-            )
+            blocks = line_blocks(content, -(-low // scale), end, position, reading=self.reading)
             try:
                 for block in blocks:
                     reached = block.end
                     place = max(low, min(content.stored(reached) * scale, high))
-                    yield self._parse(shard, block, skips), reached, place
+                    origin = make_origin(shard, block.index)
+                    made, problems = self.block_of(block.lines, origin)
+                    self.report_broken(origin, problems, skips)
+                    yield made, reached, place
             except DamagedError as error:
                 at = reached if reached is not None else content.produced if low else 0
                 raise self.broken_shard(shard, f"after byte {at}, {error}", at) from error
-
-    def _parse(self, shard: int, block: LineBlock, skips: Skips) -> Block:
-        origin = make_origin(shard, block.index)
-        made, problems = self.block_of(block.lines, origin)
-        self.report_broken(origin, problems, skips)
-        return made
 
     def block_of(
         self, lines: list[bytes | None], origin: NDArray[np.void]

@@ -42,7 +42,6 @@ from streampack.sources.parquet.columns import (
 )
 from streampack.sources.parquet.footer import (
     DAMAGE,
-    Footer,
     check_schema,
     read_footer,
     row_groups,
@@ -124,7 +123,9 @@ class Parquet(ShardedSource):
         seen = infos[::step]
         if not self.fields.masks_known:
             self.fields = self.fields.with_masks(self._kinds(infos), shown(infos[0].path))
-        footers = in_threads(self._footer, seen, _FOOTER_THREADS)
+        footers = in_threads(
+            lambda info: read_footer(self.storage, info, self._check_schema), seen, _FOOTER_THREADS
+        )
         readable = [footer for footer in footers if not footer.problem]
         if not readable:
             raise ConfigError(
@@ -139,7 +140,7 @@ class Parquet(ShardedSource):
             num_bytes = np.array([f.num_bytes for f in footers], dtype=np.int64)
             weights = np.where(rows == 0, 0, np.maximum(num_bytes, 1))
         details = {
-            "dtype": ("uint16" if narrow else "uint32") if self.fields.tokenized else "text",
+            "dtype": self._dtype_name(narrow),
             "documents": rows,
             "fields": self.fields,
             "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
@@ -209,8 +210,11 @@ class Parquet(ShardedSource):
         read_footer(self.storage, info, keep)
         return seen[0] if seen else None
 
-    def _footer(self, info: FileInfo) -> Footer:
-        return read_footer(self.storage, info, self._check_schema)
+    def _dtype_name(self, narrow: bool) -> str:
+        """Of the documents; `narrow` says whether all ids fit into uint16."""
+        if not self.fields.tokenized:
+            return "text"
+        return "uint16" if narrow else "uint32"
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for a file of another schema; True if its ids fit into uint16."""

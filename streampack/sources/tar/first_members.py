@@ -47,9 +47,15 @@ class FirstMembers:
     def of(cls, shard: str, storage: Storage) -> FirstMembers:
         """Those of a shard; of a damaged one, those before the damage."""
         data, _ = head_of(shard, storage, _HEAD_BYTES)
+        return cls.in_archive(shard, data)
+
+    @classmethod
+    def in_archive(cls, shard: str, data: NDArray[np.uint8]) -> FirstMembers:
+        """Those of a shard whose uncompressed bytes are `data` (B,), or begin with them."""
         fields: dict[str, Mapping[str, str]] = {}
+        head = BytesIO(data[:_HEAD_BYTES].tobytes())
         # Reading the shard says what is damaged, for which tarfile has no common class of errors.
-        with suppress(Exception), tarfile.open(fileobj=BytesIO(data.tobytes())) as archive:
+        with suppress(Exception), tarfile.open(fileobj=head) as archive:
             for _, member in zip(range(_PEEKED), archive, strict=False):
                 stem, _, ending = PurePosixPath(member.name).name.lower().partition(".")
                 if member.isfile() and stem and ending and not fields.get(ending):
@@ -61,6 +67,13 @@ class FirstMembers:
         """What stands beside documents in files of an ending, as `Fields.with_masks` has it."""
         arrays = [name for name in self.endings if name != key and name.endswith(".npy")]
         return {**{name[:-4]: "mask" for name in arrays}, **self.fields.get(key, {})}
+
+    def instead_of(self, key: str) -> str:
+        """What a message adds about files of an ending that samples lack; "" if some have it."""
+        if key in self.endings or not self.endings:
+            return ""
+        there = ", ".join(f".{name:.40}" for name in sorted(self.endings)[:9])
+        return f" (the first files of its shard end in {there})"
 
     def key(self, kinds: Sequence[str], given: str) -> str:
         """The ending of the files that hold the documents.

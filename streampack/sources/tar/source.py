@@ -40,6 +40,7 @@ from streampack.sources.tar.headers import (
     DUPLICATE,
     ENDED,
     FAULTS,
+    MISSING,
     MORE,
     TOO_LONG,
     is_header,
@@ -318,10 +319,16 @@ class WebDataset(ShardedSource):
         most_bytes = self.reading.max_document_bytes
         status[(status == 0) & (sizes > most_bytes)] = TOO_LONG
         problems: dict[int, str] = {}
+        instead = ""
+        if (status == MISSING).any():
+            path = self.manifest.paths[shard]
+            instead = FirstMembers.in_archive(path, data).instead_of(self.key)
         for i in np.flatnonzero(status).tolist():
-            many = status[i] == DUPLICATE
-            problems[i] = f"has {'several files' if many else 'no file'} .{self.key}"
-            if status[i] == TOO_LONG:
+            if status[i] == MISSING:
+                problems[i] = f"has no file .{self.key}{instead}"
+            elif status[i] == DUPLICATE:
+                problems[i] = f"has several files .{self.key}"
+            else:
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
         block: Block | Spans
