@@ -22,7 +22,7 @@ from streampack._jit import kernel
 from streampack.corpus_order.corpus import Corpus, batches
 from streampack.corpus_order.search import candidates_of, cosines_of
 from streampack.corpus_order.settings import CorpusOrder
-from streampack.ordering.duplicates import Wholes
+from streampack.ordering.duplicates import Wholes, whole_norms
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import on_grid
 
@@ -119,8 +119,7 @@ def _are_alike(
         for part, where in corpus.by_part(documents):
             at = np.searchsorted(wanted, documents[where]) - first[part]
             vectors[where] = files[part][at]
-        whole = vectors.astype(np.int64)
-        norms = np.maximum((whole * whole).sum(axis=1), 1).astype(np.float64)
+        whole, norms = vectors.astype(np.int64), whole_norms(vectors)
         later, earlier = np.searchsorted(documents, some).T
         products = np.einsum("pd,pd->p", whole[later], whole[earlier])
         passed = products / np.sqrt(norms[later] * norms[earlier]) > threshold

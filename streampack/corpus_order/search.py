@@ -84,7 +84,8 @@ def _search(
         found[~vectors.any(axis=1)] = -1  # nothing is like a document without tokens
         for low in range(0, len(queries), REFINED):
             own, near = queries[low : low + REFINED], found[low : low + REFINED]
-            near, cosines = _nearest(own, near, cosines_of(corpus, own, near), width)
+            cosines = cosines_of(corpus, own, near)
+            near, cosines = _first(np.where(cosines == NONE, -1, near), cosines, width)
             rows = slice(start + low, start + low + len(own))
             ids[rows, : near.shape[1]] = near
             similarity[rows, : near.shape[1]] = cosines
@@ -161,15 +162,6 @@ def cosines_of(
     cosines = np.full(others.shape, NONE, dtype=np.float64)
     compute_cosines(vectors, squared_norms(vectors), mapped, cosines)
     return cosines
-
-
-def _nearest(
-    own: NDArray[np.int64], found: NDArray[np.int64], cosines: NDArray[np.float64], width: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The nearest of the candidates (M, C) without the document itself, ties by number."""
-    cosines = np.where(found == own[:, None], NONE, cosines)
-    found = np.where(cosines == NONE, -1, found)
-    return _first(found, cosines, width)
 
 
 def _first(

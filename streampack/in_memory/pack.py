@@ -14,7 +14,7 @@ from streampack.in_memory.plan import MicrobatchPlan
 from streampack.packing.arguments import require_align, require_seq_len
 from streampack.packing.cost import Cost
 from streampack.packing.microbatches import Units, grouped_rows, place_in_rows
-from streampack.packing.overflow import checked_lengths
+from streampack.packing.overflow import as_array, checked_lengths
 
 
 def pack(
@@ -133,7 +133,7 @@ def _costs(
             "It says what documents of some lengths cost.",
             "Pass a function from lengths to costs, as a Cost is, or None.",
         )
-    given = _array(cost(sizes.copy()))
+    given = as_array(cost(sizes.copy()))
     fits = given.shape == sizes.shape and given.dtype.kind in "biuf"
     if not fits or not np.isfinite(given).all() or (given < 0).any():
         raise ConfigError(
@@ -145,21 +145,13 @@ def _costs(
     return given.astype(np.float64)
 
 
-def _array(given: Any) -> NDArray[Any]:
-    """The values as an array, which has no dimension where numpy cannot make one of them."""
-    try:
-        return np.asarray(given)
-    except (TypeError, ValueError, RuntimeError):
-        return np.asarray(None)
-
-
 def _numbered(
     groups: ArrayLike | None, count: int
 ) -> tuple[NDArray[np.int64] | None, Sequence[Any]]:
     """(N,) int64 numbers of the groups, and their names; None where there are none."""
     if groups is None:
         return None, ()
-    given = _array(groups)
+    given = as_array(groups)
     if given.shape != (count,) or (count and given.dtype.kind not in "iubUS"):
         raise ConfigError(
             f"groups has the shape {given.shape} and dtype {given.dtype} for {count} documents.",

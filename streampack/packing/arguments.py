@@ -41,10 +41,8 @@ def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def require_atom(atom: int | None, seq_len: int) -> int:
-    """`atom`, by default `seq_len`; raises `ConfigError` unless one divides the other."""
-    if atom is None:
-        return seq_len
+def require_atom(atom: int, seq_len: int) -> int:
+    """`atom`; raises `ConfigError` unless it divides `seq_len` or is a multiple of it."""
     fits = is_whole(atom) and 1 <= atom < 1 << 31
     if not fits or (seq_len % atom and atom % seq_len):
         raise ConfigError(
