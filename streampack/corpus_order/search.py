@@ -32,6 +32,7 @@ Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 BATCH = 2048  # documents searched at a time
 COMPARED = 1 << 14  # documents with which they are compared at a time
+PAIRS = 1 << 12  # whose vectors are in memory together
 REFINED = 256  # documents whose candidates' vectors are in memory together
 
 
@@ -162,6 +163,17 @@ def cosines_of(
     cosines = np.full(others.shape, NONE, dtype=np.float64)
     compute_cosines(vectors, squared_norms(vectors), mapped, cosines)
     return cosines
+
+
+def cosines_of_pairs(
+    corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """(M,) cosines of the documents `left` (M,) and `right` (M,)."""
+    found = np.zeros(len(left))
+    for start in range(0, len(left), PAIRS):
+        here = slice(start, start + PAIRS)
+        found[here] = cosines_of(corpus, left[here], right[here, None])[:, 0]
+    return found
 
 
 def _first(
