@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streampack.arguments import is_whole, whole_number
+from streampack.arguments import is_whole, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
 from streampack.in_memory.plan import MicrobatchPlan
 from streampack.packing.arguments import require_align, require_seq_len
@@ -74,12 +74,8 @@ def pack(
     wanted = None
     if not equal:
         wanted = whole_number("microbatches", microbatches, "A step has some.", most=1 << 20)
-    if within not in ("rank", "row"):
-        raise ConfigError(
-            f"within is {within!r}.",
-            "It says where groups stay whole.",
-            'Use "rank" or "row"; a micro-batch is one row.',
-        )
+    consequence = "It says where groups stay whole; a micro-batch is one row."
+    one_of("within", within, ("rank", "row"), consequence)
     sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's
     _check_sizes(sizes, seq_len)
     costs = _costs(cost or Cost.of_width(4096), sizes)

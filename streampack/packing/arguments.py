@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from streampack.arguments import is_whole
+from streampack.arguments import is_whole, one_of
 from streampack.errors import ConfigError
 from streampack.packing.overflow import OVERFLOWS
 
@@ -19,12 +19,8 @@ def require_seq_len(seq_len: int, overflow: str) -> int:
             "A row needs at least 2 tokens, and its length must fit in 31 bits.",
             "Pass the model's context length, for example seq_len=2048.",
         )
-    if overflow not in OVERFLOWS:
-        raise ConfigError(
-            f"overflow is {overflow!r}.",
-            "It decides what happens to documents longer than a row.",
-            f"Use one of {', '.join(OVERFLOWS)}.",
-        )
+    consequence = "It decides what happens to documents longer than a row."
+    one_of("overflow", overflow, OVERFLOWS, consequence)
     return int(seq_len)
 
 
