@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.corpus_order.corpus import Corpus, batches
-from streampack.corpus_order.search import candidates_of, cosines_of
+from streampack.corpus_order.search import candidates_of, cosines_of_pairs
 from streampack.corpus_order.settings import CorpusOrder
-from streampack.ordering.duplicates import Wholes
+from streampack.ordering.duplicates import Wholes, whole_norms
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import on_grid
 
@@ -80,7 +80,8 @@ def choose_duplicates(job: CorpusOrder) -> None:
     names = [f"duplicates/{part:05}.pairs.npy" for part in range(job.num_parts)]
     found = [job.files.load(name) for name in names]
     pairs = np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int32), *found]), axis=0)
-    pairs = pairs[_are_alike(job, corpus, pairs, only_whole=True)].astype(np.int64)
+    pairs = pairs[_alike_as_wholes(job, corpus, pairs)].astype(np.int64)
+    threshold = on_grid(job.duplicate_threshold)
     compared = pairs
     while True:
         duplicate_of = np.full(len(corpus), -1, dtype=np.int32)
@@ -91,7 +92,8 @@ def choose_duplicates(job: CorpusOrder) -> None:
         if not len(new):
             break
         compared = np.concatenate([compared, new])
-        pairs = np.concatenate([pairs, new[_are_alike(job, corpus, new)]])
+        new = new[cosines_of_pairs(corpus, new[:, 0], new[:, 1]) > threshold]
+        pairs = np.concatenate([pairs, new[_alike_as_wholes(job, corpus, new)]])
         pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     job.files.save("duplicates/duplicate_of.npy", duplicate_of)
 
@@ -101,10 +103,8 @@ def _without(pairs: NDArray[np.int64], known: NDArray[np.int64], count: int) -> 
     return pairs[~np.isin(keys, known[:, 0] * count + known[:, 1])]
 
 
-def _are_alike(
-    job: CorpusOrder, corpus: Corpus, pairs: NDArray[Any], *, only_whole: bool = False
-) -> NDArray[np.bool_]:
-    """(M,) whether the pairs (M, 2) exceed the threshold, as embedded and as whole documents."""
+def _alike_as_wholes(job: CorpusOrder, corpus: Corpus, pairs: NDArray[Any]) -> NDArray[np.bool_]:
+    """(M,) whether the pairs (M, 2) exceed the threshold as whole documents."""
     wanted = job.files.load("duplicates/wanted.npy")
     threshold = on_grid(job.duplicate_threshold)
     first = np.searchsorted(wanted, corpus.first)
@@ -112,19 +112,16 @@ def _are_alike(
     result = np.zeros(len(pairs), dtype=np.bool_)
     for start in range(0, len(pairs), PAIRS):
         some = pairs[start : start + PAIRS].astype(np.int64)
-        if not only_whole:
-            cosines = cosines_of(corpus, some[:, 0], some[:, 1:])[:, 0]
         documents = np.unique(some)
         vectors = np.empty((len(documents), _whole_embedder(job).dimension), dtype=np.int32)
         for part, where in corpus.by_part(documents):
             at = np.searchsorted(wanted, documents[where]) - first[part]
             vectors[where] = files[part][at]
-        whole = vectors.astype(np.int64)
-        norms = np.maximum((whole * whole).sum(axis=1), 1).astype(np.float64)
+        whole, norms = vectors.astype(np.int64), whole_norms(vectors)
         later, earlier = np.searchsorted(documents, some).T
         products = np.einsum("pd,pd->p", whole[later], whole[earlier])
-        passed = products / np.sqrt(norms[later] * norms[earlier]) > threshold
-        result[start : start + PAIRS] = passed if only_whole else passed & (cosines > threshold)
+        cosines = products / np.sqrt(norms[later] * norms[earlier])
+        result[start : start + PAIRS] = cosines > threshold
     return result
 
 

@@ -97,8 +97,8 @@ def embed_batch(
 ) -> NDArray[np.float16]:
     """(M, D) float16 vectors, of length 1 or 0, of the documents `chosen` (M,) of a part."""
     embedder, first = job.similarity.embedding, job.first_tokens
-    content, offsets = part.gathered(chosen)
     if part.is_text:
+        content, offsets = part.gathered(chosen)
         words, ends = hash_words(content, offsets)
         if isinstance(embedder, TextEmbedder):
             last = np.minimum(words.offsets[1:], words.offsets[:-1] + first) - 1

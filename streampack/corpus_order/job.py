@@ -114,8 +114,9 @@ class _Run:
     def run(self) -> int:
         """All stages; returns the number of shards."""
         job, parts = self.job, range(self.job.num_parts)
+        each_part = [(p,) for p in parts]
         with self._timed("embed"):
-            self._tasks(embed.embed_part, [(p,) for p in parts], "embed/{0:05}.json")
+            self._tasks(embed.embed_part, each_part, "embed/{0:05}.json")
             corpus = Corpus.gather_notes(job.files, job.num_parts)
             embed.check_dimensions(job)
         if not len(corpus):
@@ -128,19 +129,17 @@ class _Run:
                 self._here(index.train_index, index.TRAINED)
                 tasks = [(s,) for s in range(shards)]
                 self._tasks(index.fill_shard, tasks, "index/{0:05}.faiss")
+        with_shards = [(shards, p) for p in parts]
         with self._timed("search"):
             pairs = [(s, p) for s in range(shards) for p in parts]
             self._tasks(search.search_part, pairs, "search/{0:05}.{1:05}.npy")
         with self._timed("duplicates"):
-            pairs = [(shards, p) for p in parts]
-            self._tasks(duplicates.find_pairs, pairs, "duplicates/{1:05}.pairs.npy")
+            self._tasks(duplicates.find_pairs, with_shards, "duplicates/{1:05}.pairs.npy")
             self._here(duplicates.gather_wanted, "duplicates/wanted.npy")
-            tasks = [(p,) for p in parts]
-            self._tasks(duplicates.embed_whole, tasks, "duplicates/{0:05}.whole.npy")
+            self._tasks(duplicates.embed_whole, each_part, "duplicates/{0:05}.whole.npy")
             self._here(duplicates.choose_duplicates, "duplicates/duplicate_of.npy")
         with self._timed("path"):
-            pairs = [(shards, p) for p in parts]
-            self._tasks(search.search_again, pairs, "path/{1:05}.again.npy")
+            self._tasks(search.search_again, with_shards, "path/{1:05}.again.npy")
             self._here(lambda job: path.find_path(job, shards), "path/note.json")
         with self._timed("write"):
             self._here(write.plan_shards, "write/starts.npy")

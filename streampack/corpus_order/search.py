@@ -32,6 +32,7 @@ Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 BATCH = 2048  # documents searched at a time
 COMPARED = 1 << 14  # documents with which they are compared at a time
+PAIRS = 1 << 12  # whose vectors are in memory together
 REFINED = 256  # documents whose candidates' vectors are in memory together
 
 
@@ -84,7 +85,8 @@ def _search(
         found[~vectors.any(axis=1)] = -1  # nothing is like a document without tokens
         for low in range(0, len(queries), REFINED):
             own, near = queries[low : low + REFINED], found[low : low + REFINED]
-            near, cosines = _nearest(own, near, cosines_of(corpus, own, near), width)
+            cosines = cosines_of(corpus, own, near)
+            near, cosines = _first(np.where(cosines == NONE, -1, near), cosines, width)
             rows = slice(start + low, start + low + len(own))
             ids[rows, : near.shape[1]] = near
             similarity[rows, : near.shape[1]] = cosines
@@ -163,13 +165,15 @@ def cosines_of(
     return cosines
 
 
-def _nearest(
-    own: NDArray[np.int64], found: NDArray[np.int64], cosines: NDArray[np.float64], width: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The nearest of the candidates (M, C) without the document itself, ties by number."""
-    cosines = np.where(found == own[:, None], NONE, cosines)
-    found = np.where(cosines == NONE, -1, found)
-    return _first(found, cosines, width)
+def cosines_of_pairs(
+    corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """(M,) cosines of the documents `left` (M,) and `right` (M,)."""
+    found = np.zeros(len(left))
+    for start in range(0, len(left), PAIRS):
+        here = slice(start, start + PAIRS)
+        found[here] = cosines_of(corpus, left[here], right[here, None])[:, 0]
+    return found
 
 
 def _first(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.corpus_order.corpus import Corpus
-from streampack.corpus_order.search import cosines_of
+from streampack.corpus_order.search import cosines_of_pairs
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import StateError
 from streampack.packing.rng import permutation
@@ -112,18 +112,10 @@ def sampled_cosines(job: CorpusOrder) -> tuple[NDArray[np.float64], NDArray[np.f
     sampled = np.linspace(0, max(len(order) - 2, 0), min(PAIRS, max(len(order) - 1, 0)))
     at = np.unique(sampled.astype(np.int64))
     mixed = order[permutation(len(order), job.seed)]
-    return _cosines(corpus, order[at], order[at + 1]), _cosines(corpus, mixed[at], mixed[at + 1])
-
-
-def _cosines(
-    corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """(M,) cosines of the documents `left` (M,) and `right` (M,)."""
-    found = np.zeros(len(left))
-    for start in range(0, len(left), 1 << 12):
-        here = slice(start, start + (1 << 12))
-        found[here] = cosines_of(corpus, left[here], right[here, None])[:, 0]
-    return found
+    return (
+        cosines_of_pairs(corpus, order[at], order[at + 1]),
+        cosines_of_pairs(corpus, mixed[at], mixed[at + 1]),
+    )
 
 
 def _within_rows(corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> float:

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streampack.arguments import explained, is_whole, whole_number
+from streampack.arguments import explained, is_whole, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
 from streampack.in_memory.plan import MicrobatchPlan
 from streampack.packing.arguments import require_align, require_seq_len
 from streampack.packing.cost import Cost
 from streampack.packing.microbatches import Units, grouped_rows, place_in_rows
-from streampack.packing.overflow import checked_lengths
+from streampack.packing.overflow import as_array, checked_lengths
 
 
 @explained
@@ -75,12 +75,8 @@ def pack(
     wanted = None
     if not equal:
         wanted = whole_number("microbatches", microbatches, "A step has some.", most=1 << 20)
-    if within not in ("rank", "row"):
-        raise ConfigError(
-            f"within is {within!r}.",
-            "It says where groups stay whole.",
-            'Use "rank" or "row"; a micro-batch is one row.',
-        )
+    consequence = "It says where groups stay whole; a micro-batch is one row."
+    one_of("within", within, ("rank", "row"), consequence)
     sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's
     _check_sizes(sizes, seq_len)
     costs = _costs(cost or Cost.of_width(4096), sizes)
@@ -134,7 +130,7 @@ def _costs(
             "It says what documents of some lengths cost.",
             "Pass a function from lengths to costs, as a Cost is, or None.",
         )
-    given = _array(cost(sizes.copy()))
+    given = as_array(cost(sizes.copy()))
     fits = given.shape == sizes.shape and given.dtype.kind in "biuf"
     if not fits or not np.isfinite(given).all() or (given < 0).any():
         raise ConfigError(
@@ -146,21 +142,13 @@ def _costs(
     return given.astype(np.float64)
 
 
-def _array(given: Any) -> NDArray[Any]:
-    """The values as an array, which has no dimension where numpy cannot make one of them."""
-    try:
-        return np.asarray(given)
-    except (TypeError, ValueError, RuntimeError):
-        return np.asarray(None)
-
-
 def _numbered(
     groups: ArrayLike | None, count: int
 ) -> tuple[NDArray[np.int64] | None, Sequence[Any]]:
     """(N,) int64 numbers of the groups, and their names; None where there are none."""
     if groups is None:
         return None, ()
-    given = _array(groups)
+    given = as_array(groups)
     if given.shape != (count,) or (count and given.dtype.kind not in "iubUS"):
         raise ConfigError(
             f"groups has the shape {given.shape} and dtype {given.dtype} for {count} documents.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from streampack.arguments import whole_number
 from streampack.batch import PackedBatch
+from streampack.documents.blocks import Documents
+from streampack.documents.ragged import offsets_of
 from streampack.in_memory.given import Given
-from streampack.in_memory.row import packed_row
+from streampack.packing.plan import Plan
+from streampack.window.buffer import TokenBuffer
 from streampack.window.empty_rows import empty_rows
-from streampack.window.gather import RowFormat
+from streampack.window.gather import RowFormat, gather_rows
 from streampack.window.packed_rows import PackedRows
+from streampack.window.planned import PlannedWindow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,4 +142,26 @@ class MicrobatchPlan:
             width = min(width, max(-(-int((lengths + gaps).sum()) // step), 1) * step)
         if not len(numbers):
             return empty_rows(layout, 1, width)
-        return packed_row(given.read(numbers, lengths), gaps, width, layout)
+        return _packed_row(given.read(numbers, lengths), gaps, width, layout)
+
+
+def _packed_row(
+    documents: Documents, gaps: NDArray[np.int64], width: int, layout: RowFormat
+) -> PackedRows:
+    """The documents one after the other, each with so many slots of padding after it (D,)."""
+    count, lengths = len(documents), documents.lengths
+    buffer = TokenBuffer(int((lengths + gaps).sum()))
+    buffer.append(documents, 0, lengths, serial=0, round=0)
+    plan = Plan.plain(
+        np.array([0, count]), width, np.arange(count), np.zeros(count, dtype=np.int64),
+        lengths, np.zeros(count, dtype=np.int64),
+    )  # fmt: skip
+    planned = PlannedWindow(
+        plan=replace(plan, pad_after=gaps),
+        rows=np.zeros(1, dtype=np.int64),
+        batches=np.array([0, 1]),
+        position=offsets_of(lengths),
+        lengths=lengths,
+    )
+    (rows,) = gather_rows(planned, width, buffer, layout)
+    return rows

@@ -53,10 +53,8 @@ class Wholes:
             return
         self.row[new] = len(self.vectors) + np.arange(len(new))
         vectors = self._vectors(new)
-        whole = vectors.astype(np.int64)
-        norms = np.maximum((whole * whole).sum(axis=1), 1).astype(np.float64)
         self.vectors = np.concatenate([self.vectors, vectors])
-        self.norms = np.concatenate([self.norms, norms])
+        self.norms = np.concatenate([self.norms, whole_norms(vectors)])
 
     def _vectors(self, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
         assert self._documents is not None
@@ -70,6 +68,13 @@ class Wholes:
         cut = Documents(documents.tokens, offsets, documents.origin[np.repeat(chosen * 0, pieces)])
         vectors = self._embedder(cut).astype(np.int32)
         return np.add.reduceat(vectors, first, axis=0)
+
+
+def whole_norms(vectors: NDArray[np.int32]) -> NDArray[np.float64]:
+    """(N,) squared lengths of the vectors (N, D) of whole documents; 1 for a zero vector."""
+    whole = vectors.astype(np.int64)
+    norms: NDArray[np.int64] = np.maximum((whole * whole).sum(axis=1), 1)
+    return norms.astype(np.float64)
 
 
 @kernel

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from os import PathLike, fspath
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import explained, is_number, whole_number
+from streampack.arguments import explained, is_number, one_of, whole_number
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering.approximate import find_neighbours_approximately, require_faiss
@@ -136,12 +136,7 @@ class SimilarityOrder:
                 "It is the cosine above which a document counts as a near-duplicate.",
                 "Use a value in (0, 1]; 1 drops none.",
             )
-        if self.search not in ("auto", "exact", "faiss"):
-            raise ConfigError(
-                f"search is {self.search!r}.",
-                "It decides how neighbours are found.",
-                'Use "auto", "exact" or "faiss".',
-            )
+        one_of("search", self.search, get_args(Search), "It decides how neighbours are found.")
         if self.embedder is not None and not callable(self.embedder):
             raise ConfigError(
                 f"embedder is a {type(self.embedder).__name__}.",

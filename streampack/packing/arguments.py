@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from streampack.arguments import is_whole
+from streampack.arguments import is_whole, one_of
 from streampack.errors import ConfigError
 from streampack.packing.overflow import OVERFLOWS
 
@@ -19,12 +19,8 @@ def require_seq_len(seq_len: int, overflow: str) -> int:
             "A row needs at least 2 tokens, and its length must fit in 31 bits.",
             "Pass the model's context length, for example seq_len=2048.",
         )
-    if overflow not in OVERFLOWS:
-        raise ConfigError(
-            f"overflow is {overflow!r}.",
-            "It decides what happens to documents longer than a row.",
-            f"Use one of {', '.join(OVERFLOWS)}.",
-        )
+    consequence = "It decides what happens to documents longer than a row."
+    one_of("overflow", overflow, OVERFLOWS, consequence)
     return int(seq_len)
 
 
@@ -41,10 +37,8 @@ def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def require_atom(atom: int | None, seq_len: int) -> int:
-    """`atom`, by default `seq_len`; raises `ConfigError` unless one divides the other."""
-    if atom is None:
-        return seq_len
+def require_atom(atom: int, seq_len: int) -> int:
+    """`atom`; raises `ConfigError` unless it divides `seq_len` or is a multiple of it."""
     fits = is_whole(atom) and 1 <= atom < 1 << 31
     if not fits or (seq_len % atom and atom % seq_len):
         raise ConfigError(

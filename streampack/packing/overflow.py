@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,12 +16,17 @@ the first seq_len tokens, the rest dropped and counted; "drop" whole and count; 
 OVERFLOWS: tuple[Overflow, ...] = ("split", "truncate", "drop", "error")
 
 
+def as_array(given: Any) -> NDArray[Any]:
+    """The values as an array, which has no dimension where numpy cannot make one of them."""
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError, RuntimeError):
+        return np.asarray(None)
+
+
 def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
     """`lengths` as a contiguous int64 array; raises `PlanError` if one is no length."""
-    try:
-        given = np.asarray(lengths)
-    except (TypeError, ValueError, RuntimeError):
-        given = np.asarray(None)
+    given = as_array(lengths)
     fits = given.ndim == 1 and (not len(given) or given.dtype.kind in "iu")
     if not fits or (len(given) and (given.min() < 0 or given.max() > np.iinfo(np.int64).max)):
         raise PlanError(
