@@ -36,6 +36,7 @@ from streampack.run.options import (
     checked_counts,
     choose_packer,
     prepare,
+    say_if_kept_apart,
 )
 from streampack.run.plan import RunPlan, plan_run, resume_run
 from streampack.run.provenance import Piece, locate, text_of
@@ -158,6 +159,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         one_of("attention", attention, ("document", "row"), consequence)
         schedule = check_balance(balance, attention, packer)
         check_boundaries(boundaries, balance, packer)
+        say_if_kept_apart(order, attention)
         self._detected = topology is None
         topology = Topology.detect() if topology is None else topology
         source.prepare()  # a path that is wrong is said before anything else about what it holds

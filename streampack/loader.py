@@ -114,6 +114,10 @@ class PackedLoader:
             )
         self.form = Form(output, model)
         self.form.check_place(device, pin_memory)
+        prepared = dataset.plan.config.preparation
+        self.form.say_left_out(
+            {*prepared.fields.token, *prepared.fields.document} - {prepared.group}
+        )
         self.dataset = dataset
         self.num_workers = workers.num_workers
         self._workers = workers

@@ -193,6 +193,13 @@ def test_a_rank_needs_its_own_documents_alone() -> None:
     assert sum(batch.num_documents for batch in batches) == len(own)
 
 
+def test_of_several_ranks_one_is_named() -> None:
+    plan = pack([2, 2], seq_len=2, ranks=2)
+    with pytest.raises(ConfigError, match=r"for 2 ranks.*Pass rank="):
+        plan.batches([[1, 2]] * 2)
+    assert len(list(plan.batches([[1, 2]] * 2, rank=1))) == 1
+
+
 @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
 def test_there_is_as_much_as_was_planned(make: Any) -> None:
     plan = pack([2, 2], seq_len=8)

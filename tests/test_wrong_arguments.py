@@ -22,6 +22,7 @@ from streampack import (
     Hook,
     PackedDataset,
     PackedLoader,
+    SimilarityOrder,
     StateError,
     Topology,
     WindowConfig,
@@ -208,6 +209,22 @@ def test_wrong_arguments_of_settings_and_functions_say_what_to_write() -> None:
         with pytest.raises(TypeError, match=message):
             make()
     assert pickle.loads(pickle.dumps(packing.Concat(seq_len=8))) == packing.Concat(seq_len=8)
+
+
+def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    weighted = [{"input_ids": [1, 2], "w": [0.5, 1.0], "repo": i // 2} for i in range(8)]
+    fields: dict[str, Any] = {
+        "token_fields": {"w": "float32"}, "document_fields": {"repo": "int64"}, "group": "repo",
+    }  # fmt: skip
+    PackedLoader(PackedDataset(weighted, **ALONE, **fields))
+    assert not caplog.records
+    PackedLoader(PackedDataset(weighted, **ALONE, **fields), output="hf")
+    assert "without w. Take batches instead" in caplog.text
+    caplog.clear()
+    PackedDataset(DOCUMENTS, **ALONE, order=SimilarityOrder(), attention="row")
+    assert not caplog.records
+    PackedDataset(DOCUMENTS, **ALONE, order=SimilarityOrder())
+    assert 'Pass attention="row" too' in caplog.text
 
 
 def test_shares_by_row_length_are_not_taken_for_shares() -> None:

@@ -21,8 +21,11 @@ from tokenizers import models
 import streampack  # whose names are imported when they are used: torch takes a second
 from streampack._jit import cache_folders
 from streampack.cli.say import say
+from streampack.conversion.convert import Conversion, convert_source
+from streampack.conversion.destination import Destination
 from streampack.documents.ragged import gather_ragged
 from streampack.errors import ConfigError
+from streampack.ordering import SimilarityOrder
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
@@ -32,7 +35,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from streampack.sources import JSONL, Iterable, Parquet, WebDataset
+from streampack.sources import JSONL, MDS, Iterable, Parquet, WebDataset
 from streampack.tokenization import Tokenizer, TokenRules
 
 SEQ_LEN = 32
@@ -42,8 +45,7 @@ EOS = 199
 def warm() -> None:
     """Compile the kernels that runs need, so that no first batch waits for them.
 
-    Run it where the image is built, with the same NUMBA_CACHE_DIR as the job's, or none. The few
-    kernels of MDS and SimilarityOrder are compiled when they are first used, in a second or two.
+    Run it where the image is built, with the same NUMBA_CACHE_DIR as the job's, or none.
     """
     console = Console(stderr=True)
     began, used = time.perf_counter(), time.process_time()
@@ -103,6 +105,16 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
         source = Parquet(folder / f"{kind}.parquet", tokens="ids")
         yield _dataset(source)
     yield _dataset(source, balance="attention")
+    shards = Destination(str(folder / "mds"))
+    convert_source(Conversion(source=source, destination=shards, to="mds"))
+    yield _dataset(MDS(folder / "mds"))
+    order = SimilarityOrder(order_window_documents=64)
+    yield _dataset(
+        Iterable(documents), packer=Concat(seq_len=SEQ_LEN), order=order, attention="row"
+    )
+    records = [{"ids": ids, "w": [0.5] * len(ids), "reward": 0.5} for ids in documents]
+    fields = {"token_fields": {"w": "float32"}, "document_fields": {"reward": "float32"}}
+    yield _dataset(Iterable(records, tokens="ids"), **fields)
 
 
 def _dataset(source: Any, **settings: Any) -> streampack.PackedDataset:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -10,6 +12,8 @@ from streampack.errors import ConfigError
 
 if TYPE_CHECKING:
     from streampack.consumers.adapters import BatchAdapters
+
+logger = logging.getLogger(__name__)
 
 Output = Literal["batch", "hf", "numpy", "samples"]
 
@@ -45,6 +49,15 @@ class Form:
                 "Arrays of numpy lie in the host's ordinary memory.",
                 "Leave out device and pin_memory, and copy the arrays in the loop: "
                 "jax.device_put(arrays).",
+            )
+
+    def say_left_out(self, fields: Collection[str]) -> None:
+        """Warn if what the loop gets lacks the dataset's fields of these names."""
+        if self.output == "hf" and fields:
+            logger.warning(
+                'output="hf" gives the arguments of the model, without %s. Take batches instead, '
+                'output="batch", which have batch.fields, batch.document_fields and batch.hf().',
+                ", ".join(sorted(fields)),
             )
 
     def __call__(self, batch: BatchAdapters) -> Any:

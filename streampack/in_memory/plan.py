@@ -13,6 +13,7 @@ from streampack.arguments import whole_number
 from streampack.batch import PackedBatch
 from streampack.documents.blocks import Documents
 from streampack.documents.ragged import offsets_of
+from streampack.errors import ConfigError
 from streampack.in_memory.given import Given
 from streampack.packing.plan import Plan
 from streampack.window.buffer import TokenBuffer
@@ -93,7 +94,7 @@ class MicrobatchPlan:
         self,
         ids: Any,
         *,
-        rank: int = 0,
+        rank: int | None = None,
         loss_mask: Any = None,
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
@@ -107,7 +108,7 @@ class MicrobatchPlan:
         Args:
             ids: the documents' ids: ``ids[i]`` is a list, array or tensor of ``lengths[i]`` of
                 them. Only the rank's own are asked for, so a dict of these does too.
-            rank: whose.
+            rank: whose; None is that of the only rank.
             loss_mask: like `ids`, true where a token counts in the loss; None: everywhere.
             token_fields: by name, like `ids`: one number per token. See `PackedBatch.fields`.
             document_fields: by name, one number for each document. A field has the dtype of the
@@ -117,8 +118,16 @@ class MicrobatchPlan:
                 `seq_len`.
 
         Raises:
-            ConfigError: a document, or what belongs to it, is not what it should be.
+            ConfigError: a document, or what belongs to it, is not what it should be; or there are
+                several ranks, and none is named.
         """
+        if rank is None and self.ranks > 1:
+            raise ConfigError(
+                f"The plan is for {self.ranks} ranks, and no rank is named.",
+                "All would train on the documents of one.",
+                "Pass rank=, as torch.distributed.get_rank() gives it.",
+            )
+        rank = rank or 0
         own = self.documents(rank)
         given = Given.of(len(self.lengths), own, ids, loss_mask, token_fields, document_fields)
         pad_id = whole_number("pad_id", pad_id, "It is an id.", least=0, most=(1 << 32) - 1)

@@ -134,6 +134,16 @@ def check_balance(balance: str | None, attention: str, packer: Packer) -> Balanc
     return Balance()
 
 
+def say_if_kept_apart(order: DocumentOrder | None, attention: str) -> None:
+    """Warn of an order that puts documents side by side which do not see one another."""
+    if order is not None and attention == "document":
+        logger.warning(
+            '%s puts related documents into one row, and with attention="document" none of them '
+            'sees another. Pass attention="row" too, or leave out the order.',
+            type(order).__name__,
+        )
+
+
 def check_boundaries(
     boundaries: ContextSchedule | None, balance: str | None, packer: Packer
 ) -> None:

@@ -17,6 +17,8 @@ preference pair. All of them have its origin and its document fields, and all ar
 from __future__ import annotations
 
 import hashlib
+import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,6 +34,10 @@ from streampack.tokenization.boundaries import apply_bos, apply_eos
 from streampack.tokenization.template import ChatTemplate, Rendered
 from streampack.tokenization.tokenizer import Tokenizer
 from streampack.tokenization.turns import RenderError
+
+logger = logging.getLogger(__name__)
+
+_MARKER = re.compile(r"<\|\w+\|>")  # as most templates mark turns
 
 
 class ChatTokenizer:
@@ -70,6 +76,8 @@ class ChatTokenizer:
         self._name = name
         self._all_rendered = template is not None
         source = tokenizer.chat_template if template is None else template
+        found = _MARKER.findall(source or "")
+        self._split_markers = frozenset(text for text in found if not tokenizer.knows(text))
         self._template: ChatTemplate | None = None
         if source is not None:
             ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
@@ -110,6 +118,8 @@ class ChatTokenizer:
             else:
                 rendered += made
                 record += [i] * len(made)
+        if rendered and self._split_markers:
+            self._say_split_markers(rendered[0].text)
         of = np.array(record, dtype=np.int64)
         texts = Texts([conversation.text for conversation in rendered], block.origin[of])
         spans = [conversation.spans for conversation in rendered]
@@ -130,6 +140,18 @@ class ChatTokenizer:
         if any(pairs):
             fields |= _of_pairs(documents.origin, np.array(pairs, dtype=np.bool_))
         return replace(documents, document_fields=fields) if fields else documents
+
+    def _say_split_markers(self, text: str) -> None:
+        """Warn, once, if the template marks turns by what the tokenizer splits like any text."""
+        written = sorted(self._split_markers.intersection(_MARKER.findall(text)))
+        self._split_markers = frozenset()
+        if written:
+            logger.warning(
+                "The chat template writes %s, which the tokenizer does not know as one token and "
+                "splits like any other text. Pass the tokenizer that belongs to the template, or "
+                "add the token to it and to the model.",
+                " and ".join(written),
+            )
 
     def _is_plain(self, conversation: Conversation) -> bool:
         return conversation.plain and not self._all_rendered

@@ -13,6 +13,7 @@ template renders it with the generation prompt, and the turn.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -277,7 +278,10 @@ def _explained(error: Exception) -> tuple[str, str]:
     what = str(error) or type(error).__name__
     if isinstance(error, TypeError | KeyError | AttributeError):
         what = f"{type(error).__name__}: {what}"
-    return (
-        f"cannot be rendered by the chat template ({what:.300})",
-        "Repair the record or the template.",
-    )
+    remedy = "Repair the record or the template."
+    if token := re.search(r"'(\w+_token)' is undefined", what):
+        remedy = (
+            f'Pass template_kwargs={{"{token[1]}": ...}} with the text of that token, or a '
+            "tokenizer's folder whose tokenizer_config.json names it."
+        )
+    return f"cannot be rendered by the chat template ({what:.300})", remedy

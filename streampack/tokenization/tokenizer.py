@@ -205,6 +205,10 @@ class Tokenizer:
         added = self._engine.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special]
 
+    def knows(self, text: str) -> bool:
+        """True if the text is one token."""
+        return self._engine.token_to_id(text) is not None
+
     def token(self, token_id: int | None) -> str | None:
         """The text of an id; None if there is none."""
         return None if token_id is None else self._engine.id_to_token(token_id)

@@ -59,6 +59,12 @@ def test_after_warm_no_first_batch_compiles(tmp_path: Path) -> None:
     assert len(warmed.stdout.splitlines()) > 3
     for kept in (tmp_path / "tmp").iterdir():
         kept.unlink()
-    for workers in (0, 1):
-        packed = run(tmp_path, "-c", PACKS.format(source="[[7] * 50] * 900", workers=workers))
+    records = '[{"input_ids": [7] * 50, "w": [0.5] * 50}] * 900'
+    fields = ', token_fields={"w": "float32"}'
+    for source, workers in (
+        ("[[7] * 50] * 900", 0),
+        ("[[7] * 50] * 900", 1),
+        (records + fields, 0),
+    ):
+        packed = run(tmp_path, "-c", PACKS.format(source=source, workers=workers))
         assert (packed.stdout, packed.stderr) == ("1\n", "")

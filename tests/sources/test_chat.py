@@ -290,6 +290,42 @@ def test_a_conversation_too_long_is_dropped_counted_and_named(
     assert f"the line at byte {place} of {path}" in line
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "memory"])
+def test_an_unwanted_answer_is_not_learnt_unless_its_label_is_declared(
+    form: str, tmp_path: Path
+) -> None:
+    records = [{"prompt": "a", "completion": f"{i}", "label": i != 1} for i in range(3)]
+    write_lines(tmp_path / "a.jsonl", records)
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
+    source = sources.Chat(records if form == "memory" else str(tmp_path / f"a.{form}"))
+    with pytest.raises(ContentError, match=r'1 .*"label" that is false.*document_fields=|line 2'):
+        list(packed(source))
+    (batch,) = packed(source, document_fields={"label": "bool"})
+    assert sorted(batch.document_fields["label"].tolist()) == [False, True, True]
+
+
+def test_markers_that_the_tokenizer_splits_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    records = [{"messages": messages("a", "b")}] * 3
+    for template, count in ((CHATML, 0), (CHATML.replace("im_end", "turn_end"), 1)):
+        list(packed(sources.Chat(records, template=template)))
+        said = [r.message for r in caplog.records if "does not know as one token" in r.message]
+        assert len(said) == count
+        assert all("<|turn_end|>" in text and "im_start" not in text for text in said)
+
+
+def test_a_special_token_that_the_template_misses_can_be_passed() -> None:
+    source = sources.Chat(
+        [{"messages": messages("a", "b")}], template="{{ sep_token + '' }}" + CHATML
+    )
+    with pytest.raises(ContentError, match=r'template_kwargs=\{"sep_token": \.\.\.\}'):
+        list(packed(source))
+    source = sources.Chat(
+        [{"messages": messages("a", "b")}],
+        template="{{ sep_token + '' }}" + CHATML, template_kwargs={"sep_token": "<s>"},
+    )  # fmt: skip
+    assert sum(batch.num_documents for batch in packed(source)) == 1
+
+
 def test_conversations_are_cut_only_by_a_packer_that_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,10 @@ from streampack.sources.chat.records import conversation_of, known_shapes, shape
 from streampack.storage.remote import shown
 
 _LEARNT = "\0learnt"  # a name that no field has
+_UNWANTED = (
+    'has a "label" that is false, as unwanted answers have (KTO), and would be learnt like the '
+    'others; to have the label in batches, pass document_fields={"label": "bool"}'
+)
 _MASKS = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
 
 
@@ -90,6 +94,9 @@ def block_of(
         if tokenized:
             return _labelled_ids(record)
         made = conversation_of(record, shape)
+        label = record.get("label")
+        if isinstance(label, bool | np.bool_) and not label and "label" not in types.document:
+            raise BrokenDocumentError(_UNWANTED)
         if made.rejected is not None:
             record |= {"group": 0, "chosen": True}  # filled in with the two documents
         return record, made

@@ -27,7 +27,7 @@ _ASSISTANT = "Assistant:"
 #: Every field that is read of a record.
 RECORD_FIELDS = (
     *dict.fromkeys(name for names in SHAPES.values() for name in names),
-    "input", "history", "system", "tools",
+    "input", "history", "system", "tools", "label",
 )  # fmt: skip
 
 
