@@ -314,15 +314,11 @@ def test_markers_that_the_tokenizer_splits_are_said(caplog: pytest.LogCaptureFix
 
 
 def test_a_special_token_that_the_template_misses_can_be_passed() -> None:
-    source = sources.Chat(
-        [{"messages": messages("a", "b")}], template="{{ sep_token + '' }}" + CHATML
-    )
+    records, template = [{"messages": messages("a", "b")}], "{{ sep_token + '' }}" + CHATML
     with pytest.raises(ContentError, match=r'template_kwargs=\{"sep_token": \.\.\.\}'):
-        list(packed(source))
-    source = sources.Chat(
-        [{"messages": messages("a", "b")}],
-        template="{{ sep_token + '' }}" + CHATML, template_kwargs={"sep_token": "<s>"},
-    )  # fmt: skip
+        list(packed(sources.Chat(records, template=template)))
+    given = {"sep_token": "<s>"}
+    source = sources.Chat(records, template=template, template_kwargs=given)
     assert sum(batch.num_documents for batch in packed(source)) == 1
 
 
