@@ -26,7 +26,8 @@ INSTEAD = {
     "batch_size": _ROWS,
     "per_device_train_batch_size": _ROWS,
     **dict.fromkeys(
-        ("max_length", "max_len", "max_seq_length", "max_seq_len", "block_size"), _LENGTH
+        ("max_length", "max_len", "max_seq_length", "max_seq_len", "block_size", "context_length"),
+        _LENGTH,
     ),
     **dict.fromkeys(("packing", "packing_strategy"), "it always packs; packer= says how"),
     **dict.fromkeys(("collate_fn", "drop_last", "sampler", "batch_sampler"), _WHOLE),
@@ -45,6 +46,14 @@ INSTEAD = {
     **dict.fromkeys(("shuffle", "seed", "seq_len", "tokenizer"), "PackedDataset takes it"),
     **dict.fromkeys(("field", "text_field"), "text= or tokens= names the field or column"),
     **dict.fromkeys(("remote", "urls", "data_files"), "paths, its first argument, names the files"),
+    **dict.fromkeys(
+        ("column", "text_column", "loss_mask"),
+        "sources.open(data, text=, tokens=, column=, loss_mask=) takes it",
+    ),
+    **dict.fromkeys(("rank", "world_size"), "topology=Topology(rank, world_size) says it"),
+    "template": "sources.Chat(data, template=) takes it",
+    "weights": "sources.Mixture({...}, weights=) takes it",
+    "cache_dir": "storage=Storage(cache_dir=) of a source says it",
     "local": "storage=Storage(cache_dir=...) says where copies of remote files lie",
 }
 #: What arguments without a default are, by their names.

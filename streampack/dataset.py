@@ -65,7 +65,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
         packer: how documents are packed.
-        batch_rows: rows per batch; None is 8.
+        batch_rows: rows per batch; None is 8 (of rows of several lengths, one of the longest).
         batch_tokens: tokens per batch instead, a multiple of the longest row: for packers whose
             rows have several lengths, `Buckets`.
         tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or

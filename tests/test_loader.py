@@ -358,3 +358,14 @@ def test_a_filter_that_refuses_nearly_everything_leaves_few_marks() -> None:
 def test_pinning_without_a_device_is_left_out() -> None:
     loader = PackedLoader(make_dataset(), pin_memory=True)
     assert next(iter(loader)).input_ids.shape == (2, SEQ_LEN)
+
+
+def test_a_run_that_goes_on_after_its_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = PackedDataset([[1, 2, 3]] * 20, seq_len=8, topology=Topology())
+    loader = PackedLoader(dataset)
+    assert len(list(loader)) > 0
+    again = PackedLoader(dataset)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert not caplog.records
+    assert list(again) == []
+    assert "had ended where the state was saved" in caplog.text

@@ -188,8 +188,9 @@ def _print_plan(
         "every pair" if found.exact else f"{found.lists:,} lists, {found.probes} of them searched"
     )
     print(
-        f"{found.documents:,} documents of {found.mean_units:,.0f} tokens (bytes of text), "
-        f"{found.workers} workers as fast as this machine's cores are now; search: {exact}"
+        f"About {found.documents:,} documents of {found.mean_units:,.0f} tokens (bytes, if they "
+        f"stay text), {found.workers} workers as fast as this machine's cores are now; "
+        f"search: {exact}"
     )
     print(f"{'stage':<12}{'time':>12}{'memory':>12}{'disk':>12}")
     for stage, cost in found.stages.items():

@@ -33,7 +33,7 @@ def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
             f"Document lengths have shape {given.shape} and dtype {given.dtype}, or a value that "
             "is negative or does not fit into 64 bits.",
             "They cannot be packed.",
-            "Pass one whole number >= 0 per document.",
+            "Pass one whole number >= 0 per document, such as [len(ids) for ids in documents].",
         )
     return np.ascontiguousarray(given, dtype=np.int64)
 

@@ -151,7 +151,7 @@ class Source(ABC):
         index: int,
         reason: str,
         consequence: str = "It cannot be read as a document.",
-        remedy: str = 'Repair it, or leave such documents out with on_error="skip".',
+        remedy: str = 'Repair it, or leave such documents out with on_error="skip" (--on-error).',
     ) -> ContentError:
         """The error for a document that cannot be used.
 

@@ -13,7 +13,7 @@ from streampack.documents.blocks import TOKEN_DTYPES, Documents, Fields, Texts
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
 from streampack.reading.padding import ATTENTION_MASK, with_masks
-from streampack.reading.records import BrokenDocumentError, require_field
+from streampack.reading.records import BrokenDocumentError, require_field, with_article
 
 Item = TypeVar("Item")
 
@@ -156,7 +156,7 @@ def _number(value: Any, name: str) -> Any:
     if isinstance(value, str):
         raise BrokenDocumentError(f'has a text in "{name}", not a number. {TEXT_REMEDY[:-1]}')
     if not isinstance(value, Real):
-        raise BrokenDocumentError(f'has a {type(value).__name__} in "{name}", not a number')
+        raise BrokenDocumentError(f'has {with_article(value)} in "{name}", not a number')
     value = value if isinstance(value, int | float) else float(value)
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise BrokenDocumentError(f'has a number of more than 64 bits in "{name}"')

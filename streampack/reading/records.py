@@ -101,3 +101,9 @@ def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> N
         return np.frombuffer(array("I", ids), dtype=np.uint32)
     except (TypeError, OverflowError) as error:
         raise BrokenDocumentError(f'has a wrong id in "{name}" ({error})') from None
+
+
+def with_article(value: Any) -> str:
+    """The type of a value in words: "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

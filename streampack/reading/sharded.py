@@ -155,7 +155,7 @@ class ShardedSource(Source):
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
             f"{lost} be read.",
-            f'{remedy or _AGAIN}, or skip what is broken with on_error="skip".',
+            f'{remedy or _AGAIN}, or skip what is broken with on_error="skip" (--on-error).',
             shard=shard,
             index=index,
             rest_of_shard=True,

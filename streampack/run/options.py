@@ -49,9 +49,11 @@ def choose_packer(
         packer = require_packer(packer)
     if (seq_len is None) == (packer is None):
         raise ConfigError(
-            f"seq_len is {seq_len!r} and packer is {packer!r}.",
+            f"seq_len is {seq_len!r} and packer is {packer!r:.200}.",
             "The row length must come from one of them.",
-            "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048).",
+            "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048)."
+            if packer is None
+            else "Leave out seq_len=.",
         )
     if packer is None:
         return _usual_packer(seq_len or 0, order, source, group)
@@ -90,7 +92,7 @@ def _usual_packer(
     if source.overflow != "split":
         raise ConfigError(
             f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
-            f"The documents of {type(source).__name__} are not cut unless you say so.",
+            f"The documents of {source.kind} are not cut unless you say so.",
             f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
         )
     return Concat(seq_len=seq_len)
@@ -263,10 +265,10 @@ def checked_counts(
     seed: int, epochs: int | None, lanes: int | None, memory_limit: int
 ) -> tuple[int, int | None, int | None, int]:
     """The same as plain integers; raises `ConfigError` where they are none, or mean nothing."""
-    nothing = "There would be nothing to do."
+    passes = "It is the number of passes over the source."
     seed = whole_number("seed", seed, "Random decisions start from it.", least=None)
     if epochs is not None:
-        epochs = whole_number("epochs", epochs, nothing, otherwise="or None (endless)")
+        epochs = whole_number("epochs", epochs, passes, otherwise="or None (endless)")
     if lanes is not None:
         divided = "A run is divided among its lanes, and its state names each of them."
         lanes = whole_number("lanes", lanes, divided, most=MOST_LANES, otherwise="or None (chosen)")

@@ -167,6 +167,11 @@ class RankRun:
                 first = plan.topology.step_after(self._number(item))
             if start == 0 and not self._gave:
                 self._say_nothing_came()
+            elif start and first == start and sharing is None:
+                logger.warning(
+                    "The run had ended where the state was saved, and no batch follows. For more, "
+                    "start a new run, without the state."
+                )
             for left in self._ending.rest():
                 self.metrics += left.spent or Metrics()
                 self.metrics.left += left.composition

@@ -101,7 +101,7 @@ BROKEN: list[tuple[Any, str]] = [
     ({"messages": [{"from": "alien", "value": "a"}]}, "from 'alien' in message 0"),
     ({"messages": [{"role": "user", "content": None}]}, "has no content in message 0"),
     ({"messages": [*messages("a"), {"role": "assistant"}]}, "has no content in message 1"),
-    ({"messages": [{"role": "user", "content": 3}]}, "has a int as content of message 0"),
+    ({"messages": [{"role": "user", "content": 3}]}, "has an int as content of message 0"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "type 'image'"),
     ({"messages": messages("a", "b"), "tools": "{"}, "not JSON"),
     ({"messages": messages("a", "b"), "tools": {}}, "has a dict in"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from streampack.reading.nesting import MOST_NESTED, parse_json
-from streampack.reading.records import BrokenDocumentError
+from streampack.reading.records import BrokenDocumentError, with_article
 
 #: Roles that a message may have; the turns of "assistant" are learnt.
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
@@ -47,7 +47,7 @@ def messages_of(values: Any, field: str) -> list[dict[str, Any]]:
 
 def _message(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BrokenDocumentError(f"has a {type(value).__name__} as {name}")
+        raise BrokenDocumentError(f"has {with_article(value)} as {name}")
     if value.get("role") is None and value.get("from") is not None:
         value = _of_sharegpt(value, name)
     role = value.get("role")
@@ -67,7 +67,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     if content is None and not (role == "assistant" and calls):
         raise BrokenDocumentError(f"has no content in {name}")
     if content is not None and not isinstance(content, str):
-        raise BrokenDocumentError(f"has a {type(content).__name__} as content of {name}")
+        raise BrokenDocumentError(f"has {with_article(content)} as content of {name}")
     for mark in MARKS:
         _check_mark(mark, value.get(mark), role, name)
     # Tables give every message every field that any has; templates ask what is there.

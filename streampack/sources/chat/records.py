@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from streampack.documents.conversations import Conversation
-from streampack.reading.records import BrokenDocumentError
+from streampack.reading.records import BrokenDocumentError, with_article
 from streampack.sources.chat.messages import MARKS, messages_of, tools_of
 
 #: Shapes by name, in the order in which they are looked for, with the fields that make each.
@@ -91,7 +91,7 @@ def _text(record: Mapping[str, Any], name: str) -> str:
     """The text in a field, which may be missing."""
     value = record.get(name)
     if value is not None and not isinstance(value, str):
-        raise BrokenDocumentError(f'has a {type(value).__name__} in "{name}" where text is read')
+        raise BrokenDocumentError(f'has {with_article(value)} in "{name}" where text is read')
     return value or ""
 
 
@@ -166,7 +166,7 @@ def _answered(prompt: Any, completion: Any, field: str, record: Mapping[str, Any
         first = _with_system(record, messages_of(prompt, "prompt"))
         return _conversation([*first, *messages_of(completion, field)], len(first))
     raise BrokenDocumentError(
-        f'has a {type(prompt).__name__} in "prompt" and a {type(completion).__name__} in '
+        f'has {with_article(prompt)} in "prompt" and {with_article(completion)} in '
         f'"{field}" where two texts or two lists of messages were expected'
     )
 

@@ -116,7 +116,7 @@ class Mixture(Source):
             size = source.estimate_tokens()
             if not size:
                 raise ConfigError(
-                    f'The size of the source "{name}" ({type(source).__name__}) is '
+                    f'The size of the source "{name}" ({source.kind}) is '
                     f"{'unknown' if size is None else size}.",
                     "Shares cannot be computed from sizes.",
                     "Pass weights=, one for every source.",
