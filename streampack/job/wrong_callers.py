@@ -18,6 +18,13 @@ from collections.abc import Iterator
 
 from streampack.errors import ConfigError
 
+_MODULES = (
+    "accelerate.",
+    "lightning.",
+    "pytorch_lightning.",
+    "streampack.trainers.",
+    "transformers.",
+)
 #: Of accelerate.data_loader and transformers.trainer_pt_utils.
 RESHARDING_CLASSES = ("DataLoaderDispatcher", "IterableDatasetShard")
 #: Of lightning.pytorch.loops: training, and what takes batches of a loader without its state: an
@@ -57,10 +64,15 @@ def refuse_lightning() -> None:
 
 
 def _callers() -> Iterator[type]:
-    """The classes, and those above them, of the objects among the callers, the nearest first."""
+    """The classes, and those above them, of the objects among the callers, the nearest first.
+
+    Only of these libraries' modules: the names of a frame that is looked at keep their values, and
+    a loop that a user leaves would never end its workers.
+    """
     frame = sys._getframe(2)
     while frame is not None:
-        yield from type(frame.f_locals.get("self")).__mro__
+        if frame.f_globals.get("__name__", "").startswith(_MODULES):
+            yield from type(frame.f_locals.get("self")).__mro__
         parent = frame.f_back
         if parent is None:
             return
