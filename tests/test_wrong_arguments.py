@@ -227,6 +227,13 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert 'Pass attention="row" too' in caplog.text
 
 
+@pytest.mark.parametrize("allow", [True, None, "packer", ["packer", "nothing"]])
+def test_what_may_change_is_named(allow: Any) -> None:
+    loader = PackedLoader(PackedDataset(DOCUMENTS, **ALONE))
+    with pytest.raises(StateError, match="Use a set of names from attention, balance"):
+        loader.load_state_dict(loader.state_dict(), allow=allow)
+
+
 def test_shares_by_row_length_are_not_taken_for_shares() -> None:
     with pytest.raises(ConfigError, match="one number per bucket, the shortest bucket first"):
         packing.Buckets(seq_lens=(64, 256), shares={64: 0.9, 256: 0.1})  # type: ignore[arg-type]

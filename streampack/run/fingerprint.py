@@ -53,8 +53,8 @@ def changed_fields(
         StateError: `allow` names what cannot change, or another field differs (the first one is
             named, with both values).
     """
-    unknown = sorted(set(allow) - set(CHANGEABLE))
-    if isinstance(allow, str) or unknown:
+    named = isinstance(allow, Collection) and not isinstance(allow, str)
+    if not named or not set(allow) <= set(CHANGEABLE):
         raise StateError(
             f"allow is {allow!r}.",
             "Only some settings can change while a run goes on.",
