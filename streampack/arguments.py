@@ -39,7 +39,7 @@ INSTEAD = {
     "persistent_workers": "workers go on from pass to pass by themselves, so leave it out",
     "num_train_epochs": "epochs= of PackedDataset is the number of passes",
     "dataset_text_field": 'sources.open(data, text="name") names the field with the texts',
-    "chat_template": "sources.Chat(data, template=) takes it",
+    **dict.fromkeys(("chat_template", "template"), "sources.Chat(data, template=) takes it"),
     "processing_class": "tokenizer= of PackedDataset takes it",
     **{name: _RULES.format(name) for name in ("eos", "eos_id", "pad_id", "vocab_size")},
     **dict.fromkeys(("bos", "bos_id"), "streampack.Tokenizer takes it, as tokenizer="),
@@ -51,7 +51,6 @@ INSTEAD = {
         "sources.open(data, text=, tokens=, column=, loss_mask=) takes it",
     ),
     **dict.fromkeys(("rank", "world_size"), "topology=Topology(rank, world_size) says it"),
-    "template": "sources.Chat(data, template=) takes it",
     "weights": "sources.Mixture({...}, weights=) takes it",
     "cache_dir": "storage=Storage(cache_dir=) of a source says it",
     "local": "storage=Storage(cache_dir=...) says where copies of remote files lie",
@@ -171,7 +170,7 @@ def check_call(
         function: it, or the constructor of a class.
         args, kwargs: its arguments by position, without `self`, and by name.
     """
-    taken = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]
+    taken = _parameters(function)
     if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken):
         return
     names = [one.name for one in taken]
@@ -191,6 +190,13 @@ def check_call(
     ]
     if wrong:
         raise TypeError(f"{name} {' It '.join(wrong)}")
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """Those of a function, without `self`; looking them up takes longer than most calls."""
+    parameters = inspect.signature(function).parameters
+    return tuple(one for name, one in parameters.items() if name != "self")
 
 
 def _instead(key: str, names: list[str]) -> str:

@@ -25,7 +25,7 @@ def with_dealing(config: LaneConfig) -> LaneConfig:
     They are dealt finite sources in shards, where there are several lanes, unless documents are
     ordered by similarity first, whose windows would depend on the deals.
     """
-    if config.order is not None or config.lanes == 1:
+    if not _may_be_dealt(config):
         return config
     lines, run_tokens, run_share = {}, 0, 0
     found = _sources(config)
@@ -66,7 +66,7 @@ def as_dealt(config: LaneConfig, fingerprint: Mapping[str, Any]) -> LaneConfig:
         StateError: it was dealt by another revision of the rule, or no run can have had its rule.
     """
     saved = fingerprint.get("dealing")
-    if config.order is not None or config.lanes == 1 or saved is None:
+    if saved is None or not _may_be_dealt(config):
         return config
     if isinstance(saved, Mapping) and saved.get("revision") != REVISION:
         raise StateError(
@@ -99,6 +99,11 @@ def as_dealt(config: LaneConfig, fingerprint: Mapping[str, Any]) -> LaneConfig:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(f"The state's fingerprint has dealing {saved!r:.200}.") from error
     return replace(config, dealing=rule if lines else None)
+
+
+def _may_be_dealt(config: LaneConfig) -> bool:
+    """False for one lane, and for ordered documents, whose windows would depend on the deals."""
+    return config.lanes > 1 and config.order is None
 
 
 def _sources(config: LaneConfig) -> dict[str, tuple[Any, int | None, int]]:

@@ -159,6 +159,7 @@ class WebDataset(ShardedSource):
         self._rate: float | None = None  # tokens per byte, once they are counted
         self._extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
         self._seeker = Seeker(self._extension)
+        self._instead: dict[int, str] = {}  # of shards with samples that lack the file
 
     @cached_property
     def _first_members(self) -> FirstMembers:
@@ -319,13 +320,12 @@ class WebDataset(ShardedSource):
         most_bytes = self.reading.max_document_bytes
         status[(status == 0) & (sizes > most_bytes)] = TOO_LONG
         problems: dict[int, str] = {}
-        instead = ""
-        if (status == MISSING).any():
-            path = self.manifest.paths[shard]
-            instead = FirstMembers.in_archive(path, data).instead_of(self.key)
+        if shard not in self._instead and (status == MISSING).any():
+            first = FirstMembers.in_archive(self.manifest.paths[shard], data)
+            self._instead[shard] = first.instead_of(self.key)
         for i in np.flatnonzero(status).tolist():
             if status[i] == MISSING:
-                problems[i] = f"has no file .{self.key}{instead}"
+                problems[i] = f"has no file .{self.key}{self._instead[shard]}"
             elif status[i] == DUPLICATE:
                 problems[i] = f"has several files .{self.key}"
             else:
