@@ -143,6 +143,16 @@ def _refusal(name: str, value: Any, consequence: str, kind: str, otherwise: str)
     return ConfigError(f"{name} is {value!r}.", consequence, remedy)
 
 
+def type_in_words(value: object) -> str:
+    """The type of a value: "an int", "a str", "None"."""
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """A noun with its article: "an int" for "int"."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def explained(made: Made) -> Made:
     """The same class or function, whose `TypeError` for a wrong argument says what to write."""
     if isinstance(made, type):

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import torch
 
-from streampack.arguments import explained, one_of, real_number, whole_number
+from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.batch import BatchGroup, PackedBatch
 from streampack.consumers.forms import Form, Output
 from streampack.dataset import PackedDataset
@@ -106,7 +106,7 @@ class PackedLoader:
         one_of("end", end, get_args(End), "It says how a finite run ends.")
         if not isinstance(dataset, PackedDataset):
             raise ConfigError(
-                f"The dataset is a {type(dataset).__name__}.",
+                f"The dataset is {type_in_words(dataset)}.",
                 "How it is packed is unknown.",
                 "Pass PackedLoader(PackedDataset(source, seq_len=...)); or another loader of a "
                 "PackedDataset to PackedLoader.over, with that dataset, PackedLoader.over(loader, "

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import streampack  # whose names are imported when they are used: torch takes a second
+from streampack.arguments import type_in_words
 from streampack.cli.named import object_at
 from streampack.cli.options import AsJson
 from streampack.cli.saved import one_state
@@ -131,7 +132,7 @@ def _alone(named: str) -> streampack.PackedDataset:
     made = object_at(named)
     if not isinstance(made, streampack.PackedDataset):
         raise ConfigError(
-            f"{named} is {type(made).__name__}, not a PackedDataset.",
+            f"{named} is {type_in_words(made)}, not a PackedDataset.",
             "There is no dataset to read again.",
             "Name a PackedDataset, or a function without arguments that returns one.",
         )

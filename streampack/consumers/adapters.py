@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from streampack.arguments import type_in_words
 from streampack.consumers.boundaries import KernelBoundaries
 from streampack.consumers.hf_arguments import arguments_for
 from streampack.consumers.loss import token_mean_loss
@@ -110,7 +111,7 @@ class BatchAdapters(NoMapping, KernelBoundaries):
         """
         if not isinstance(logits, Tensor):
             raise ConfigError(
-                f"logits is a {type(logits).__name__}.",
+                f"logits is {type_in_words(logits)}.",
                 "The loss is taken of a tensor (rows, seq_len, vocabulary).",
                 "Pass output.logits of what the model returned."
                 if hasattr(logits, "logits")

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from streampack.arguments import type_in_words
 from streampack.consumers.isolation import check_isolation, of_slots, put_back, without_loss
 from streampack.errors import ConfigError
 from streampack.packing.composition import Composition
@@ -170,7 +171,7 @@ def _whats_wrong(model: Any, batch: Any, way: str) -> str | None:
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model is a {type(model).__name__}.",
+            f"model is {type_in_words(model)}.",
             "How it finds the boundaries of documents cannot be tried out.",
             "Pass the torch module that is trained, or leave model out.",
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import type_in_words
 from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
@@ -44,7 +45,7 @@ class Given:
         for name, given in (("token_fields", token_fields), ("document_fields", document_fields)):
             if not (given is None or isinstance(given, Mapping)):
                 raise ConfigError(
-                    f"{name} is a {type(given).__name__}.",
+                    f"{name} is {type_in_words(given)}.",
                     "Fields have names.",
                     f'Pass {name}={{"name": values}}, with what each document has.',
                 )
@@ -102,7 +103,7 @@ def _at(values: Any, number: int, name: str) -> Any:
         return values[number]
     except (TypeError, LookupError) as error:
         raise ConfigError(
-            f'There is nothing for document {number} in "{name}", a {type(values).__name__}.',
+            f'There is nothing for document {number} in "{name}", {type_in_words(values)}.',
             "What belongs to a document is looked up by its number.",
             "Pass a list, array, tensor or dict with one for each document of the rank, in order.",
         ) from error

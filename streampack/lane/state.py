@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import type_in_words
 from streampack.cached import cached_property
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
@@ -259,7 +260,7 @@ class SavedEntries:
 def check_lane_state(lane: int, state: Any) -> None:
     """Raise `StateError` unless `state` is a whole state of lane number `lane`."""
     if not isinstance(state, Mapping):
-        raise damaged(f"The state of lane {lane} is a {type(state).__name__}.")
+        raise damaged(f"The state of lane {lane} is {type_in_words(state)}.")
     kinds: dict[str, Any] = {
         **dict.fromkeys(("entries", "digest", "checksum", "reports"), str),
         "final": (bool, type(None)),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, runti
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import explained, is_number, one_of, whole_number
+from streampack.arguments import explained, is_number, one_of, type_in_words, whole_number
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering.approximate import find_neighbours_approximately, require_faiss
@@ -139,7 +139,7 @@ class SimilarityOrder:
         one_of("search", self.search, get_args(Search), "It decides how neighbours are found.")
         if self.embedder is not None and not callable(self.embedder):
             raise ConfigError(
-                f"embedder is a {type(self.embedder).__name__}.",
+                f"embedder is {type_in_words(self.embedder)}.",
                 "It must be called with documents.",
                 "Pass a function of Documents, a TextEmbedder or a TokenEmbedder.",
             )

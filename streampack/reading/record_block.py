@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import type_in_words
 from streampack.documents.blocks import TOKEN_DTYPES, Documents, Fields, Texts
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
 from streampack.reading.padding import ATTENTION_MASK, with_masks
-from streampack.reading.records import BrokenDocumentError, require_field, with_article
+from streampack.reading.records import BrokenDocumentError, require_field
 
 Item = TypeVar("Item")
 
@@ -156,7 +157,7 @@ def _number(value: Any, name: str) -> Any:
     if isinstance(value, str):
         raise BrokenDocumentError(f'has a text in "{name}", not a number. {TEXT_REMEDY[:-1]}')
     if not isinstance(value, Real):
-        raise BrokenDocumentError(f'has {with_article(value)} in "{name}", not a number')
+        raise BrokenDocumentError(f'has {type_in_words(value)} in "{name}", not a number')
     value = value if isinstance(value, int | float) else float(value)
     if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
         raise BrokenDocumentError(f'has a number of more than 64 bits in "{name}"')

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import type_in_words
 from streampack.reading.nesting import parse_json
 
 _BOM = b"\xef\xbb\xbf"
@@ -53,8 +54,10 @@ def record_of(data: bytes) -> dict[str, Any]:
         hint = f"; {_ONE_VALUE}" if data.strip() in (b"[", b"{") else ""
         raise BrokenDocumentError(f"is not JSON in UTF-8 ({error}){hint}") from None
     if not isinstance(value, dict):
-        kind, hint = type(value).__name__, f"; {_ONE_VALUE}" if isinstance(value, list) else ""
-        raise BrokenDocumentError(f"holds a {kind} where an object was expected{hint}")
+        hint = f"; {_ONE_VALUE}" if isinstance(value, list) else ""
+        raise BrokenDocumentError(
+            f"holds {type_in_words(value)} where an object was expected{hint}"
+        )
     return value
 
 
@@ -76,8 +79,7 @@ def text_of(record: Mapping[str, Any], name: str, data: bytes) -> str:
     """The text in a field; `data` is the JSON of the record."""
     text = record[name]
     if not isinstance(text, str):
-        kind = type(text).__name__
-        raise BrokenDocumentError(f'has a {kind} in "{name}" where text was expected')
+        raise BrokenDocumentError(f'has {type_in_words(text)} in "{name}" where text was expected')
     if b"\\u" in data:  # an escape can name half a character, which no tokenizer takes
         try:
             text.encode()
@@ -90,8 +92,9 @@ def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> N
     """(T,) the token ids in a field; `data` is the JSON of the record, if it was JSON."""
     ids = record[name]
     if not isinstance(ids, list):
-        kind = type(ids).__name__
-        raise BrokenDocumentError(f'has a {kind} in "{name}" where a list of ids was expected')
+        raise BrokenDocumentError(
+            f'has {type_in_words(ids)} in "{name}" where a list of ids was expected'
+        )
     # A look at every id takes as long as parsing it, and most records have no such words.
     may_be_bools = data is None or b"true" in data or b"false" in data
     if may_be_bools and bool in map(type, ids):
@@ -101,9 +104,3 @@ def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> N
         return np.frombuffer(array("I", ids), dtype=np.uint32)
     except (TypeError, OverflowError) as error:
         raise BrokenDocumentError(f'has a wrong id in "{name}" ({error})') from None
-
-
-def with_article(value: Any) -> str:
-    """The type of a value in words: "an int"."""
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

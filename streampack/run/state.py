@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from streampack.arguments import type_in_words
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
@@ -232,7 +233,7 @@ _FIELDS = ("version", "fingerprint", "next_batch", "stepped_over", "checksum", "
 def check_structure(state: Mapping[str, Any]) -> None:
     """Raise `StateError` unless the outer parts of this state can be read by this version."""
     if not isinstance(state, Mapping):
-        raise damaged(f"The state is a {type(state).__name__}.")
+        raise damaged(f"The state is {type_in_words(state)}.")
     version = state.get("version")
     if is_count(version) and version != VERSION:
         raise StateError(

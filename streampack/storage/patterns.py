@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from streampack.arguments import type_in_words
 from streampack.errors import ConfigError
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
@@ -25,7 +26,7 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
     for path in listed:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(
-                f"A path was expected, and {path!r:.80} is a {type(path).__name__}.",
+                f"A path was expected, and {path!r:.80} is {type_in_words(path)}.",
                 "This source reads files.",
                 "Pass paths. Texts, ids or records in memory go to PackedDataset themselves, "
                 "conversations to sources.Chat(records).",

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import explained
+from streampack.arguments import explained, type_in_words
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, derive_seeds
@@ -50,7 +50,7 @@ class Hook:
             )
         if not callable(self.function):
             raise ConfigError(
-                f'The hook "{self.name}" has no function but a {type(self.function).__name__}.',
+                f'The hook "{self.name}" has no function but {type_in_words(self.function)}.',
                 "There is nothing to call.",
                 "Pass a function (documents, seeds).",
             )
@@ -108,7 +108,7 @@ def apply_map(
     refuse = partial(_refused, documents, name)
     if not isinstance(result, Documents):
         raise refuse(
-            f'The map "{hook.name}" returned a {type(result).__name__}.',
+            f'The map "{hook.name}" returned {type_in_words(result)}.',
             "Return Documents, for example with dataclasses.replace(documents, tokens=...).",
         )
     if len(result) != len(documents) or not np.array_equal(result.origin, documents.origin):
@@ -143,9 +143,10 @@ def apply_filter(
     keep = _called("filter", hook, documents, seeds, name)
     refuse = partial(_refused, documents, name)
     if not isinstance(keep, np.ndarray) or keep.dtype != np.bool_:
-        kind = f"{keep.dtype} array" if isinstance(keep, np.ndarray) else type(keep).__name__
+        is_array = isinstance(keep, np.ndarray)
+        kind = f"an array of {keep.dtype}" if is_array else type_in_words(keep)
         raise refuse(
-            f'The filter "{hook.name}" returned a {kind}.',
+            f'The filter "{hook.name}" returned {kind}.',
             "Return a numpy array of bool, for example `documents.lengths >= 64`.",
         )
     if keep.shape != (len(documents),):

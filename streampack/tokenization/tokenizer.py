@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
-from streampack.arguments import explained, whole_number
+from streampack.arguments import explained, type_in_words, whole_number
 from streampack.cached import cached_property
 from streampack.documents.blocks import Documents, Texts
 from streampack.errors import ConfigError, ContentError
@@ -348,7 +348,7 @@ def _several_ends(names: Mapping[str, int]) -> ConfigError:
 
 def _complaint(text: object, error: Exception) -> str:
     if not isinstance(text, str):
-        return f"it is a {type(text).__name__}, not a string"
+        return f"it is {type_in_words(text)}, not a string"
     try:
         text.encode()
     except UnicodeEncodeError as surrogate:

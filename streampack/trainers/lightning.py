@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from streampack.arguments import type_in_words
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.loader import PackedLoader
@@ -40,7 +41,7 @@ class DataModuleMixin(Mixin):
         super().__init__()
         if not isinstance(loader, PackedLoader):
             raise ConfigError(
-                f"The DataModule's loader is a {type(loader).__name__}.",
+                f"The DataModule's loader is {type_in_words(loader)}.",
                 "Its batches and its place come from a PackedLoader.",
                 "Pass PackedLoader(dataset).",
             )

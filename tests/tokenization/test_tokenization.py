@@ -263,10 +263,10 @@ def test_transformers_is_not_imported_for_other_tokenizers() -> None:
     ("bad", "words"),
     [
         ("ab\ud800c", "character 2 is a lone surrogate"),
-        (None, "it is a NoneType"),
+        (None, "it is None"),
         (b"bytes", "it is a bytes"),
         (("a", "pair"), "it is a tuple"),
-        (3, "it is a int"),
+        (3, "it is an int"),
     ],
 )
 def test_a_text_that_cannot_be_encoded_is_named_and_harms_no_other(bad: Any, words: str) -> None:

@@ -10,8 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from streampack.arguments import type_in_words
 from streampack.reading.nesting import MOST_NESTED, parse_json
-from streampack.reading.records import BrokenDocumentError, with_article
+from streampack.reading.records import BrokenDocumentError
 
 #: Roles that a message may have; the turns of "assistant" are learnt.
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
@@ -47,7 +48,7 @@ def messages_of(values: Any, field: str) -> list[dict[str, Any]]:
 
 def _message(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BrokenDocumentError(f"has {with_article(value)} as {name}")
+        raise BrokenDocumentError(f"has {type_in_words(value)} as {name}")
     if value.get("role") is None and value.get("from") is not None:
         value = _of_sharegpt(value, name)
     role = value.get("role")
@@ -67,7 +68,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     if content is None and not (role == "assistant" and calls):
         raise BrokenDocumentError(f"has no content in {name}")
     if content is not None and not isinstance(content, str):
-        raise BrokenDocumentError(f"has {with_article(content)} as content of {name}")
+        raise BrokenDocumentError(f"has {type_in_words(content)} as content of {name}")
     for mark in MARKS:
         _check_mark(mark, value.get(mark), role, name)
     # Tables give every message every field that any has; templates ask what is there.
@@ -155,8 +156,8 @@ def _plain_list(value: Any, name: str) -> list[Any]:
     if isinstance(value, list):
         others = [item for item in value if not isinstance(item, dict)]
     if others:
-        kind = type(others[0]).__name__
-        raise BrokenDocumentError(f"has a {kind} in {name} instead of a list of objects")
+        kind = type_in_words(others[0])
+        raise BrokenDocumentError(f"has {kind} in {name} instead of a list of objects")
     found: list[Any] = _without_nulls(value)
     try:
         json.dumps(found)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from streampack.arguments import type_in_words
 from streampack.documents.conversations import Conversation
-from streampack.reading.records import BrokenDocumentError, with_article
+from streampack.reading.records import BrokenDocumentError
 from streampack.sources.chat.messages import MARKS, messages_of, tools_of
 
 #: Shapes by name, in the order in which they are looked for, with the fields that make each.
@@ -91,7 +92,7 @@ def _text(record: Mapping[str, Any], name: str) -> str:
     """The text in a field, which may be missing."""
     value = record.get(name)
     if value is not None and not isinstance(value, str):
-        raise BrokenDocumentError(f'has {with_article(value)} in "{name}" where text is read')
+        raise BrokenDocumentError(f'has {type_in_words(value)} in "{name}" where text is read')
     return value or ""
 
 
@@ -166,7 +167,7 @@ def _answered(prompt: Any, completion: Any, field: str, record: Mapping[str, Any
         first = _with_system(record, messages_of(prompt, "prompt"))
         return _conversation([*first, *messages_of(completion, field)], len(first))
     raise BrokenDocumentError(
-        f'has {with_article(prompt)} in "prompt" and {with_article(completion)} in '
+        f'has {type_in_words(prompt)} in "prompt" and {type_in_words(completion)} in '
         f'"{field}" where two texts or two lists of messages were expected'
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streampack.arguments import explained
+from streampack.arguments import explained, type_in_words
 from streampack.errors import ConfigError
 from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
@@ -112,7 +112,7 @@ class HFStream(ItemSource):
 def _check_dataset(dataset: Any) -> None:
     if not hasattr(dataset, "set_epoch") or not hasattr(dataset, "features"):
         raise ConfigError(
-            f"dataset is a {type(dataset).__name__}.",
+            f"dataset is {type_in_words(dataset)}.",
             "HFStream reads datasets.IterableDataset.",
             "Load it with streaming=True, or use sources.Iterable for anything else "
             "(`dataset.to_iterable_dataset(num_shards=...)` makes one of a datasets.Dataset).",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.arguments import type_in_words
 from streampack.documents.blocks import TOKEN_DTYPES, Documents, Texts
 from streampack.documents.fields import FieldTypes
 from streampack.documents.ragged import offsets_of
@@ -15,7 +16,7 @@ from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
 from streampack.reading.record_block import Read, record_block
-from streampack.reading.records import BrokenDocumentError, require_field, with_article
+from streampack.reading.records import BrokenDocumentError, require_field
 
 _LARGEST = 2**32 - 1
 
@@ -42,7 +43,7 @@ def item_block(
         if fields.tokenized:
             return item, ids_of(value)
         if not isinstance(value, str):
-            raise BrokenDocumentError(f"is {with_article(value)}, not text")
+            raise BrokenDocumentError(f"is {type_in_words(value)}, not text")
         return item, value
 
     kind = Documents if fields.tokenized else Texts
@@ -72,7 +73,7 @@ def _document_of(item: Any, field: str | None) -> Any:
     if field is None:
         return item
     if not isinstance(item, Mapping):
-        raise BrokenDocumentError(f'is {with_article(item)}, not a mapping with a field "{field}"')
+        raise BrokenDocumentError(f'is {type_in_words(item)}, not a mapping with a field "{field}"')
     require_field(item, field)
     return item[field]
 
@@ -80,7 +81,7 @@ def _document_of(item: Any, field: str | None) -> Any:
 def ids_of(value: Any) -> NDArray[Any]:
     """The ids in a list or array as a flat integer array; all of them fit into uint32."""
     if isinstance(value, str | bytes | dict) or not hasattr(value, "__len__"):
-        raise BrokenDocumentError(f"is {with_article(value)}, not a list of ids")
+        raise BrokenDocumentError(f"is {type_in_words(value)}, not a list of ids")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.arguments import with_article
 from streampack.errors import ConfigError
 from streampack.reading.fields import Fields, usual_fields
 from streampack.reading.records import BrokenDocumentError, kind_of
@@ -26,13 +27,13 @@ def refuse_no_corpus(data: Any) -> None:
     kind = kind_name(data)
     if isinstance(data, (str, bytes, bytearray, memoryview)):
         raise ConfigError(
-            f"data is {_a(kind)}.",
+            f"data is {with_article(kind)}.",
             "Its characters or bytes would be the documents.",
             "Pass a list of texts, even if it is one; bytes have to be decoded first.",
         )
     if isinstance(data, (set, frozenset)):
         raise ConfigError(
-            f"data is {_a(kind)}.",
+            f"data is {with_article(kind)}.",
             "Its order differs from process to process, so a run could not be repeated.",
             "Pass sorted(data).",
         )
@@ -54,7 +55,7 @@ def _refused_mapping(data: Mapping[Any, Any]) -> ConfigError:
     kind = kind_name(data)
     values = [data[name] for name in names]
     shown = ", ".join(f"{name!r}" for name in names[:10]) or "none"
-    fact = f"data is {_a(kind)} with the keys {shown}."
+    fact = f"data is {with_article(kind)} with the keys {shown}."
     if kind.startswith("datasets.") and names:
         return ConfigError(
             fact, "A run reads one split.", f"Pass one of them, for example dataset[{names[0]!r}]."
@@ -207,7 +208,3 @@ class Rows:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self._table.to_batches(max_chunksize=1024):
             yield from batch.to_pylist()
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
