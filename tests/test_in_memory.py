@@ -269,10 +269,10 @@ def test_what_is_no_number_of_microbatches_is_refused(microbatches: Any) -> None
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"ids": {0: [1, 2, 3]}}, r'nothing for document 1 in "ids", a dict'),
-        ({"ids": None}, 'in "ids", a NoneType'),
-        ({"loss_mask": 5}, 'in "loss_mask", a int'),
-        ({"token_fields": {"a": []}}, 'nothing for document 0 in "a", a list'),
+        ({"ids": {0: [1, 2, 3]}}, r'nothing for document 1 in "ids", which is a dict'),
+        ({"ids": None}, 'in "ids", which is None'),
+        ({"loss_mask": 5}, 'in "loss_mask", which is an int'),
+        ({"token_fields": {"a": []}}, 'nothing for document 0 in "a", which is a list'),
         ({"token_fields": ["a"]}, "token_fields is a list"),
     ],
 )

@@ -103,7 +103,8 @@ def _at(values: Any, number: int, name: str) -> Any:
         return values[number]
     except (TypeError, LookupError) as error:
         raise ConfigError(
-            f'There is nothing for document {number} in "{name}", {type_in_words(values)}.',
+            f'There is nothing for document {number} in "{name}", '
+            f"which is {type_in_words(values)}.",
             "What belongs to a document is looked up by its number.",
             "Pass a list, array, tensor or dict with one for each document of the rank, in order.",
         ) from error

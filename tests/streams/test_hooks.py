@@ -101,7 +101,7 @@ def negative_offsets(documents: Documents) -> Documents:
 
 WRONG_MAPS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda d: d.tokens, "returned a ndarray"),
-    (lambda d: None, "returned a NoneType"),
+    (lambda d: None, "returned None"),
     (lambda d: d[:1], "given 3 documents and returned 1"),
     (lambda d: d.take(np.array([2, 1, 0])), "order or origins"),
     (negative_offsets, "offsets"),
@@ -136,7 +136,7 @@ def test_ids_outside_a_view_are_not_the_maps_business() -> None:
     ("mask", "words"),
     [
         ([True, False, True], "returned a list"),
-        (np.array([1, 0, 1]), "returned a int64 array"),
+        (np.array([1, 0, 1]), "returned an array of int64"),
         (np.ones(2, dtype=bool), r"shape \(2,\) for 3 documents"),
         (np.ones((3, 1), dtype=bool), r"shape \(3, 1\)"),
     ],
