@@ -21,6 +21,7 @@ _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # argum
 app = typer.Typer(
     name="streampack",
     help="Streaming sequence packing for language-model training.",
+    rich_markup_mode="markdown",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -172,7 +172,8 @@ def _resume(conversion: Conversion) -> tuple[Progress, list[Any]]:
     """Where to begin, and what the index needs of the shards that are done."""
     destination = conversion.destination
     names = set(destination.names())
-    if _SETTINGS not in names:
+    shards = [name for name in names if not name.startswith(f"{HIDDEN}/")]
+    if _SETTINGS not in names or not shards:
         destination.refuse_filled("conversion")
         return Progress(), []
     found = json.loads(destination.read(_SETTINGS))

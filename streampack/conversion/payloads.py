@@ -38,7 +38,7 @@ def payloads_of(
         raise ConfigError(
             "The documents are conversations.",
             "Token ids only are written, and which of them are learnt would be lost.",
-            "Train on them with sources.Chat.",
+            "Pass them to PackedDataset as they are, in their files; they need no shards.",
         )
     if block.loss_mask is not None and not masks:
         raise ConfigError(

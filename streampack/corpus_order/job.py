@@ -89,15 +89,15 @@ def run_job(
     """Run a job to its end, or go on with it; see `order_corpus`."""
     require_faiss("Related documents of a whole corpus are found by it.", EXTRA)
     job.source.prepare()
-    _begin(job)
     with opened(address, workers) as engine:
+        _begin(job)
         shards = _Run(job, engine, report).run()
     return _finish(job, shards)
 
 
 def _begin(job: CorpusOrder) -> None:
     found, what = job.files.read(SETTINGS), "order"
-    if found:
+    if found and any(map(job.files.num_bytes, STAGES)):
         job.destination.refuse_other(what, found, job.describe())
     else:
         job.destination.refuse_filled(what)

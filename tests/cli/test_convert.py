@@ -27,6 +27,7 @@ from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
+from streampack.sources.chat.source import Chat
 from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.sources.infer import open as open_source
 from streampack.sources.jsonl.source import JSONL
@@ -402,6 +403,26 @@ def test_another_conversion_into_the_same_folder_is_refused(lines: Path, tmp_pat
         convert_with(5000)
     with pytest.raises(ConfigError, match="shard_bytes 5000; this one has 6000"):
         convert_with(6000)
+
+
+def test_settings_may_change_while_no_shard_is_written(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{\n{"text": "a whole line"}\n')
+    arguments = ["convert", source, tmp_path / "out", "--to", "mds"]
+    with pytest.raises(ContentError, match="--on-error"):
+        output_of(*arguments)
+    output_of(*arguments, "--on-error", "skip")
+    assert len(list((tmp_path / "out").glob("*.mds"))) == 1
+    assert not (tmp_path / "out/.streampack").exists()
+
+
+def test_conversations_are_not_written(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    refused = Conversion(
+        source=Chat([{"messages": chat}]), destination=Destination(str(tmp_path)), to="mds"
+    )
+    with pytest.raises(ConfigError, match=r"are conversations.*PackedDataset"):
+        convert_source(refused)
 
 
 def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
