@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from streampack import PackedDataset, PackedLoader, SimilarityOrder, TokenRules, Topology, sources
+from streampack import PackedDataset, PackedLoader, SimilarityOrder, TokenRules, Topology
 from streampack.documents import Documents
 from streampack.ordering import TextEmbedder
 
@@ -84,7 +84,7 @@ def main() -> None:
         for i in path[:SHOWN].tolist():
             print(f"    {files[i].parent.name}/{files[i].name}")
         dataset = PackedDataset(
-            sources.Iterable(ids), seq_len=8192, order=order, attention="row", lanes=1,
+            ids, seq_len=8192, order=order, attention="row", lanes=1,
             token_rules=TokenRules(eos_id=0),
             topology=Topology(),
         )  # fmt: skip

@@ -200,7 +200,7 @@ def test_overlong_documents_can_be_an_error_that_names_them(tmp_path: Path) -> N
     ):
         load(sources.JSONL(lines, tokens="ids"), packer=packer)
     two = {"a": [[1]], "b": [[1], [1] * 40]}
-    with pytest.raises(PlanError, match=r'^Item 1 of lane 0 of source "b" has 40 tokens'):
+    with pytest.raises(PlanError, match=r'^Item 1 of the list of source "b" has 40 tokens'):
         load(sources.Mixture(two, weights={"a": 0.5, "b": 0.5}), packer=packer)
 
 

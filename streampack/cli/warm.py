@@ -35,7 +35,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from streampack.sources import JSONL, MDS, Iterable, Parquet, WebDataset
+from streampack.sources import JSONL, MDS, Items, Parquet, WebDataset
 from streampack.tokenization import Tokenizer, TokenRules
 
 SEQ_LEN = 32
@@ -80,9 +80,9 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
     for packer in (*(kind(seq_len=SEQ_LEN) for kind in rows), buckets):
         for dtype in (np.uint16, np.uint32):
             arrays = [np.array(ids, dtype=dtype) for ids in documents]
-            yield _dataset(Iterable(arrays), packer=packer)
+            yield _dataset(Items(arrays), packer=packer)
     texts = ["ab" * len(ids) for ids in documents]
-    yield _dataset(Iterable(texts))
+    yield _dataset(Items(texts))
     pq.write_table(pa.table({"text": texts}), folder / "text.parquet")
     yield _dataset(Parquet(folder / "text.parquet"))
     with tarfile.open(folder / "ids.tar", "w") as archive:
@@ -109,12 +109,10 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
     convert_source(Conversion(source=source, destination=shards, to="mds"))
     yield _dataset(MDS(folder / "mds"))
     order = SimilarityOrder(order_window_documents=64)
-    yield _dataset(
-        Iterable(documents), packer=Concat(seq_len=SEQ_LEN), order=order, attention="row"
-    )
+    yield _dataset(Items(documents), packer=Concat(seq_len=SEQ_LEN), order=order, attention="row")
     records = [{"ids": ids, "w": [0.5] * len(ids), "reward": 0.5} for ids in documents]
     fields = {"token_fields": {"w": "float32"}, "document_fields": {"reward": "float32"}}
-    yield _dataset(Iterable(records, tokens="ids"), **fields)
+    yield _dataset(Items(records, tokens="ids"), **fields)
 
 
 def _dataset(source: Any, **settings: Any) -> streampack.PackedDataset:

@@ -2,7 +2,7 @@
 
 Before a run, from a sample:
   1. Up to four places of each source are read as the run would read them. That gives the tokens
-     per unit of weight, or per item of a list.
+     per unit of weight.
   2. The tokens of an epoch are its weight times that; those of a mixture follow from its shares.
   3. The sample is packed as a lane packs it. That gives the slots per token.
   4. Lanes are not equally long, and a run lasts as long as its longest one.
@@ -17,11 +17,9 @@ part of it, and how many of these they have still to give. Nothing is read for t
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable as AnyIterable
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,11 +33,11 @@ from streampack.lane.config import LaneConfig
 from streampack.lane.state import decode_reports
 from streampack.reading.base import Source
 from streampack.reading.sharded import ShardedSource
-from streampack.sources.iterable.source import Iterable
+from streampack.sources.iterable.indexed import InMemory
 from streampack.sources.mixture.source import Mixture, sources_of
 from streampack.window.field_store import lengths_of_members
 
-FINER = 4  # so many times more places, with fewer documents each, where documents have numbers
+FINER = 4  # so many times more places, with fewer documents each, where going there costs nothing
 STEPS = 2000  # in which a mixture is followed
 ENOUGH = 0.02  # of an epoch, for an estimate from what was found
 LAST_BATCH = 0.5  # of a lane's last batch is not filled
@@ -174,20 +172,15 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     preparation = config.preparation
     own = replace(preparation, tokenizers=preparation.tokenizers[number : number + 1])
     alone = replace(config, source=source, preparation=own, epochs=1, order=None)
-    items = source.num_items if isinstance(source, Iterable) else None
-    if isinstance(source, Iterable) and items is not None:
-        places = SAMPLE_LANES * FINER
-        bounds = [items * n // places for n in range(places + 1)]
-        found = [_part(alone, source, low, high) for low, high in pairwise(bounds)]
-    else:
-        places = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
-        alone = replace(alone, lanes=places)
-        found = [_place(alone, place) for place in range(places)]
+    finer = FINER if isinstance(source, InMemory) else 1
+    places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
+    alone = replace(alone, lanes=places)
+    found = [_place(alone, place, finer) for place in range(places)]
     lengths = np.concatenate([lengths for _, _, lengths in found])
     if all(whole for _, whole, _ in found):
         tokens = float(lengths.sum())
         return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), lengths)
-    if items is None and not isinstance(source, ShardedSource):
+    if not isinstance(source, ShardedSource):
         return None
     read = np.array([units for units, _, _ in found], dtype=np.float64)
     held = np.array([own.sum() for _, _, own in found], dtype=np.float64)
@@ -196,39 +189,26 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
         return None if rough is None else _Size(float(rough), rough / 2, 0.0, lengths)
     per_unit = held.sum() / read.sum()
     residual = float(((held - per_unit * read) ** 2).sum())
-    units = float(source.weight if isinstance(source, ShardedSource) else items or 0)
+    units = float(source.weight)
     spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
     tokens = per_unit * units
     documents = tokens / max(float(lengths.mean()), 1e-9)
     return _Size(tokens, spread, _chance(config, lengths, documents), lengths)
 
 
-def _place(config: LaneConfig, place: int) -> tuple[float, bool, NDArray[np.int64]]:
+def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, NDArray[np.int64]]:
     """The weight read at one place, True if that is everything, and the documents' lengths (N,).
 
     The lengths are of the documents in that weight; it is 0 if no place in a shard was known.
     """
-    stream, blocks, ended = begun(config, place, documents=SAMPLE_DOCUMENTS, tokens=SAMPLE_TOKENS)
+    most = {"documents": SAMPLE_DOCUMENTS // finer, "tokens": SAMPLE_TOKENS // finer}
+    stream, blocks, ended = begun(config, place, **most)
     if ended or stream.peek() is None:
         return _read(config, place, None), True, _lengths(config, blocks, stream.serial)
     mark = stream.mark_before(stream.serial)
     cursor = mark.cursor.get("at")
     units = 0.0 if cursor is None else _read(config, place, cursor)
     return units, False, _lengths(config, blocks, mark.serial)
-
-
-def _part(
-    config: LaneConfig, source: Iterable, low: int, high: int
-) -> tuple[float, bool, NDArray[np.int64]]:
-    """As `_place`, of items by their numbers: those in the middle between `low` and `high`."""
-    count = min(high - low, SAMPLE_DOCUMENTS // FINER)
-    first = (low + high - count) // 2
-    part = replace(config, source=source.part(first, first + count), lanes=1)
-    stream, blocks, ended = begun(part, 0, documents=sys.maxsize, tokens=SAMPLE_TOKENS // FINER)
-    read = count
-    if not ended and stream.peek() is not None:
-        read = max(int(block.origin["index"].max()) for block in blocks) + 1
-    return float(read), read == high - low, _lengths(config, blocks, stream.serial)
 
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:

@@ -10,6 +10,7 @@ from streampack.sources.arrow.table import Table
 from streampack.sources.chat.source import Chat
 from streampack.sources.infer import open
 from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.source import Iterable
 from streampack.sources.jsonl.source import JSONL
 from streampack.sources.mds.source import MDS
@@ -27,6 +28,7 @@ __all__ = [
     "Arrow",
     "Chat",
     "HFStream",
+    "Items",
     "Iterable",
     "LaneReader",
     "MegatronIndexed",

@@ -19,7 +19,8 @@ from streampack.sources.arrow.arrays import is_ragged, table_of_documents, table
 from streampack.sources.arrow.table import Table
 from streampack.sources.files import is_there, open_files, seems_path
 from streampack.sources.iterable.hf import HFStream
-from streampack.sources.iterable.objects import iterate, kind_name, own_copy
+from streampack.sources.iterable.indexed import Items
+from streampack.sources.iterable.objects import is_random_access, iterate, kind_name, own_copy
 from streampack.sources.iterable.recognise import fields_of, is_by_columns, is_hf_stream
 from streampack.sources.iterable.source import Iterable
 from streampack.storage.storage import Storage
@@ -93,7 +94,7 @@ def as_source(source: Any, **given: Any) -> Source:
     Args:
         source: a `Source`; a file, folder, URL or pattern (or a list of them) of one format; a
             dataset of Hugging Face; a pair of arrays (tokens, offsets); or what
-            `sources.Iterable` takes.
+            `sources.Items` or `sources.Iterable` take.
         given: arguments of `open`.
 
     Raises:
@@ -116,11 +117,12 @@ def as_source(source: Any, **given: Any) -> Source:
     _refuse_others(source, given, _OF_OBJECTS)
     if is_hf_stream(source):
         return _hf_stream(source, given)
-    made = Iterable(source, **given)
+    made = Items(source, **given) if is_random_access(source) else Iterable(source, **given)
     if (table := _by_columns(source, made, given)) is not None:
         return table
-    if made.first_text is not None and not isinstance(source, Sequence):
-        _refuse_path(made.first_text, kind_name(source))
+    fields = made.fields
+    if fields.document is None and not fields.tokenized and not isinstance(source, Sequence):
+        _refuse_path(made.first_item(), kind_name(source))
     return made
 
 
@@ -184,7 +186,7 @@ def _refuse_path(text: str, kind: str) -> None:
         )
 
 
-def _by_columns(data: Any, rows: Iterable, given: Mapping[str, Any]) -> Table | None:
+def _by_columns(data: Any, rows: Items | Iterable, given: Mapping[str, Any]) -> Table | None:
     """The table that data is, if its documents can be read by columns: no transform, one type."""
     if not is_by_columns(data):
         return None

@@ -227,7 +227,7 @@ def test_a_sorted_list_is_sampled_at_several_places() -> None:
 def test_a_broken_document_in_the_sample_has_its_own_number() -> None:
     documents: list[Any] = [[1, 2, 3]] * 9000
     documents[300] = [1, -5]
-    with pytest.raises(ContentError, match="Item 300 of lane 0"):
+    with pytest.raises(ContentError, match="Item 300 of the list"):
         dataset(documents, lanes=1).estimate_steps()
 
 

@@ -167,7 +167,7 @@ def test_a_state_that_json_cannot_hold_is_refused(value: Any) -> None:
     [
         ("text", "a str, not a list of ids"),
         (b"ab", "a bytes"),
-        (None, "NoneType"),
+        (None, "is None"),
         (7, "an int"),
         ([1.5], "float64"),
         ([True], "bool"),

@@ -120,9 +120,9 @@ def test_token_lists_come_as_uint32_with_their_masks(tmp_path: Path) -> None:
 
 BROKEN = [
     (b'{"text": "cut', "not JSON"),
-    (b"null", "NoneType"),
+    (b"null", "holds None"),
     (b'["text"]', "list"),
-    (b'{"text": null}', "NoneType"),
+    (b'{"text": null}', "has None"),
     (b'{"text": 5}', "int"),
     (b'{"other": "x"}', 'no field "text"'),
     (b'{"text": "\xff"}', "not JSON in UTF-8"),

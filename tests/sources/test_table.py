@@ -11,7 +11,7 @@ import pytest
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
-from streampack.sources import Iterable, Table
+from streampack.sources import Items, Table
 from streampack.sources.infer import as_source
 from tests.support.source_contract import check_source_contract, read_all
 
@@ -57,7 +57,7 @@ def test_a_dataset_with_a_transform_is_read_row_by_row_so_that_it_applies() -> N
     dataset = datasets.Dataset.from_dict({"text": TEXTS})
     upper = dataset.with_transform(lambda rows: {"text": [t.upper() for t in rows["text"]]})
     source: Any = as_source(upper)
-    assert isinstance(source, Iterable)
+    assert isinstance(source, Items)
     assert read_all(source) == [text.upper() for text in TEXTS]
 
 

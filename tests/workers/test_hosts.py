@@ -194,20 +194,21 @@ def test_a_program_without_standard_streams_runs(host: Host, tmp_path: Path) -> 
     ends_well(host, tmp_path, CLOSED_STREAMS)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_that_are_spawned_say_nothing_of_ctrl_c_while_they_start(
     host: Host, tmp_path: Path, method: str
 ) -> None:
     ends_well(host, tmp_path, INTERRUPTED_TWICE.replace("METHOD", repr(method)))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_a_second_ctrl_c_waits_until_all_is_cleaned_up(
     host: Host, tmp_path: Path, method: str
 ) -> None:
     ends_well(host, tmp_path, INTERRUPTED_IN_CLEAN_UP.replace("METHOD", repr(method)))
 
 
+@pytest.mark.slow
 def test_other_children_of_a_fork_server_that_was_started_here_hear_ctrl_c(
     host: Host, tmp_path: Path
 ) -> None:

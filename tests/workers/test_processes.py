@@ -84,7 +84,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+)
 def test_no_worker_survives_a_loop_that_is_killed(context: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ORPHANS)
     root = Path(__file__).parents[2]

@@ -14,15 +14,15 @@ from streampack.reading.base import Block
 from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
+from streampack.sources.iterable.indexed import SHARD_ITEMS, InMemory
 from streampack.sources.iterable.recognise import arrow_table
 from streampack.sources.parquet.columns import kinds_of, row_sizes
 from streampack.sources.parquet.source import Parquet
 
-_SHARD_ROWS = 8192
 _BATCH_ROWS = 1024  # taken from the table at a time
 
 
-class Table(Parquet):
+class Table(InMemory, Parquet):
     """Documents in a column of a table, cut at any row among any number of lanes.
 
     Columns are read as they lie, without an object per row of token ids. For the order, every 8,192
@@ -40,8 +40,6 @@ class Table(Parquet):
         ConfigError: arguments that do not go together, or with the columns.
     """
 
-    endings = ()
-    #: What a document is called, and what all of them are.
     words = ("row", "table")
     listing_fields = ()
 
@@ -70,29 +68,15 @@ class Table(Parquet):
         first = self._batch(0, min(count, _BATCH_ROWS))
         narrow = self._check_schema(f"The {self.words[1]}", first.schema)
         sizes = self._row_sizes(first)
-        begins = np.arange(0, count, _SHARD_ROWS, dtype=np.int64)
-        rows = np.minimum(count - begins, _SHARD_ROWS)
-        details = {
-            "dtype": self._dtype_name(narrow),
-            "documents": rows,
-            "mean_size": float(sizes.mean()) if len(sizes) else 0.0,
-        }
-        return Manifest([f"rows from {begin:,} on" for begin in begins], rows, rows, details)
-
-    def estimate_tokens(self) -> int:
-        """A rough number of tokens, from the first rows: ids, or four bytes of text each."""
-        mean: float = self.manifest.details["mean_size"]
-        return int(mean * self.weight) // (1 if self.tokenized else 4)
-
-    def document_name(self, origin: np.void) -> str:
-        number = int(origin["shard"]) * _SHARD_ROWS + int(origin["index"])
-        return f"{self.words[0]} {number} of the {self.words[1]}"
+        mean = float(sizes.mean()) if len(sizes) else 0.0
+        details = {"dtype": self._dtype_name(narrow)}
+        return self.numbered(count, mean if self.fields.tokenized else mean / 4, details)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
         """Blocks of some rows, which weigh one each; see `ShardedSource.read_shard`."""
-        row, base = low if position is None else position, shard * _SHARD_ROWS
+        row, base = low if position is None else position, shard * SHARD_ITEMS
         blocks = self._block_maker(shard, skips, self._batch(0, 1).schema)
         while row < high:
             first = row
@@ -101,9 +85,6 @@ class Table(Parquet):
                 row = first + consumed
                 yield block, row, row
             row = stop
-
-    def will_read(self, shards: Any) -> None:
-        """Nothing has to be fetched."""
 
     def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         """(N,) how much each row holds: bytes of text, or ids."""

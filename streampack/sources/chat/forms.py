@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import make_origin
 from streampack.reading.base import Block
 from streampack.reading.fields import LOSS_FIELDS, Fields
+from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.sharded import ShardedSource
@@ -21,6 +22,7 @@ from streampack.sources.chat.blocks import block_of, field_names, holds_ids, rec
 from streampack.sources.chat.records import RECORD_FIELDS
 from streampack.sources.chat.source import Chat, names_files
 from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.item_source import ItemSource
 from streampack.sources.iterable.objects import is_random_access, kind_name
 from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream, refuse_no_corpus
@@ -121,39 +123,29 @@ class ChatTable(ChatRows, Table):
         return np.array(sizes, dtype=np.int64)
 
 
-class ChatItems(ChatTable):
+class ChatItems(_InShards, Items):
     """Conversations, or labelled ids, in a list or a map-style dataset."""
 
-    words = ("item", "list")
+    listing_fields = ()
 
     def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
-        Parquet.__init__(self, (), reading=reading)
-        self.data = data
+        Items.__init__(self, data, text="messages", reading=reading)
 
-    def _batch(self, low: int, high: int) -> Any:
-        return _Rows([self.data[number] for number in range(low, high)])
+    def __repr__(self) -> str:
+        return f"Chat({len(self.data):,} items)"
 
+    def list_shards(self) -> Manifest:
+        names = field_names(self.first_items())
+        self.fields = Fields(holds_ids(names, f"The {self.words[1]}", self.shape))
+        return super().list_shards()
 
-class _Rows:
-    """Some records, which can be asked what a batch of Arrow's is asked."""
+    def item_size(self, item: Any) -> int:
+        return record_size(item)
 
-    def __init__(self, records: Sequence[Any]) -> None:
-        self._records = records
-        self.num_rows = len(records)
-
-    @property
-    def schema(self) -> Any:
-        return self
-
-    @property
-    def names(self) -> set[str]:
-        return field_names(self._records)
-
-    def slice(self, start: int, length: int) -> _Rows:
-        return _Rows(self._records[start : start + length])
-
-    def to_pylist(self) -> Sequence[Any]:
-        return self._records
+    def item_block(
+        self, items: Sequence[Any], origin: NDArray[np.void]
+    ) -> tuple[Block, dict[int, str]]:
+        return block_of(items, origin, self.fields.tokenized, self.shape, self.field_types)
 
 
 class ChatStream(Chat, ItemSource):

@@ -96,35 +96,20 @@ def is_by_index(data: Any) -> bool:
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
-def is_random_access(data: Any) -> bool:
-    """True if any item can be asked for at any time: lists, map-style datasets."""
-    if isinstance(data, Sequence) or kind_name(data) == "datasets.arrow_dataset.Dataset":
-        return True
-    return is_by_index(data) and not hasattr(data, "__iter__") and not hasattr(data, "set_epoch")
-
-
 #: Whose arrays and columns are iterated in the order of their numbers; ours are the rows of tables.
 _ARRAYS = ("datasets", "numpy", "pandas", "polars", "pyarrow", "streampack", "torch")
 
 
-class ItemsBetween:
-    """Items `low` to `high` of what can be asked for any item."""
+def is_random_access(data: Any) -> bool:
+    """True if the number of items is known and asking for any of them changes nothing.
 
-    def __init__(self, data: Any, low: int, high: int) -> None:
-        self._data, self._low, self._high = getattr(data, "iloc", data), low, high
-
-    def __len__(self) -> int:
-        return self._high - self._low
-
-    def __getitem__(self, number: int) -> Any:
-        return self._data[self._low + number]
-
-
-def can_be_sampled(data: Any) -> bool:
-    """True if its number of items is known and asking for any of them changes nothing."""
+    So it is of lists, arrays and map-style datasets.
+    """
     if not is_by_index(data) or has_state(data) or hasattr(data, "set_epoch"):
         return False
-    return is_random_access(data) or type(data).__module__.partition(".")[0] in _ARRAYS
+    if isinstance(data, Sequence) or not hasattr(data, "__iter__"):
+        return True
+    return type(data).__module__.partition(".")[0] in _ARRAYS
 
 
 def iterate(items: Any) -> Iterator[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
@@ -97,6 +97,34 @@ def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
         return with_masks_of(fields, first)
     named = Fields.named(text=None, tokens=None, loss_mask=loss_mask, default=None)
     return replace(named, tokenized=_holds_ids(first, "The first item"))
+
+
+def fields_in(
+    first_item: Callable[..., Any],
+    *,
+    text: str | None,
+    tokens: str | None,
+    loss_mask: str | Sequence[str] | None,
+) -> Fields:
+    """The fields of items that the arguments of a source name, or that the first item shows.
+
+    Args:
+        first_item: returns the first item; what it is called with, where there is none.
+        text, tokens, loss_mask: the arguments.
+    """
+    if text is None and tokens is None:
+        return fields_of(first_item(), loss_mask)
+    named = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
+    return named if named.masks_known else with_masks_of(named, first_item({}))
+
+
+def no_items(kind: str) -> ConfigError:
+    """The error for data of this kind that is empty."""
+    return ConfigError(
+        f"There are no items in data ({kind}).",
+        "It is unknown what the documents are.",
+        "Pass data that holds documents, or name their field with text= or tokens=.",
+    )
 
 
 def with_masks_of(fields: Fields, first: Any) -> Fields:

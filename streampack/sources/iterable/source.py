@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Sequence
 from collections.abc import Iterable as AnyIterable
 from typing import Any
 
-import numpy as np
-
 from streampack.arguments import explained
 from streampack.errors import ConfigError
-from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
 from streampack.sources.iterable.item_source import ItemSource
 from streampack.sources.iterable.objects import (
-    ItemsBetween,
-    can_be_sampled,
     has_state,
     is_by_index,
     iterate,
@@ -28,10 +22,10 @@ from streampack.sources.iterable.objects import (
 from streampack.sources.iterable.outside_worker import outside_worker
 from streampack.sources.iterable.recognise import (
     Rows,
-    fields_of,
+    fields_in,
     is_table,
+    no_items,
     refuse_no_corpus,
-    with_masks_of,
 )
 
 _NONE = object()  # in place of an item
@@ -42,7 +36,8 @@ class Iterable(ItemSource):
 
     Items may be strings, lists of ids, integer arrays, or mappings with one of these in a field.
     Python makes an object per document here; for a large corpus, shards that are
-    read in bulk (see `streampack convert`) are at least ten times faster.
+    read in bulk (see `streampack convert`) are at least ten times faster. One lane reads it all;
+    lists and map-style datasets are divided among any number of lanes by `Items`.
 
     Resuming: if the iterable has `state_dict` and `load_state_dict` as the datasets of Hugging
     Face and torchdata do, they are used. They must mean the same: `state_dict()` while iterating
@@ -96,21 +91,13 @@ class Iterable(ItemSource):
         self.data = made
         self._called = called
         self._divided = called and takes_lanes(self.data)
-        self.first_text: str | None = None  # where texts are the items
         self.once = not called and hasattr(data, "__next__") and not has_state(data)
         self._begun = False
-        self._first = 0  # number of the first item, of a part
         self._kind = kind_name(data)
         if called:
             self._check_function()
-        if text is None and tokens is None:
-            first = self.first_item()
-            self.fields = fields_of(first, loss_mask)
-            self.texts_beside = self.fields.texts
-            self.first_text = first if isinstance(first, str) else None
-        else:
-            named = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
-            self.fields = named if named.masks_known else with_masks_of(named, self.first_item({}))
+        self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
+        self.texts_beside = self.fields.texts
 
     def __repr__(self) -> str:
         fields = self.fields
@@ -139,11 +126,7 @@ class Iterable(ItemSource):
             iterator = iterate(self._items(0, 1))
             first = next(iterator, default)
         if first is _NONE:
-            raise ConfigError(
-                f"There are no items in data ({self._kind}).",
-                "It is unknown what the documents are.",
-                "Pass data that holds documents, or name their field with text= or tokens=.",
-            )
+            raise no_items(self._kind)
         if self.once and first is not default:
             self.data = itertools.chain([first], iterator)
         return first
@@ -151,20 +134,6 @@ class Iterable(ItemSource):
     def describe(self) -> dict[str, Any]:
         length = len(self.data) if hasattr(self.data, "__len__") else None
         return {**super().describe(), "name": self.name, "length": length}
-
-    def document_name(self, origin: np.void) -> str:
-        return f"item {self._first + int(origin['index'])} of lane {int(origin['shard'])}"
-
-    @property
-    def num_items(self) -> int | None:
-        """How many items there are, where any of them can be asked for; None elsewhere."""
-        return len(self.data) if not self._called and can_be_sampled(self.data) else None
-
-    def part(self, low: int, high: int) -> Iterable:
-        """The items from `low` to `high`, which can be asked for: a source by themselves."""
-        part = copy.copy(self)
-        part.data, part._first = ItemsBetween(self.data, low, high), low
-        return part
 
     def max_lanes(self) -> int | None:
         return None if self._divided else 1
@@ -197,5 +166,6 @@ class Iterable(ItemSource):
     def more_lanes(self, most: int) -> str:
         return (
             f"Use lanes={most}, or pass a function (lane, lanes) -> iterable that yields each "
-            "lane's part."
+            "lane's part. PackedDataset and sources.open divide lists and map-style datasets among "
+            "any number of lanes."
         )

@@ -1,0 +1,162 @@
+"""Lists and map-style datasets as a source: any lane can ask for any item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.arguments import explained
+from streampack.documents.blocks import make_origin
+from streampack.errors import ConfigError
+from streampack.reading.base import Block
+from streampack.reading.manifest import Manifest
+from streampack.reading.options import Reading
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
+from streampack.sources.iterable.items import item_block, item_size, take_items
+from streampack.sources.iterable.objects import is_random_access, kind_name
+from streampack.sources.iterable.outside_worker import outside_worker
+from streampack.sources.iterable.recognise import (
+    Rows,
+    fields_in,
+    is_table,
+    no_items,
+    refuse_no_corpus,
+)
+
+SHARD_ITEMS = 8192
+_LOOKED_AT = 100  # items, to see what they hold and how long they are
+_NONE = object()  # in place of an item
+
+
+class InMemory(ShardedSource):
+    """Documents that can be asked for by their number. For the order, every 8,192 are a shard."""
+
+    endings: tuple[str, ...] = ()
+    #: What a document is called, and what all of them are.
+    words: tuple[str, str]
+
+    def numbered(self, count: int, mean_tokens: float, details: dict[str, Any]) -> Manifest:
+        """The manifest of so many documents, which weigh one each."""
+        begins = np.arange(0, count, SHARD_ITEMS, dtype=np.int64)
+        held = np.minimum(count - begins, SHARD_ITEMS)
+        details = {**details, "documents": held, "mean_tokens": mean_tokens}
+        names = [f"{self.words[0]}s from {begin:,} on" for begin in begins]
+        return Manifest(names, held, held, details)
+
+    def estimate_tokens(self) -> int:
+        """A rough number of tokens, from the first documents."""
+        return int(self.manifest.details["mean_tokens"] * self.weight)
+
+    def document_name(self, origin: np.void) -> str:
+        number = int(origin["shard"]) * SHARD_ITEMS + int(origin["index"])
+        return f"{self.words[0]} {number} of the {self.words[1]}"
+
+    def will_read(self, shards: Sequence[int]) -> None:
+        """Nothing has to be fetched."""
+
+
+class Items(InMemory):
+    """Documents from a list, an array or a map-style dataset, cut at any item among any lanes.
+
+    Items are what `Iterable` takes. `Documents.origin` holds the number of a shard, which is 8,192
+    items, and that of the item in it.
+
+    Args:
+        data: what has a length and gives any item by its number; it is not copied.
+        tokens: as for `Iterable`.
+        text: as for `Iterable`.
+        loss_mask: as for `Iterable`.
+        reading: how a lane reads the items.
+
+    Raises:
+        ConfigError: items cannot be asked for by number, or it is unknown which field holds the
+            documents.
+    """
+
+    @explained
+    def __init__(
+        self,
+        data: Any,
+        *,
+        tokens: str | None = None,
+        text: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__(reading=reading)
+        refuse_no_corpus(data)
+        kind = kind_name(data)
+        if not is_random_access(data):
+            raise ConfigError(
+                f"data is {kind}.",
+                "Its items cannot be asked for by their numbers, at any time.",
+                "Pass it to sources.Iterable.",
+            )
+        self.data: Any = Rows(data) if is_table(data) else data
+        self.words = ("item", kind.rpartition(".")[2])
+        self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
+        self.texts_beside = self.fields.texts
+
+    def __repr__(self) -> str:
+        fields = self.fields
+        what = "token ids" if fields.tokenized else "texts"
+        of = "" if fields.document is None else f" in {fields.document!r}"
+        return f"Items({len(self.data):,} {what}{of})"
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """True if items hold token ids."""
+        return self.fields.tokenized
+
+    def describe(self) -> dict[str, Any]:
+        fields = self.fields
+        named = {"tokenized": fields.tokenized, "field": fields.document}
+        return {**super().describe(), **named, "loss_mask": fields.loss_mask}
+
+    def items(self, low: int, high: int) -> Iterator[Any]:
+        """Those from number `low` to `high`."""
+        data = getattr(self.data, "iloc", self.data)  # a Series is indexed by its labels
+        return (data[number] for number in range(low, high))
+
+    def first_items(self) -> list[Any]:
+        """Some, to see what they hold."""
+        return list(self.items(0, min(len(self.data), _LOOKED_AT)))
+
+    def first_item(self, default: Any = _NONE) -> Any:
+        """The first item; `default` where there is none."""
+        if not len(self.data) and default is _NONE:
+            raise no_items(kind_name(self.data))
+        return next(self.items(0, min(len(self.data), 1)), default)
+
+    def item_size(self, item: Any) -> int:
+        """About the bytes of the document in an item."""
+        return item_size(item, self.fields)
+
+    def item_block(
+        self, items: Sequence[Any], origin: NDArray[np.void]
+    ) -> tuple[Block, dict[int, str]]:
+        """A block from items, without the broken ones, and what is wrong with those, by number."""
+        return item_block(items, self.fields, origin, self.field_types)
+
+    def list_shards(self) -> Manifest:
+        sizes = [self.item_size(item) for item in self.first_items()]
+        return self.numbered(len(self.data), float(np.mean(sizes or [0])) / 4, {})
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        """Blocks of some items, which weigh one each; see `ShardedSource.read_shard`."""
+        at, base = low if position is None else position, shard * SHARD_ITEMS
+        items = self.items(base + at, base + high)
+        while at < high:
+            with outside_worker():
+                taken = take_items(items, self.reading, self.item_size)
+            origin = make_origin(shard, np.arange(at, at + len(taken), dtype=np.int64))
+            block, problems = self.item_block(taken, origin)
+            self.report_broken(origin, problems, skips)
+            at += len(taken)
+            yield block, at, at

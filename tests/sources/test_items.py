@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import PackedDataset, PackedLoader, Topology
+from streampack.errors import ConfigError, ContentError
+from streampack.reading.skips import Skips
+from streampack.sources import Items, Mixture, Reading
+from streampack.sources.infer import as_source
+from tests.support.source_contract import check_source_contract
+
+IDS = [[100 * i + k for k in range(1 + i * 7 % 11)] for i in range(90)]
+TEXTS = [f"text {i} " * (1 + i % 5) for i in range(90)]
+
+
+class MapStyle:
+    """As torch's are: a length and an item by its number."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Any:
+        if not 0 <= number < len(self.items):
+            raise IndexError(number)
+        return self.items[number]
+
+
+def series(items: list[Any]) -> Any:
+    pandas = pytest.importorskip("pandas")
+    return pandas.Series(items, index=range(500, 500 - len(items), -1))
+
+
+def object_array(items: list[Any]) -> Any:
+    array = np.empty(len(items), dtype=object)
+    array[:] = items
+    return array
+
+
+KINDS = {"list": list, "tuple": tuple, "map-style": MapStyle, "Series": series,
+         "array": object_array}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("items", [IDS, TEXTS], ids=["ids", "texts"])
+def test_contract_of_items_by_number(kind: str, items: list[Any]) -> None:
+    source = Items(KINDS[kind](items), reading=Reading(block_documents=7))
+    check_source_contract(source, items)
+    check_source_contract(pickle.loads(pickle.dumps(source)), items)
+
+
+def test_contract_of_records() -> None:
+    reading = Reading(block_bytes=200)
+    records = [{"text": text, "number": i} for i, text in enumerate(TEXTS)]
+    check_source_contract(Items(records, reading=reading), TEXTS)
+    check_source_contract(Items(MapStyle(records), text="text", reading=reading), TEXTS)
+
+
+def test_contract_of_more_items_than_a_shard_has() -> None:
+    items = [[i, i + 1] for i in range(20_000)]
+    check_source_contract(Items(items), items)
+
+
+def given(data: Any, rank: int, ranks: int, workers: int) -> list[int]:
+    """The first id of each document that a rank gets."""
+    dataset = PackedDataset(data, seq_len=16, batch_rows=2, shuffle=True, epochs=1, lanes=4,
+                            topology=Topology(rank, ranks))  # fmt: skip
+    found = []
+    for batch in PackedLoader(dataset, num_workers=workers):
+        ids = batch.input_ids.numpy().ravel()
+        found += ids[(batch.document_ids.numpy().ravel() >= 0) & (ids % 100 == 0)].tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["list", "map-style"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ranks_and_workers_share_a_list_with_every_item_once(kind: str, workers: int) -> None:
+    found = [given(KINDS[kind](IDS), rank, 2, workers) for rank in range(2)]
+    assert sorted(found[0] + found[1]) == [document[0] for document in IDS]
+    assert min(map(len, found)) > 20
+
+
+def test_a_list_is_shuffled_as_a_whole() -> None:
+    (lane,) = Items([[i] for i in range(40_000)]).lanes(1, seed=1, epoch=0, shuffle=True)
+    begins = [block.origin["shard"][0] for block, _ in lane.read(None, Skips())]
+    assert set(begins[:2]) != {0, 1}
+    assert set(begins) == set(range(5))
+
+
+def test_a_broken_item_is_named_by_its_number() -> None:
+    items: list[Any] = [[i] for i in range(9000)]
+    items[8500] = [-1]
+    dataset = PackedDataset(items, seq_len=8, epochs=1)
+    with pytest.raises(ContentError, match=r"^Item 8500 of the list has an id that is negative"):
+        list(PackedLoader(dataset))
+
+
+def test_what_has_no_numbers_is_refused_and_read_by_iterable() -> None:
+    with pytest.raises(ConfigError, match=r"data is generator.*Pass it to sources\.Iterable"):
+        Items(text for text in TEXTS)
+    with pytest.raises(ConfigError, match=r"There are no items in data \(list\)"):
+        Items([])
+    assert isinstance(as_source(MapStyle(IDS)), Items)
+
+
+def test_the_size_of_a_list_is_known_so_that_a_mixture_needs_no_weights() -> None:
+    lists = {"a": [[1, 2]] * 300, "b": [[3, 4]] * 100}
+    assert [Items(items).estimate_tokens() for items in lists.values()] == [600, 200]
+    batch = next(iter(PackedLoader(PackedDataset(Mixture(lists), seq_len=64))))
+    assert (batch.input_ids == 1).sum() > 2 * (batch.input_ids == 3).sum() > 0
