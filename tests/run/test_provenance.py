@@ -107,7 +107,7 @@ def test_a_piece_leads_to_the_text_of_its_whole_document(tmp_path: Path, kind: s
 
 
 def test_a_text_is_not_made_up_for_what_cannot_be_read_again(tmp_path: Path) -> None:
-    iterable = PackedDataset([[1, 2, 3]] * 4, **{**TOKENS, "lanes": 1})
+    iterable = PackedDataset(lambda: [[1, 2, 3]] * 4, **{**TOKENS, "lanes": 1})
     piece, _ = next(pieces_with_ids(iterable))
     with pytest.raises(ConfigError, match=r"batch\.decode"):
         iterable.text_of(piece)

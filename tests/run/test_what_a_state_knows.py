@@ -148,7 +148,7 @@ def test_of_documents_in_memory_numbers_and_lengths_are_compared() -> None:
     other_ids = PackedLoader(dataset([[99] * len(ids) for ids in documents]))
     other_ids.load_state_dict(state)  # not noticed, as docs/resume.md says
     assert next(iter(other_ids)).num_tokens == following.num_tokens
-    with pytest.raises(StateError, match="length"):
+    with pytest.raises(StateError, match="manifest"):
         PackedLoader(dataset(documents[1:])).load_state_dict(state)
     other_lengths = PackedLoader(dataset([[*ids, 5] for ids in documents]))
     other_lengths.load_state_dict(state)

@@ -105,7 +105,7 @@ class Items(InMemory):
         fields = self.fields
         what = "token ids" if fields.tokenized else "texts"
         of = "" if fields.document is None else f" in {fields.document!r}"
-        return f"Items({len(self.data):,} {what}{of})"
+        return f"Items({self.words[1]} of {len(self.data):,} {what}{of})"
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
