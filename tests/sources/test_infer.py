@@ -135,7 +135,7 @@ def test_files_of_two_formats_are_two_sources(tmp_path: Path) -> None:
 def test_strings_that_cannot_be_paths_are_documents() -> None:
     for texts in (["one text", "another"], ["hello"], ["Hello.", "a/b or c"], deque(["a\nb.json"])):
         source: Any = as_source(texts)
-        assert isinstance(source, sources.Items if isinstance(texts, list) else sources.Iterable)
+        assert isinstance(source, sources.Items)
         assert read_all(source) == list(texts)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -370,8 +369,8 @@ def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], match: s
 
 
 def test_lanes_that_a_source_cannot_give_are_refused_with_its_name() -> None:
-    mixture = Mixture({"a": ids(1, 40), "deque": deque([[1, 2]])}, weights={"a": 1, "deque": 1})
-    with pytest.raises(ConfigError, match='source "deque"'):
+    mixture = Mixture({"a": ids(1, 40), "made": lambda: [[1, 2]]}, weights={"a": 1, "made": 1})
+    with pytest.raises(ConfigError, match='source "made"'):
         dataset(mixture, lanes=2)
 
 
