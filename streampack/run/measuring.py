@@ -18,6 +18,7 @@ from streampack.packing import Packer
 from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
 from streampack.reading.base import Source
+from streampack.sources.iterable.indexed import Items
 from streampack.window.config import WindowConfig
 
 TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
@@ -36,6 +37,7 @@ def choose_lanes(config: LaneConfig, ranks: int, *, memory_limit: int) -> int:
 
     Each lane has at least 12 windows, and in a finite run 200 batches. If that allows fewer lanes
     than there are ranks, the number of lanes divides the ranks, and several ranks run each lane.
+    One rank reads a list of token ids in one lane: workers would not make that any faster.
 
     Args:
         config: of the run; source prepared, `lanes` open.
@@ -43,6 +45,8 @@ def choose_lanes(config: LaneConfig, ranks: int, *, memory_limit: int) -> int:
         memory_limit: bytes for the windows and readers of one rank.
     """
     source, window_tokens = config.source, lane_tokens(config)
+    if ranks == 1 and isinstance(source, Items) and source.tokenized:
+        return 1
     lane_bytes = BYTES_PER_TOKEN * window_tokens + source.reader_bytes()
     most = min(LANES_PER_RANK, memory_limit // lane_bytes) * ranks
     tokens, splits = source.estimate_tokens(), source.max_lanes()

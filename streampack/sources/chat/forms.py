@@ -139,8 +139,8 @@ class ChatItems(_InShards, Items):
         self.fields = Fields(holds_ids(names, f"The {self.words[1]}", self.shape))
         return super().list_shards()
 
-    def item_size(self, item: Any) -> int:
-        return record_size(item)
+    def item_sizes(self, items: Sequence[Any]) -> list[int]:
+        return [record_size(item) for item in items]
 
     def item_block(
         self, items: Sequence[Any], origin: NDArray[np.void]

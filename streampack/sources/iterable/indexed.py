@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from streampack.reading.manifest import Manifest
 from streampack.reading.options import Reading
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.iterable.items import item_block, item_size, take_items
+from streampack.sources.iterable.items import item_block, item_sizes
 from streampack.sources.iterable.objects import is_random_access, kind_name
 from streampack.sources.iterable.outside_worker import outside_worker
 from streampack.sources.iterable.recognise import (
@@ -132,9 +133,9 @@ class Items(InMemory):
             raise no_items(kind_name(self.data))
         return next(self.items(0, min(len(self.data), 1)), default)
 
-    def item_size(self, item: Any) -> int:
-        """About the bytes of the document in an item."""
-        return item_size(item, self.fields)
+    def item_sizes(self, items: Sequence[Any]) -> list[int]:
+        """About the bytes of the document in each item."""
+        return item_sizes(items, self.fields)
 
     def item_block(
         self, items: Sequence[Any], origin: NDArray[np.void]
@@ -143,7 +144,7 @@ class Items(InMemory):
         return item_block(items, self.fields, origin, self.field_types)
 
     def list_shards(self) -> Manifest:
-        sizes = [self.item_size(item) for item in self.first_items()]
+        sizes = self.item_sizes(self.first_items())
         return self.numbered(len(self.data), float(np.mean(sizes or [0])) / 4, {})
 
     def read_shard(
@@ -151,10 +152,15 @@ class Items(InMemory):
     ) -> Iterator[tuple[Block, int, int]]:
         """Blocks of some items, which weigh one each; see `ShardedSource.read_shard`."""
         at, base = low if position is None else position, shard * SHARD_ITEMS
+        reading = self.reading
         items = self.items(base + at, base + high)
+        waiting: list[Any] = []
         while at < high:
             with outside_worker():
-                taken = take_items(items, self.reading, self.item_size)
+                waiting += islice(items, reading.documents_per_block - len(waiting))
+            num_bytes = np.cumsum(self.item_sizes(waiting))
+            taken = waiting[: int(np.searchsorted(num_bytes, reading.block_bytes)) + 1]
+            waiting = waiting[len(taken) :]
             origin = make_origin(shard, np.arange(at, at + len(taken), dtype=np.int64))
             block, problems = self.item_block(taken, origin)
             self.report_broken(origin, problems, skips)

@@ -21,11 +21,13 @@ from streampack.reading.fields import Fields
 from streampack.reading.grouped import GroupedReader
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
-from streampack.sources.iterable.items import item_block, item_size, take_items
+from streampack.sources.iterable.items import item_block, item_size
 from streampack.sources.iterable.objects import check_state, has_exact_state, iterate, kind_name
 from streampack.sources.iterable.outside_worker import outside_worker
 
 logger = logging.getLogger(__name__)
+
+_END = object()  # in place of an item
 
 
 class ItemSource(Source):
@@ -143,7 +145,7 @@ class _ItemLane(LaneReader):
                 self._replay(iterator, count, items)
         while True:
             with outside_worker():
-                taken = take_items(iterator, source.reading, source.item_size)
+                taken = self._take(iterator)
                 state = items.state_dict() if stateful and taken else None
             if not taken:
                 return
@@ -167,6 +169,19 @@ class _ItemLane(LaneReader):
                 "It does not yield what it yielded when the state was saved.",
                 "Pass the same data in the same order, or start a new run.",
             )
+
+    def _take(self, items: Iterator[Any]) -> list[Any]:
+        """The items of the next block, which depend on nothing but where it starts."""
+        most, most_bytes = self.source.reading.documents_per_block, self.source.reading.block_bytes
+        taken: list[Any] = []
+        size = 0
+        while len(taken) < most and size < most_bytes:
+            item = next(items, _END)
+            if item is _END:
+                break
+            taken.append(item)
+            size += self.source.item_size(item)
+        return taken
 
     def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
         index = np.arange(first, first + len(items), dtype=np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,10 @@ from streampack.documents.ragged import offsets_of
 from streampack.reading.base import Block
 from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import BAD_ID
-from streampack.reading.options import Reading
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import BrokenDocumentError, require_field
 
 _LARGEST = 2**32 - 1
-_END = object()  # in place of an item
 
 
 def item_size(item: Any, fields: Fields) -> int:
@@ -31,23 +29,15 @@ def item_size(item: Any, fields: Fields) -> int:
         return 0
 
 
-def take_items(items: Iterator[Any], reading: Reading, size: Callable[[Any], int]) -> list[Any]:
-    """The items of the next block, which depend on nothing but where it starts.
-
-    Args:
-        items: they are taken from it.
-        reading: how much a block holds.
-        size: of an item, in bytes.
-    """
-    taken: list[Any] = []
-    num_bytes = 0
-    while len(taken) < reading.documents_per_block and num_bytes < reading.block_bytes:
-        item = next(items, _END)
-        if item is _END:
-            break
-        taken.append(item)
-        num_bytes += size(item)
-    return taken
+def item_sizes(items: Sequence[Any], fields: Fields) -> list[int]:
+    """The size of each item."""
+    if fields.document is None:
+        width = 4 if fields.tokenized else 1
+        try:
+            return [len(item) * width for item in items]
+        except TypeError:
+            pass  # one of them is no document: it will be found and named
+    return [item_size(item, fields) for item in items]
 
 
 def item_block(
