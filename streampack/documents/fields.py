@@ -166,10 +166,12 @@ def _checked_name(name: Any) -> str:
 
 
 def _checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
+    found = None
     try:
-        found = np.dtype(dtype)
+        if dtype is not None:  # which numpy takes for float64
+            found = np.dtype(str(dtype).partition("torch.")[2] or dtype)
     except TypeError:
-        found = None
+        pass
     if found is None or found.name not in DTYPES:
         raise ConfigError(
             f'The field "{name}" is declared as {dtype!r}.',
