@@ -44,8 +44,8 @@ class WorkerShare(Iterator[PackedBatch]):
         used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
         if worker == 0 and used < workers:
             logger.warning(
-                "num_workers is %d, and this rank has %d lanes, of which each worker of a "
-                "DataLoader runs equally many: %d get some, the others nothing. Pass "
+                "num_workers is %d, and each worker of a DataLoader runs as many of this rank's "
+                "lanes (%d) as the others: %d get some, the rest none. Pass "
                 "num_workers=%d, or use PackedLoader(num_workers=), which need not divide them.",
                 workers,
                 len(own),

@@ -77,9 +77,9 @@ def feed_from_workers(
     count = min(settings.num_workers, len(lanes))
     if count < settings.num_workers:
         logger.warning(
-            "num_workers is %d, and this rank has %d lanes, each of which one worker runs: %d are "
-            "started. Pass num_workers=%d; or, if reading is too slow and the corpus large enough, "
-            "lanes= of the dataset.",
+            "num_workers is %d, more than this rank's lanes (%d), each of which one worker runs: "
+            "%d are started. Pass num_workers=%d; or, if reading is too slow and the corpus large "
+            "enough, lanes= of the dataset.",
             settings.num_workers,
             count,
             count,

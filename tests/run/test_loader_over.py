@@ -110,7 +110,7 @@ def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: 
     share = WorkerShare(
         SOME(Topology()).plan, SOME(Topology()).start(), Sharing(), worker=0, workers=5
     )
-    assert "4 get some, the others nothing" in caplog.text
+    assert "4 get some, the rest none" in caplog.text
     assert share.state_dict()["workers"] == 4
 
 
