@@ -118,6 +118,6 @@ def test_a_key_that_comes_again_is_said_once_with_its_shard(
         return [record.getMessage() for record in caplog.records]
 
     (said,) = run([0, 1, 0, 1, 0, 1], "apart")
-    assert 'In lane 0 documents that have 0 as "apart" lie apart' in said
+    assert 'In items 0 to 5 documents that have 0 as "apart" lie apart' in said
     assert 'Sort the records by "apart"' in said
     assert not run(sorted([0, 1, 0, 1, 0, 1]), "sorted")

@@ -63,10 +63,10 @@ def test_the_first_skips_are_named_and_later_ones_at_powers_of_ten(
     assert sum(batch.num_documents for batch in loader) == 300
     assert loader.metrics().skipped == 150
     named = [message for message in caplog.messages if message.startswith("skipped: ")]
-    assert [f"Item {3 * i + 1} of lane 0" in named[i] for i in range(10)] == [True] * 10
+    assert [f"Item {3 * i + 1} of the list" in named[i] for i in range(10)] == [True] * 10
     assert "further ones are counted" in named[9]
     assert len(named) == 11
-    assert "Item 298 of lane 0" in named[10]
+    assert "Item 298 of the list" in named[10]
     assert named[10].endswith("(100 so far in this lane)")
 
 

@@ -74,7 +74,7 @@ def in_turn(batches: list[Any], rank: int, ranks: int) -> int:
     return next(found, len(numbers))
 
 
-@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_resuming_after_every_batch_gives_the_same_rest(workers: int) -> None:
     batches, states = states_of(make_dataset(0, 2), workers)
     assert len(batches) > 18

@@ -270,7 +270,7 @@ def test_provenance_names_the_place_in_the_list() -> None:
     made = loader(source, provenance=True)
     batch = next(iter(made))
     for number, piece in enumerate(made.dataset.locate(batch)):
-        assert piece.shard == "items from 0 on"
+        assert piece.shard == f"items 0 to {len(CHATS) - 1}"
         question = CHATS[piece.index]["messages"][0]["content"]
         assert question in batch.decode(number, BPE)
         assert question in made.dataset.text_of(piece)

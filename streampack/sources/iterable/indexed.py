@@ -45,7 +45,11 @@ class InMemory(ShardedSource):
         begins = np.arange(0, count, SHARD_ITEMS, dtype=np.int64)
         held = np.minimum(count - begins, SHARD_ITEMS)
         details = {**details, "documents": held, "mean_tokens": mean_tokens}
-        names = [f"{self.words[0]}s from {begin:,} on" for begin in begins]
+        ends = (begins + held - 1).tolist()
+        names = [
+            f"{self.words[0]}s {begin:,} to {end:,}"
+            for begin, end in zip(begins.tolist(), ends, strict=True)
+        ]
         return Manifest(names, held, held, details)
 
     def estimate_tokens(self) -> int:
