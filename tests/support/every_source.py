@@ -197,17 +197,13 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "chat-generator": lambda f: sources.Chat(
         lambda lane, lanes: iter(chat_records()[lane::lanes]), **SMALL
     ),
-    "list": lambda f: sources.Iterable(
-        text_documents(), reading=sources.Reading(block_documents=9)
-    ),
+    "list": lambda f: sources.Items(text_documents(), **SMALL),
+    "iterable": lambda f: sources.Iterable(lambda: iter(text_documents()), **SMALL),
     "lane-factory": lambda f: sources.Iterable(
-        lambda lane, lanes: token_documents()[lane::lanes],
-        reading=sources.Reading(block_documents=9),
+        lambda lane, lanes: token_documents()[lane::lanes], **SMALL
     ),
     "huggingface": hf_stream,
-    "wide-ids": lambda f: sources.Iterable(
-        wide_documents, reading=sources.Reading(block_documents=9)
-    ),
+    "wide-ids": lambda f: sources.Iterable(wide_documents, **SMALL),
     "mixture": lambda f: mixture(f, ["mds-tokens", "jsonl"]),
 }
 MIXTURES: dict[str, Callable[[Path], Any]] = {  # every kind of member in one of them
@@ -218,4 +214,5 @@ MIXTURES: dict[str, Callable[[Path], Any]] = {  # every kind of member in one of
     "conversations": lambda f: mixture(f, ["chat", "tar"]),
     "streams": lambda f: mixture(f, ["huggingface", "parquet-text"]),
     "list": lambda f: mixture(f, ["list", "jsonl"]),
+    "iterable": lambda f: mixture(f, ["iterable", "list"]),
 }
