@@ -40,8 +40,9 @@ _AGAIN = "Write or download the shard again"
 class ShardedSource(Source):
     """A source whose documents are in shards.
 
-    Subclasses implement `list_shards` and `read_shard` and set `tokenized`; those whose listing is
-    worth sharing set `listing_fields`, and those of files say how the names of their files end.
+    Subclasses implement `list_shards` and `read_shard` and set `fields` or `tokenized`; those whose
+    listing is worth sharing set `listing_fields`, and those of files say how the names of their
+    files end.
 
     Args:
         reading: how a lane reads the shards; None is the default `Reading`.
@@ -64,6 +65,11 @@ class ShardedSource(Source):
         self.storage = Storage() if storage is None else storage
         self._manifest: Manifest | None = None
         self._lines: dict[int | None, Line] = {}
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """True if what is read of records are token ids."""
+        return self.fields.tokenized
 
     def __repr__(self) -> str:
         paths: Any = getattr(self, "paths", None) or getattr(self, "folders", ())

@@ -112,11 +112,6 @@ class Items(InMemory):
         of = "" if fields.document is None else f" in {fields.document!r}"
         return f"Items({self.words[1]} of {len(self.data):,} {what}{of})"
 
-    @property
-    def tokenized(self) -> bool:  # type: ignore[override]
-        """True if items hold token ids."""
-        return self.fields.tokenized
-
     def describe(self) -> dict[str, Any]:
         fields = self.fields
         named = {"tokenized": fields.tokenized, "field": fields.document}

@@ -91,11 +91,6 @@ class JSONL(ShardedSource):
         self.paths = paths
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
 
-    @property
-    def tokenized(self) -> bool:  # type: ignore[override]
-        """True if the field that is read holds token ids."""
-        return self.fields.tokenized
-
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
         infos = self.storage.list(self.paths, endings=self.endings)

@@ -107,11 +107,6 @@ class Parquet(ShardedSource):
         self.paths = paths
         self.column = self.fields.document or "text"
 
-    @property
-    def tokenized(self) -> bool:  # type: ignore[override]
-        """True if the field that is read holds token ids."""
-        return self.fields.tokenized
-
     def list_shards(self) -> Manifest:
         """The files with the bytes of their rows, from their footers, which are read in parallel.
 

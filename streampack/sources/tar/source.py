@@ -155,7 +155,6 @@ class WebDataset(ShardedSource):
             self.fields = Fields.named(
                 text=text, tokens=tokens, loss_mask=loss_mask, default="text"
             )
-        self.tokenized = self.fields.tokenized
         self._rate: float | None = None  # tokens per byte, once they are counted
         self._extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
         self._seeker = Seeker(self._extension)
