@@ -158,6 +158,8 @@ def _holds_ids(value: Any, where: str) -> bool:
             remedy = "If all of them are the ids of one document, pass [ids]."
         elif isinstance(value, PurePath):
             remedy = "Pass a list of the paths."
+        elif hasattr(value, "as_py"):  # of an array of pyarrow
+            remedy = 'Pass pyarrow.table({"text": data}), or {"tokens": data} if it has ids.'
         elif isinstance(value, bytes):
             remedy = "Decode it, for example by [text.decode() for text in data]."
         elif isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
