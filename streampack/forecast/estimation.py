@@ -1,8 +1,8 @@
 """How many steps a run will have, from a sample or from what its lanes have found: with an error.
 
 Before a run, from a sample:
-  1. Up to four places of each source are read as the run would read them. That gives the tokens
-     per unit of weight.
+  1. Up to four places of each source, 16 of one in memory, are read as the run would read them.
+     That gives the tokens per unit of weight.
   2. The tokens of an epoch are its weight times that; those of a mixture follow from its shares.
   3. The sample is packed as a lane packs it. That gives the slots per token.
   4. Lanes are not equally long, and a run lasts as long as its longest one.

@@ -140,7 +140,8 @@ class ChatItems(_InShards, Items):
         return super().list_shards()
 
     def item_sizes(self, items: Sequence[Any]) -> list[int]:
-        return [record_size(item) for item in items]
+        width = 2 if self.fields.tokenized else 1  # beside ids there are as many labels
+        return [record_size(item) // width for item in items]
 
     def item_block(
         self, items: Sequence[Any], origin: NDArray[np.void]
