@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError, ContentError
@@ -114,3 +115,13 @@ def test_the_size_of_a_list_is_known_so_that_a_mixture_needs_no_weights() -> Non
     assert [Items(items).estimate_tokens() for items in lists.values()] == [600, 200]
     batch = next(iter(PackedLoader(PackedDataset(Mixture(lists), seq_len=64))))
     assert (batch.input_ids == 1).sum() > 2 * (batch.input_ids == 3).sum() > 0
+
+
+def test_an_iterable_dataset_of_torch_is_iterated_although_it_has_a_length() -> None:
+    wrapped = torch.utils.data.datapipes.iter.IterableWrapper([[1, 2]] * 5)
+    dataset = PackedDataset(wrapped, seq_len=8, epochs=1)
+    assert sum(batch.num_documents for batch in PackedLoader(dataset)) == 5
+
+
+def test_lists_of_the_shortest_texts_have_a_size() -> None:
+    assert Items(["a"] * 3).estimate_tokens() == 1

@@ -54,7 +54,7 @@ class InMemory(ShardedSource):
 
     def estimate_tokens(self) -> int:
         """A rough number of tokens, from the first documents."""
-        return int(self.manifest.details["mean_tokens"] * self.weight)
+        return max(int(self.manifest.details["mean_tokens"] * self.weight), 1)
 
     def document_name(self, origin: np.void) -> str:
         number = int(origin["shard"]) * SHARD_ITEMS + int(origin["index"])

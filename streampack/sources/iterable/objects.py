@@ -109,7 +109,10 @@ def is_random_access(data: Any) -> bool:
         return False
     if isinstance(data, Sequence) or not hasattr(data, "__iter__"):
         return True
-    return type(data).__module__.partition(".")[0] in _ARRAYS
+    module = type(data).__module__
+    if module.startswith("torch.utils."):  # iterable datasets, which inherit `__getitem__`
+        return False
+    return module.partition(".")[0] in _ARRAYS
 
 
 def iterate(items: Any) -> Iterator[Any]:
