@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +66,22 @@ def test_every_source_is_within_one_quantum_of_its_target_at_any_time(
 def test_shares_add_up_to_one_exactly() -> None:
     for knot in ([0.1, 0.2, 0.7], [1, 1, 1], [1e-300, 1e300, 5]):
         assert sum(TokenShares.of_weights([(0, knot)]).knots[0][1]) == ONE
+
+
+@given(places=st.lists(st.integers(1, 50), max_size=4), start=st.integers(0, 99), data=st.data())
+def test_steps_are_due_what_their_phases_say(
+    places: list[int], start: int, data: st.DataObject
+) -> None:
+    stop = data.draw(st.integers(start + 1, 300))
+    begins = [0, *np.cumsum(places).tolist()]
+    phases = [[k + 1, 3, len(begins) - k] for k in range(len(begins))]
+    steps = TokenShares.of_weights(list(zip(begins, phases, strict=True))).in_steps()
+    due = [0, 0, 0]
+    for at in range(start, stop):
+        shares = TokenShares.of_weights([(0, phases[bisect_right(begins, at) - 1])]).knots[0][1]
+        assert steps.rates(at, [True] * 3) == list(shares)
+        due = [sum(pair) for pair in zip(due, shares, strict=True)]
+    assert steps.integrals(start, stop) == due
 
 
 def test_when_a_source_ends_the_others_share_its_weight() -> None:

@@ -126,13 +126,28 @@ def test_a_temperature_needs_every_size_and_names_the_one_that_is_unknown() -> N
 def test_a_schedule_goes_by_the_tokens_of_the_run() -> None:
     mixture = Mixture(
         {"a": ids(1, 4000), "b": ids(2, 4000)},
-        weights=[(0, {"a": 1, "b": 0}), (40_000, {"a": 1, "b": 0}), (40_001, {"a": 0, "b": 1})],
+        weights=[(0, {"a": 1, "b": 0}), (40_000, {"a": 0, "b": 1})],
         quantum_documents=1,
     )
     stream = lane_stream(mixture, lanes=4)  # 10,000 tokens of each lane
     assert {source for source, _, _ in read(stream, 500)} == {0}
-    then = [source for source, _, _ in read(stream, 300)]
-    assert then.count(0) <= 1  # a fraction of a token was due to it still
+    assert {source for source, _, _ in read(stream, 300)} == {1}
+
+
+@pytest.mark.parametrize(("transition", "shares"), [("step", (1, 0.5)), ("linear", (0.75, 0.5))])
+def test_weights_step_from_phase_to_phase_or_move_if_told(
+    transition: Any, shares: tuple[float, float]
+) -> None:
+    mixture = Mixture(
+        {"a": ids(1, 4000), "b": ids(2, 4000)},
+        weights=[(0, {"a": 1, "b": 0}), (20_000, {"a": 1, "b": 1})],
+        transition=transition,
+        quantum_documents=1,
+    )
+    stream = lane_stream(mixture)
+    for share in shares:  # of the first 20,000 tokens, and of as many after them
+        drawn = [source for source, _, _ in read(stream, 1000)]
+        assert drawn.count(0) == pytest.approx(1000 * share, abs=1)
 
 
 # ---------------------------------------------------------------------- ends
@@ -356,6 +371,7 @@ def test_what_was_skipped_stays_skipped_once_it_can_be_read(tmp_path: Path) -> N
         (lambda: Mixture({"a": [[1]]}, weights=[(0, 5)]), "which share"),  # type: ignore[list-item]
         (lambda: Mixture({"a": [[1]]}, weights=[("0", {"a": 1})]), "which share"),  # type: ignore[list-item]
         (lambda: Mixture({"a": [[1]]}, weights={"a": 1}, temperature=2), "Leave out the other"),
+        (lambda: Mixture({"a": [[1]]}, weights={"a": 1}, transition="jump"), "transition"),  # type: ignore[arg-type]
         (lambda: Mixture({"a": [[1]]}, temperature=0), "positive number"),
         (lambda: Mixture({"a": [[1]]}, epochs={"b": 1}), "no source"),
         (lambda: Mixture({"a": [[1]]}, epochs={"a": 0}), "nothing to read"),

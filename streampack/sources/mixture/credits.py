@@ -15,7 +15,8 @@ taking the largest credit, which is simpler, lets one of many sources fall short
 of a quantum is known only when it is read, so no rule can be more exact. Arithmetic is on integers,
 the same on any machine.
 
-Shares may change over the run, linearly between knots; the target is their integral.
+Shares may change over the run, linearly between knots, or at once where two knots share a place;
+the target is their integral.
 
 Cost: some microseconds per quantum and source.
 
@@ -29,6 +30,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 ONE = 1 << 40  # what the shares of a knot add up to
 PARTS_PER_TOKEN = 1 << 20  # in which credits count, so that they stay below 2**53
@@ -39,8 +41,9 @@ class TokenShares:
     """Shares of S sources as a function of the tokens of the run.
 
     Attributes:
-        knots: pairs (tokens of the run, S shares in units of 2**-40 that add up to one), ascending
-            from 0; linear in between, constant after the last.
+        knots: pairs (tokens of the run, S shares in units of 2**-40 that add up to one), in order
+            from 0; linear in between, constant after the last. At a place that comes twice the
+            shares step from the first to the second.
     """
 
     knots: tuple[tuple[int, tuple[int, ...]], ...]
@@ -49,6 +52,15 @@ class TokenShares:
     def of_weights(cls, knots: Sequence[tuple[int, Sequence[float | Fraction]]]) -> TokenShares:
         """From weights that need not add up to one (finite, none negative, not all zero)."""
         return cls(tuple((at, _shares(weights)) for at, weights in knots))
+
+    def in_steps(self) -> TokenShares:
+        """The shares of each knot up to the next one, which steps to its own."""
+        steps = [
+            knot
+            for (_, before), (at, after) in pairwise(self.knots)
+            for knot in ((at, before), (at, after))
+        ]
+        return TokenShares((self.knots[0], *steps))
 
     def rates(self, at: int, active: Sequence[bool]) -> list[int]:
         """S numbers in proportion to the shares of the active sources at one moment.
@@ -67,13 +79,13 @@ class TokenShares:
     def integrals(self, start: int, stop: int) -> list[int]:
         """S numbers in proportion to what is due between two moments, start < stop."""
         due = [0] * len(self.knots[0][1])
-        k = bisect_right(self.knots, start, key=lambda knot: knot[0]) - 1
         while start < stop:
+            k = bisect_right(self.knots, start, key=lambda knot: knot[0]) - 1
             last = k + 1 == len(self.knots)
             end = stop if last else min(stop, self.knots[k + 1][0])
             for i, part in enumerate(self._between(k, start, end)):
                 due[i] += part
-            start, k = end, k + 1
+            start = end
         return due
 
     def _between(self, k: int, start: int, stop: int) -> list[int]:

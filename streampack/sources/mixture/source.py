@@ -37,8 +37,10 @@ class Mixture(Source):
             mixed; texts are tokenized with the tokenizer of the
             dataset. Add new ones at the end, so that the others keep their numbers.
         weights: by name, relative shares of the tokens; or pairs ``(tokens of the run, weights)``
-            from 0 on, linear in between and constant after the last; the target is then their
-            integral. A lane estimates the tokens of the run as its own times the number of lanes.
+            from 0 on, each of which begins a phase with these weights. A lane estimates the tokens
+            of the run as its own times the number of lanes.
+        transition: how weights go over from one pair to the next: "step": they change at its place;
+            "linear": they move towards it all the way, and are constant after the last.
         temperature: without weights: shares in proportion to size ** (1 / temperature), where size
             is `estimate_tokens()`. 1 (the default) is proportional, more is more even.
         epochs: by name, passes over a source; None is endless. Sources that are not named follow
@@ -60,6 +62,7 @@ class Mixture(Source):
         sources: Mapping[str, Any],
         *,
         weights: Weights | Sequence[tuple[int, Weights]] | None = None,
+        transition: Literal["step", "linear"] = "step",
         temperature: float | None = None,
         epochs: Mapping[str, int | None] | None = None,
         at_end: Literal["share", "stop"] = "share",
@@ -76,7 +79,8 @@ class Mixture(Source):
                     "Shares of shares are not kept.",
                     "Name all sources in one Mixture, with the products of their weights.",
                 )
-        _check_choices(at_end, temperature, weights)
+        _check_choices(at_end, transition, temperature, weights)
+        self.transition = transition
         self._knots = None if weights is None else checked_weights(weights, list(self.sources))
         self._temperature = 1.0 if temperature is None else float(temperature)
         self._shares: TokenShares | None = None
@@ -107,7 +111,8 @@ class Mixture(Source):
             knots = self._knots
             if knots is None:
                 knots = [(0, tempered(self._sizes(), self._temperature))]
-            self._shares = TokenShares.of_weights(knots)
+            shares = TokenShares.of_weights(knots)
+            self._shares = shares.in_steps() if self.transition == "step" else shares
         return self._shares
 
     def _sizes(self) -> list[int]:
@@ -290,13 +295,15 @@ def _check_sources(sources: Any) -> None:
             )
 
 
-def _check_choices(at_end: str, temperature: Any, weights: Any) -> None:
+def _check_choices(at_end: str, transition: str, temperature: Any, weights: Any) -> None:
     if at_end not in ("share", "stop"):
         raise ConfigError(
             f"at_end is {at_end!r}.",
             "It decides what happens in a lane when a source ends there.",
             'Use "share" or "stop".',
         )
+    if transition not in ("step", "linear"):
+        raise ConfigError(f"transition is {transition!r}.", remedy='Use "step" or "linear".')
     if temperature is None:
         return
     if weights is not None:
