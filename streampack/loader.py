@@ -360,6 +360,7 @@ class PackedLoader:
         try:
             yield from items(ahead)
             self._finished = True
+            self._run.say_lost("the run" if self._run.plan.config.epochs != 1 else "the epoch")
         finally:
             if self._live is ahead:
                 self._stop()

@@ -91,6 +91,7 @@ class Metrics:
         empty_documents: documents without a token, left out; skipped: broken documents or shards
             that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped,
             and duplicate_tokens: their tokens.
+        first_epochs: lanes that have packed all of their first epoch, in a run of several.
         sources: of a mixture, `SourceCounts` by the names of the sources.
         wait_s: seconds the loop waited in `next()` for a batch, all stages together.
         times: seconds the lanes spent by stage, in this process or in workers; the longest of
@@ -107,6 +108,7 @@ class Metrics:
     skipped: int = 0
     duplicates: int = 0
     duplicate_tokens: int = 0
+    first_epochs: int = 0
     sources: SourceTotals = field(default_factory=SourceTotals)
     wait_s: float = 0.0
     times: LaneTimes = field(default_factory=LaneTimes)
@@ -135,6 +137,8 @@ class Metrics:
             "empty_batches": self.empty_batches,
             "tokens": composition.placed,
             "documents": composition.documents,
+            "tokens_dropped": composition.dropped,
+            "documents_cropped": composition.documents_cropped,
             "documents_lost": composition.documents_lost,
             "utilisation": self.utilisation,
             "row_utilisation": composition.utilisation,

@@ -66,6 +66,7 @@ class Lane:
     _step: int = field(init=False, default=0)
     _lost: Composition = field(init=False, default_factory=Composition)
     _times: LaneTimes = field(init=False, default_factory=LaneTimes)
+    _first_epochs: int = field(init=False, default=0)
     _unreported: bool = field(init=False, default=False)
     _reported: dict[str, Any] = field(init=False, default_factory=dict)
     _dropped: int = field(init=False, default=0)
@@ -149,6 +150,7 @@ class Lane:
             "skipped": stream.skips.count,
             "duplicates": stream.duplicates,
             "duplicate_tokens": stream.duplicate_tokens,
+            "first_epochs": self._first_epochs,
             "times": replace(self._times),
         }
         since = {name: now - before[name] for name, now in self._reported.items() if before}
@@ -195,6 +197,8 @@ class Lane:
         with self._times.measure("pack_s"):
             planned = self._planned = window.plan(final=final, step=self._step)
         started = self._round = self._round_now(final)
+        # The epoch of the oldest document; marks of mixtures and orders have none.
+        self._first_epochs = int(started.mark.cursor.get("epoch", 0) > 0)
         config = self.config
         with self._times.measure("gather_s"):
             self._batches = gather_rows(planned, config.batch_tokens, window, config.row_format)

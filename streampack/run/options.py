@@ -60,9 +60,10 @@ def choose_packer(
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
             "%s cuts conversations, and what is cut off is learnt without what was said before; "
-            'BestFitDecreasing(seq_len=%d, overflow="drop") keeps them whole.',
+            'BestFitDecreasing(seq_len=%d, overflow="%s") learns no such part.',
             type(packer).__name__,
             packer.seq_lens[-1],
+            source.overflow,
         )
     if order is not None and not packer.keeps_order:
         raise ConfigError(
@@ -81,8 +82,8 @@ def _usual_packer(
         return BestFitDecreasing(seq_len=seq_len, overflow="drop")
     if len({part.overflow for part in sources_of(source)}) > 1:
         raise ConfigError(
-            "The mixture has conversations, which are dropped if they are longer than a row, and "
-            "documents that are cut.",
+            "The mixture has conversations, of which the beginning is kept if they are longer than a "
+            "row, and documents that are kept in pieces.",
             "One rule holds for all.",
             f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
             '"truncate" or "drop".',

@@ -84,6 +84,7 @@ class RankRun:
         self._sampled: Estimate | None = None
         self._passes: dict[int, NDArray[np.int64]] = {}  # over each source, by lane
         self._gave = False  # a document, from where it was started
+        self._said_lost = False
         # How many batches lanes had, and their states, where no batch of this rank's says so.
         self._ends: dict[int, tuple[int, Deferred]] = {}
         # The state after each of the last batches, by their numbers.
@@ -238,6 +239,8 @@ class RankRun:
         state, metrics = self.state, self.metrics
         if batch.spent is not None:
             metrics += batch.spent
+            if batch.spent.first_epochs:
+                self.say_lost("the first epoch")
         if stepped_over:
             metrics.stepped_over += batch.composition
         else:
@@ -254,6 +257,28 @@ class RankRun:
         state.commit(batch.lane, batch.step, lane_state)
         self._record_ends()
         self._recent.append((self._number(batch), state.copy()))
+
+    def say_lost(self, of: str) -> None:
+        """Say once, on rank 0, which share of the tokens no row holds, if there is one."""
+        packer, topology, found = self.plan.config.packer, self.plan.topology, self.metrics
+        lost = found.composition
+        if self._said_lost or topology.rank or not lost.dropped:
+            return
+        self._said_lost = True
+        logger.warning(
+            "%.1f %% of the tokens of %s are in no row (%s, rows of %d): %d of %d documents lost "
+            "some, and %d of these all.%s",
+            100 * lost.dropped_ratio,
+            of,
+            type(packer).__name__
+            if packer.overflow == "split"
+            else f'overflow="{packer.overflow}"',
+            packer.seq_lens[-1],
+            lost.documents_cropped,
+            lost.documents + lost.documents_lost,
+            lost.documents_lost,
+            "" if packer.overflow == "split" else ' Longer rows or overflow="split" keep them.',
+        )
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source

@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import Concat, PackedDataset, PackedLoader, SimilarityOrder, Topology, sources
+from streampack import (
+    Concat,
+    PackedDataset,
+    PackedLoader,
+    SimilarityOrder,
+    Topology,
+    WindowConfig,
+    sources,
+)
 from streampack.errors import ConfigError, ContentError
 from streampack.packing import BestFitDecreasing
 from streampack.tokenization import load_tokenizer
@@ -274,19 +282,72 @@ def test_the_template_of_a_transformers_tokenizer_is_taken(tmp_path: Path) -> No
     assert named.describe() == given.describe()
 
 
+def test_conversations_are_truncated_and_packed_as_by_trl() -> None:
+    seq_len = 64
+    records = [{"messages": messages(f"count to {n}", "word " * n)} for n in range(1, 90, 3)]
+    source = sources.Chat(records, template=CHATML)
+    (whole,) = packed(source, packer=BestFitDecreasing(seq_len=1 << 16), batch_rows=1)
+    # TRL's SFTTrainer(packing=True): ids and labels cut to max_length, longest first, best fit.
+    examples = sorted(
+        (
+            (whole.input_ids[0, i:j].tolist()[:seq_len], whole.labels[0, i:j].tolist()[:seq_len])
+            for i, j in pieces(whole)
+        ),
+        key=lambda example: -len(example[0]),
+    )
+    room: list[int] = []
+    for ids, _ in examples:
+        fits = [row for row, left in enumerate(room) if left >= len(ids)]
+        if not fits:
+            room.append(seq_len)
+        row = min(fits, key=room.__getitem__) if fits else len(room) - 1
+        room[row] -= len(ids)
+    loader = PackedLoader(dataset(source, seq_len=seq_len, packer=None, batch_rows=1, lanes=1))
+    batches = list(loader)
+    ours = [
+        (b.input_ids[0, i:j].tolist(), b.labels[0, i:j].tolist())
+        for b in batches
+        for i, j in pieces(b)
+    ]
+    assert sorted(ours) == sorted(examples)
+    assert len(batches) == len(room)
+    metrics = loader.metrics()
+    assert metrics.composition.placed == sum(len(ids) for ids, _ in examples)
+    lost = whole.num_tokens - metrics.composition.placed
+    assert metrics.as_dict()["tokens_dropped"] == lost > 0
+    assert metrics.as_dict()["dropped_ratio"] == lost / whole.num_tokens
+
+
+@pytest.mark.parametrize(("epochs", "of"), [(1, "the epoch"), (3, "the first epoch")])
+def test_the_share_that_was_lost_is_said_once(
+    epochs: int, of: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = [{"messages": messages("count", "word " * n)} for n in range(1, 90, 3)] * 20
+    source = sources.Chat(records, template=CHATML)
+    window = WindowConfig(rows=8)
+    loader = PackedLoader(dataset(source, seq_len=64, epochs=epochs, window=window))
+    with caplog.at_level(logging.WARNING, "streampack"):
+        list(loader)
+    (said,) = [record.message for record in caplog.records if "in no row" in record.message]
+    assert f"of {of} " in said
+    share = 100 * loader.metrics().composition.dropped_ratio
+    assert float(said.split(" %")[0]) == pytest.approx(share, abs=3)
+
+
 def test_a_conversation_too_long_is_dropped_counted_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = {"messages": messages("tell me all", "word " * 300)}
     path = write_lines(tmp_path / "a.jsonl", [*RECORDS[:3], long, *RECORDS[3:6]])
-    loader = PackedLoader(dataset(sources.Chat(path, template=CHATML)))
+    packer = BestFitDecreasing(seq_len=128, overflow="drop")
+    loader = PackedLoader(dataset(sources.Chat(path, template=CHATML), packer=packer))
     with caplog.at_level(logging.WARNING, "streampack"):
         assert sum(batch.num_documents for batch in loader) == 6
     composition = loader.metrics().composition
     assert (composition.documents, composition.documents_lost) == (6, 1)
     assert loader.metrics().as_dict()["documents_lost"] == 1
     place = sum(len(json.dumps(record)) + 1 for record in RECORDS[:3])
-    (line,) = [record.message for record in caplog.records if "dropped" in record.message]
+    (line,) = [record.message for record in caplog.records if "dropped:" in record.message]
     assert f"the line at byte {place} of {path}" in line
 
 

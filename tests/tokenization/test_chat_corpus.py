@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.packing import BestFitDecreasing
 from streampack.tokenization import load_tokenizer
 from tests.support.chats import CHATML, LLAMA3, with_template, write_lines
 
@@ -74,7 +75,13 @@ def test_every_answer_is_learnt_and_no_question(template: str, tmp_path: Path) -
     source = sources.Chat(write_lines(tmp_path / "bfcl.jsonl", corpus))
     tokenizer = load_tokenizer(fast)
     loader = PackedLoader(
-        PackedDataset(source, seq_len=4096, tokenizer=tokenizer, lanes=2, topology=Topology())
+        PackedDataset(
+            source,
+            packer=BestFitDecreasing(seq_len=4096, overflow="drop"),
+            tokenizer=tokenizer,
+            lanes=2,
+            topology=Topology(),
+        )
     )
     learnt: list[str] = []
     documents = 0

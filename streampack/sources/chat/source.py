@@ -74,7 +74,7 @@ class Chat(Source):
             no conversations.
     """
 
-    overflow: Overflow = "drop"
+    overflow: Overflow = "truncate"
 
     own_groups = "group"
 
@@ -110,6 +110,8 @@ class Chat(Source):
         self.template = None if template is None else _read_template(template)
         self.template_kwargs = _checked_kwargs(template_kwargs or {})
         self.rules = TurnRules.of(turns, thoughts, learn)
+        if turns == "each":  # what is learnt comes last
+            self.overflow = "drop"
         self.shape = _checked_shape(shape)
         self._open(data, reading, storage)
 

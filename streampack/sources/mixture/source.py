@@ -94,7 +94,7 @@ class Mixture(Source):
         members = self.sources.values()
         self.tokenized = all(source.tokenized for source in members)
         overflows = {source.overflow for source in members}
-        self.overflow = "split" if overflows == {"split"} else "drop"
+        self.overflow = overflows.pop() if len(overflows) == 1 else "drop"
         self.once = any(source.once for source in members)
 
     def __repr__(self) -> str:
