@@ -82,8 +82,8 @@ def _usual_packer(
         return BestFitDecreasing(seq_len=seq_len, overflow="drop")
     if len({part.overflow for part in sources_of(source)}) > 1:
         raise ConfigError(
-            "The mixture has conversations, of which the beginning is kept if they are longer than a "
-            "row, and documents that are kept in pieces.",
+            "The mixture has conversations, which are truncated if they are longer than a row, and "
+            "documents that are split.",
             "One rule holds for all.",
             f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
             '"truncate" or "drop".',

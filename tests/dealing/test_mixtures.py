@@ -125,7 +125,7 @@ def test_a_second_epoch_added_on_the_way_gives_every_token_twice(stop: int) -> N
 
 def test_what_is_left_when_an_iterable_has_ended_fills_batches() -> None:
     """However small its weight was beside what is not dealt, and may end at any time."""
-    first = Iterable(lambda lane, lanes: iter([[PADDING + 1] * 20] * 20))
+    first = Iterable(lambda lane, lanes: iter([[PADDING + 1 + lane] * 20] * 20))
     mixture = Mixture({"first": first, "web": SOURCES["web"]}, weights={"first": 1, "web": 1e-4})
     loader = PackedLoader(
         PackedDataset(

@@ -13,12 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streampack import PackedDataset, Topology
 from streampack.documents.blocks import Documents, Texts
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.reading.base import Source
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.source import Iterable
+from tests.support.corpora import byte_tokenizer
 from tests.support.restarts import restarts
 from tests.support.source_contract import Document, read_all, read_lane
 
@@ -99,6 +101,30 @@ def test_a_factory_divides_the_data_into_any_number_of_lanes() -> None:
     generators = Iterable(lambda lane, lanes: (text for text in TEXTS[lane::lanes]))
     assert not generators.tokenized
     restarts(generators, TEXTS, lane_counts=(1, 4))
+
+
+@pytest.mark.parametrize(
+    ("function", "fits"),
+    [
+        (lambda lane, lanes: IDS[lane::lanes], True),
+        (lambda lane, lanes: IDS, False),
+        (lambda lane, lanes: ({"text": text} for text in TEXTS), False),
+        (lambda lane, lanes: iter([np.arange(3)] * (lane + 1)), True),
+    ],
+    ids=["divides", "ignores its lanes", "ignores its lanes, records", "one is shorter"],
+)
+def test_a_function_that_ignores_its_lanes_is_refused_before_the_run(
+    function: Any, fits: bool
+) -> None:
+    source = Iterable(function)
+    source.check_lanes(1, seed=0, shuffle=True)
+    if fits:
+        source.check_lanes(4, seed=0, shuffle=True)
+    else:
+        with pytest.raises(ConfigError, match="same first documents"):
+            PackedDataset(
+                source, seq_len=64, lanes=4, topology=Topology(), tokenizer=byte_tokenizer()
+            )
 
 
 def test_without_a_factory_there_is_one_lane() -> None:

@@ -28,6 +28,7 @@ from streampack.sources.iterable.recognise import (
     refuse_no_corpus,
 )
 
+_COMPARED = 4  # first items of two lanes, to see whether they are the same
 _NONE = object()  # in place of an item
 
 
@@ -63,7 +64,8 @@ class Iterable(ItemSource):
         reading: how many items a block holds; `open_shards` only sets the default of that.
 
     Raises:
-        ConfigError: the data cannot be iterated, or it is unknown which field holds the documents.
+        ConfigError: the data cannot be iterated, or it is unknown which field holds the documents;
+            of `check_lanes`, a function gives two lanes the same documents.
     """
 
     @explained
@@ -134,6 +136,23 @@ class Iterable(ItemSource):
     def describe(self) -> dict[str, Any]:
         length = len(self.data) if hasattr(self.data, "__len__") else None
         return {**super().describe(), "name": self.name, "length": length}
+
+    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+        super().check_lanes(n, seed=seed, shuffle=shuffle)
+        if n < 2 or not self._divided:
+            return
+        with outside_worker():
+            first, second = (
+                [repr(item) for item in itertools.islice(iterate(self._items(lane, n)), _COMPARED)]
+                for lane in (0, 1)
+            )
+        if first and first == second:
+            raise ConfigError(
+                f"The function gives lanes 0 and 1 of {n} the same first documents.",
+                "Every lane would deliver the whole corpus.",
+                "Yield each lane's part, for example itertools.islice(documents, lane, None, "
+                "lanes); or pass a function without arguments, and lanes=1.",
+            )
 
     def max_lanes(self) -> int | None:
         return None if self._divided else 1
