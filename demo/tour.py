@@ -25,6 +25,7 @@ from rich.table import Table
 from demo.corpus import gather, write_parquet
 from demo.object_store import ObjectStore
 from demo.pretraining import Story, train_with_accidents
+from demo.shards import write_mds, write_tars
 from demo.train import Job, digest_of, open_loader
 from demo.vocabulary import find_tokenizer
 from streampack.conversion.convert import Conversion, convert_source
@@ -79,8 +80,8 @@ class Tour:
         with self.phase("Tokenizer") as say:
             tokenizer, name = find_tokenizer(texts)
             say(f"{name}, {tokenizer.vocab_size:,} ids")
-        sources, tokens = self._shards(store, texts, tokenizer)
-        lengths = self._lengths(sources["MDS"])
+        sources, lengths = self._shards(store, texts, tokenizer)
+        tokens = int(lengths.sum())
         job = self._job(f"{store.url}/mds", tokenizer.vocab_size)
         story = self._train(job, {**os.environ, **store.environment})
         self._compare(job, story)
@@ -111,57 +112,58 @@ class Tour:
 
     def _shards(
         self, store: ObjectStore, texts: list[str], tokenizer: Tokenizer
-    ) -> tuple[dict[str, Source], int]:
-        """Upload the corpus in three forms; the sources of them, and the number of tokens."""
+    ) -> tuple[dict[str, Source], NDArray[np.int64]]:
+        """Upload the corpus in three forms; the sources of them, and the documents' lengths."""
         with self.phase("Parquet shards") as say:
             write_parquet(texts, self.folder / "parquet", files=4)
-            destination = Destination(f"{store.url}/parquet")
-            files = sorted((self.folder / "parquet").iterdir())
-            for file in files:
-                destination.put(file, file.name)
-            say(f"{len(files)} files of text, uploaded")
+            files = self._upload(store, "parquet")
+            say(f"{files} files of text, uploaded")
         parquet = Parquet(
             f"{store.url}/parquet",
             text="text",
             storage=self.storage,
             reading=Reading(open_shards=1),
         )
-        with self.phase("MDS shards") as say:
+        with self.phase("Token ids") as say:
             conversion = Conversion(
                 source=parquet,
-                destination=Destination(f"{store.url}/mds"),
-                to="mds",
+                destination=Destination(str(self.folder / "ids")),
                 tokenizer=tokenizer,
-                shard_bytes=self.corpus_bytes // 24,
             )
             began = time.monotonic()
             done = convert_source(conversion)
             speed = done.tokens / (time.monotonic() - began)
             say(
-                f"{done.shards} shards of token ids ({done.dtype}), {done.tokens:,} tokens, "
-                f"tokenized and uploaded at {speed / 1e6:.1f} M tokens/s"
+                f"{done.tokens:,} tokens ({done.dtype}), read from the store and tokenized at "
+                f"{speed / 1e6:.1f} M tokens/s"
             )
-        mds = MDS(
-            f"{store.url}/mds",
-            column="tokens",
-            storage=self.storage,
-            reading=Reading(open_shards=1),
-        )
-        with self.phase("Tar shards") as say:
-            conversion = Conversion(
-                source=mds,
-                destination=Destination(f"{store.url}/tar"),
-                to="webdataset",
-                shard_bytes=self.corpus_bytes // 12,
-            )
-            say(f"{convert_source(conversion).shards} shards of .npy files, uploaded")
+        documents = self._documents(Parquet(self.folder / "ids", tokens="tokens"))
+        with self.phase("MDS and tar shards") as say:
+            write_mds(documents, self.folder / "mds", self.corpus_bytes // 24)
+            write_tars(documents, self.folder / "tar", files=6)
+            names = ("mds", "tar")
+            say(f"{sum(self._upload(store, name) for name in names)} files, uploaded")
+        mds = MDS(f"{store.url}/mds", storage=self.storage, reading=Reading(open_shards=1))
         tar = WebDataset(f"{store.url}/tar", key="npy", storage=self.storage)
-        return {"MDS": mds, "tar": tar, "Parquet": parquet}, done.tokens
+        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
+        return {"MDS": mds, "tar": tar, "Parquet": parquet}, lengths
 
-    def _lengths(self, source: Source) -> NDArray[np.int64]:
+    def _upload(self, store: ObjectStore, name: str) -> int:
+        destination = Destination(f"{store.url}/{name}")
+        files = sorted((self.folder / name).iterdir())
+        for file in files:
+            destination.put(file, file.name)
+        return len(files)
+
+    def _documents(self, source: Source) -> list[NDArray[np.generic]]:
         (reader,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-        blocks = (block for block, _ in reader.read(None, Skips()))
-        return np.concatenate([block.lengths for block in blocks if isinstance(block, Documents)])
+        blocks = [block for block, _ in reader.read(None, Skips())]
+        return [
+            block.document(i)
+            for block in blocks
+            if isinstance(block, Documents)
+            for i in range(len(block))
+        ]
 
     def _job(self, url: str, vocab_size: int) -> Job:
         folder = self.folder / "training"
@@ -243,7 +245,7 @@ class Tour:
 
     def _formats(self, sources: dict[str, Source], tokenizer: Tokenizer, tokens: int) -> None:
         """One epoch from each format: the same tokens, each once."""
-        table = Table(title="One epoch from the object store, 2 workers", title_justify="left")
+        table = Table(title="One epoch from the object store, one worker", title_justify="left")
         headings = ("shards", "tokens", "seconds", "tokens/s", "utilisation", "empty batches")
         for heading in headings:
             table.add_column(heading, justify="left" if heading == "shards" else "right")
@@ -255,9 +257,8 @@ class Tour:
                     seq_len=_SEQ_LEN,
                     batch_tokens=16 * _SEQ_LEN,
                     tokenizer=None if source.tokenized else tokenizer,
-                    lanes=4,
                 )
-                loader = PackedLoader(dataset, num_workers=_WORKERS)
+                loader = PackedLoader(dataset, num_workers=1)
                 began = time.monotonic()
                 counts[name] = np.zeros(tokenizer.vocab_size, dtype=np.int64)
                 for batch in loader:

@@ -180,18 +180,18 @@ def _remedy(limit: Limit, costs: Costs, pace: Pace) -> str:
     if limit == "storage":
         return (
             "Keep the shards nearer (the same region, a local disk), write them compressed "
-            "(`streampack convert ... --to mds --compression zstd`), or read more at once: "
+            "(`streampack convert ... --compression zstd`), or read more at once: "
             f"{workers}, or more open shards: reading=sources.Reading(open_shards=4) of the source."
         )
     if limit == "reading":
         return (
-            "Write the corpus as uncompressed MDS shards, which are mapped and not parsed "
-            f"(`streampack convert SOURCE DEST --to mds`), or use {workers}."
+            "Write the corpus as uncompressed MDS shards, which are mapped and not parsed, or use "
+            f"{workers}."
         )
     if limit == "tokenizer":
         return (
-            "Tokenize once and keep the ids (`streampack convert SOURCE DEST --to mds --tokenizer "
-            f"...`), or use {workers}."
+            "Tokenize once and keep the ids (`streampack convert SOURCE DEST --tokenizer ...`), "
+            f"or use {workers}."
         )
     return f"Use {workers}, or larger batches (batch_tokens=)."
 

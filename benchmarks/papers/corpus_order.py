@@ -284,7 +284,6 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     job = CorpusOrder(
         source=sources.open(str(file)),
         destination=Destination(str(out)),
-        to="parquet",
         embedder=options.embedder or hashed,
         search=options.search,
     )

@@ -15,7 +15,6 @@ from streampack.cli.options import (
     LossMask,
     OnError,
     ShardFolder,
-    ShardFormat,
     ShardIntegers,
     ShardSize,
     ShardTokenizer,
@@ -40,7 +39,6 @@ def convert(
         typer.Argument(help="JSON lines, Parquet or .txt files: a file, folder, glob or URL."),
     ],
     destination: ShardFolder,
-    to: ShardFormat,
     text: TextField = None,
     tokens: TokensField = None,
     loss_mask: LossMask = None,
@@ -51,7 +49,7 @@ def convert(
     dtype: ShardIntegers = None,
     on_error: OnError = "raise",
 ) -> None:
-    """Rewrite a corpus as MDS, tar or Parquet shards, tokenized or not; loss masks stay with ids.
+    """Rewrite a corpus as Parquet shards, tokenized or not; loss masks stay with their ids.
 
     A run that was stopped goes on after its last finished shard when the same command is given
     again, and ends with the same bytes.
@@ -67,7 +65,6 @@ def convert(
     conversion = Conversion(
         source=opened,
         destination=Destination(destination),
-        to=to,
         tokenizer=named_tokenizer(tokenizer, eos_id),
         shard_bytes=parse_bytes(shard_size),
         compression=compression,

@@ -54,12 +54,9 @@ AddedEnd = Annotated[
 ShardFolder = Annotated[
     str, typer.Argument(metavar="DEST", help="Empty folder or URL for the shards.")
 ]
-ShardFormat = Annotated[
-    Literal["mds", "webdataset", "parquet"], typer.Option(help="Format of the shards.")
-]
 ShardSize = Annotated[str, typer.Option(help="Content of a shard.")]
 Compression = Annotated[
-    str | None, typer.Option(help="For mds: zstd, gz, br, bz2, snappy, or zstd:9.")
+    str | None, typer.Option(help="zstd, gzip, brotli, snappy or lz4; default: none.")
 ]
 ShardIntegers = Annotated[
     Literal["uint16", "uint32"] | None,

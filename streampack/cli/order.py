@@ -23,7 +23,6 @@ from streampack.cli.options import (
     LossMask,
     OnError,
     ShardFolder,
-    ShardFormat,
     ShardIntegers,
     ShardSize,
     ShardTokenizer,
@@ -44,7 +43,6 @@ def order(
         str, typer.Argument(help="Files of any format: a file, folder, glob or URL.")
     ],
     destination: ShardFolder,
-    to: ShardFormat = "mds",
     text: TextField = None,
     tokens: TokensField = None,
     column: Column = None,
@@ -116,7 +114,6 @@ def order(
             reading=Reading(open_shards=1),
         ),
         destination=Destination(destination),
-        to=to,
         tokenizer=named_tokenizer(tokenizer, eos_id),
         work=work,
         embedder=embedder,

@@ -21,9 +21,7 @@ from tokenizers import models
 import streampack  # whose names are imported when they are used: torch takes a second
 from streampack._jit import cache_folders
 from streampack.cli.say import say
-from streampack.conversion.convert import Conversion, convert_source
-from streampack.conversion.destination import Destination
-from streampack.documents.ragged import gather_ragged
+from streampack.documents.ragged import gather_ragged, offsets_of
 from streampack.errors import ConfigError
 from streampack.ordering import SimilarityOrder
 from streampack.packing import (
@@ -105,14 +103,38 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
         source = Parquet(folder / f"{kind}.parquet", tokens="ids")
         yield _dataset(source)
     yield _dataset(source, balance="attention")
-    shards = Destination(str(folder / "mds"))
-    convert_source(Conversion(source=source, destination=shards, to="mds"))
+    _write_mds(folder / "mds", documents)
     yield _dataset(MDS(folder / "mds"))
     order = SimilarityOrder(order_window_documents=64)
     yield _dataset(Items(documents), packer=Concat(seq_len=SEQ_LEN), order=order, attention="row")
     records = [{"ids": ids, "w": [0.5] * len(ids), "reward": 0.5} for ids in documents]
     fields = {"token_fields": {"w": "float32"}, "document_fields": {"reward": "float32"}}
     yield _dataset(Items(records, tokens="ids"), **fields)
+
+
+def _write_mds(folder: Path, documents: list[list[int]]) -> None:
+    """One shard of ids, as `streampack.sources.mds.index` describes it."""
+    folder.mkdir()
+    config = {
+        "column_encodings": ["ndarray:uint16"],
+        "column_names": ["tokens"],
+        "column_sizes": [None],
+        "compression": None,
+        "format": "mds",
+        "hashes": [],
+        "version": 2,
+    }
+    values = [bytes((4, len(ids))) + np.array(ids, "<u2").tobytes() for ids in documents]
+    samples = [np.uint32(len(value)).tobytes() + value for value in values]
+    head = json.dumps(config).encode()
+    begin = 4 * (len(samples) + 2) + len(head)
+    places = begin + offsets_of(np.array([len(sample) for sample in samples]))
+    table = np.array([len(samples), *places], "<u4").tobytes()
+    data = b"".join([table, head, *samples])
+    (folder / "shard.mds").write_bytes(data)
+    raw = {"basename": "shard.mds", "bytes": len(data), "hashes": {}}
+    shard = {**config, "raw_data": raw, "samples": len(samples), "zip_data": None}
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
 
 
 def _dataset(source: Any, **settings: Any) -> streampack.PackedDataset:

@@ -5,13 +5,31 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversion.shard_writer import Payload, masked_ids
+from streampack.conversion.shards import Payload, masked_ids
 from streampack.documents.blocks import Documents, Texts
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, StateError
-from streampack.reading.base import Block
+from streampack.reading.base import Block, Source
 from streampack.reading.skips import Skips
 from streampack.tokenization import Tokenizer
+
+
+def check_content(source: Source, tokenizer: Tokenizer | None) -> None:
+    """Raise `ConfigError` if there is a tokenizer and no text for it, or it is unknown which."""
+    source.check_documents_named("Name the field, --text {text} or --tokens with its name.")
+    if tokenizer is not None and source.tokenized:
+        raise ConfigError(
+            "A tokenizer was given for documents that are tokenized already.",
+            "There is no text to tokenize.",
+            "Leave --tokenizer out, or name a column of text with --text.",
+        )
+
+
+def no_documents(consequence: str = "Nothing was written.") -> ConfigError:
+    """The error for a source that holds none."""
+    return ConfigError(
+        "The source holds no document.", consequence, "Check the path and the name of the column."
+    )
 
 
 def payloads_of(

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
-from streampack.conversion.shard_writer import Payload
+from streampack.conversion.shards import Payload
 from streampack.corpus_order.work import Work
 from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.ragged import gather_ragged, offsets_of

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from streampack.conversion.checks import no_documents
 from streampack.conversion.destination import Destination
+from streampack.conversion.payloads import no_documents
 from streampack.corpus_order import duplicates, embed, index, path, search, write
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.engine import Engine, opened
@@ -144,7 +144,7 @@ class _Run:
         with self._timed("write"):
             self._here(write.plan_shards, "write/starts.npy")
             count = len(self.files.load("write/starts.npy")) - 1
-            self._tasks(write.write_shard, [(s,) for s in range(count)], "write/{0:05}.json")
+            self._tasks(write.write_part, [(s,) for s in range(count)], "write/{0:05}.json")
         return count
 
     def _tasks(
@@ -188,15 +188,14 @@ def _finish(job: CorpusOrder, shards: int) -> Summary:
     seconds = job.files.read("seconds.json")
     summary = summarise(job, shards, {stage: seconds[stage] for stage in STAGES})
     with job.files.telling(job.files.folder):
-        _put_results(job, shards, summary)
+        _put_results(job, summary)
     job.files.path(SETTINGS).unlink()  # from here on there is nothing to go on with
     job.files.clear()
     return summary
 
 
-def _put_results(job: CorpusOrder, shards: int, summary: Summary) -> None:
+def _put_results(job: CorpusOrder, summary: Summary) -> None:
     """Write what lies beside the shards."""
-    write.write_index(job, shards)
     folder = job.files.folder
     listed = folder / "duplicates.jsonl"
     with listed.open("w", encoding="utf-8") as file:

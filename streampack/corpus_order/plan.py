@@ -24,10 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversion.checks import no_documents
-from streampack.conversion.payloads import payloads_of
-from streampack.conversion.shard_writer import Payload
-from streampack.conversion.shard_writers import shard_writer
+from streampack.conversion.payloads import no_documents, payloads_of
+from streampack.conversion.shards import OVERHEAD, Payload, write_shard
 from streampack.corpus_order.corpus import Part
 from streampack.corpus_order.embed import embed_batch
 from streampack.corpus_order.index import (
@@ -191,7 +189,7 @@ def expect(job: CorpusOrder, rates: Rates, documents: int, workers: int) -> Plan
             "write": Cost(
                 n / rates.written / workers,
                 workers * job.shard_bytes * 3 + 24.0 * n,
-                content + n * shard_writer(job.to, "uint32", None).overhead,
+                content + n * OVERHEAD,
             ),
         },
     )
@@ -232,7 +230,7 @@ def measure_rates(job: CorpusOrder) -> Rates:
         read=count / read_s,
         embedded=count / embedded_s,
         walked=_walk_rate(job.k),
-        written=count / _write_s(job, part, payloads),
+        written=count / _write_s(job, payloads),
         multiplied=len(some) * len(many) * dimension / exact_s,
         scanned=scanned,
         refined=near.size / refined_s,
@@ -290,10 +288,8 @@ def _walk_rate(k: int) -> float:
     return count / seconds
 
 
-def _write_s(job: CorpusOrder, part: Part, payloads: list[Payload]) -> float:
+def _write_s(job: CorpusOrder, payloads: list[Payload]) -> float:
     """Seconds that a shard of the sample takes."""
-    dtype = "str" if part.is_text else str(part.content.dtype)
-    writer = shard_writer(job.to, dtype, job.compression)
     with TemporaryDirectory(prefix="streampack-plan-") as folder:
-        _, seconds = _timed(lambda: writer.write(Path(folder), 0, 0, payloads))
+        _, seconds = _timed(lambda: write_shard(Path(folder), 0, payloads, job.compression))
         return seconds

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from streampack.arguments import explained, whole_number
-from streampack.conversion.checks import check_content, check_shard_bytes
 from streampack.conversion.destination import HIDDEN, Destination
-from streampack.conversion.shard_writers import shard_writer
+from streampack.conversion.payloads import check_content
+from streampack.conversion.shards import check_shards
 from streampack.corpus_order.embedders import named_embedder
 from streampack.corpus_order.work import Work
 from streampack.errors import ConfigError
@@ -35,7 +35,6 @@ class CorpusOrder:
     Attributes:
         source: read in lanes without shuffling; it must be readable more than once.
         destination: empty, or holding an unfinished run of the same settings.
-        to: "mds", "webdataset" or "parquet".
         tokenizer: for a source of text; None writes the text itself and compares its words.
         work: folder of the stages' results, which all processes see; None is in the destination,
             where that is a local folder.
@@ -57,7 +56,6 @@ class CorpusOrder:
 
     source: Source
     destination: Destination
-    to: str = "mds"
     tokenizer: Tokenizer | None = None
     work: str | None = None
     embedder: Embedder | str | None = None
@@ -98,8 +96,7 @@ class CorpusOrder:
                 "Other processes, and a run that goes on after a kill, could not read it again.",
                 "Write the documents to files, or pass a list.",
             )
-        check_shard_bytes(self.shard_bytes)
-        shard_writer(self.to, "uint16", self.compression).check()
+        check_shards(self.shard_bytes, self.compression)
         most = self.source.max_lanes()
         most = MOST_PARTS if most is None else min(most, MOST_PARTS)
         if self.parts is None:
@@ -144,7 +141,6 @@ class CorpusOrder:
         return {
             "version": 1,
             "source": self.source.describe(),
-            "to": self.to,
             "tokenizer": None if self.tokenizer is None else self.tokenizer.fingerprint,
             **{name: described[name] for name in names},
             "search": self.search,

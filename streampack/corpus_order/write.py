@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.conversion.shard_writer import Payload
-from streampack.conversion.shard_writers import shard_writer
+from streampack.conversion.shards import OVERHEAD, Payload, write_shard
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
 
@@ -29,7 +28,7 @@ def plan_shards(job: CorpusOrder) -> int:
     dtype = corpus.dtype
     width = 1 if dtype == "str" else np.dtype(dtype).itemsize
     order = job.files.load("path/order.npy", in_memory=True)
-    sizes = corpus.lengths()[order] * width + shard_writer(job.to, dtype, None).overhead
+    sizes = corpus.lengths()[order] * width + OVERHEAD
     runs = job.files.load("path/runs.npy", in_memory=True)
     starts = cut_shards(sizes, np.append(runs, len(order)), job.shard_bytes)
     job.files.save("write/starts.npy", np.append(starts, len(order)))
@@ -61,8 +60,8 @@ def cut_shards(sizes: NDArray[np.int64], runs: NDArray[np.int64], limit: int) ->
     return np.array(starts, dtype=np.int64)
 
 
-def write_shard(job: CorpusOrder, shard: int) -> None:
-    """Write a shard, put it in place, and note what the index needs of it."""
+def write_part(job: CorpusOrder, shard: int) -> None:
+    """Write a shard, put it in place, and note what it holds."""
     corpus = Corpus(job.files, job.num_parts)
     low, high = job.files.load("write/starts.npy")[shard : shard + 2]
     ids = np.asarray(job.files.load("path/order.npy")[low:high], dtype=np.int64)
@@ -74,23 +73,13 @@ def write_shard(job: CorpusOrder, shard: int) -> None:
     dtype = corpus.dtype
     if dtype != "str":
         payloads = [np.asarray(ids_of).astype(dtype, copy=False) for ids_of in payloads]
-    writer = shard_writer(job.to, dtype, job.compression)
     folder = job.files.folder
     with job.files.telling(folder), TemporaryDirectory(prefix=".shard-", dir=folder) as scratch:
-        file, info = writer.write(Path(scratch), shard, int(low), payloads)
+        file = write_shard(Path(scratch), shard, payloads, job.compression)
         num_bytes = file.stat().st_size
         job.destination.put(file, file.name)
-    note = {"info": info, "bytes": num_bytes, "documents": len(ids)}
+    note = {"bytes": num_bytes, "documents": len(ids)}
     job.files.note(f"write/{shard:05}.json", note)
-
-
-def write_index(job: CorpusOrder, shards: int) -> None:
-    """Write the index over all shards, where the format has one."""
-    notes = [job.files.read(f"write/{shard:05}.json") for shard in range(shards)]
-    writer = shard_writer(job.to, Corpus(job.files, job.num_parts).dtype, job.compression)
-    index = writer.index([note["info"] for note in notes])
-    if index is not None:
-        job.destination.write(*index, job.files.folder)
 
 
 def write_documents(job: CorpusOrder, file: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_corpus_of_text_is_limited_by_its_tokenizer(
 ) -> None:
     rank = found_by([*jsonl(tmp_path, documents), "--workers", "0"], tmp_path / "out.json")
     assert rank["limit"] == "tokenizer"
-    assert "streampack convert SOURCE DEST --to mds --tokenizer" in capsys.readouterr().out
+    assert "streampack convert SOURCE DEST --tokenizer" in capsys.readouterr().out
 
 
 def test_storage_that_makes_every_shard_wait_is_what_limits(

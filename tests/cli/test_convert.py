@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -31,7 +29,6 @@ from streampack.sources.chat.source import Chat
 from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.sources.infer import open as open_source
 from streampack.sources.jsonl.source import JSONL
-from streampack.sources.mds.source import MDS
 from streampack.tokenization import Tokenizer, load_tokenizer
 from tests.support.corpora import write_mds
 from tests.support.program import output_of
@@ -83,6 +80,10 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
+def opened(folder: Path, **columns: str) -> Any:
+    return open_source(folder, reading=Reading(open_shards=1), **columns)
+
+
 def read_back(source: Any) -> list[Any]:
     (reader,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
     found: list[Any] = []
@@ -100,81 +101,36 @@ def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [documents.document(i).tolist() for i in range(len(documents))]
 
 
-@pytest.mark.parametrize("compression", [None, "zstd", "gz:3"])
-def test_json_lines_become_mds_with_token_ids(
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_json_lines_become_shards_of_token_ids(
     lines: Path, tmp_path: Path, tokenizer: Tokenizer, compression: str | None
 ) -> None:
     extra = ["--compression", compression] if compression else []
     output = run(
-        lines, tmp_path / "out", "--to", "mds", "--tokenizer", deepseek_folder(),
-        "--shard-size", "20KB", *extra,
-    )  # fmt: skip
+        lines, tmp_path / "out", "--tokenizer", deepseek_folder(), "--shard-size", "20KB", *extra
+    )
     assert "300 documents" in output.replace("\n", " ")
     names = sorted(content(tmp_path / "out"))
-    end = {None: "", "zstd": ".zstd", "gz:3": ".gz"}[compression]
-    assert names[:3] == ["index.json", f"shard.00000.mds{end}", f"shard.00001.mds{end}"]
-    index = json.loads((tmp_path / "out" / "index.json").read_text())
-    assert len(index["shards"]) == len(names) - 1 > 4
-    assert index["shards"][0]["column_encodings"] == ["ndarray:uint32"]
-    source = MDS(tmp_path / "out", column="tokens", reading=Reading(open_shards=1))
-    assert read_back(source) == ids_of(tokenizer, in_order(corpus()))
+    assert names[:2] == ["part-00000.parquet", "part-00001.parquet"]
+    assert len(names) > 4
+    assert pq.read_schema(tmp_path / "out" / names[0]).field("tokens").type == pa.large_list(
+        pa.uint32()
+    )
+    assert read_back(opened(tmp_path / "out", tokens="tokens")) == ids_of(
+        tokenizer, in_order(corpus())
+    )
 
 
-def test_mds_written_here_is_read_by_mosaicml_streaming(lines: Path, tmp_path: Path) -> None:
-    from tests.support.mosaic import streaming_module
-
-    run(lines, tmp_path / "out", "--to", "mds", "--shard-size", "10KB", "--compression", "zstd")
-    index = json.loads((tmp_path / "out" / "index.json").read_text())
-    found = []
-    with streaming_module("base.format.mds.reader") as module:
-        for entry in index["shards"]:
-            arguments = dict(entry)
-            assert (arguments.pop("version"), arguments.pop("format")) == (2, "mds")
-            with streaming_module("base.compression") as compression:
-                file = tmp_path / "out" / entry["zip_data"]["basename"]
-                raw = tmp_path / "out" / entry["raw_data"]["basename"]
-                raw.write_bytes(compression.decompress("zstd", file.read_bytes()))
-            reader = module.MDSReader.from_json(str(tmp_path / "out"), None, entry)
-            found += [reader[i]["text"] for i in range(len(reader))]
-    assert found == in_order(corpus())
-
-
-def test_text_files_become_tar_shards_with_npy(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_text_stays_text_without_a_tokenizer(tmp_path: Path) -> None:
     texts = corpus(40)
     (tmp_path / "in" / "deeper").mkdir(parents=True)
     for i, text in enumerate(texts):
         folder = tmp_path / "in" / ("deeper" if i >= 20 else "a")
         folder.mkdir(exist_ok=True)
         (folder / f"{i:03}.txt").write_text(text)
-    run(
-        tmp_path / "in", tmp_path / "out", "--to", "webdataset", "--shard-size", "20KiB",
-        "--tokenizer", deepseek_folder() / "tokenizer.json", "--eos-id", 7, "--dtype", "uint32",
-    )  # fmt: skip
-    found: list[Any] = []
-    for path in sorted((tmp_path / "out").iterdir()):
-        assert path.stat().st_size <= 20 * 1024 + 10240
-        with tarfile.open(path) as tar:
-            for member in tar:
-                assert member.name == f"{len(found):09}.npy"
-                assert member.mtime == 0
-                data = tar.extractfile(member)
-                assert data is not None
-                found.append(np.load(io.BytesIO(data.read()), allow_pickle=False))
-    assert {array.dtype for array in found} == {np.dtype(np.uint32)}
-    expected = ids_of(load_tokenizer(deepseek_folder(), eos_id=7), texts)
-    assert [array.tolist() for array in found] == expected
-
-
-def test_text_stays_text_without_a_tokenizer(lines: Path, tmp_path: Path) -> None:
-    run(lines, tmp_path / "tar", "--to", "webdataset")
-    with tarfile.open(tmp_path / "tar" / "shard-00000.tar") as tar:
-        members = tar.getmembers()
-        first = tar.extractfile(members[0])
-        assert first is not None
-        assert members[0].name == "000000000.txt"
-        assert first.read().decode() == corpus()[0]
-    run(lines, tmp_path / "mds", "--to", "mds", "--text", "text")
-    assert read_back(MDS(tmp_path / "mds", column="text")) == in_order(corpus())
+    run(tmp_path / "in", tmp_path / "out", "--shard-size", "2KiB")
+    assert len(content(tmp_path / "out")) > 2
+    assert read_back(opened(tmp_path / "out", text="text")) == texts
 
 
 def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
@@ -182,19 +138,21 @@ def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows))
     for dtype in ("uint16", "uint32"):
         out = tmp_path / dtype
-        run(tmp_path / "in.jsonl", out, "--to", "mds", "--tokens", "ids", "--dtype", dtype)
-        assert read_back(MDS(out, column="tokens")) == rows
-        (shard,) = json.loads((out / "index.json").read_text())["shards"]
-        assert shard["column_encodings"] == [f"ndarray:{dtype}"]
+        run(tmp_path / "in.jsonl", out, "--tokens", "ids", "--dtype", dtype)
+        assert pq.read_table(out)["tokens"].to_pylist() == rows
+        assert str(pq.read_table(out)["tokens"].type.value_type) == dtype
     (tmp_path / "in.jsonl").write_text(json.dumps({"ids": [65536]}))
     with pytest.raises(StreampackError, match="do not fit"):
-        run(tmp_path / "in.jsonl", tmp_path / "x", "--to", "mds", "--tokens", "ids",
-            "--dtype", "uint16")  # fmt: skip
+        run(tmp_path / "in.jsonl", tmp_path / "x", "--tokens", "ids", "--dtype", "uint16")
 
 
-@pytest.mark.parametrize("to", ["mds", "webdataset", "parquet"])
+def test_http_destinations_are_refused(lines: Path) -> None:
+    with pytest.raises(ConfigError, match="accept no files"):
+        run(lines, "https://127.0.0.1/x")
+
+
 @pytest.mark.parametrize("name", ["labels", "mask"])
-def test_loss_masks_stay_with_their_ids(tmp_path: Path, to: str, name: str) -> None:
+def test_loss_masks_stay_with_their_ids(tmp_path: Path, name: str) -> None:
     ids = [[11, 12, 13, 14], [21, 22], [31, 32, 33]] * 20
     learnt = [[0, 0, 1, 1], [0, 1], [0, 1, 0]] * 20
     masks = learnt
@@ -204,51 +162,37 @@ def test_loss_masks_stay_with_their_ids(tmp_path: Path, to: str, name: str) -> N
     table = pa.table({"input_ids": pa.array(ids, pa.list_(pa.uint16())), name: masks})
     pq.write_table(table, tmp_path / "a.parquet")
     source, out = tmp_path / "a.parquet", tmp_path / "out"
-    options = ["--to", to, "--tokens", "input_ids", "--shard-size", "2kB"]
+    options = ["--tokens", "input_ids", "--shard-size", "2kB"]
     if name == "mask":
         with pytest.raises(ConfigError, match=r'"mask" beside .*--loss-mask'):
             run(source, out, *options)
         options += ["--loss-mask", name]
     run(source, out, *options)
-    opened: Any = open_source(out)
-    (lane,) = opened.lanes(1, seed=0, epoch=0, shuffle=False)
+    (lane,) = open_source(out).lanes(1, seed=0, epoch=0, shuffle=False)
     found = []
     for block, _ in lane.read(None, Skips()):
         for i in range(len(block)):
             own = slice(*block.offsets[i : i + 2].tolist())
             found.append((block.tokens[own].tolist(), block.loss_mask[own].astype(int).tolist()))
     assert sorted(found) == sorted(zip(ids, learnt, strict=True))
-    run(source, tmp_path / "all", *options[:6], "--loss-mask", "")
-    opened = open_source(tmp_path / "all")
-    (lane,) = opened.lanes(1, seed=0, epoch=0, shuffle=False)
+    run(source, tmp_path / "all", *options[:4], "--loss-mask", "")
+    (lane,) = open_source(tmp_path / "all").lanes(1, seed=0, epoch=0, shuffle=False)
     assert all(block.loss_mask is None for block, _ in lane.read(None, Skips()))
-
-
-def test_parquet_becomes_mds_in_order(tmp_path: Path) -> None:
-    texts = corpus(90)
-    (tmp_path / "in").mkdir()
-    for part in range(2):
-        table = pa.table({"n": range(45), "body": texts[part * 45 : part * 45 + 45]})
-        pq.write_table(table, tmp_path / "in" / f"{part}.parquet", row_group_size=10)
-    run(tmp_path / "in", tmp_path / "out", "--to", "mds", "--text", "body", "--shard-size", "2KB")
-    assert read_back(MDS(tmp_path / "out", column="text", reading=Reading(open_shards=1))) == texts
 
 
 class StopError(Exception):
     pass
 
 
-@pytest.mark.parametrize("to", ["mds", "webdataset"])
 def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
-    lines: Path, tmp_path: Path, tokenizer: Tokenizer, to: str
+    lines: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     def conversion(folder: Path) -> Conversion:
         return Conversion(
             source=JSONL(lines, reading=Reading(open_shards=1, block_documents=23)),
             destination=Destination(str(folder)),
-            to=to,
             tokenizer=tokenizer,
-            shard_bytes=60_000 if to == "webdataset" else 12_000,
+            shard_bytes=12_000,
         )
 
     whole = convert_source(conversion(tmp_path / "whole"))
@@ -262,7 +206,6 @@ def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
 
         with pytest.raises(StopError):
             convert_source(conversion(folder), report)
-        assert ("index.json" in content(folder)) is False
         assert convert_source(conversion(folder)) == whole
         assert content(folder) == content(tmp_path / "whole")
 
@@ -272,7 +215,6 @@ def test_going_on_reads_nothing_twice_but_one_block(lines: Path, tmp_path: Path)
         return Conversion(
             source=JSONL(lines, reading=Reading(open_shards=1, block_documents=10)),
             destination=Destination(str(tmp_path / "out")),
-            to="mds",
             shard_bytes=4_000,
         )
 
@@ -310,7 +252,7 @@ app(sys.argv[2:])
 def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
     lines: Path, tmp_path: Path
 ) -> None:
-    command = ["convert", str(lines), "DEST", "--to", "mds", "--shard-size", "30KB"]
+    command = ["convert", str(lines), "DEST", "--shard-size", "30KB"]
     command += ["--compression", "zstd"]
     command[2] = str(tmp_path / "whole")
     run(*command[1:])
@@ -330,13 +272,13 @@ def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
 
 def test_a_kill_at_any_moment_leaves_what_can_be_gone_on_with(lines: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "streampack", "convert", str(lines)]
-    options = ["--to", "webdataset", "--shard-size", "20KB"]
+    options = ["--shard-size", "20KB"]
     subprocess.run([*command, str(tmp_path / "whole"), *options], check=True, capture_output=True)
     folder = tmp_path / "killed"
     process = subprocess.Popen(
         [*command, str(folder), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    while process.poll() is None and not list(folder.glob("shard-*.tar")):
+    while process.poll() is None and not list(folder.glob("part-*.parquet")):
         time.sleep(0.001)
     process.kill()
     process.communicate()
@@ -359,7 +301,6 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
         return Conversion(
             source=JSONL(lines, reading=Reading(open_shards=1)),
             destination=Destination(url),
-            to="mds",
             shard_bytes=8_000,
         )
 
@@ -389,7 +330,6 @@ def test_another_conversion_into_the_same_folder_is_refused(lines: Path, tmp_pat
         conversion = Conversion(
             source=JSONL(lines),
             destination=Destination(str(tmp_path / "out")),
-            to="mds",
             shard_bytes=size,
         )
 
@@ -408,19 +348,17 @@ def test_another_conversion_into_the_same_folder_is_refused(lines: Path, tmp_pat
 def test_settings_may_change_while_no_shard_is_written(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{\n{"text": "a whole line"}\n')
-    arguments = ["convert", source, tmp_path / "out", "--to", "mds"]
+    arguments = ["convert", source, tmp_path / "out"]
     with pytest.raises(ContentError, match="--on-error"):
         output_of(*arguments)
     output_of(*arguments, "--on-error", "skip")
-    assert len(list((tmp_path / "out").glob("*.mds"))) == 1
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
     assert not (tmp_path / "out/.streampack").exists()
 
 
 def test_conversations_are_not_written(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    refused = Conversion(
-        source=Chat([{"messages": chat}]), destination=Destination(str(tmp_path)), to="mds"
-    )
+    refused = Conversion(source=Chat([{"messages": chat}]), destination=Destination(str(tmp_path)))
     with pytest.raises(ConfigError, match=r"are conversations.*PackedDataset"):
         convert_source(refused)
 
@@ -437,7 +375,6 @@ def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
         return Conversion(
             source=JSONL(tmp_path / "in.jsonl", reading=Reading(block_documents=7)),
             destination=Destination(str(tmp_path / name)),
-            to="mds",
             tokenizer=tokenizer,
             shard_bytes=2_000,
             on_error="raise" if name == "raise" else "skip",
@@ -471,7 +408,7 @@ def test_sizes_are_written_as_people_do(size: str, expected: int) -> None:
     ("arguments", "words"),
     [
         (["--shard-size", "big"], "is not a size"),
-        (["--shard-size", "5GiB"], "below 4 GiB"),
+        (["--shard-size", "0"], "No document would fit"),
         (["--compression", "lzma9"], "knows no compression"),
         (["--eos-id", "3"], "without --tokenizer"),
         (["--text", "text", "--tokens", "ids"], "Both text"),
@@ -481,17 +418,8 @@ def test_options_that_cannot_work_are_refused_before_anything_is_written(
     lines: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        run(lines, tmp_path / "out", "--to", "mds", *arguments)
+        run(lines, tmp_path / "out", *arguments)
     assert not (tmp_path / "out").exists()
-
-
-def test_compressed_tar_shards_and_http_destinations_are_refused(
-    lines: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="asked for tar shards"):
-        run(lines, tmp_path / "out", "--to", "webdataset", "--compression", "zstd")
-    with pytest.raises(ConfigError, match="accept no files"):
-        run(lines, "https://127.0.0.1/x", "--to", "mds")
 
 
 def test_files_of_several_kinds_are_not_converted_together(tmp_path: Path) -> None:
@@ -510,12 +438,12 @@ def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"fine")
     (tmp_path / "b.txt").write_bytes(b"not \xff fine")
     with pytest.raises(ContentError, match=r"b\.txt is not UTF-8 at byte 4"):
-        run(tmp_path, tmp_path / "out", "--to", "mds")
+        run(tmp_path, tmp_path / "out")
 
 
 def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "streampack", "convert", str(tmp_path), "x", "--to", "mds"],
+        [sys.executable, "-m", "streampack", "convert", str(tmp_path), "x"],
         capture_output=True,
         text=True,
         check=False,
@@ -544,7 +472,7 @@ def test_without_the_extra_the_program_says_what_to_install(tmp_path: Path) -> N
 def test_a_file_is_no_destination(lines: Path) -> None:
     file = min(lines.iterdir())
     before = file.read_bytes()
-    result = CliRunner().invoke(app, ["convert", str(lines), str(file), "--to", "mds"])
+    result = CliRunner().invoke(app, ["convert", str(lines), str(file)])
     assert isinstance(result.exception, ConfigError)
     assert "is a file" in str(result.exception)
     assert file.read_bytes() == before
@@ -552,9 +480,7 @@ def test_a_file_is_no_destination(lines: Path) -> None:
 
 def test_an_mds_corpus_is_not_converted_and_named_as_one(tmp_path: Path) -> None:
     write_mds(tmp_path / "mds", ["ab"] * 9)
-    result = CliRunner().invoke(
-        app, ["convert", str(tmp_path / "mds"), str(tmp_path / "to"), "--to", "parquet"]
-    )
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "mds"), str(tmp_path / "to")])
     assert isinstance(result.exception, ConfigError)
     assert "is an MDS corpus" in str(result.exception)
     assert "no conversion" in str(result.exception)

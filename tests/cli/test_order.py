@@ -15,7 +15,7 @@ from tests.support.program import output_of
 def test_it_says_what_came_of_it(tmp_path: Path) -> None:
     source = write_topics(tmp_path / "in", count=100)
     out = tmp_path / "out"
-    said = output_of("order", source, out, "--to", "parquet", "--workers", 0)
+    said = output_of("order", source, out, "--workers", 0)
     assert f"130 documents = 100 in 1 shards + {COPIES} near-duplicates" in said
     for stage in ("embed", "index", "search", "duplicates", "path", "write"):
         assert stage in said
@@ -43,7 +43,7 @@ def test_texts_become_parquet_by_convert_too(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
     for options in ([], ["--compression", "zstd"]):
         out = tmp_path / f"out{len(options)}"
-        output_of("convert", tmp_path / "in.parquet", out, "--to", "parquet", "--shard-size",
+        output_of("convert", tmp_path / "in.parquet", out, "--shard-size",
                   "500", *options)  # fmt: skip
         assert len(list(out.glob("*.parquet"))) > 2
         assert documents_of(out) == texts

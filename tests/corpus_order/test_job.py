@@ -50,14 +50,12 @@ def listed(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("to", ["mds", "webdataset", "parquet"])
-def test_every_document_is_in_the_shards_or_listed(corpus: Path, tmp_path: Path, to: str) -> None:
-    summary = run_job(make_job(corpus, tmp_path / "out", to=to), workers=0)
+def test_every_document_is_in_the_shards_or_listed(corpus: Path, tmp_path: Path) -> None:
+    summary = run_job(make_job(corpus, tmp_path / "out"), workers=0)
     read = documents_of(corpus)
     assert summary.documents == len(read) == summary.written + summary.duplicates
-    named = {"mds": {"column": "tokens"}, "webdataset": {"key": "npy"}, "parquet": {}}[to]
     dataset = PackedDataset(
-        sources.open(str(tmp_path / "out"), **named, reading=sources.Reading(open_shards=1)),
+        sources.open(str(tmp_path / "out"), reading=sources.Reading(open_shards=1)),
         packer=Concat(seq_len=512),
         token_rules=TokenRules(eos="as-is", eos_id=0),
         attention="row",
@@ -138,12 +136,11 @@ def test_the_inverted_file_finds_nearly_what_comparing_every_pair_finds(
     assert counted(documents_of(tmp_path / "out")) == counted(documents_of(whole))
 
 
-@pytest.mark.parametrize("to", ["mds", "parquet"])
-def test_other_columns_are_found_by_the_place_of_each_document(tmp_path: Path, to: str) -> None:
+def test_other_columns_are_found_by_the_place_of_each_document(tmp_path: Path) -> None:
     documents, _ = topical(120)
     arrays = [documents.document(i) for i in range(120)]
     source = write_parquet(tmp_path / "in", arrays, files=3)
-    run_job(make_job(source, tmp_path / "out", to=to), workers=0)
+    run_job(make_job(source, tmp_path / "out"), workers=0)
     named = pq.read_table(tmp_path / "out" / "_order" / "documents.parquet").to_pylist()
     shards = sources.open(str(tmp_path / "out"), reading=sources.Reading(open_shards=1))
     shards.prepare()
@@ -232,6 +229,5 @@ def test_lists_in_memory_are_ordered_too(tmp_path: Path) -> None:
     job = CorpusOrder(
         source=sources.open([documents.document(i).tolist() for i in range(100)]),
         destination=Destination(str(tmp_path / "out")),
-        to="parquet",
     )
     assert run_job(job, workers=0).written == 100

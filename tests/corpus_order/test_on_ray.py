@@ -70,18 +70,24 @@ def test_a_job_that_is_killed_in_every_stage_goes_on_to_the_same_shards(
     corpus: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "streampack", "order", str(corpus)]
-    options = ["--to", "webdataset", "--shard-size", "100KB", "--parts", "3", "--search", "faiss"]
+    options = ["--shard-size", "100KB", "--parts", "3", "--search", "faiss"]
     options += ["--workers", "2"]
     subprocess.run([*command, str(tmp_path / "whole"), *options], check=True, capture_output=True)
     out = tmp_path / "killed"
     kills = 0
     work = out / ".streampack" / "order"
-    for result in ("embed/00001.json", "index/trained.faiss", "search/*", "path/*", "shard-*.tar"):
+    for result in (
+        "embed/00001.json",
+        "index/trained.faiss",
+        "search/*",
+        "path/*",
+        "part-*.parquet",
+    ):
         process = subprocess.Popen(
             [*command, str(out), *options], start_new_session=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        folder = out if result.startswith("shard") else work
+        folder = out if result.startswith("part-") else work
         while process.poll() is None and not list(folder.glob(result)):
             time.sleep(0.001)
         if process.poll() is None:

@@ -43,7 +43,7 @@ def write_parquet(folder: Path, documents: Sequence[Any], files: int = 1) -> Pat
 
 def make_job(source: Path, out: Path | str, **settings: Any) -> CorpusOrder:
     """A job of three parts and small shards."""
-    settings = {"to": "parquet", "parts": 3, "shard_bytes": 20_000, **settings}
+    settings = {"parts": 3, "shard_bytes": 20_000, **settings}
     return CorpusOrder(
         source=sources.open(str(source), reading=Reading(open_shards=1)),
         destination=Destination(str(out)),
