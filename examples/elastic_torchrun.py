@@ -35,7 +35,6 @@ from streampack import (
     PackedLoader,
     TokenRules,
     merge_states,
-    token_mean_loss,
 )
 
 SEQ_LEN = 256
@@ -99,12 +98,9 @@ def train(folder: Path, *, accumulate: int, workers: int, stop: int, save: bool)
         optimizer.zero_grad()
         total = torch.zeros(1, dtype=torch.float64)
         for batch in group:
-            # DDP averages gradients over ranks; `averaged_over` makes a sum of that.
-            loss = token_mean_loss(
-                model(batch), batch.labels, group.num_loss_tokens, averaged_over=ranks
-            )
+            loss = batch.loss(model(batch))  # its share of the mean over the group on all ranks
             loss.backward()
-            total += loss.detach() / ranks
+            total += loss.detach() / ranks  # DDP averages, too
         optimizer.step()
         step += 1
         dist.all_reduce(total)

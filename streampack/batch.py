@@ -47,8 +47,12 @@ class PackedBatch(BatchAdapters):
         num_documents: document pieces in the batch.
         num_tokens: slots that are not padding.
         num_loss_tokens: labels that are not -100.
-        num_items_in_batch: labels that are not -100 in the whole group of batches of all ranks
-            that `PackedLoader.accumulate` gave it in; None from elsewhere.
+        num_items_in_batch: what `loss` and `.hf()` divide the batch's summed loss by, so that
+            gradients that are averaged over the ranks, as by DDP and FSDP, and added up over a
+            group of `PackedLoader.accumulate` are those of the mean over the loss tokens of the
+            step: these on all ranks together, divided by the number of ranks. None where the batch
+            is a step by itself (one rank without a group, an evaluation), and from a loader other
+            than `PackedLoader`.
         sum_squared_lengths: over attention segments that are not padding: what attention costs.
         source_ids: (num_documents,) int32, the source of each piece, to be indexed by
             `document_ids`.
@@ -150,7 +154,7 @@ class BatchGroup:
         batches: this rank's, in order, as the loader gives them (``output=``); fewer than asked for
             at the end of a run.
         num_loss_tokens: labels that count in the loss, over these batches on all data-parallel
-            ranks together.
+            ranks together. The losses divide by it already (`PackedBatch.num_items_in_batch`).
     """
 
     def __init__(
@@ -160,8 +164,6 @@ class BatchGroup:
         form: Callable[[PackedBatch], Any] = lambda batch: batch,
     ) -> None:
         self.num_loss_tokens = num_loss_tokens
-        for batch in batches:
-            batch.num_items_in_batch = num_loss_tokens
         self.batches: tuple[Any, ...] = tuple(form(batch) for batch in batches)
 
     def __len__(self) -> int:

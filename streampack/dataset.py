@@ -206,6 +206,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._start: RunState | None = None
         self._sharing: Sharing | None = None
         self._board = uuid.uuid4().hex  # of the worker processes of a DataLoader
+        self._evaluates = False  # so that no step is taken after the batches of all ranks
         self._warned = False  # that ranks are not connected
 
     @classmethod
@@ -233,6 +234,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             )
         options = {"shuffle": False, **options, "epochs": epochs, "lanes": lanes}
         dataset = cls(source, *more, **options)
+        dataset._evaluates = True
         if lanes is None:
             config = dataset._config
             lanes = evaluation_lanes(config.source, window_tokens=lane_tokens(config))

@@ -131,6 +131,7 @@ class PackedLoader:
         self._run = RankRun(
             dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=timeout_s
         )
+        self._trains = not dataset._evaluates  # the batches of all ranks together are a step
         self._finished = False
         self._live: Ahead | None = None
 
@@ -273,14 +274,15 @@ class PackedLoader:
         return True  # not by its length
 
     def __iter__(self) -> Iterator[Any]:
-        return self._iterate(lambda ahead: ahead.batches(self.form))
+        return self._iterate(lambda ahead: ahead.batches(self.form, counted=self._trains))
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
         """Iterate in groups of `batches`, for gradient accumulation.
 
-        A group says how many loss tokens its batches have on all data-parallel ranks together,
-        and so do its batches (`PackedBatch.num_items_in_batch`); see `streampack.token_mean_loss`.
-        That number is one sum over ranks, which travels while the group before is used. The last
+        A group says how many loss tokens its batches have on all data-parallel ranks together.
+        `PackedBatch.loss` and `.hf()` divide by it as they must where gradients are averaged over
+        the ranks, as by DDP and FSDP: add the losses of a group up, and do not divide again. That
+        number is one sum over ranks, which travels while the group before is used. The last
         group of a finite run may be shorter, equally on all ranks. All batches of the group at
         hand count as taken.
 

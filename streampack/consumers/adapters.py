@@ -83,14 +83,14 @@ class BatchAdapters(NoMapping, KernelBoundaries):
         better, worse = (torch.from_numpy(pieces).to(self.device) for pieces in found)
         return better, worse
 
-    def loss(
-        self, logits: Tensor, *, weights: Tensor | None = None, averaged_over: int = 1
-    ) -> Tensor:
+    def loss(self, logits: Tensor, *, weights: Tensor | None = None) -> Tensor:
         """The mean next-token loss over loss tokens; 0, with a gradient, if there are none.
 
         ``cross_entropy(..., ignore_index=-100)`` would be NaN for a batch without a loss token, as
-        the empty ones at the end of a run are. From `PackedLoader.accumulate` it is the batch's
-        share of the mean over all loss tokens of the group on all ranks.
+        the empty ones at the end of a run are. In a step of several ranks, and of several batches
+        of `PackedLoader.accumulate`, it is the batch's share of the mean over all loss tokens of
+        the step: gradients that are averaged over the ranks (by DDP or FSDP), and added up over the
+        batches, are those of that mean. See `PackedBatch.num_items_in_batch`.
 
         >>> from streampack import PackedDataset, Topology
         >>> (batch,) = PackedDataset([[1, 2, 3]], seq_len=4, batch_rows=1, topology=Topology())
@@ -101,7 +101,7 @@ class BatchAdapters(NoMapping, KernelBoundaries):
             logits: (rows, seq_len, vocabulary), or (1, T, vocabulary) as `.hf()` gives rows, or
                 (T, vocabulary); those at slot t are for the token at t + 1. Not shifted.
             weights: (rows, seq_len) by which the loss of each token is multiplied, for example
-                ``batch.fields["weights"]``; see `token_mean_loss`, also for `averaged_over`.
+                ``batch.fields["weights"]``; see `token_mean_loss`.
 
         Returns:
             A scalar, float32 or wider.
@@ -134,9 +134,7 @@ class BatchAdapters(NoMapping, KernelBoundaries):
             )
         count = self.num_items_in_batch
         count = self.num_loss_tokens if count is None else count
-        return token_mean_loss(
-            logits, self.labels, count, weights=weights, averaged_over=averaged_over
-        )
+        return token_mean_loss(logits, self.labels, count, weights=weights)
 
     def hf(
         self, model: Any = None, *, seq_idx: bool = False, segments: int | None = None
@@ -153,11 +151,9 @@ class BatchAdapters(NoMapping, KernelBoundaries):
         SDPA and FlexAttention (from transformers 4.53 and torch 2.6 on) from `position_ids`, and
         only if there is neither an attention mask nor a cache: hence no mask, and ``use_cache`` is
         False (a model's default is True, with which documents would attend to one another).
-        From `PackedLoader.accumulate` also `num_items_in_batch`, by which transformers divides the
-        summed loss, so that gradients added up over the group and over all ranks are those of the
-        mean over tokens (where ranks average gradients instead of adding them, multiply the loss
-        by their number). A batch without any loss token has it always, as 1: its loss is 0 and
-        not 0 / 0.
+        On several ranks, and from `PackedLoader.accumulate`, also `num_items_in_batch`, by which
+        transformers divides the summed loss, so that it is as that of `loss`. A batch without any
+        loss token has it always: its loss is 0 and not 0 / 0.
 
         With a model that needs them, also `seq_idx`, or an `attention_mask` for every row,
         (rows, 1, seq_len, seq_len) in the model's dtype, and then all is (rows, seq_len); so it is
@@ -179,7 +175,7 @@ class BatchAdapters(NoMapping, KernelBoundaries):
             return arguments_for(model, self, segments)
         counts: dict[str, Any] = {}
         if self.num_items_in_batch is not None or not self.num_loss_tokens:
-            counts["num_items_in_batch"] = max(self.num_items_in_batch or 0, 1)
+            counts["num_items_in_batch"] = self.num_items_in_batch or 1
         if seq_idx:
             counts["seq_idx"] = self.seq_idx
         cu_seqlens, longest = self._segments(segments)

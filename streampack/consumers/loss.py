@@ -16,10 +16,9 @@ from streampack.errors import ConfigError
 def token_mean_loss(
     logits: Tensor,
     labels: Tensor,
-    num_loss_tokens: int,
+    num_loss_tokens: float,
     *,
     weights: Tensor | None = None,
-    averaged_over: int = 1,
 ) -> Tensor:
     """A batch's share of the mean next-token loss of an optimiser step.
 
@@ -29,12 +28,12 @@ def token_mean_loss(
         logits: (rows, seq_len, vocabulary), or flat (T, vocabulary).
         labels: (rows, seq_len) or (T,) int64 as in `PackedBatch.labels`: not shifted, -100 where
             no loss is taken.
-        num_loss_tokens: of the whole step on all data-parallel ranks, as `PackedLoader.accumulate`
-            counts them; with 0, or for an empty batch, the loss is 0 and so are its gradients.
+        num_loss_tokens: what the sum is divided by: the loss tokens of the step on all
+            data-parallel ranks where gradients are added up over the ranks, or divided by the
+            number of ranks where they are averaged, as by DDP and FSDP. The latter is
+            `PackedBatch.num_items_in_batch`. With 0 the loss is 0 and so are its gradients.
         weights: like `labels`, by which the loss of each token is multiplied. The sum is divided by
             the number of loss tokens all the same, not by the sum of the weights.
-        averaged_over: ranks over which gradients are averaged later (by DDP or FSDP): the number
-            of data-parallel ranks. 1 where there is one, or where gradients are added up.
 
     Returns:
         A scalar, float32 or wider.
@@ -71,4 +70,4 @@ def token_mean_loss(
         ) from error
     if weights is not None:
         total = (total * weights.reshape(-1)[1:].to(total.dtype)).sum()
-    return total * (averaged_over / max(num_loss_tokens, 1))
+    return total / (num_loss_tokens or 1)

@@ -38,7 +38,7 @@ class BatchTensors:
         self.max_seqlen = packed.max_seqlen
         self.num_documents = len(packed.source_ids)
         self.num_loss_tokens = packed.num_loss_tokens
-        self.num_items_in_batch: int | None = None
+        self.num_items_in_batch: float | None = None
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
         self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)

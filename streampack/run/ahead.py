@@ -60,38 +60,50 @@ class Ahead:
             return self._copies.take(batch)
         return batch.pin_memory() if self._pin_memory else batch
 
-    def batches(self, form: Callable[[PackedBatch], Any]) -> Iterator[Any]:
-        """One after the other, in that form; each counts as taken."""
-        while True:
-            began = time.perf_counter()
-            if not self.get(1):
-                return
-            following = self.get(2)[1:] if self._copies else []
-            batch = self.take()
-            self._start_copy(following)
-            self._run.metrics.wait_s += time.perf_counter() - began
+    def batches(self, form: Callable[[PackedBatch], Any], *, counted: bool) -> Iterator[Any]:
+        """One after the other, in that form; each counts as taken.
+
+        Args:
+            form: what the loop gets of each.
+            counted: whether the batches that the ranks take together are a step of training.
+        """
+        for (batch,), _ in self._steps(1, counted and self._run.num_ranks > 1):
             yield form(batch)
 
     def groups(self, size: int, form: Callable[[PackedBatch], Any]) -> Iterator[BatchGroup]:
         """In groups, the last one of what is left; all batches of a group count as taken."""
-        ranks = self._run.ranks
-        counted: PackedBatch | None = None
-        count: Callable[[], int] | None = None
+        for taken, num_loss_tokens in self._steps(size, True):
+            yield BatchGroup(taken, num_loss_tokens, form)
+
+    def _steps(self, size: int, counted: bool) -> Iterator[tuple[list[PackedBatch], int]]:
+        """The batches of every step, and their loss tokens on all ranks if they are counted.
+
+        The sum over ranks is asked for a step ahead, so it travels while the model computes.
+        """
+        ranks, num_ranks = self._run.ranks, self._run.num_ranks
+        looks_ahead = self._copies is not None or (counted and num_ranks > 1)
+        asked: PackedBatch | None = None
+        total: Callable[[], int] | None = None
         while True:
             began = time.perf_counter()
-            group = self.get(size)
-            if not group:
+            step = self.get(size)
+            if not step:
                 return
-            if count is None or group[0] is not counted:  # the first one, or after a `skip`
-                count = ranks.total(_loss_tokens(group))
-            following = self.get(2 * size)[size:]
-            num_loss_tokens, count = count(), None
-            if following:
-                counted, count = following[0], ranks.total(_loss_tokens(following))
-            taken = [self.take() for _ in group]
+            if counted and step[0] is not asked:  # the first one, or after a `skip`
+                total = ranks.total(_loss_tokens(step))
+            following = self.get(2 * size)[size:] if looks_ahead else []
+            num_loss_tokens, total = 0 if total is None else total(), None
+            if counted and following:
+                asked, total = following[0], ranks.total(_loss_tokens(following))
+            taken = [self.take() for _ in step]
+            if counted:
+                for batch in taken:
+                    batch.num_items_in_batch = (
+                        num_loss_tokens if num_ranks == 1 else num_loss_tokens / num_ranks
+                    )
             self._start_copy(following)
             self._run.metrics.wait_s += time.perf_counter() - began
-            yield BatchGroup(taken, num_loss_tokens, form)
+            yield taken, num_loss_tokens
 
     def step_over(self) -> None:
         """The loop leaves the first batch out."""

@@ -97,6 +97,11 @@ class RankRun:
             self._ranks = connect(self.plan.topology, timeout_s=self._timeout_s)
         return self._ranks
 
+    @property
+    def num_ranks(self) -> int:
+        """How many agree: 1 where nothing connects this rank with others."""
+        return 1 if isinstance(self.ranks, Alone) else self.plan.topology.world_size
+
     def lanes(self) -> list[int]:
         """The lanes that this rank's next batches come from, in the order of the rotation."""
         return self.plan.topology.lanes(self.state.next_batch, self.plan.config.lanes)

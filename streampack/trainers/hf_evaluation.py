@@ -95,8 +95,11 @@ class EvaluationMixin(Mixin):
         """The loader of a dataset of ours, or of ours in a loader; None for any other."""
         check_evaluated(dataset)
         if isinstance(dataset, PackedDataset):
-            return PackedLoader(dataset, output="hf", model=self.loader.form.model)
-        return dataset if isinstance(dataset, PackedLoader) else None
+            dataset = PackedLoader(dataset, output="hf", model=self.loader.form.model)
+        if not isinstance(dataset, PackedLoader):
+            return None
+        dataset._trains = False
+        return dataset
 
 
 def check_evaluated(dataset: Any) -> None:

@@ -74,6 +74,7 @@ class TrainerMixin(EvaluationMixin):
                 'Pass PackedLoader(dataset, output="hf", model=model).',
             )
         self.loader = loader
+        loader._trains = False  # the Trainer counts loss tokens by itself
         self._allow = allow
         super().__init__(*arguments, **options)
         evaluated = self.eval_dataset

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,53 +13,27 @@ from streampack import (
     PackedBatch,
     PackedDataset,
     PackedLoader,
-    TokenRules,
     Topology,
     sources,
     token_mean_loss,
 )
 from streampack.batch import BatchGroup
 from streampack.errors import ConfigError
-from streampack.packing import BestFitDecreasing
-from tests.support.memory_source import numbered_documents
-from tests.support.runs import EqualShards
 from tests.support.simulated_ranks import on_ranks
 from tests.support.tiny_gpt import TinyGPT, summed_loss
-
-SEQ_LEN = 16
-DOCUMENTS = [d % 50 for d in numbered_documents([3, 9, 16, 4, 12, 7, 5] * 6, dtype="uint16")]
-
-
-def dataset(rank: int = 0, world_size: int = 1) -> PackedDataset:
-    # One lane has nearly everything, so others are dry long before it.
-    bounds = [0, 30, 33, 34, 36, 40, 42]
-    source = EqualShards([DOCUMENTS[a:b] for a, b in pairwise(bounds)], block_documents=3)
-    return PackedDataset(
-        source,
-        packer=BestFitDecreasing(seq_len=SEQ_LEN),
-        batch_tokens=2 * SEQ_LEN,
-        lanes=6,
-        token_rules=TokenRules(pad_id=0),
-        topology=Topology(rank, world_size),
-    )
+from tests.support.uneven_losses import DOCUMENTS, dataset, double_llama
 
 
 def gradients(model: TinyGPT) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def add_up(model: TinyGPT, batches: Iterable[PackedBatch], count: int, averaged_over: int) -> float:
+def add_up(model: TinyGPT, batches: Iterable[PackedBatch]) -> float:
     """Gradients of one rank's batches; returns its share of the loss."""
     total = 0.0
     for batch in batches:
         flat = (batch.input_ids.ravel(), batch.position_ids.ravel(), batch.cu_seqlens)
-        logits = model(*flat)
-        loss = token_mean_loss(
-            logits.view(batch.rows, batch.seq_len, -1),
-            batch.labels,
-            count,
-            averaged_over=averaged_over,
-        )
+        loss = batch.loss(model(*flat))
         assert torch.isfinite(loss)
         loss.backward()
         total += float(loss.detach())
@@ -92,7 +65,7 @@ def test_a_step_over_everything_has_the_gradients_of_unpacked_training(world_siz
     results, empty = [], 0
     for group in on_ranks(world_size, run):  # threads share torch's generator, so not in them
         model = TinyGPT(50)
-        loss = add_up(model, group, group.num_loss_tokens, world_size)
+        loss = add_up(model, group)
         results.append((loss, gradients(model)))
         empty += sum(batch.num_documents == 0 for batch in group)
     assert (empty > 0) == (world_size > 1)
@@ -207,6 +180,16 @@ def test_the_losses_of_a_group_add_up_to_the_mean_over_its_loss_tokens() -> None
     assert total == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
 
 
+def test_batches_of_an_evaluation_are_means_by_themselves_on_any_ranks() -> None:
+    def run(rank: int, ranks: Any) -> list[float | None]:
+        held_out = PackedDataset.evaluation(
+            [d.tolist() for d in DOCUMENTS], seq_len=16, batch_rows=2, topology=Topology(rank, 2)
+        )
+        return [batch.num_items_in_batch for batch in PackedLoader(held_out, ranks=ranks)]
+
+    assert {count for counts in on_ranks(2, run) for count in counts} == {None}
+
+
 def test_shifted_logits_are_refused() -> None:
     batch = next(iter(PackedLoader(dataset())))
     with pytest.raises(ConfigError, match="not shifted"):
@@ -214,17 +197,14 @@ def test_shifted_logits_are_refused() -> None:
 
 
 def test_hugging_face_divides_by_the_global_count() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).double()
+    pytest.importorskip("transformers")
+    model = double_llama()
     (group,) = PackedLoader(dataset()).accumulate(1000)
     total = 0.0
     for batch in group:
         out = model(**batch.hf())
         own = token_mean_loss(out.logits, batch.labels, group.num_loss_tokens)
+        torch.testing.assert_close(own, batch.loss(out.logits))
         torch.testing.assert_close(out.loss.double(), own, rtol=1e-5, atol=1e-7)
         total += float(out.loss.detach())
     assert total > 1
