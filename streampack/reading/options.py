@@ -27,9 +27,8 @@ class Reading:
         shuffle_blocks: False leaves the documents of a block in their order where a dataset is
             shuffled, so that only the order of shards is random. With `open_shards=1` documents
             that lie side by side in a shard stay together: see docs/order.md.
-        max_document_bytes: a document that is larger is broken, and so is what would have to be
-            unpacked at once to get at documents: a page of Parquet. It bounds the memory that a
-            small file can claim.
+        max_document_bytes: a document that is larger is broken. It bounds the memory that a text
+            can claim.
 
     Raises:
         ConfigError: one of them is not a whole number of at least 1, or not a bool.

@@ -180,15 +180,6 @@ def test_an_end_mark_or_another_message_in_place_of_a_batch_loses_nothing_in_sil
             read_all(Arrow(tmp_path / "a.arrow"))
 
 
-def test_a_batch_that_unfolds_to_a_multiple_no_document_has_is_refused(tmp_path: Path) -> None:
-    table = pa.table({"text": ["a" * (8 << 20)]})
-    path = written(tmp_path / "a.arrow", "file-zstd", table)
-    assert path.stat().st_size < 10_000
-    with pytest.raises(ContentError, match="would take"):
-        read_all(Arrow(path, reading=Reading(max_document_bytes=1 << 20)))
-    assert [len(text) for text in read_all(Arrow(path))] == [8 << 20]
-
-
 def test_its_place_and_description_are_plain_json(tmp_path: Path) -> None:
     source = Arrow(written(tmp_path / "a.arrow", "stream"), tokens="ids")
     source.prepare()

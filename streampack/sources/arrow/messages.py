@@ -1,8 +1,9 @@
 """The record batches of an Arrow file: where each lies and how many rows it has, none decoded.
 
 A file of either form is a stream of messages: the schema, then record batches (and dictionaries),
-then an end mark. The random access form has a magic number before it and a footer after it. Arrow
-checks the structure of a message; what it does not check is what compressed buffers unfold to.
+then an end mark. The random access form has a magic number before it and a footer after it. pyarrow
+gives the rows of a batch only with its columns, which may have to be unpacked, so this number is
+read from the message.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from streampack.reading.records import DamagedFileError
 
 MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-_MOST_UNFOLDED = 256  # times what is stored
-_ROWS, _NODES, _BUFFERS, _COMPRESSION = range(4)  # fields of a record batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,8 @@ class Batches:
     ends: list[int]
 
     @classmethod
-    def of(cls, file: Any, limit_bytes: int) -> Batches:
-        """Those of an open file.
-
-        Args:
-            file: mapped into memory, a file of pyarrow.
-            limit_bytes: a batch that unfolds to more, and to a multiple of what is stored that no
-                documents have, is damage.
+    def of(cls, file: Any) -> Batches:
+        """Those of an open file of pyarrow, mapped into memory.
 
         Raises:
             DamagedFileError: the file is cut short, or damaged; so do exceptions of Arrow say.
@@ -60,10 +54,7 @@ class Batches:
             except StopIteration:
                 break
             if message.type == "record batch":
-                rows, unfolded = _content(message)
-                if rows < 0 or unfolded > max(limit_bytes, _MOST_UNFOLDED * len(message.body)):
-                    raise DamagedFileError(f"a batch of {rows} rows would take {unfolded} bytes")
-                found.rows.append(found.rows[-1] + rows)
+                found.rows.append(found.rows[-1] + _rows(message))
                 found.begins.append(begin)
                 found.ends.append(file.tell())
             elif message.type != "dictionary":
@@ -92,32 +83,20 @@ class Batches:
         return self.begins[k] + (self.ends[k] - self.begins[k]) * (row - self.rows[k]) // rows
 
 
-def _content(message: Any) -> tuple[int, int]:
-    """The rows of a record batch, and the bytes that its compressed buffers unfold to.
+def _rows(message: Any) -> int:
+    """The rows of a record batch.
 
     The metadata is a flatbuffer: a table begins with the way back to the places of its fields.
     """
-    data, body = message.metadata.to_pybytes(), message.body
+    data = message.metadata.to_pybytes()
     try:
-        batch = _follow(data, _field(data, _follow(data, 0), 2))
-        at = _field(data, batch, _ROWS)
-        (rows,) = struct.unpack_from("<q", data, at) if at else (0,)
-        nodes = _follow(data, _field(data, batch, _NODES))
-        columns, length = struct.unpack_from("<Iq", data, nodes)
-        if not columns or length != rows:
-            raise DamagedFileError(f"a batch of {rows} rows has other columns")
-        if not _field(data, batch, _COMPRESSION):
-            return rows, 0
-        buffers, unfolded = _follow(data, _field(data, batch, _BUFFERS)), 0
-        (count,) = struct.unpack_from("<I", data, buffers)
-        for number in range(count):
-            start, size = struct.unpack_from("<qq", data, buffers + 4 + 16 * number)
-            if size >= 8:
-                (stated,) = struct.unpack_from("<q", body, start)
-                unfolded += size if stated == -1 else abs(stated)
+        at = _field(data, _follow(data, _field(data, _follow(data, 0), 2)), 0)
+        rows = int(struct.unpack_from("<q", data, at)[0]) if at else 0
     except struct.error as error:
         raise DamagedFileError(f"a batch cannot be followed ({error})") from error
-    return rows, unfolded
+    if rows < 0:
+        raise DamagedFileError(f"a batch has {rows} rows")
+    return rows
 
 
 def _follow(data: bytes, at: int) -> int:

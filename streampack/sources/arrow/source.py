@@ -84,7 +84,7 @@ class Arrow(Parquet):
         with self.open_shard(shard) as path:
             try:
                 with pa.memory_map(str(path)) as file:
-                    batches = Batches.of(file, self.reading.max_document_bytes)
+                    batches = Batches.of(file)
                     self._check_listed(shard, batches.schema)
                     stop = batches.rows[-1]
                     if high < self.manifest.weights[shard]:
@@ -130,11 +130,12 @@ class Arrow(Parquet):
             raise DamagedFileError("its footer names other batches or columns than there are")
         for k, (first, end) in enumerate(zip(batches.rows, batches.rows[1:], strict=False)):
             low, high = max(start - first, 0), min(stop, end) - first
-            if first >= stop:
+            if first > stop or first == stop < end:  # one without rows may be damage
                 return
-            if by_number and low >= high:
+            if by_number and (low > high or low == high < end - first):
                 continue
             batch = reader.get_batch(k) if by_number else reader.read_next_batch()
+            batch.validate()
             if batch.num_rows != end - first:
                 raise DamagedFileError(f"batch {k} has {batch.num_rows} rows, not {end - first}")
             if low < high:

@@ -31,8 +31,6 @@ from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 _FIRST_READ = 64 << 10
-_LARGEST_FOOTER = 1 << 30
-_MOST_ROWS = 1 << 40  # of a file
 _MOST_BYTES = 1 << 48  # of a file; those of all files are added up in 64 bits
 
 
@@ -74,7 +72,7 @@ def read_footer(
     if tail[-4:] != b"PAR1":
         return Footer(problem="it does not end in a Parquet footer")
     length = int.from_bytes(tail[-8:-4], "little")
-    if length > min(size - 12, _LARGEST_FOOTER):
+    if length > size - 12:
         return Footer(problem=f"its footer would have {length} of its {size} bytes")
     if length + 8 > len(tail):
         tail = storage.read_range(info.path, size - length - 8, size)
@@ -92,17 +90,13 @@ def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
     """The row groups of a file.
 
     Raises:
-        DamagedFileError: their sizes are impossible.
+        DamagedFileError: their rows or bytes are no parts of the file's.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     rows = [group.num_rows for group in groups]
-    if any(count < 0 for count in rows) or sum(rows) != metadata.num_rows:
-        raise DamagedFileError("its row groups do not add up to its rows")
-    if metadata.num_rows > _MOST_ROWS:
-        raise DamagedFileError(f"it would have {metadata.num_rows} rows")
     sizes = [group.total_byte_size for group in groups]
-    if any(size < 0 for size in sizes) or sum(sizes) > _MOST_BYTES:
-        raise DamagedFileError("its row groups have impossible sizes")
+    if sum(rows) != metadata.num_rows or sum(sizes) > _MOST_BYTES or min([*rows, *sizes, 0]) < 0:
+        raise DamagedFileError("its row groups do not add up to the file")
     return groups
 
 

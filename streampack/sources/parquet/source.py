@@ -46,7 +46,6 @@ from streampack.sources.parquet.footer import (
     read_footer,
     row_groups,
 )
-from streampack.sources.parquet.pages import CheckedFile
 from streampack.storage.failures import is_of_system
 from streampack.storage.listing import in_threads
 from streampack.storage.remote import FileInfo, shown
@@ -172,11 +171,10 @@ class Parquet(ShardedSource):
             try:
                 with pq.ParquetFile(str(path), memory_map=True) as opened:
                     places = self._places(opened, shard)
-                    file = CheckedFile.of(opened, path, self._columns(opened.schema_arrow))
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
                     blocks = self._block_maker(shard, skips, opened.schema_arrow)
-                    batches = self._batches(file, row, stop)
+                    batches = self._batches(opened, row, stop)
                     for block, row, place in placed_blocks(
                         batches, blocks, (low, high), stop, places.about
                     ):
@@ -235,15 +233,15 @@ class Parquet(ShardedSource):
             raise DamagedFileError("its ids are of a wider type than those of other files")
 
     def _batches(
-        self, file: CheckedFile, start: int, stop: int
+        self, file: pq.ParquetFile, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches of the rows [start, stop), each with the number of its first row."""
-        first = 0
-        for number, group in enumerate(row_groups(file.file.metadata)):
+        first, columns = 0, self._columns(file.schema_arrow)
+        for number, group in enumerate(row_groups(file.metadata)):
             end = first + group.num_rows
             if first < stop and end > start:
                 size = self._batch_rows(group)
-                for batch in file.batches(number, size, self.reading.max_document_bytes):
+                for batch in file.iter_batches(size, [number], columns, use_threads=False):
                     low, high = max(start - first, 0), min(stop - first, batch.num_rows)
                     if low < high:
                         yield batch.slice(low, high - low), first + low
