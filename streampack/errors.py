@@ -10,12 +10,27 @@ class StreampackError(Exception):
         fact: what is the case, naming the document, shard or field.
         consequence: what streampack therefore does or cannot do.
         remedy: what the reader can do about it.
+        setting: the name of the argument that it is about.
+        path: the file or object.
+        document: the name of the document, as in "row 7 of part-3.parquet".
 
     The three parts are the exception's ``args``, so it survives pickling between processes.
     """
 
-    def __init__(self, fact: str, consequence: str = "", remedy: str = "") -> None:
+    def __init__(
+        self,
+        fact: str,
+        consequence: str = "",
+        remedy: str = "",
+        *,
+        setting: str | None = None,
+        path: str | None = None,
+        document: str | None = None,
+    ) -> None:
         super().__init__(fact, consequence, remedy)
+        self.setting = setting
+        self.path = path
+        self.document = document
         self.fact = fact
         self.consequence = consequence
         self.remedy = remedy
@@ -43,8 +58,12 @@ class ContentError(StreampackError, ValueError):
         shard: int = -1,
         index: int = 0,
         rest_of_shard: bool = False,
+        *,
+        setting: str | None = None,
+        path: str | None = None,
+        document: str | None = None,
     ) -> None:
-        super().__init__(fact, consequence, remedy)
+        super().__init__(fact, consequence, remedy, setting=setting, path=path, document=document)
         self.args = (fact, consequence, remedy, shard, index, rest_of_shard)
         self.shard = shard
         self.index = index
@@ -52,7 +71,13 @@ class ContentError(StreampackError, ValueError):
 
     def of_source(self, name: str) -> ContentError:
         """The same, naming the source of a mixture."""
-        return ContentError(f'In source "{name}": {self.fact}', *self.args[1:])
+        return ContentError(
+            f'In source "{name}": {self.fact}',
+            *self.args[1:],
+            setting=self.setting,
+            path=self.path,
+            document=self.document,
+        )
 
 
 class PlanError(StreampackError, ValueError):

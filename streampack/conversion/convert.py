@@ -179,7 +179,9 @@ def _shards(
 
     cursor = before
     for block, cursor in reader.read(before, skips):
-        dtype, payloads, _ = payloads_of(block, conversion.tokenizer, dtype, skips, masks=True)
+        dtype, payloads, _ = payloads_of(
+            block, conversion.source, conversion.tokenizer, dtype, skips, masks=True
+        )
         for i, payload in enumerate(payloads[inside:], start=inside):
             more = OVERHEAD + (
                 len(payload.encode()) if isinstance(payload, str) else payload.nbytes

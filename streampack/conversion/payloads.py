@@ -33,12 +33,19 @@ def no_documents(consequence: str = "Nothing was written.") -> ConfigError:
 
 
 def payloads_of(
-    block: Block, tokenizer: Tokenizer | None, dtype: str, skips: Skips, *, masks: bool = False
+    block: Block,
+    source: Source,
+    tokenizer: Tokenizer | None,
+    dtype: str,
+    skips: Skips,
+    *,
+    masks: bool = False,
 ) -> tuple[str, list[Payload], NDArray[np.void]]:
     """The block's N documents as they are written, and their dtype and origins (N,).
 
     Args:
         block: of any kind but conversations.
+        source: of the block.
         tokenizer: for texts; None leaves them as they are.
         dtype: of the ids so far, "uint16" or "uint32"; "" takes that of the block.
         skips: for documents that cannot be tokenized.
@@ -51,7 +58,7 @@ def payloads_of(
     if isinstance(block, Texts):
         if tokenizer is None:
             return "str", list(block.texts), block.origin
-        block = tokenizer.encode(block, skips)
+        block = tokenizer.encode(source.short_texts(block, skips), skips)
     if isinstance(block, Conversations):
         raise ConfigError(
             "The documents are conversations.",

@@ -57,7 +57,7 @@ def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[
     origins = [np.zeros(0, dtype=ORIGIN)]
     with job.files.writing(f"embed/{part:05}.bin") as path, path.open("wb") as file:
         for block, _ in reader.read(None, skips):
-            dtype, payloads, origin = payloads_of(block, job.tokenizer, dtype, skips)
+            dtype, payloads, origin = payloads_of(block, job.source, job.tokenizer, dtype, skips)
             data = [p.encode() if isinstance(p, str) else p for p in payloads]
             lengths += map(len, data)
             origins.append(origin)

@@ -250,7 +250,7 @@ def _sample(job: CorpusOrder) -> tuple[Part, list[Payload], NDArray[np.void], fl
     skips, payloads, dtype = Skips(job.on_error), list[Payload](), job.dtype or ""
     began = time.perf_counter()
     for block, _ in reader.read(None, skips):
-        dtype, more, _ = payloads_of(block, job.tokenizer, dtype, skips)
+        dtype, more, _ = payloads_of(block, job.source, job.tokenizer, dtype, skips)
         payloads += more
         if len(payloads) >= SAMPLE_DOCUMENTS:
             break

@@ -278,6 +278,13 @@ class Texts:
         return Texts(texts, self.origin[order], part_of(self.document_fields, order))
 
 
+def text_bytes(text: object) -> int:
+    """Bytes of a text in UTF-8; 0 for what is not text."""
+    if not isinstance(text, str):
+        return 0
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
 def joined_fields(parts: Sequence[Fields]) -> Fields:
     """By name, the document fields of several blocks that have the same ones, end to end."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -14,16 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, Texts, make_origin
+from streampack.documents.blocks import Documents, Texts, make_origin, text_bytes
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, ContentError
 from streampack.packing.overflow import Overflow
+from streampack.reading.options import Reading
+from streampack.reading.records import too_long
 from streampack.reading.skips import Skips
 
 Block = Documents | Texts | Conversations
 #: A place in a lane's stream: small, JSON-able, understood by its source only.
 Cursor = dict[str, Any]
+
+TOO_LONG_REMEDY = (
+    'Cut it, raise the limit, or leave such documents out with on_error="skip" (--on-error).'
+)
 
 
 class LaneReader(ABC):
@@ -57,6 +63,8 @@ class Source(ABC):
 
     #: True if blocks are `Documents` (token ids), False if they are `Texts` or `Conversations`.
     tokenized: bool
+    #: How much of it is read at once, and how long a document may be.
+    reading: Reading = Reading()
     #: What happens to documents longer than a row if no packer is given.
     overflow: Overflow = "split"
     #: True if its documents can be read only once, in this process.
@@ -164,7 +172,10 @@ class Source(ABC):
         """
         name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
         fact = f"{name[0].upper()}{name[1:]} {reason}."
-        return ContentError(fact, consequence, remedy, shard=shard, index=index)
+        setting = "max_document_bytes" if "max_document_bytes" in reason else None
+        return ContentError(
+            fact, consequence, remedy, shard=shard, index=index, setting=setting, document=name
+        )
 
     def report_broken(
         self, origin: NDArray[np.void], problems: Mapping[int, str], skips: Skips
@@ -179,3 +190,27 @@ class Source(ABC):
         for i in sorted(problems):
             shard, index = int(origin["shard"][i]), int(origin["index"][i])
             skips.handle(self.broken_document(shard, index, problems[i]))
+
+    def short_texts(self, texts: Texts, skips: Skips) -> Texts:
+        """The texts that may be tokenized: those within the limit of `reading`.
+
+        Args:
+            texts: N texts.
+            skips: gets a `ContentError` for each of the others.
+        """
+        limit = self.reading.most_text_bytes
+        long = {i: size for i, text in enumerate(texts.texts) if (size := text_bytes(text)) > limit}
+        if not long:
+            return texts
+        for i, size in long.items():
+            origin = texts.origin[i]
+            skips.handle(
+                self.broken_document(
+                    int(origin["shard"]),
+                    int(origin["index"]),
+                    too_long(size, limit),
+                    "Encoding a text takes 50 to 400 times its size in memory.",
+                    TOO_LONG_REMEDY,
+                )
+            )
+        return texts.take(np.flatnonzero(~np.isin(np.arange(len(texts)), [*long])))

@@ -124,8 +124,8 @@ class FlatSource(ShardedSource):
         positions, tokens = positions[: n + 1], tokens[: n + 1]
         counts = np.diff(tokens)
         problems = {
-            i: too_long(int(counts[i]) * size, reading.max_document_bytes)
-            for i in np.flatnonzero(counts * size > reading.max_document_bytes).tolist()
+            i: too_long(int(counts[i]) * size, reading.most_bytes)
+            for i in np.flatnonzero(counts * size > reading.most_bytes).tolist()
         }
         origin = make_origin(shard, positions[:-1])
         kinds = np.full(len(counts), file.kind, dtype=np.uint8)

@@ -361,6 +361,11 @@ def _for_source(tokenizer: Any, source: Source) -> Tokenizer | ChatTokenizer | N
         return None
     if isinstance(source, Chat):
         return ChatTokenizer(
-            tokenizer, source.template, source.document_name, source.rules, source.template_kwargs
+            tokenizer,
+            source.template,
+            source.document_name,
+            source.rules,
+            source.template_kwargs,
+            source.reading.most_text_bytes,
         )
     return cast(Tokenizer, tokenizer)

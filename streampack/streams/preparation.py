@@ -146,7 +146,7 @@ class BlockPreparer:
     def _encoded(self, block: Texts | Conversations) -> Documents:
         tokenizer = self._preparation.tokenizers[self._number]
         if isinstance(block, Texts) and isinstance(tokenizer, Tokenizer):
-            return tokenizer.encode(block, self._skips)
+            return tokenizer.encode(self._source.short_texts(block, self._skips), self._skips)
         if isinstance(block, Conversations) and isinstance(tokenizer, ChatTokenizer):
             return tokenizer.encode(block, self._skips)
         raise ConfigError(

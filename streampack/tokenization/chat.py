@@ -26,9 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, Fields, Texts
+from streampack.documents.blocks import Documents, Fields, Texts, text_bytes
 from streampack.documents.conversations import Conversation, Conversations, TurnRules
 from streampack.errors import ConfigError, ContentError
+from streampack.reading.base import TOO_LONG_REMEDY
+from streampack.reading.options import Reading
+from streampack.reading.records import too_long
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import apply_bos, apply_eos
 from streampack.tokenization.template import ChatTemplate, Rendered
@@ -50,6 +53,7 @@ class ChatTokenizer:
         name: returns the name of a document, by its origin, for errors.
         rules: what is learnt of a conversation.
         template_kwargs: what the template can use besides; see `streampack.sources.Chat`.
+        most_bytes: of a rendered text, in UTF-8.
 
     Attributes:
         fingerprint: 64 bits, in hexadecimal, over tokenizer and template.
@@ -65,6 +69,7 @@ class ChatTokenizer:
         name: Callable[[np.void], str],
         rules: TurnRules | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        most_bytes: int = Reading().most_text_bytes,
     ) -> None:
         if tokenizer.splits_special_tokens:
             raise ConfigError(
@@ -74,6 +79,7 @@ class ChatTokenizer:
             )
         self.tokenizer = tokenizer
         self._name = name
+        self._most_bytes = most_bytes
         self._all_rendered = template is not None
         source = tokenizer.chat_template if template is None else template
         found = _MARKER.findall(source or "")
@@ -104,15 +110,20 @@ class ChatTokenizer:
         for i, conversation in enumerate(block.conversations):
             try:
                 made = self._rendered(conversation)
+                for one in made:
+                    self._check_length(one.text)
             except RenderError as error:
                 origin = block.origin[i]
+                name = self._name(origin)
                 skips.handle(
                     ContentError(
-                        f"The conversation in {self._name(origin)} {error.reason}.",
+                        f"The conversation in {name} {error.reason}.",
                         "It cannot be learnt from.",
                         error.remedy,
                         shard=int(origin["shard"]),
                         index=int(origin["index"]),
+                        setting=error.setting,
+                        document=name,
                     )
                 )
             else:
@@ -140,6 +151,12 @@ class ChatTokenizer:
         if any(pairs):
             fields |= _of_pairs(documents.origin, np.array(pairs, dtype=np.bool_))
         return replace(documents, document_fields=fields) if fields else documents
+
+    def _check_length(self, text: str) -> None:
+        if (size := text_bytes(text)) > self._most_bytes:
+            raise RenderError(
+                too_long(size, self._most_bytes), TOO_LONG_REMEDY, setting="max_document_bytes"
+            )
 
     def _say_split_markers(self, text: str) -> None:
         """Warn, once, if the template marks turns by what the tokenizer splits like any text."""

@@ -1,8 +1,8 @@
 """Text blocks to token blocks, and the ends and beginnings of documents.
 
-A block is encoded by one call of the tokenizers library; its ids go into one flat array, uint16 if
+A block is encoded by few calls of the tokenizers library; its ids go into one flat array, uint16 if
 the vocabulary allows. No Python runs per token: the library returns a list of ids per text, and
-appending each list at once is the fastest way on (2 to 3 % of the time to encode).
+making an array of each list at once is the fastest way on (2 to 3 % of the time to encode).
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -21,19 +20,18 @@ from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
 from streampack.arguments import explained, type_in_words, whole_number
-from streampack.cached import cached_property
-from streampack.documents.blocks import Documents, Texts
+from streampack.documents.blocks import Documents, Texts, text_bytes
+from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
-from streampack.tokenization.pieces import BYTES_PER_CHARACTER, can_be_cut, is_long, pieces_of
 from streampack.tokenization.rules import checked_id
 from streampack.tokenization.threads import configure
 from streampack.tokenization.vocabulary import open_vocabulary
 
 logger = logging.getLogger(__name__)
 
-LONG = 4 << 20  # characters of a text that is worth a word
+BATCH_BYTES = 1 << 20  # of texts that are encoded together, if they are several
 PILES = 8  # that texts are dealt into before they are encoded
 
 
@@ -146,7 +144,6 @@ class Tokenizer:
         # Special tokens are never added here. All that a post-processor would do is to leave white
         # space out of the tokens' places in the text, and `encode_spans` needs whole places.
         self._engine.post_processor = processors.ByteLevel(trim_offsets=False)
-        self._said = False  # that a text takes much memory
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": self._engine.to_str()}
@@ -170,8 +167,11 @@ class Tokenizer:
             skips: gets a `ContentError` for each text that is not a string, holds lone surrogates,
                 or is refused by the tokenizer; the rest of the block is encoded.
         """
-        encodings, kept = self._encodings(texts, skips)
-        documents = self._documents(encodings, texts.origin[kept])
+        kept, made = [], []
+        for i, encoding in self._encodings(texts, skips):
+            kept.append(i)
+            made.append(self._ids(encoding))
+        documents = self._documents(texts.origin[kept], made)
         if self.bos:
             documents = apply_bos(documents, self.bos_id)
         return apply_eos(documents, self.eos, self.eos_id)
@@ -190,14 +190,17 @@ class Tokenizer:
         Returns:
             The documents, and which texts (M,) they are: all but those that were skipped.
         """
-        encodings, kept = self._encodings(texts, skips, places=True)
-        documents = self._documents(encodings, texts.origin[kept])
-        mask = np.zeros(len(documents.tokens), dtype=np.bool_)
-        for i, encoding, base in zip(kept, encodings, documents.offsets[:-1].tolist(), strict=True):
+        kept, made, masks = [], [], [np.zeros(0, dtype=np.bool_)]
+        for i, encoding in self._encodings(texts, skips, places=True):
+            mask = np.zeros(len(encoding), dtype=np.bool_)
             for start, stop in spans[i]:
                 first, last = _tokens_of(encoding, start, stop, len(texts.texts[i]))
-                mask[base + first : base + last] = True
-        return replace(documents, loss_mask=mask), kept
+                mask[first:last] = True
+            kept.append(i)
+            made.append(self._ids(encoding))
+            masks.append(mask)
+        documents = self._documents(texts.origin[kept], made)
+        return replace(documents, loss_mask=np.concatenate(masks)), np.array(kept, dtype=np.int64)
 
     @property
     def special_tokens(self) -> list[str]:
@@ -220,93 +223,73 @@ class Tokenizer:
         """
         return str(self._engine.decode(ids.tolist(), skip_special_tokens=False))
 
-    def _documents(self, encodings: Sequence[Encoding], origin: NDArray[np.void]) -> Documents:
-        ids = array("H" if self.dtype == np.uint16 else "I")
-        ends = [0]
-        for encoding in encodings:
-            ids.fromlist(encoding.ids)
-            ends.append(len(ids))
-        offsets = np.array(ends, dtype=np.int64)
-        return Documents(np.frombuffer(ids, dtype=self.dtype), offsets, origin)
+    def _ids(self, encoding: Encoding) -> array[int]:
+        return array("H" if self.dtype == np.uint16 else "I", encoding.ids)
+
+    def _documents(self, origin: NDArray[np.void], made: Sequence[array[int]]) -> Documents:
+        ids = np.frombuffer(b"".join(made), dtype=self.dtype)
+        return Documents(ids, offsets_of(np.array([*map(len, made)], dtype=np.int64)), origin)
 
     def _encodings(
         self, texts: Texts, skips: Skips, places: bool = False
-    ) -> tuple[list[Encoding], NDArray[np.int64]]:
-        """The encodings, and the numbers of their texts; `places` keeps the places of tokens."""
+    ) -> Iterator[tuple[int, Encoding]]:
+        """The encodings of texts with their numbers; `places` keeps the places of tokens.
+
+        Few are alive at once: an encoding takes 50 to 400 times the size of its text.
+        """
         configure(self.threads)
-        try:
-            encodings = self._encode_batch(texts.texts, places)
-        except Exception:  # the library raises plain Exception, and does not say for which text
-            return self._encode_good(texts, skips, places)
-        return encodings, np.arange(len(texts), dtype=np.int64)
+        for start, stop in _batches(texts.texts):
+            batch = texts.texts[start:stop]
+            try:
+                encodings: list[Encoding | None] = [*self._encode_batch(batch, places)]
+            except Exception:  # the library raises plain Exception, and does not say for which text
+                encodings = [self._encode_good(texts, i, skips, places) for i in range(start, stop)]
+            encodings.reverse()
+            for i in range(start, stop):
+                if (encoding := encodings.pop()) is not None:
+                    yield i, encoding
 
     def _encode_batch(self, texts: Sequence[str], places: bool) -> list[Encoding]:
         if not all(isinstance(text, str) for text in texts):
             raise TypeError  # the library would join a pair of texts
         encode = self._engine.encode_batch if places else self._engine.encode_batch_fast
-        # Joining encodings would lose some places.
-        cut = [
-            pieces_of(text) if not places and is_long(text) and self._cuts else [text]
-            for text in texts
-        ]
-        pieces = list(chain.from_iterable(cut))
-        self._say_memory(pieces)
-        order = _dealt(pieces)
-        found: list[Encoding] = encode([pieces[i] for i in order], add_special_tokens=False)
+        order = _dealt(texts)
+        found: list[Encoding] = encode([texts[i] for i in order], add_special_tokens=False)
         encodings = found.copy()
         for i, encoding in zip(order, found, strict=True):
             encodings[i] = encoding
-        coming = iter(encodings)
-        return [
-            next(coming) if len(parts) == 1 else Encoding.merge(list(islice(coming, len(parts))))
-            for parts in cut
-        ]
+        return encodings
 
-    @cached_property
-    def _cuts(self) -> bool:
-        """Whether long texts are encoded in pieces; looked up for the first one."""
-        return can_be_cut(self._engine)
-
-    def _say_memory(self, pieces: Sequence[str]) -> None:
-        """Say once if a text is so long that encoding it takes much memory."""
-        longest = max(map(len, pieces), default=0)
-        if longest > LONG and not self._said:
-            self._said = True
-            logger.warning(
-                "A text of %d characters is tokenized in one piece, which takes about %.1f GiB of "
-                "memory: %s. Reading(max_document_bytes=) of the source refuses longer documents.",
-                longest,
-                longest * BYTES_PER_CHARACTER / 2**30,
-                "it has no lines that it could be cut at"
-                if self._cuts
-                else "pieces might get other ids from this tokenizer",
-            )
-
-    def _encode_good(
-        self, texts: Texts, skips: Skips, places: bool
-    ) -> tuple[list[Encoding], NDArray[np.int64]]:
-        """The encodings of the good texts and their numbers, one text at a time."""
-        encodings: list[Encoding] = []
-        kept = []
-        for i, text in enumerate(texts.texts):
-            try:
-                encodings += self._encode_batch([text], places)
-            except Exception as error:
-                origin = texts.origin[i]
-                shard, index = int(origin["shard"]), int(origin["index"])
-                skips.handle(
-                    ContentError(
-                        f"Document {index} of shard {shard} cannot be tokenized: "
-                        f"{_complaint(text, error)}.",
-                        "Its text would be missing from training.",
-                        'Repair it, or use on_error="skip" to leave such documents out.',
-                        shard=shard,
-                        index=index,
-                    )
+    def _encode_good(self, texts: Texts, i: int, skips: Skips, places: bool) -> Encoding | None:
+        """The encoding of one text; None if it has none, which is passed to `skips`."""
+        try:
+            return self._encode_batch(texts.texts[i : i + 1], places)[0]
+        except Exception as error:
+            shard, index = int(texts.origin["shard"][i]), int(texts.origin["index"][i])
+            skips.handle(
+                ContentError(
+                    f"Document {index} of shard {shard} cannot be tokenized: "
+                    f"{_complaint(texts.texts[i], error)}.",
+                    "Its text would be missing from training.",
+                    'Repair it, or use on_error="skip" to leave such documents out.',
+                    shard=shard,
+                    index=index,
                 )
-            else:
-                kept.append(i)
-        return encodings, np.array(kept, dtype=np.int64)
+            )
+            return None
+
+
+def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """(first, one after the last) of the texts that are encoded together."""
+    start, size = 0, 0
+    for i, text in enumerate(texts):
+        more = text_bytes(text)
+        if i > start and size + more > BATCH_BYTES:
+            yield start, i
+            start, size = i, 0
+        size += more
+    if start < len(texts):
+        yield start, len(texts)
 
 
 def _dealt(texts: Sequence[str]) -> list[int]:

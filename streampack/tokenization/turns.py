@@ -52,13 +52,14 @@ _WORDS = {"thinking": "thoughts", "content": "content", "tool_calls": "calls of 
 class RenderError(Exception):
     """Why a conversation cannot be rendered; ends the sentence "document X ...".
 
-    `remedy` says what to do.
+    `remedy` says what to do, and `setting` is the argument that it is about.
     """
 
-    def __init__(self, reason: str, remedy: str = "") -> None:
+    def __init__(self, reason: str, remedy: str = "", setting: str | None = None) -> None:
         super().__init__(reason, remedy)
         self.reason = reason
         self.remedy = remedy
+        self.setting = setting
 
 
 class Turns:

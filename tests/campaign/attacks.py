@@ -9,7 +9,7 @@ from tests.campaign.attack import MakeAttack
 from tests.campaign.processes import attack_jobs, attack_loops
 from tests.campaign.shards import KINDS, attack_shards
 from tests.campaign.states import attack_growth, attack_states
-from tests.campaign.values import attack_chats, attack_fields, attack_groups, attack_pieces
+from tests.campaign.values import attack_chats, attack_fields, attack_groups
 
 __all__ = ["ATTACKS", "Limits"]
 
@@ -36,7 +36,6 @@ ATTACKS: dict[str, Limits] = {
     "chats": Limits(attack_chats),
     "fields": Limits(attack_fields),
     "groups": Limits(attack_groups),
-    "pieces": Limits(attack_pieces),
     "jobs": Limits(attack_jobs, case_s=180, memory=False),
     "loops": Limits(attack_loops, case_s=60, memory=False),
 }

@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, sources
 from streampack.packing import BestFitDecreasing, Pad
-from streampack.tokenization import pieces
 from tests.campaign.attack import Attack, FoundError
 from tests.campaign.hostile import hostile
-from tests.support.chats import CHATML, bpe_tokenizer, messages, with_template
+from tests.support.chats import CHATML, messages, with_template
 from tests.support.corpora import byte_tokenizer
 
-__all__ = ["attack_chats", "attack_fields", "attack_groups", "attack_pieces"]
+__all__ = ["attack_chats", "attack_fields", "attack_groups"]
 
 COUNT = 24  # records of a case
 TALKS: list[Callable[[int], dict[str, Any]]] = [
@@ -148,30 +147,6 @@ def _table(records: list[Any], make: Callable[[pa.Table], Any] = lambda table: t
         return make(pa.Table.from_pylist(records))
     except Exception:  # no table holds it
         return make(pa.table({"messages": [messages("a", "b")] * COUNT}))
-
-
-def attack_pieces(folder: Path) -> Attack:
-    """Texts that are tokenized in pieces: the ids of the whole."""
-    engines = [byte_tokenizer(), bpe_tokenizer()]
-    assert all(map(pieces.can_be_cut, engines))
-    pieces.PIECE = 7
-    units = [
-        *"\n\n\r\t  \u00a0\u3000\u2028ab'sE1 .{\u0301\u4e2d\x00\ufeff",
-        "it's\nAn",
-        ".\nThe",
-        "x\nA",
-    ]
-
-    def attack(rng: random.Random) -> str:
-        text = "".join(rng.choice(units) for _ in range(rng.randint(8, 200)))
-        for engine in engines:
-            parts = engine.encode_batch(pieces.pieces_of(text), add_special_tokens=False)
-            whole = engine.encode(text, add_special_tokens=False).ids
-            if [number for part in parts for number in part.ids] != whole:
-                raise FoundError(f"other ids in pieces: {text!r}")
-        return "same"
-
-    return attack
 
 
 def attack_fields(folder: Path) -> Attack:

@@ -83,7 +83,7 @@ def _blocks(
     index: list[int] = []
     size = 0
     begin = position
-    max_line_bytes = reading.max_document_bytes
+    max_line_bytes = reading.most_bytes
     most_lines, most_bytes = reading.documents_per_block, reading.block_bytes
     damage: DamagedError | None = None
     while True:

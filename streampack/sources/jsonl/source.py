@@ -169,7 +169,7 @@ class JSONL(ShardedSource):
     def record_of(self, line: bytes | None) -> dict[str, Any]:
         """The object of a line; None is one that was too long to be kept."""
         if line is None:
-            limit = self.reading.max_document_bytes
+            limit = self.reading.most_bytes
             raise BrokenDocumentError(f"is longer than max_document_bytes={limit} of Reading")
         return record_of(line)
 

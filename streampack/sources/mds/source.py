@@ -278,7 +278,7 @@ class MDS(ShardedSource):
                 codec,
                 folder=self.storage.cache_dir,
                 exact_bytes=int(details["raw_bytes"][shard]),
-                free_bytes=self.reading.max_document_bytes,
+                free_bytes=self.reading.most_bytes,
             )
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
@@ -340,7 +340,7 @@ class MDS(ShardedSource):
             status,
         )
         starts, sizes, status = starts[:, :n], sizes[:, :n], status[:n]
-        status[(status == 0) & (sizes[0] > self.reading.max_document_bytes)] = TOO_LONG
+        status[(status == 0) & (sizes[0] > self.reading.most_bytes)] = TOO_LONG
         origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
         block: Documents | Texts | Spans
         more = starts[len(columns) :], sizes[len(columns) :]

@@ -277,7 +277,7 @@ class Parquet(ShardedSource):
             skips.handle(self.broken_document(shard, row, reason))
 
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
-        most = self.reading.max_document_bytes
+        most = self.reading.most_bytes
         there = set(schema.names)
         document = [name for name in self.field_types.document if name in there]
         if not self.tokenized:

@@ -285,7 +285,7 @@ class WebDataset(ShardedSource):
         codec, data = sniff_codec(local), map_file(local)
         if codec is None or is_header(data):  # a name may begin like compressed data
             return data, True
-        most = self.reading.max_document_bytes
+        most = self.reading.most_bytes
         try:
             return decompress(local, codec, folder=self.storage.cache_dir, free_bytes=most)
         except DamagedError as error:
@@ -316,7 +316,7 @@ class WebDataset(ShardedSource):
         if own <= n:  # what follows is the next part's, and so is what is wrong with it
             n, offset, outcome = own, int(ends[own - 1]), MORE
         starts, sizes, status = starts[:n], sizes[:n], status[:n]
-        most_bytes = self.reading.max_document_bytes
+        most_bytes = self.reading.most_bytes
         status[(status == 0) & (sizes > most_bytes)] = TOO_LONG
         problems: dict[int, str] = {}
         if shard not in self._instead and (status == MISSING).any():
@@ -351,7 +351,7 @@ class WebDataset(ShardedSource):
         problems: dict[int, str],
     ) -> Block:
         """One parse per document; the samples' headers begin at byte `begin`."""
-        types, most = self.field_types, self.reading.max_document_bytes
+        types, most = self.field_types, self.reading.most_bytes
         field = self.fields.document or ""
         contents = list(pieces(data, starts, sizes))
         beside = {}
