@@ -117,10 +117,20 @@ class Metrics:
         return Metrics(*map(add, _totals(self), _totals(other)))
 
     def __repr__(self) -> str:
-        """The numbers that are not zero, and the share of slots that held a token."""
-        counts = {name: value for name, value in self.as_dict().items() if value}
-        whole = [f"{name}={value:,}" for name, value in counts.items() if isinstance(value, int)]
-        return f"Metrics({', '.join([*whole, f'utilisation={self.utilisation:.4f}'])})"
+        """The counts that are not zero by their attributes, and `utilisation`."""
+        counts = zip(_COUNTS, attrgetter(*_COUNTS)(self), strict=True)
+        shown = [f"{name}={value:,}" for name, value in counts if value]
+        return f"Metrics({', '.join([*shown, f'utilisation={self.utilisation:.4f}'])})"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of documents in the batches, repeated ones included."""
+        return self.composition.placed
+
+    @property
+    def documents(self) -> int:
+        """Documents of which the batches hold something."""
+        return self.composition.documents
 
     @property
     def utilisation(self) -> float:
@@ -135,8 +145,8 @@ class Metrics:
         return {
             "batches": self.batches,
             "empty_batches": self.empty_batches,
-            "tokens": composition.placed,
-            "documents": composition.documents,
+            "tokens": self.tokens,
+            "documents": self.documents,
             "tokens_dropped": composition.dropped,
             "documents_cropped": composition.documents_cropped,
             "documents_lost": composition.documents_lost,
@@ -164,5 +174,12 @@ class Metrics:
         }
 
 
+#: What `Metrics` shows of itself, as paths of attributes.
+_COUNTS = (
+    "batches", "empty_batches", "tokens", "documents", "composition.dropped",
+    "composition.documents_cropped", "composition.documents_lost", "left.placed", "left.documents",
+    "stepped_over.placed", "stepped_over.documents", "empty_documents", "skipped", "duplicates",
+    "duplicate_tokens",
+)  # fmt: skip
 _seconds = attrgetter(*(f.name for f in fields(LaneTimes)))
 _totals = attrgetter(*(f.name for f in fields(Metrics)))

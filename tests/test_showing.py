@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,10 @@ def test_datasets_loaders_packers_and_metrics_say_what_they_are(tmp_path: Path) 
         f"Metrics(batches=1, tokens={batch.num_tokens}, documents=3, "
         f"utilisation={metrics.utilisation:.4f})"
     )
+    metrics.left.placed = metrics.stepped_over.documents = metrics.skipped = 3
+    for name, value in re.findall(r"([\w.]+)=([\d,]+)", repr(metrics)):
+        if name != "utilisation":
+            assert attrgetter(name)(metrics) == int(value.strip(",").replace(",", ""))
     for value in (dataset, loader, batch, metrics):
         assert len(repr(value)) < 500
 

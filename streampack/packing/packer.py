@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streampack.arguments import check_call, is_whole
 from streampack.documents.ragged import offsets_of
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, PlanError
 from streampack.packing.overflow import OVERFLOWS, Overflow
 from streampack.packing.plan import Plan
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
@@ -89,6 +89,11 @@ class Packer(ABC):
         """
         request = full_rows_first(request)
         plan = self.plan(request.lengths, final=request.final, seed=request.seed)
+        if not isinstance(plan, Plan):
+            raise PlanError(
+                f"{type(self).__name__}.plan returned {plan!r:.80}.",
+                remedy="Return a streampack.packing.Plan.",
+            )
         return fullest_rows(plan, request)
 
     def fits(self, members: MemberLengths, batch_tokens: int) -> NDArray[np.bool_]:

@@ -70,7 +70,7 @@ def changed_fields(
     }
     for name, field in differing.items():
         if field not in allow:
-            joined = name.startswith("source.sources.") and name not in before
+            joined = name == _SHARES or (name.startswith("source.sources.") and name not in before)
             raise StateError(
                 f"`{name}` was {_shown(before, name)} when the state was saved and is "
                 f"{_shown(now, name)} now.",
@@ -93,7 +93,16 @@ _JOINED = (
 )
 
 
+_SHARES = "source.shares"
+
+
 def _shown(values: Mapping[str, Any], name: str) -> str:
+    if name == _SHARES and name in values:
+        return "; ".join(
+            f"from {at:,} tokens on " * (len(values[name]) > 1)
+            + ", ".join(f"{share / sum(shares):.4g}" for share in shares)
+            for at, shares in values[name]
+        )
     return f"{values[name]!r:.200}" if name in values else "absent"
 
 

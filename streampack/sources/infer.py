@@ -117,6 +117,8 @@ def as_source(source: Any, **given: Any) -> Source:
     _refuse_others(source, given, _OF_OBJECTS)
     if is_hf_stream(source):
         return _hf_stream(source, given)
+    if getattr(source, "is_nested", False) is True:  # a nested tensor of torch
+        source = source.unbind()
     made = Items(source, **given) if is_random_access(source) else Iterable(source, **given)
     if (table := _by_columns(source, made, given)) is not None:
         return table

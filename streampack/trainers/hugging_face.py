@@ -137,7 +137,7 @@ class TrainerMixin(EvaluationMixin):
 
 
 def _callback(trainer: Any) -> Any:
-    """What has the model checked, and puts the state of this rank into every checkpoint."""
+    """Has the model checked, counts on after a resume, and saves the state of this rank."""
     from transformers import TrainerCallback
 
     loader = trainer.loader
@@ -146,6 +146,10 @@ def _callback(trainer: Any) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if loader.form.model is None and is_of_transformers(trainer.model):
                 loader.form = Form("hf", trainer.model_wrapped)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            # Without a length the Trainer divides the batches since it was started by max_steps.
+            state.epoch = state.global_step / state.max_steps
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"

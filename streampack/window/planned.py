@@ -57,6 +57,11 @@ def planned_window(
     Raises:
         PlanError: the rows cannot be gathered, or the last ones would lose tokens.
     """
+    if not isinstance(selection, Selection):
+        raise PlanError(
+            f"{type(packer).__name__}.plan_window returned {selection!r:.80}.",
+            remedy="Return a streampack.packing.Selection, as `fullest_rows(plan, request)` does.",
+        )
     plan, rows, batches = selection.plan, selection.rows, selection.batches
     position = np.empty(len(repeated) + 1, dtype=np.int64)
     fault, repeats = _examine(

@@ -100,6 +100,7 @@ def test_it_resumes_from_the_last_checkpoint_and_says_where_there_is_none(tmp_pa
     second = make_trainer(tmp_path / "run", corpus, max_steps=3, save_steps=100)
     second.train(resume_from_checkpoint=True)
     assert second.state.global_step == 3
+    assert (first.state.epoch, second.state.epoch) == (1.0, 1.0)  # shares of `max_steps`
     assert second.loader.metrics().batches == 2  # of the third step
     for file in (tmp_path / "run" / "checkpoint-2").glob("loader-*"):
         file.unlink()

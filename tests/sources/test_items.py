@@ -125,3 +125,12 @@ def test_an_iterable_dataset_of_torch_is_iterated_although_it_has_a_length() -> 
 
 def test_lists_of_the_shortest_texts_have_a_size() -> None:
     assert Items(["a"] * 3).estimate_tokens() == 1
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_a_list_of_documents(layout: torch.layout) -> None:
+    parts = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
+    nested = torch.nested.nested_tensor(parts, layout=layout)
+    dataset = PackedDataset(nested, seq_len=5, batch_rows=1, shuffle=False, topology=Topology())
+    (batch,) = PackedLoader(dataset)
+    assert sorted(batch.input_ids.ravel().tolist()) == [1, 2, 3, 4, 5]

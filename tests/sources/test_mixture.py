@@ -560,3 +560,18 @@ def test_what_cannot_join_a_run_is_refused() -> None:
         pass
     with pytest.raises(StateError, match="Lane 0 has ended"):
         PackedLoader(dataset(grown(1))).load_state_dict(ended.state_dict(), allow={"source"})
+
+
+def test_a_state_of_other_weights_is_refused_by_the_weights() -> None:
+    def loader(weights: dict[str, float]) -> PackedLoader:
+        mixture = Mixture({"a": [[1, 2]] * 9, "b": [[3, 4]] * 9}, weights=weights)
+        return PackedLoader(
+            PackedDataset(mixture, seq_len=8, batch_rows=1, epochs=None, topology=Topology())
+        )
+
+    state = loader({"a": 0.7, "b": 0.3}).state_dict()
+    with pytest.raises(StateError) as caught:
+        loader({"a": 1, "b": 3}).load_state_dict(state)
+    assert "was 0.7, 0.3 when" in str(caught.value)
+    assert "is 0.25, 0.75 now" in str(caught.value)
+    assert 'allow={"source"}' in str(caught.value)

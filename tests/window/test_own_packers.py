@@ -250,3 +250,14 @@ def test_a_packer_that_does_not_follow_a_balance_is_not_given_one() -> None:
         PackedDataset(source, packer=Unbalanced(), **options)
     batches = list(PackedLoader(PackedDataset(source, packer=Plain(), lanes=1, **options)))
     assert sum(batch.composition.placed for batch in batches) == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("method", ["plan", "plan_window"])
+def test_a_packer_that_returns_nothing_is_named(method: str) -> None:
+    class Forgetful(Plain):
+        pass
+
+    setattr(Forgetful, method, lambda *arguments, **options: None)
+    dataset = PackedDataset([[1, 2, 3]], packer=Forgetful(), batch_rows=1, topology=Topology())
+    with pytest.raises(PlanError, match=f"Forgetful.{method} returned None"):
+        next(iter(PackedLoader(dataset)))
