@@ -130,13 +130,13 @@ def check_isolation(
         if tolerance is None:
             tolerance = _TOLERANCE_HALF if base.element_size() == 2 else _TOLERANCE
         at_first = torch.arange(len(ids), device=ids.device) == first
-        context = _movement(base, outputs(at_first))
+        context = largest_movement(base, outputs(at_first))
         after = (segment == longest) & ~at_first
         scale = float(context[after].max()) if after.any() else 0.0
         _check_context(scale)
         leaks = []
         for number in numbers:
-            moved = _movement(base, outputs(segment == number)) / scale
+            moved = largest_movement(base, outputs(segment == number)) / scale
             leaks += [
                 Leak(number, other, movement)
                 for other in numbers
@@ -144,7 +144,7 @@ def check_isolation(
                 and not (movement := float(moved[segment == other].max())) <= tolerance
             ]
         if leaks:
-            _check_repeats(float(_movement(base, outputs(nothing)).max()) / scale, tolerance)
+            _check_repeats(float(largest_movement(base, outputs(nothing)).max()) / scale, tolerance)
         layer = None
         if leaks and module is not None:
             layer = _first_to_move(module, outputs, segment, leaks[0].changed, tolerance)
@@ -227,7 +227,7 @@ def _parts(values: Tensor) -> list[Tensor]:
     return [values[first : first + 1024] for first in range(0, len(values), 1024)]
 
 
-def _movement(base: Tensor, changed: Tensor) -> Tensor:
+def largest_movement(base: Tensor, changed: Tensor) -> Tensor:
     """(T,) the largest difference in each slot."""
     pairs = zip(_parts(base), _parts(changed), strict=True)
     moved = torch.cat([(one.float() - other.float()).abs().amax(dim=1) for one, other in pairs])
@@ -264,8 +264,17 @@ def _check_repeats(movement: float, tolerance: float) -> None:
 
 @contextmanager
 def put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
-    """Torch's random numbers, and the module's buffers, as they were before."""
-    buffers = {} if module is None else {buffer: buffer.clone() for buffer in module.buffers()}
+    """Torch's random numbers, the module's buffers, and numbers that its parts keep, as before."""
+    parts = [] if module is None else list(module.modules())
+    buffers = [dict(part._buffers) for part in parts]
+    values = [
+        {name: value.clone() for name, value in held.items() if value is not None}
+        for held in buffers
+    ]
+    kept = [
+        {name: value for name, value in vars(part).items() if isinstance(value, (int, float))}
+        for part in parts
+    ]
     on_host = device.type == "cpu"
     with torch.random.fork_rng(
         devices=[] if on_host else [device], device_type="cuda" if on_host else device.type
@@ -273,8 +282,12 @@ def put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
         try:
             yield
         finally:
-            for buffer, value in buffers.items():
-                buffer.copy_(value)
+            for part, held, before, numbers in zip(parts, buffers, values, kept, strict=True):
+                for name, value in before.items():
+                    held[name].copy_(value)  # type: ignore[union-attr]
+                part._buffers.clear()
+                part._buffers.update(held)
+                vars(part).update(numbers)
 
 
 def _first_to_move(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.consumers.forms import Form
-from streampack.consumers.hf_arguments import is_of_transformers
+from streampack.consumers.hf_ways import is_of_transformers
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 from streampack.loader import PackedLoader

@@ -171,6 +171,88 @@ def short_documents() -> list[Any]:
     )
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gptj", "gpt_neo", "opt", "codegen", "biogpt"])
+def test_eight_rows_as_long_as_the_table_of_positions_are_taken(family: str) -> None:
+    model = tiny_model(family, "sdpa")
+    batch = full_rows(64)
+    assert batch.rows == 8
+    assert batch.seq_len < model.config.max_position_embeddings < 2 * batch.seq_len
+    arguments = batch.hf(model=model)
+    logits = model(**arguments).logits.reshape(8 * 64, -1)
+    for number in range(batch.num_documents):
+        at = batch.document_ids.view(-1) == number
+        alone = model(input_ids=batch.input_ids.view(-1)[at][None], use_cache=False).logits[0]
+        torch.testing.assert_close(logits[at], alone, rtol=1e-4, atol=1e-4)
+
+
+#: Models whose rotary frequencies follow the longest document once one has more than 64 tokens.
+FOLLOWING = {
+    "longrope": (
+        "phi3",
+        {"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1, 3, 9, 27]},
+    ),
+    "dynamic": ("llama", {"rope_type": "dynamic", "factor": 8.0}),
+}
+
+
+def following(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
+    family, rope = FOLLOWING[kind]
+    model = tiny_model(
+        family,
+        "sdpa",
+        **{
+            "rope_scaling": rope,
+            "original_max_position_embeddings": 64,
+            "max_position_embeddings": 256 if kind == "longrope" else 64,
+            **settings,
+        },
+    )
+    return model.to(dtype)
+
+
+def full_rows(seq_len: int, rows: int = 8) -> Any:
+    lengths = [seq_len * (2 + number % 5) // 10 for number in range(4 * rows)]
+    documents = [2 + ids % 80 for ids in random_documents(lengths)]
+    return packed_batches(documents, BestFitDecreasing(seq_len=seq_len), batch_rows=rows)[0]
+
+
+@pytest.mark.parametrize("kind", FOLLOWING)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("seq_len", "rows"), [(72, 8), (96, 2), (200, 8), (200, 1), (256, 2)])
+def test_frequencies_that_follow_the_longest_document_are_refused_with_the_length(
+    kind: str, dtype: torch.dtype, seq_len: int, rows: int
+) -> None:
+    with pytest.raises(ConfigError, match="rows of at most 64 tokens"):
+        full_rows(seq_len, rows).hf(model=following(kind, dtype))
+
+
+@pytest.mark.parametrize("kind", FOLLOWING)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_in_which_frequencies_cannot_change_are_taken(kind: str, dtype: torch.dtype) -> None:
+    model = following(kind, dtype)
+    assert "attention_mask" not in full_rows(64).hf(model=model)
+    documents = [2 + ids % 80 for ids in random_documents([60, 70, 200, 150])]
+    for batch in packed_batches(documents, Pad(seq_len=200), attention="row", batch_rows=4):
+        assert "position_ids" not in batch.hf(model=model)
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "linear", "factor": 4.0}, None])
+def test_fixed_frequencies_are_taken_beyond_the_lengths_that_a_config_names(rope: Any) -> None:
+    model = following("dynamic", rope_scaling=rope)
+    assert "attention_mask" not in full_rows(200).hf(model=model)
+
+
+@pytest.mark.parametrize("kind", FOLLOWING)
+def test_a_refused_model_is_as_it_was(kind: str) -> None:
+    model = following(kind)
+    ids = torch.arange(2, 90)[None]  # between both lengths, so dynamic frequencies stay grown
+    with torch.no_grad():
+        before = model(input_ids=ids, use_cache=False).logits
+        with pytest.raises(ConfigError):
+            full_rows(200).hf(model=model)
+        torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, before)
+
+
 def test_a_family_that_is_too_large_is_named() -> None:
     with pytest.raises(NotBuiltError, match="million parameters"):
         tiny_model("fuyu", "eager")

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels", "rotary_dim"), 8),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "decoder_ffn_dim"), 48),
     **dict.fromkeys(("ffn_hidden_size", "shared_intermediate_size", "mlp_hidden_size"), 48),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 256),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 66),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token"), 2),
     **dict.fromkeys(("moe_intermediate_size", "expert_ffn_size", "ffn_hidden_size_moe"), 16),
@@ -61,13 +61,14 @@ def families() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def tiny_model(family: str, attention: str, seconds: int = 10) -> Any:
+def tiny_model(family: str, attention: str, seconds: int = 10, **others: Any) -> Any:
     """A model of some ten thousand parameters with random weights.
 
     Args:
         family: model type.
         attention: implementation, "eager" or "sdpa"; eager where there is no other.
         seconds: for which it may take.
+        others: settings of its config besides.
 
     Raises:
         NotBuiltError: with the reason in a few words.
@@ -78,7 +79,7 @@ def tiny_model(family: str, attention: str, seconds: int = 10) -> Any:
         warnings.simplefilter("ignore")
         try:
             kind = getattr(transformers, name)
-            config = small_config(kind.config_class, **OTHERS.get(family, {}))
+            config = small_config(kind.config_class, **{**OTHERS.get(family, {}), **others})
             with torch.device("meta"):
                 size = sum(p.numel() for p in kind(config).parameters())
             if size > 3_000_000:
