@@ -221,19 +221,6 @@ class BatchAdapters(NoMapping, KernelBoundaries):
             )
         return numpy_arrays(self._packed)
 
-    def torchtitan(self, *, flat: bool = True) -> tuple[dict[str, Tensor], Tensor]:
-        """What torchtitan's trainer takes from a dataloader: ``({"input", "positions"}, labels)``.
-
-        All int64; labels are shifted (each slot's is the next token). Boundaries are where
-        positions are 0.
-
-        Args:
-            flat: (T,), as torchtitan after 0.3 wants them; otherwise (rows, seq_len), as 0.3 does.
-        """
-        shape = (-1,) if flat else (self.rows, self.seq_len)
-        inputs = {"input": self.input_ids.view(shape), "positions": self.position_ids.view(shape)}
-        return inputs, self.next_tokens().view(shape)
-
     def megatron(self, *, cp_size: int = 1, cp_rank: int = 0) -> dict[str, Tensor | None]:
         """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
 

@@ -1,7 +1,7 @@
 """Trainers of other libraries: what their classes need to take packed batches and to resume.
 
 Knows how each trainer asks for batches and saves; it does not know how batches are made. No trainer
-is imported here. The loader for torchtitan, derived from a class of torchtitan's, is `torchtitan`.
+is imported here. `examples/torchtitan_loader.py` is the model for a trainer of your own.
 """
 
 from streampack.trainers.hugging_face import TrainerMixin

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from examples.torchtitan_loader import microbatch
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.consumers.block_mask import segment_block_mask
 from streampack.consumers.megatron import _megatron_counts_tokens
@@ -163,22 +164,27 @@ def test_a_hundred_different_batches_are_compiled_once() -> None:
 # ---------------------------------------------------------------------- torchtitan
 
 
-def test_torchtitan_gets_shifted_labels_that_cross_no_boundary() -> None:
+@pytest.mark.parametrize("one_dict", [False, True])
+def test_torchtitan_gets_shifted_labels_that_cross_no_boundary(one_dict: bool) -> None:
     model = TinyGPT(VOCAB)
     for batch in batches():
-        inputs, labels = batch.torchtitan()
-        assert set(inputs) == {"input", "positions"}
-        for tensor in (*inputs.values(), labels):
-            assert tensor.shape == (batch.rows * batch.seq_len,)
-            assert tensor.dtype == torch.int64
+        given = microbatch(batch, flat=True, one_dict=one_dict)
+        inputs = given if one_dict else {**given[0], "labels": given[1]}
+        for name in ("input", "positions", "labels"):
+            assert inputs[name].shape == (batch.rows * batch.seq_len,)
+            assert inputs[name].dtype == torch.int64
         starts = torch.nonzero(inputs["positions"] == 0).view(-1)
         assert torch.equal(starts.to(torch.int32), batch.cu_seqlens[:-1])
         logits = model(inputs["input"], inputs["positions"], batch.cu_seqlens)
-        found = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        found = torch.nn.functional.cross_entropy(logits, inputs["labels"], reduction="sum")
         torch.testing.assert_close(found, summed_loss(logits, batch.labels.view(-1)))
-        in_rows, labels_in_rows = batch.torchtitan(flat=False)
-        assert in_rows["input"].shape == labels_in_rows.shape == (batch.rows, batch.seq_len)
-        assert torch.equal(labels_in_rows.view(-1), labels)
+        if one_dict:
+            assert inputs["num_valid_tokens"] == (inputs["labels"] != -100).sum()
+            assert torch.equal(inputs["padding_mask"], batch.document_ids.view(-1) == -1)
+        else:
+            rows, labels = microbatch(batch, flat=False, one_dict=False)
+            assert rows["input"].shape == labels.shape == (batch.rows, batch.seq_len)
+            assert torch.equal(labels.view(-1), inputs["labels"])
 
 
 # ---------------------------------------------------------------------- boundaries for every layer
@@ -199,7 +205,7 @@ def test_multi_token_prediction_reaches_over_no_boundary() -> None:
             assert found.shape == (batch.rows, batch.seq_len)
             assert found.dtype == torch.int64
             assert found.view(-1).tolist() == expected
-        assert torch.equal(batch.next_tokens().view(-1), batch.torchtitan()[1])
+        assert torch.equal(batch.next_tokens(), batch.next_tokens(1))
     for depth in (0, -1, 1.5):
         with pytest.raises(ConfigError, match="depth"):
             batch.next_tokens(depth)  # type: ignore[arg-type]
@@ -409,7 +415,7 @@ def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
     for batch in empty:
         assert batch.megatron(cp_size=2)["loss_mask"].sum() == 0  # type: ignore[union-attr]
         assert batch.packed_seq_params(cp_size=2)["cu_seqlens_q"].tolist() == [0, 24, 48]
-        assert (batch.torchtitan()[1] == -100).all()
+        assert (batch.next_tokens() == -100).all()
         assert batch.varlen(segments=5)["cu_seqlens_q"].tolist() == [0, 24, 48, 48, 48, 48]
         assert batch.hf(seq_idx=True)["seq_idx"].max() == 1
         assert batch.flex(8).shape == (1, 1, 48, 48)

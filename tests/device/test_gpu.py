@@ -82,7 +82,7 @@ def test_nothing_waits_for_the_device() -> None:
         moved = batch.to("cuda", non_blocking=True)
         moved.hf(seq_idx=True, segments=100)
         moved.varlen("torch", segments=100)
-        moved.torchtitan()
+        moved.next_tokens()
         moved.flex()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -98,7 +98,7 @@ def lightning_run(*launcher: str) -> Any:
 )
 def test_torchtitan_builds_our_loader_from_its_config(shape: Any, expected: Any) -> None:
     pytest.importorskip("torchtitan", reason="not in the development environment")
-    from streampack.trainers.torchtitan import PackedDataLoader
+    from examples.torchtitan_loader import PackedDataLoader
 
     assert not inspect.isabstract(PackedDataLoader)
     config = PackedDataLoader.Config(source=documents(), options={"lanes": 1})
