@@ -27,14 +27,18 @@ def rotate(share: LaneShare, dealer: Dealer | None = None) -> Iterator[LaneBatch
     own = start + topology.rank
     while waited_for:
         for number in range(following, own + 1):
-            lane = number % config.lanes
+            step, lane = divmod(number, config.lanes)
             if lane in running:
                 running[lane] = started = running[lane] or Lane(config, lane, states[lane], dealer)
                 item = started.next()
+                while isinstance(item, LaneBatch) and item.has_next and item.step < step:
+                    item = started.next()  # the loop had left it after a turn of another rank
                 last = isinstance(item, LaneEnd) or not item.has_next
                 if last:
                     del running[lane]
-                if topology.takes(number, start):
+                if topology.takes(number, start) and (
+                    isinstance(item, LaneEnd) or item.step == step
+                ):
                     ready[lane] = item
                 elif last:
                     ready[lane] = _end(item)

@@ -32,7 +32,7 @@ from streampack.lane.sharing import Sharing
 from streampack.metrics import Metrics
 from streampack.run.by_source import SourceReport, counted, source_report
 from streampack.run.plan import RunPlan
-from streampack.run.state import Deferred, RunState, batches_due, batches_known
+from streampack.run.state import Deferred, RunState, batches_known
 from streampack.sources.mixture.source import Mixture
 
 logger = logging.getLogger(__name__)
@@ -85,8 +85,8 @@ class RankRun:
         self._passes: dict[int, NDArray[np.int64]] = {}  # over each source, by lane
         self._gave = False  # a document, from where it was started
         self._said_lost = False
-        # How many batches lanes had, and their states, where no batch of this rank's says so.
-        self._ends: dict[int, tuple[int, Deferred]] = {}
+        # Turns of lanes that the loop gets no batch of, and the states after them, in their order.
+        self._untaken: list[tuple[int, int, Deferred]] = []  # lane, step
         # The state after each of the last batches, by their numbers.
         self._recent: deque[tuple[int, RunState]] = deque(maxlen=REMEMBERED)
 
@@ -118,7 +118,7 @@ class RankRun:
         """Go on from another place, of this run or of another one."""
         self.plan, self.state = plan, start
         self._recent.clear()
-        self._ends.clear()
+        self._untaken.clear()
         self._passes.clear()
 
     # ------------------------------------------------------------------ giving
@@ -149,6 +149,8 @@ class RankRun:
         exchange = None if dealer is None else DealExchange(dealer, self.ranks)
         feed = open_feed(LaneShare(plan.config, plan.topology, start, states), own, board)
         items = self._real(feed)
+        # A DataLoader takes its workers' batches in turn, and so each has one.
+        leaves_out, alone = sharing is None and not self._is_apart(), plan.topology.world_size == 1
         self._gave = False
         try:
             self._ending = Ending(
@@ -159,8 +161,7 @@ class RankRun:
                 known={lane: batches_known(state) for lane, state in states.items()},
                 ranks=self.ranks if finite else None,
                 end=self._end,
-                # A DataLoader takes its workers' batches in turn, and so each has one.
-                leaves_out=sharing is None and not self._is_apart(),
+                leaves_out=leaves_out,
             )
             coming, first = iter(self._ending), start
             while True:
@@ -169,7 +170,14 @@ class RankRun:
                 item = next(coming, None)
                 if item is None:
                     break
-                yield self.empty_batch(item.lane, item.step) if isinstance(item, Gap) else item
+                if isinstance(item, Gap):
+                    item = self.empty_batch(item.lane, item.step)
+                elif leaves_out and alone and not item.num_documents:
+                    # Its lane waits for a deal, and no other rank has a batch in this step.
+                    self._untaken.append((item.lane, item.step, item.lane_state))
+                    self.metrics += item.spent or Metrics()
+                    continue
+                yield item
                 first = plan.topology.step_after(self._number(item))
             if start == 0 and not self._gave:
                 self._say_nothing_came()
@@ -219,23 +227,19 @@ class RankRun:
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:
         """The batches that hold documents; the ends of lanes that none of them carries are kept."""
-        begun: set[int] = set()
         for item in feed:
             self._gave = self._gave or (isinstance(item, PackedBatch) and item.num_documents > 0)
             if isinstance(item, LaneEnd):
                 self.metrics += item.metrics
                 self._ending.end_lane(item.lane, item.step)
-                self._ends[item.lane] = item.step, partial(item.round.state, item.emitted)
+                after = partial(item.round.state, item.emitted)
+                self._untaken.append((item.lane, item.step, after))
             elif item.num_documents or item.has_next:
-                begun.add(item.lane)
                 yield item
-                continue
             else:  # another loader's place for a batch that the lane does not have
                 self._ending.end_lane(item.lane, item.step)
                 if item.lane_state is not None:
-                    self._ends[item.lane] = item.step, item.lane_state
-            if item.lane not in begun and item.lane in self._ends:
-                self.state.lanes[item.lane] = self._ends[item.lane][1]
+                    self._untaken.append((item.lane, item.step, item.lane_state))
 
     # ------------------------------------------------------------------ taking
 
@@ -259,8 +263,8 @@ class RankRun:
         self.metrics = metrics
         own = batch.num_documents or batch.has_next
         lane_state = batch.lane_state if own else None
+        self._record_untaken(batch)
         state.commit(batch.lane, batch.step, lane_state)
-        self._record_ends()
         self._recent.append((self._number(batch), state.copy()))
 
     def say_lost(self, of: str) -> None:
@@ -300,16 +304,15 @@ class RankRun:
             return SourceReport()
         return source_report(source, self.metrics.sources, self._passes)
 
-    def _record_ends(self) -> None:
-        """Keep the states of lanes that had fewer batches than turns."""
-        lanes, following = self.plan.config.lanes, self.state.next_batch
-        passed = [
-            lane
-            for lane, (had, _) in self._ends.items()
-            if batches_due(lane, following, lanes) > had
-        ]
-        for lane in passed:
-            self.state.lanes[lane] = self._ends.pop(lane)[1]
+    def _record_untaken(self, batch: PackedBatch) -> None:
+        """Keep the states of lanes whose turns pass, with this batch, without one for the loop."""
+        following, later = self.plan.topology.step_after(self._number(batch)), []
+        for lane, step, state in self._untaken:
+            if step * self.plan.config.lanes + lane < following:
+                self.state.lanes[lane] = state
+            else:
+                later.append((lane, step, state))
+        self._untaken = later
 
     def state_dict(self, after: PackedBatch | None = None) -> dict[str, Any]:
         """JSON-able state of what was taken, up to the last batch or up to `after`.

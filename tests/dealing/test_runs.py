@@ -85,6 +85,32 @@ def test_the_last_epoch_alone_has_an_end() -> None:
     assert len(lanes) > 0.99 * turns * LANES
 
 
+def one_long_document(topology: Topology) -> PackedDataset:
+    """Of a document that is a hundred times as long as all others together, in six lanes."""
+    documents = numbered_documents([7] * 50 + [20_000] + [9] * 50)
+    return PackedDataset(
+        MemorySource([documents[:50], documents[50:51], documents[51:]]),
+        seq_len=32,
+        batch_rows=2,
+        window=WindowConfig(rows=10),
+        lanes=6,
+        topology=topology,
+        token_rules=TokenRules(pad_id=4_000_000),
+    )
+
+
+def test_one_rank_gives_no_empty_batch_while_lanes_wait_for_a_long_document() -> None:
+    loader = PackedLoader(one_long_document(Topology()))
+    assert all(batch.num_documents for batch in loader)
+    assert loader.metrics().empty_batches == 0
+
+
+def test_states_between_steps_that_one_rank_leaves_out_go_on_on_any_ranks() -> None:
+    expected = identities(PackedLoader(one_long_document(Topology())))
+    legs = ((1, 0, 21), (1, 2, 80), (3, 0, 31), (4, 0, 18), (1, 0, 43), (2, 0, 10_000))
+    assert over_legs(one_long_document, legs) == expected
+
+
 @pytest.mark.parametrize("filtered", [False, True])
 def test_any_ranks_workers_and_stops_give_the_sequence_of_one(filtered: bool) -> None:
     options: dict[str, Any] = {"filter": Hook("some shards", _some_shards)} if filtered else {}

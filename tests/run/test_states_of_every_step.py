@@ -1,0 +1,107 @@
+"""A state saved after any step loads on any number of ranks, and the run goes on the same."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
+from streampack.packing import BestFitDecreasing
+from tests.support.memory_source import MemorySource, numbered_documents
+from tests.support.runs import PAD, filled, identity, in_order, uneven
+from tests.support.simulated_ranks import on_ranks
+
+RANKS = (1, 2, 3, 4, 5, 8, 12)
+Make = Any
+
+
+def run_with_states(make: Make, ranks: int, state: Any) -> tuple[list[Any], list[Any]]:
+    """The batches to the end of the run, and the state before it and after each of its steps."""
+
+    def one(rank: int, member: Any) -> tuple[list[Any], list[Any]]:
+        loader = PackedLoader(make(Topology(rank, ranks)), ranks=member)
+        if state is not None:
+            loader.load_state_dict(state)
+        batches, states = [], [loader.state_dict()]
+        for batch in loader:
+            batches.append(identity(batch))
+            states.append(loader.state_dict())
+        return batches, [*states, loader.state_dict()]
+
+    batches, states = zip(*on_ranks(ranks, one), strict=True)
+    merged = [merge_states(step) for step in zip(*states, strict=True)]
+    return in_order(list(batches)), json.loads(json.dumps(merged))
+
+
+def assert_every_state_goes_on(make: Make, first: int, second: int) -> None:
+    """On `first` ranks: all states load; from some, `second` ranks give the rest, and so on."""
+    batches, states = run_with_states(make, first, None)
+    for state in states:
+        make(Topology(0, second)).load_state_dict(state)
+    for taken in {0, len(states) // 2, len(states) - 5, len(states) - 3, len(states) - 2}:
+        if taken >= 0:
+            rest, later = run_with_states(make, second, states[taken])
+            assert filled(rest) == filled(batches[taken * first :])
+            for state in later:
+                make(Topology(0, first)).load_state_dict(state)
+
+
+@st.composite
+def small_runs(draw: st.DrawFn) -> Make:
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    lengths = rng.integers(1, draw(st.sampled_from([20, 90])), draw(st.integers(1, 80)))
+    documents = numbered_documents(lengths)
+    cuts = sorted(rng.integers(0, len(documents), draw(st.integers(0, 4))).tolist())
+    bounds = list(zip([0, *cuts], [*cuts, len(documents)], strict=True))
+    source = MemorySource([documents[a:b] for a, b in bounds], block_documents=5)
+    lanes = draw(st.integers(1, 12))
+    epochs = draw(st.integers(1, 2))
+
+    def make(topology: Topology) -> PackedDataset:
+        return PackedDataset(
+            source,
+            packer=BestFitDecreasing(seq_len=32),
+            batch_tokens=64,
+            window=WindowConfig(rows=10),
+            token_rules=TokenRules(pad_id=PAD, eos_id=PAD + 1),
+            lanes=lanes,
+            epochs=epochs,
+            topology=topology,
+        )
+
+    return make
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(small_runs(), st.sampled_from(RANKS), st.sampled_from(RANKS))
+def test_every_state_of_a_run_loads_on_any_ranks_and_goes_on_the_same(
+    make: Make, first: int, second: int
+) -> None:
+    assert_every_state_goes_on(make, first, second)
+
+
+@pytest.mark.parametrize(("lanes", "ranks"), [(8, 3), (6, 4), (12, 8), (5, 2)])
+def test_every_state_of_ranks_that_do_not_divide_the_lanes_loads_anywhere(
+    lanes: int, ranks: int
+) -> None:
+    def make(topology: Topology) -> PackedDataset:
+        return uneven(topology, lanes=lanes)
+
+    assert_every_state_goes_on(make, ranks, ranks)
+
+
+def test_a_loop_that_is_left_goes_on_where_ranks_share_lanes() -> None:
+    def batches(rank: int, member: Any, taken: int) -> list[Any]:
+        loader = PackedLoader(uneven(Topology(rank, 3), lanes=8), ranks=member)
+        found = [identity(batch) for batch in islice(loader, taken)]
+        return found + [identity(batch) for batch in loader]
+
+    whole = on_ranks(3, lambda rank, member: batches(rank, member, 0))
+    left = on_ranks(3, lambda rank, member: batches(rank, member, 5))
+    assert left == whole
