@@ -68,7 +68,7 @@ def open_loader(job: Job, workers: int) -> PackedLoader:
         epochs=None,
         lanes=4,
     )
-    return PackedLoader(dataset, num_workers=workers, prefetch_batches=2)
+    return PackedLoader(dataset, num_workers=workers, prefetch_factor=2 if workers else None)
 
 
 def digest_of(batch: PackedBatch) -> str:

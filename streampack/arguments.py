@@ -19,7 +19,6 @@ _ROWS = "batch_rows= of PackedDataset is the number of rows in a batch"
 _LENGTH = "seq_len= of PackedDataset is the length of a row, in tokens"
 _WHOLE = "its batches are whole already, so leave it out"
 _RULES = "pass token_rules=TokenRules({}=...) to PackedDataset"
-_PREFETCH = "prefetch_batches= of PackedLoader is the number of batches made ahead"
 
 #: By the names that torch, transformers, TRL and readers of shards use.
 INSTEAD = {
@@ -31,11 +30,10 @@ INSTEAD = {
     ),
     **dict.fromkeys(("packing", "packing_strategy"), "it always packs; packer= says how"),
     **dict.fromkeys(("collate_fn", "drop_last", "sampler", "batch_sampler"), _WHOLE),
-    **dict.fromkeys(("num_workers", "pin_memory", "timeout_s"), "PackedLoader takes it"),
+    **dict.fromkeys(("num_workers", "pin_memory", "prefetch_factor"), "PackedLoader takes it"),
     **dict.fromkeys(
         ("overflow", "align", "seq_lens"), "the packer takes it, packer=BestFitDecreasing(...)"
     ),
-    "prefetch_factor": _PREFETCH,
     "persistent_workers": "workers go on from pass to pass by themselves, so leave it out",
     "num_train_epochs": "epochs= of PackedDataset is the number of passes",
     "dataset_text_field": 'sources.open(data, text="name") names the field with the texts',

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from typing import Any, get_args
 
 import torch
+from torch.utils.data import DataLoader
 
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.batch import BatchGroup, PackedBatch
@@ -32,13 +33,16 @@ from streampack.run.by_source import SourceReport
 from streampack.run.copies import DeviceCopies
 from streampack.run.progress import with_progress
 from streampack.run.rank import RankRun, feed_in_process
-from streampack.workers.feed import WorkerSettings, feed_from_workers
+from streampack.run.workers import WorkerSettings, feed_from_workers
 
 logger = logging.getLogger(__name__)
 
 
-class PackedLoader:
+class PackedLoader(DataLoader[Any]):
     """Iterate a `PackedDataset` with worker processes.
+
+    It is a torch DataLoader for what asks for one. What makes a new DataLoader out of it, as
+    accelerate's ``prepare`` does, is refused: that one would not have its state.
 
     Iterating goes on where the loop stopped: after a ``break``, after the last batch it got;
     after `load_state_dict`, after the state. After the last epoch it begins again with the same
@@ -54,11 +58,12 @@ class PackedLoader:
 
     Args:
         dataset: what to load.
-        num_workers: worker processes; 0 makes batches in the loop's own process.
-        prefetch_batches: batches each worker makes ahead.
+        num_workers: worker processes of torch's DataLoader, up to the number of the rank's lanes;
+            0 makes batches in the loop's own process.
+        prefetch_factor: batches each worker makes ahead; None is 4, which are small.
         multiprocessing_context: "fork", "spawn" or "forkserver"; None is Python's default.
         pin_memory: give batches in page-locked memory, where there is a device to copy them to.
-        timeout_s: how long to wait for a worker's next batch; None waits as long as it lives.
+        timeout: seconds to wait for the workers' next batch; 0 waits as long as they live.
         end: how a finite run ends. "drain" loses nothing: lanes that are dry before others give
             empty batches (padding only) in the steps in which another rank has one. "stop" leaves
             at the first rotation in which some lane has no batch, and counts what it leaves in
@@ -76,6 +81,9 @@ class PackedLoader:
             or have left its loop. Longer than an evaluation or a checkpoint that one rank does
             alone; the same on all ranks.
 
+    Raises:
+        ConfigError: settings that cannot work; ValueError of those of a DataLoader.
+
     Raises (while iterating):
         WorkerError: a worker was killed or timed out. The loader can be iterated again: it starts
             new workers after the last batch that the loop got.
@@ -83,16 +91,18 @@ class PackedLoader:
         StreampackError: whatever the source or a hook raised in a worker.
     """
 
+    dataset: PackedDataset
+
     @explained
     def __init__(
         self,
         dataset: PackedDataset,
         *,
         num_workers: int = 0,
-        prefetch_batches: int = 4,
-        multiprocessing_context: str | None = None,
+        prefetch_factor: int | None = None,
+        multiprocessing_context: Any = None,
         pin_memory: bool = False,
-        timeout_s: float | None = None,
+        timeout: float = 0,
         end: End = "drain",
         output: Output = "batch",
         model: Any = None,
@@ -100,9 +110,6 @@ class PackedLoader:
         ranks: Ranks | None = None,
         rank_timeout_s: float = TIMEOUT_S,
     ) -> None:
-        workers = WorkerSettings.checked(
-            num_workers, prefetch_batches, multiprocessing_context, timeout_s
-        )
         one_of("end", end, get_args(End), "It says how a finite run ends.")
         if not isinstance(dataset, PackedDataset):
             raise ConfigError(
@@ -118,9 +125,17 @@ class PackedLoader:
         self.form.say_left_out(
             {*prepared.fields.token, *prepared.fields.document} - {prepared.group}
         )
-        self.dataset = dataset
-        self.num_workers = workers.num_workers
-        self._workers = workers
+        if num_workers and prefetch_factor is None:
+            prefetch_factor = 4
+        super().__init__(
+            dataset,
+            batch_size=None,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            multiprocessing_context=multiprocessing_context,
+            pin_memory=pin_memory,
+            timeout=timeout,
+        )
         self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
         self._copies: DeviceCopies | None = None if device is None else DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
@@ -273,7 +288,7 @@ class PackedLoader:
     def __bool__(self) -> bool:
         return True  # not by its length
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._iterate(lambda ahead: ahead.batches(self.form, counted=self._trains))
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
@@ -353,7 +368,13 @@ class PackedLoader:
             self.dataset.go_on(self._run.plan, self._run.state.copy())
             return batches
         if self.num_workers:
-            return feed_from_workers(share, sharing, self._workers)
+            settings = WorkerSettings(
+                num_workers=self.num_workers,
+                prefetch_factor=self.prefetch_factor or 1,
+                timeout_s=self.timeout,
+                context=self.multiprocessing_context,
+            )
+            return feed_from_workers(share, sharing, settings)
         return feed_in_process(share, sharing, board)
 
     def _iterate(self, items: Callable[[Ahead], Iterator[Any]]) -> Generator[Any, None, None]:

@@ -95,7 +95,7 @@ def test_resuming_after_any_batch_gives_the_same_rest(packer: Packer) -> None:
 def test_resuming_with_prefetching_workers_gives_the_same_rest() -> None:
     batches = [identity(batch) for batch in PackedLoader(make_dataset())]
     for stop in (1, 13, 60):
-        first = PackedLoader(make_dataset(), num_workers=2, prefetch_batches=8)
+        first = PackedLoader(make_dataset(), num_workers=2, prefetch_factor=8)
         for i, _ in enumerate(first):
             if i == stop:
                 break
@@ -142,10 +142,10 @@ def test_a_loop_that_breaks_goes_on_behind_its_last_batch() -> None:
 
 def test_a_killed_worker_is_named_and_the_loader_goes_on_behind_the_last_batch() -> None:
     expected = [identity(batch) for batch in PackedLoader(make_dataset())]
-    loader = PackedLoader(make_dataset(), num_workers=2, prefetch_batches=1)
+    loader = PackedLoader(make_dataset(), num_workers=2, prefetch_factor=1)
     batches = iter(loader)
     found = [identity(next(batches)) for _ in range(9)]
-    for pid in child_processes("streampack-worker"):
+    for pid in child_processes():
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match="killed by signal 9"):
         found.extend(map(identity, batches))
@@ -178,9 +178,9 @@ def test_the_length_of_a_loader_says_what_to_ask_instead() -> None:
 
 def test_no_worker_outlives_its_loop() -> None:
     for _ in PackedLoader(make_dataset(), num_workers=3):
-        assert len(child_processes("streampack-worker")) == 3
+        assert len(child_processes()) == 3
         break
-    assert child_processes("streampack-worker") == []
+    assert child_processes() == []
 
 
 def _reject(documents: Any, seeds: Any) -> Any:
@@ -302,7 +302,7 @@ def test_a_loader_has_one_live_iterator(workers: int) -> None:
     third = iter(loader)
     next(third)
     loader.load_state_dict(state)
-    assert child_processes("streampack-worker") == []
+    assert child_processes() == []
     with pytest.raises(StateError, match="given a state"):
         next(third)
     assert [identity(batch) for batch in loader] == expected

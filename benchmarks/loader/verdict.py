@@ -100,7 +100,7 @@ def judge(costs: Costs, pace: Pace) -> tuple[Limit, list[str]]:
             sentences.append(
                 f"On average the loader gives {pace.rate / pace.needed:.1f} times what the loop "
                 f"needs, but unevenly (p95 of the waits {1000 * pace.wait_p95_s:.3g} ms): "
-                "more prefetch_batches= evens it out."
+                "more prefetch_factor= evens it out."
             )
     promised = _promised(costs, pace)
     if pace.workers and pace.rate < CROWDED * promised:

@@ -190,10 +190,12 @@ class RankRun:
                 self.metrics += left.spent or Metrics()
                 self.metrics.left += left.composition
         finally:
-            items.close()  # and with it the iterator of another loader, which ends its workers
-            if isinstance(feed, Generator):
-                feed.close()
-            board.close(remove=sharing is None)
+            try:
+                items.close()  # and with it the iterator of another loader, which ends its workers
+                if isinstance(feed, Generator):
+                    feed.close()
+            finally:  # a second Ctrl-C may come
+                board.close(remove=sharing is None)
 
     def _say_nothing_came(self) -> None:
         """Raise or warn at the end of a run in which no batch held a document."""

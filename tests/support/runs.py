@@ -72,10 +72,10 @@ def gone_on(
     return [*batches, *second]
 
 
-def child_processes(name: str) -> list[int]:
+def child_processes() -> list[int]:
     import multiprocessing
 
-    return [p.pid for p in multiprocessing.active_children() if name in p.name and p.pid]
+    return [p.pid for p in multiprocessing.active_children() if p.pid]
 
 
 class EqualShards(MemorySource):

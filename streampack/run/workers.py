@@ -1,0 +1,331 @@
+"""A rank's batches from worker processes, which torch's DataLoader runs.
+
+Each worker runs some of the lanes and gives their batches in rotation. A batch crosses as bytes, in
+its compact form (2 to 4 per token), and a lane's state once per round. A thread takes batches ahead
+of the loop, and makes their per-token fields where the loop uses them. So the loop waits no longer
+than it takes to hand over a reference, and torch's handler of SIGCHLD, which raises wherever the
+main thread is, is not installed.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from streampack.batch import PackedBatch
+from streampack.dealing.board import Board
+from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.lane.batch import LaneBatch, LaneEnd, SavedRound
+from streampack.lane.config import LaneShare
+from streampack.lane.rotation import rotate
+from streampack.lane.sharing import Sharing
+from streampack.lane.warm_up import warm_up
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 2  # batches per worker that the thread holds for the loop, with their fields
+LOOK_S = 0.2  # between two looks at whether workers that give nothing are alive
+
+#: What waits until a worker has its handlers. A fork carries the loop's stack, which Ctrl-C would
+#: unwind there. One that is spawned loads for seconds, and may be terminated meanwhile; a fork
+#: server would give to its other children what is held back from it.
+HELD_BACK: dict[str, tuple[signal.Signals, ...]] = {
+    "fork": (signal.SIGINT, signal.SIGTERM),
+    "spawn": (signal.SIGINT,),
+    "forkserver": (),
+}
+_SENT = SavedRound({})  # in the place of a round, which crosses beside its first batch
+
+
+class _Failed(NamedTuple):
+    """A lane raised: the error itself if it can be pickled, and its traceback in words."""
+
+    error: BaseException | None
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """How worker processes are run; see `PackedLoader`."""
+
+    num_workers: int
+    prefetch_factor: int
+    timeout_s: float
+    context: Any
+
+
+def feed_from_workers(
+    share: LaneShare, sharing: Sharing, settings: WorkerSettings
+) -> Generator[PackedBatch | LaneEnd, None, None]:
+    """A rank's batches of some lanes, from workers that live as long as this generator.
+
+    A lane without any gives its end, once.
+
+    Raises (while iterating):
+        WorkerError: a worker died, or gave nothing for the timeout.
+        ConfigError: the dataset cannot be sent to a process that is not forked.
+        Exception: what a lane raised in a worker.
+    """
+    warm_up(share.config)
+    lanes = list(share.states)
+    count = min(settings.num_workers, len(lanes))
+    if count < settings.num_workers:
+        logger.warning(
+            "num_workers is %d, more than this rank's lanes (%d), each of which one worker runs: "
+            "%d are started. Pass num_workers=%d; or, if reading is too slow and the corpus large "
+            "enough, lanes= of the dataset.",
+            settings.num_workers,
+            count,
+            count,
+            count,
+        )
+    receiver = _Receiver(share, sharing, replace(settings, num_workers=count))
+    try:
+        # Where one worker is through, others' turns come sooner, so lanes may be ahead of theirs.
+        running: dict[int, deque[PackedBatch | LaneEnd]] = {lane: deque() for lane in lanes}
+        while running:
+            for lane, waiting in list(running.items()):
+                while not waiting:
+                    item = receiver.get()
+                    running[item.lane].append(item)
+                item = waiting.popleft()
+                if isinstance(item, LaneEnd) or not item.has_next:
+                    del running[lane]
+                yield item
+    finally:
+        receiver.stop()
+
+
+class _Lanes(IterableDataset[bytes]):
+    """What a worker iterates: messages of its lanes, empty ones where others have more lanes."""
+
+    def __init__(self, share: LaneShare, sharing: Sharing) -> None:
+        self._share = share
+        self._sharing = sharing
+
+    def __iter__(self) -> Iterator[bytes]:
+        info = get_worker_info()
+        assert info is not None
+        every = self._share.states
+        lanes = list(every)[info.id :: info.num_workers]
+        share = replace(self._share, states={lane: every[lane] for lane in lanes})
+        board = self._sharing.board(share.config)
+        _begin_worker(board)
+        try:
+            dealer = self._sharing.dealer(share.config, board, share.states)
+            turns = -(-len(every) // info.num_workers)
+            yield from _messages(rotate(share, dealer), lanes, turns)
+        except Exception as error:
+            yield pickle.dumps(_Failed(_picklable(error), traceback.format_exc()))
+
+
+def _messages(
+    items: Iterable[LaneBatch | LaneEnd], lanes: list[int], turns: int
+) -> Iterator[bytes]:
+    """Items as bytes, in so many turns per rotation, of which lanes that have ended use none."""
+    rounds: dict[int, Any] = {}
+    turn = 0
+    for item in items:
+        while turn % turns != lanes.index(item.lane):
+            yield b""
+            turn += 1
+        new = item.round is not rounds.get(item.lane)
+        rounds[item.lane] = item.round
+        state = item.round.state(0) if new else None
+        # Protocol 5 copies arrays once, and gives arrays that are the loop's to write.
+        yield pickle.dumps((item._replace(round=_SENT), state), protocol=5)
+        turn += 1
+
+
+def _begin_worker(board: Board) -> None:
+    """Leave Ctrl-C to the loop, and end when its process is killed, which then cannot do it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK["fork"])
+    # The parent may be a fork server, which outlives the loop; the sentinel tells of the loop, but
+    # not where another process has inherited its other end. So both are watched.
+    parent, loop = os.getppid(), multiprocessing.parent_process()
+    watched = [loop.sentinel] if loop is not None else []
+
+    def die_with_loop() -> None:
+        while os.getppid() == parent and not wait(watched, 0.5):
+            pass
+        board.close(remove=True)
+        os._exit(0)
+
+    threading.Thread(target=die_with_loop, daemon=True).start()
+
+
+class _Receiver:
+    """Starts workers, takes what they send in a thread, and ends them."""
+
+    def __init__(self, share: LaneShare, sharing: Sharing, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._context = settings.context or multiprocessing.get_context()
+        self._loader = DataLoader(
+            _Lanes(share, sharing),
+            batch_size=None,
+            num_workers=settings.num_workers,
+            prefetch_factor=settings.prefetch_factor,
+            multiprocessing_context=self._context,
+            generator=torch.Generator(),  # the loop's own is left alone
+        )
+        self._process = os.getpid()
+        self._wants_fields = threading.Event()  # once the loop has asked for some
+        self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
+        self._received = queue.SimpleQueue()
+        self._room = threading.Semaphore(AHEAD * settings.num_workers)
+        self._batches: Any = None  # torch's iterator
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="streampack-receiver", daemon=True)
+        self._thread.start()
+
+    def get(self) -> PackedBatch | LaneEnd:
+        """The next item of any worker; raises what `feed_from_workers` does."""
+        if os.getpid() != self._process:
+            raise WorkerError(
+                "This process was forked inside a loop, whose workers are its parent's.",
+                remedy="Let the child leave the loop, or iterate its own loader.",
+            )
+        began, timeout_s = time.monotonic(), self._settings.timeout_s or threading.TIMEOUT_MAX
+        while True:
+            try:
+                received = self._received.get(timeout=min(LOOK_S, timeout_s))
+            except queue.Empty:
+                if (error := self._death()) is not None:
+                    raise error from None
+                if time.monotonic() - began < timeout_s:
+                    continue
+                raise WorkerError(
+                    f"Workers gave nothing for {timeout_s:g} s.",
+                    remedy="Look at storage and tokenizer, or raise timeout.",
+                ) from None
+            if isinstance(received, BaseException):
+                raise received
+            self._room.release()
+            return received
+
+    def stop(self) -> None:
+        """End the processes, even if they are blocked in I/O, and the thread."""
+        if os.getpid() != self._process:
+            return  # in a child that the loop's process has forked
+        self._stopped = True
+        self._room.release()
+        if self._batches is not None:
+            for worker in self._batches._workers:
+                worker.terminate()
+        self._thread.join()
+        self._batches = None  # and with it pipes and locks
+
+    def _death(self, wait_s: float = 0) -> WorkerError | None:
+        workers = [] if self._batches is None else self._batches._workers
+        for number, worker in enumerate(workers):
+            if wait_s:
+                worker.join(wait_s)
+            code = worker.exitcode
+            if code:
+                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+                return WorkerError(
+                    f"Worker {number} (process {worker.pid}) {how}.",
+                    remedy="Iterate the loader again to go on after the last batch that the loop "
+                    "got; if the system killed it, look at the memory of the machine.",
+                )
+        return None
+
+    def _run(self) -> None:
+        try:
+            self._batches = self._start()
+            self._receive()
+        except BaseException as error:  # the loop raises it where it asks for the batch
+            if not self._stopped:
+                known = isinstance(error, StreampackError)
+                self._received.put(error if known else self._death(1) or error)
+        finally:
+            if self._batches is not None:
+                _end(self._batches)
+
+    def _receive(self) -> None:
+        rounds: dict[int, SavedRound] = {}
+        for sent in self._batches:
+            if self._stopped:
+                return
+            if not sent:
+                continue
+            message = pickle.loads(sent)  # noqa: S301
+            if isinstance(message, _Failed):
+                self._received.put(_as_raised(message))
+                return
+            item, state = message
+            if state is not None:
+                rounds[item.lane] = SavedRound(state)
+            item = item._replace(round=rounds[item.lane])
+            if not isinstance(item, LaneEnd):
+                item = PackedBatch.of_lane(item, on_fields=self._wants_fields.set)
+                if self._wants_fields.is_set():
+                    item.make_fields()
+            self._room.acquire()
+            self._received.put(item)
+
+    def _start(self) -> Any:
+        """The iterator of torch's DataLoader, whose workers have been started."""
+        method = self._context.get_start_method()
+        if method != "fork":
+            resource_tracker.ensure_running()  # which would let through what is held back
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK[method])
+        try:
+            batches: Any = iter(self._loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(
+                f"The dataset cannot be sent to a worker process: {error}.",
+                remedy="Define hooks and factories at the top level of a module, or pass "
+                'multiprocessing_context="fork".',
+            ) from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        batches._worker_result_queue._writer.close()  # the workers' death then ends the pipe
+        return batches
+
+
+def _end(batches: Any) -> None:
+    """End the workers of an iterator of torch's DataLoader."""
+    for worker in batches._workers:
+        worker.terminate()  # torch would wait for one that is blocked
+    batches._shutdown_workers()
+    for worker in batches._workers:
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
+
+
+def _picklable(error: BaseException) -> BaseException | None:
+    try:  # what will be done to it
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301
+        return error if type(again) is type(error) else None
+    except Exception:
+        return None
+
+
+def _as_raised(failed: _Failed) -> BaseException:
+    """The worker's own error, or one in its place, with the worker's traceback as its cause."""
+    cause = WorkerError(f"In a worker:\n{failed.traceback}")
+    error = failed.error
+    if not isinstance(error, Exception):
+        error = WorkerError("A worker failed.", remedy="The cause above names the place.")
+    if isinstance(error, StreampackError) or error.__cause__ is None:
+        error.__cause__ = cause
+    return error
