@@ -18,6 +18,7 @@ from streampack.batch import PackedBatch
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.forecast.estimation import Estimate, estimate_steps
+from streampack.forecast.explanation import Explanation, explain
 from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
@@ -287,6 +288,22 @@ class PackedDataset(IterableDataset[PackedBatch]):
             streams, whose length is not known, unless they are short.
         """
         return estimate_steps(self.plan.config, self.topology)
+
+    def explain(self, *, documents: int = 20_000, tokenizer: Any = None) -> Explanation:
+        """What the run will read, pack, cut, drop and learn, from a sample: print it.
+
+        Args:
+            documents: size of the sample.
+            tokenizer: for the row that is shown, if the documents are ids; None shows numbers.
+
+        Raises:
+            ConfigError: the source can be read only once, or holds no token.
+
+        Example:
+            >>> print(PackedDataset([[1, 2, 3]] * 100, seq_len=8).explain())  # doctest: +SKIP
+        """
+        alone = self.alone(lanes=1, epochs=1)
+        return explain(self.plan.config, self.topology, alone, documents, tokenizer)
 
     def with_provenance(self) -> PackedDataset:
         """The same dataset, from the same place, with ``provenance=True``: the same batches."""

@@ -6,6 +6,7 @@ Lengths alone: what is planned and emitted is exactly what a lane emits
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from benchmarks.page import markdown_table
 from benchmarks.performance.options import Options
 from benchmarks.protocol import SEQ_LEN
 from benchmarks.workloads import WORKLOADS, Workload
-from streampack.forecast.comparison import smallest_window, window_curve
 from streampack.forecast.dry_run import stream_plan
-from streampack.packing import BestFitDecreasing
+from streampack.packing import BestFitDecreasing, Packer
 from streampack.run.measuring import LANES_PER_RANK, WINDOWS_PER_LANE
 from streampack.window.config import DEFAULT_ROWS, WindowConfig
 
 __all__ = ["draw", "measure", "table"]
 
 WINDOWS = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows
+CLOSE_POINTS = 0.05  # percentage points that count as equal to planning everything
 LANES = (1, 2, 4, 8, 16, 32)
 WITH_DEFAULT_LANES = (64, 128, 256, 320, 512)  # rows
 
@@ -55,6 +56,24 @@ def measure(options: Options) -> dict[str, Any]:
             ],
         }
     return found
+
+
+def window_curve(lengths: NDArray[np.int64], packer: Packer, windows: Sequence[int]) -> list[float]:
+    """Utilisation with a window of each size (rows of the packer's longest), batches of a row."""
+    size = packer.seq_lens[-1]
+    plans = (
+        stream_plan(lengths, packer, WindowConfig(rows=rows), batch_tokens=size) for rows in windows
+    )
+    return [plan.metrics(lengths).utilisation for plan in plans]
+
+
+def smallest_window(windows: Sequence[int], curve: Sequence[float], whole: float) -> int | None:
+    """The smallest window from which on all are within 0.05 points of planning everything."""
+    close = [100 * (whole - utilisation) <= CLOSE_POINTS for utilisation in curve]
+    for number, rows in enumerate(windows):
+        if all(close[number:]):
+            return rows
+    return None
 
 
 def _default_lanes(tokens: int, rows: int) -> int:

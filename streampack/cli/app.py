@@ -8,13 +8,12 @@ import typer
 
 from streampack import __version__
 from streampack.cli.bench import bench
-from streampack.cli.compare import compare
 from streampack.cli.convert import convert
 from streampack.cli.demo import demo, in_checkout
+from streampack.cli.explain import explain
 from streampack.cli.order import order
 from streampack.cli.replay import replay
 from streampack.cli.warm import warm
-from streampack.cli.where import where
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # arguments of the demo
 
@@ -44,6 +43,6 @@ def _program(
     pass
 
 
-for command in (bench, compare, convert, order, replay, warm, where):
+for command in (bench, convert, explain, order, replay, warm):
     app.command()(command)
 app.command(add_help_option=False, context_settings=_PASSED_ON, hidden=not in_checkout())(demo)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 import streampack  # whose names are imported when they are used: torch takes a second
-from streampack.cli.named import dataset_of, packed_by, rows_of
+from streampack.cli.named import dataset_of, packed_by
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
@@ -25,7 +25,6 @@ from streampack.cli.options import (
     TokensField,
 )
 from streampack.cli.say import plain_table, say
-from streampack.packing import BestFitDecreasing, Packer
 
 ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
 STAGES = {
@@ -71,17 +70,11 @@ def bench(
     """
     console = Console(quiet=as_json, stderr=True)
     with console.status("opening"):
-        packer: Packer = BestFitDecreasing(seq_len=seq_len or 2048, overflow="drop")
         dataset = dataset_of(
-            source, tokenizer, eos_id, packer, text=text, tokens=tokens, column=column, key=key,
+            source, tokenizer, eos_id, seq_len, text=text, tokens=tokens, column=column, key=key,
             dtype=dtype, loss_mask=loss_mask,
         )  # fmt: skip
-        config = dataset.plan.config
-        if seq_len is None and config.packer is not packer:  # a PackedDataset has its own
-            packer = config.packer
-        elif config.preparation.group is None:  # groups are whole
-            packer = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=config.source.overflow)
-        dataset = packed_by(dataset, packer, batch_rows or rows_of(dataset), epochs=None)
+        dataset = packed_by(dataset, dataset.plan.config.packer, batch_rows, epochs=None)
         from streampack.lane.warm_up import warm_up  # imports torch
 
         warm_up(dataset.plan.config)

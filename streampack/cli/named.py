@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ConfigError
-from streampack.packing import Packer
+from streampack.packing import BestFitDecreasing, Packer
 from streampack.sources.infer import as_source
 from streampack.sources.infer import open as open_source
 
@@ -56,15 +56,16 @@ def object_at(named: str) -> Any:
 
 
 def dataset_of(
-    source: str, tokenizer: str | None, eos_id: int | None, packer: Packer, **given: Any
+    source: str, tokenizer: str | None, eos_id: int | None, seq_len: int | None, **given: Any
 ) -> PackedDataset:
     """The `PackedDataset` that a command is about: the user's, or one of the source that is named.
 
     Args:
         source: a path, or the name of a source or a `PackedDataset` that the user's code makes:
             so commands read conversations, mixtures and whatever else a line of Python can name.
-        tokenizer, packer: for a source.
+        tokenizer: for a source.
         eos_id: with a tokenizer the one that it adds, and else that of a flat file of ids.
+        seq_len: tokens per row; None is 2048, or what the user's dataset has.
         given: arguments of `sources.open`, for a source.
 
     Raises:
@@ -85,7 +86,11 @@ def dataset_of(
                 "It says so itself.",
                 "Leave out --tokenizer, --eos-id and the names of fields, or name its source.",
             )
-        return made
+        if seq_len is None:
+            return made
+        return packed_by(
+            made, BestFitDecreasing(seq_len=seq_len, overflow=made.plan.config.source.overflow)
+        )
     corpus = made if path else as_source(made, **given)
     corpus.prepare()
     if tokenizer is None and not corpus.tokenized:
@@ -96,23 +101,19 @@ def dataset_of(
         )
     rules = TokenRules(eos_id=eos_id) if tokenizer is not None else None
     return PackedDataset(
-        corpus, packer=packer, tokenizer=tokenizer, token_rules=rules, topology=Topology()
+        corpus, seq_len=seq_len or 2048, tokenizer=tokenizer, token_rules=rules, topology=Topology()
     )
 
 
-def rows_of(dataset: PackedDataset) -> int:
-    """The longest rows in a batch of a dataset."""
-    config = dataset.plan.config
-    return config.batch_tokens // config.packer.seq_lens[-1]
-
-
 def packed_by(
-    dataset: PackedDataset, packer: Packer, batch_rows: int, **others: Any
+    dataset: PackedDataset, packer: Packer, batch_rows: int | None = None, **others: Any
 ) -> PackedDataset:
-    """The documents of a dataset, packed by another packer in batches of so many longest rows."""
+    """The documents of a dataset, packed by another packer, or in other batches."""
     from streampack.window.config import WindowConfig
 
-    config, batch_tokens = dataset.plan.config, batch_rows * packer.seq_lens[-1]
+    config = dataset.plan.config
+    rows = batch_rows or config.batch_tokens // config.packer.seq_lens[-1]
+    batch_tokens = rows * packer.seq_lens[-1]
     if (packer, batch_tokens) == (config.packer, config.batch_tokens):
         return dataset.alone(**others)
     return dataset.alone(

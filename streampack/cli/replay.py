@@ -1,4 +1,4 @@
-"""`streampack replay`: a batch that a run gave after a saved state, as text."""
+"""`streampack replay`: where a saved state is, and a batch that the run gave after it, as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import streampack  # whose names are imported when they are used: torch takes a 
 from streampack.arguments import type_in_words
 from streampack.cli.named import object_at
 from streampack.cli.options import AsJson
-from streampack.cli.saved import one_state
+from streampack.cli.saved import one_state, summary_of
 from streampack.errors import ConfigError, StateError
 
 
@@ -25,13 +25,13 @@ def replay(
         typer.Argument(metavar="STATE.json...", help="The state of a run, or one of every rank."),
     ],
     dataset: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="FILE.py:NAME",
             help="The run's PackedDataset, or a function without arguments that makes it; also "
-            "MODULE:NAME.",
+            "MODULE:NAME. Without it only the state is described.",
         ),
-    ],
+    ] = None,
     step: Annotated[
         int, typer.Option(min=1, metavar="N", help="Steps after the state; 1 is the next one.")
     ] = 1,
@@ -46,8 +46,12 @@ def replay(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the batch of a rank in a step after a saved state: text, sources, loss marks."""
+    """Print where a saved state is, and the batch of a rank in a step after it, as text."""
     state = one_state(states)
+    if dataset is None:
+        summary = summary_of(state)
+        print(json.dumps(summary) if as_json else "\n".join(f"{k}: {summary[k]}" for k in summary))
+        return
     ranks = len(states) if ranks is None else ranks
     if rank >= ranks:
         raise ConfigError(

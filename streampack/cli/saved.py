@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,26 @@ def one_state(paths: Sequence[Path]) -> dict[str, Any]:
         files = ", ".join(f"{number + 1} is {path}" for number, path in enumerate(paths))
         fact = f"The states do not make one ({files}): {error.fact}"
         raise StateError(fact, error.consequence, error.remedy) from error
+
+
+def summary_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a run is, and what it is made of, by name; JSON-able."""
+    fingerprint = state["fingerprint"]
+    lanes, following = fingerprint["lanes"], state["next_batch"]
+    source = fingerprint["source"]
+    members = source["sources"].values() if "sources" in source else [source]
+    held = state["lanes"].values()
+    return {
+        "next batch": following,
+        "its lane": following % lanes,
+        "lanes": f"{len(held)} of {lanes}, {sum(own is None for own in held)} not begun",
+        "sources": ", ".join(str(member["kind"]) for member in members),
+        "packer": fingerprint["packer"]["kind"],
+        "batch tokens": fingerprint["batch_tokens"],
+        "window rows": fingerprint["window"]["rows"],
+        "seed": fingerprint["seed"],
+        "shuffle": fingerprint["shuffle"],
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:

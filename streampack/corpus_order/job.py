@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from streampack.conversion.payloads import no_documents
 from streampack.corpus_order import duplicates, embed, index, path, search, write
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.engine import Engine, opened
-from streampack.corpus_order.picture import draw_similarity
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.errors import StorageError
@@ -207,6 +205,4 @@ def _put_results(job: CorpusOrder, summary: Summary) -> None:
     job.destination.put(named, f"{RESULTS}/documents.parquet")
     np.save(runs := io.BytesIO(), job.files.load("path/runs.npy"))
     job.destination.write(f"{RESULTS}/runs.npy", runs.getvalue(), folder)
-    if find_spec("matplotlib") is not None:
-        job.destination.write(f"{RESULTS}/similarity.png", draw_similarity(job), folder)
     job.destination.write(f"{RESULTS}/summary.json", summary.as_json(), folder)

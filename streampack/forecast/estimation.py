@@ -50,6 +50,21 @@ class Estimate(NamedTuple):
     error: int
 
 
+class Draw(NamedTuple):
+    """Of a source: its name in a mixture, tokens of one epoch of it, and tokens a run draws."""
+
+    name: str | None
+    epoch_tokens: float
+    drawn: float
+
+
+class Forecast(NamedTuple):
+    """Steps of a run, and what it draws from each source."""
+
+    steps: Estimate
+    draws: tuple[Draw, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Size:
     """What one epoch of a source holds.
@@ -66,7 +81,7 @@ class _Size:
     lengths: NDArray[np.int64]
 
 
-def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
+def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     """Steps of a whole run, those with empty batches at its end included, from a sample.
 
     None for an endless run, and where the size of a source is not known.
@@ -91,11 +106,20 @@ def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
     of_lane = total * (1 + chance / 2) * slots_per_token / config.batch_tokens / config.lanes
     turns = config.lanes / topology.world_size
     relative = error / total if total else 0.0
-    return Estimate(
+    steps = Estimate(
         math.ceil((of_lane + LAST_BATCH) * turns) if total else 0,
         # Packing the last rows of a lane, and of a sample, goes one way or the other.
         math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
     )
+    names = list(config.source.sources) if isinstance(config.source, Mixture) else [None]
+    held = [size.tokens for size in sizes]
+    return Forecast(steps, tuple(map(Draw, names, held, drawn)))
+
+
+def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
+    """The steps of `forecast`."""
+    found = forecast(config, topology)
+    return None if found is None else found.steps
 
 
 def steps_as_found(

@@ -53,10 +53,6 @@ class LinePart(LaneReader):
     def left(self, cursor: Cursor | None) -> int:
         """The weight that is not read yet after a cursor."""
 
-    @abstractmethod
-    def place_names(self, cursor: Cursor | None) -> list[str]:
-        """A place in words, one text for each open shard."""
-
 
 class Source(ABC):
     """A stream of documents, split into lanes."""

@@ -40,20 +40,4 @@ def is_count(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 53
 
 
-def cursor_words(cursor: Mapping[str, Any] | None) -> list[str]:
-    """A place in words, without its source: one text for each open shard."""
-    if cursor is None:
-        return ["the beginning"]
-    if "given" in cursor and isinstance(cursor.get("at"), Mapping):  # of a `GroupedReader`
-        return cursor_words(cursor["at"])
-    opened = cursor.get("open")
-    if isinstance(opened, list) and all(isinstance(p, list) and len(p) == 3 for p in opened):
-        return [f"{at or 0:,} in the lane's shard {piece}" for piece, at, _ in opened] or [
-            "the end"
-        ]
-    if isinstance(count := cursor.get("count"), int):
-        return [f"item {count:,}"]
-    return ["a place that only the source knows"]
-
-
 _ABSENT = object()

@@ -115,12 +115,6 @@ class GroupedReader(LinePart):
     def left(self, cursor: Cursor | None) -> int:
         return self._left(None) if cursor is None else int(cursor_field(cursor, "left", int))
 
-    def place_names(self, cursor: Cursor | None) -> list[str]:
-        stage, at, _ = self._place(cursor)
-        if stage != _OWN or not isinstance(self.reader, LinePart):
-            return ["the end"]
-        return self.reader.place_names(at)
-
     def _left(self, cursor: Cursor | None) -> int:
         return self.reader.left(cursor) if isinstance(self.reader, LinePart) else 0
 

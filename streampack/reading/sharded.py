@@ -57,8 +57,6 @@ class ShardedSource(Source):
     listing_fields: tuple[str, ...] = ()
     #: What is read of records; listing completes it, and the others take it from `details`.
     fields: Fields = Fields(False)
-    #: What a position in a shard counts.
-    position_unit: str = "document"
 
     def __init__(self, *, reading: Reading | None = None, storage: Storage | None = None) -> None:
         self.reading = checked_reading(reading)

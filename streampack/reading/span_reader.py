@@ -26,7 +26,6 @@ class Shards(Protocol):
     """What is read: see `ShardedSource`."""
 
     storage: Storage
-    position_unit: str
 
     @property
     def manifest(self) -> Manifest: ...
@@ -96,19 +95,6 @@ class SpanReader(LinePart):
                 raise damaged_cursor(cursor)
             opened.append((piece, position, reached))
         return opened
-
-    def place_names(self, cursor: Cursor | None) -> list[str]:
-        source, words = self.source, []
-        for piece, position, reached in self.opened(cursor):
-            shard = self.pieces[piece][0]
-            if position is not None:
-                place = f"{source.position_unit} {position:,}"
-            elif reached == 0:
-                place = "the beginning"
-            else:  # the format knows its own place there once it is opened
-                place = f"{reached / int(source.manifest.weights[shard]):.0%}"
-            words.append(f"{place} of {source.manifest.name(shard)}")
-        return words or ["the end"]
 
     def left(self, cursor: Cursor | None) -> int:
         opened = self.opened(cursor)

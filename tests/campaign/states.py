@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from streampack import ContextSchedule, PackedDataset, PackedLoader, Topology, WindowConfig, sources
-from streampack.cli.where import where
+from streampack.cli.replay import replay
 from streampack.packing import BestFitDecreasing, Decomposition
 from tests.campaign.attack import Attack, FoundError
 from tests.campaign.hostile import hostile
@@ -71,7 +71,7 @@ def attack_states(folder: Path) -> Attack:
             path = folder / "state.json"
             path.write_text(json.dumps(state))
             with redirect_stdout(io.StringIO()):
-                where([path], as_json=rng.random() < 0.5)
+                replay([path])
         loader = PackedLoader(make())
         allow = {"source", "packer", "window"} if rng.random() < 0.2 else set()
         loader.load_state_dict(state, allow=allow)

@@ -21,7 +21,7 @@ def test_it_says_what_came_of_it(tmp_path: Path) -> None:
         assert stage in said
     assert len(documents_of(out)) == 100
     names = sorted(path.name for path in (out / "_order").iterdir())
-    files = ["documents.parquet", "duplicates.jsonl", "runs.npy", "similarity.png", "summary.json"]
+    files = ["documents.parquet", "duplicates.jsonl", "runs.npy", "summary.json"]
     assert names == files
     assert sum(1 for _ in (out / "_order" / "duplicates.jsonl").open()) == COPIES
 

@@ -52,7 +52,7 @@ def test_a_path_is_not_broken() -> None:
 def test_errors_are_broken_between_words_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     run = subprocess.run(
-        [sys.executable, "-m", "streampack", "compare", "nowhere.jsonl"],
+        [sys.executable, "-m", "streampack", "explain", "nowhere.jsonl"],
         stderr=theirs, cwd=tmp_path, check=False,
         env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(Path(__file__).parents[2])},
     )  # fmt: skip

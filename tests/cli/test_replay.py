@@ -157,3 +157,11 @@ def test_another_dataset_and_what_is_none_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="2 ranks"):
         replay(*states, "--dataset", f"{script}:make")
+
+
+def test_without_a_dataset_a_state_is_described(run: Any) -> None:
+    _, states, _ = run
+    said = json.loads(replay(*states, "--json"))
+    assert said["next batch"] == 6
+    assert said["lanes"].startswith("4 of 4")
+    assert "next batch: 6" in replay(*states)

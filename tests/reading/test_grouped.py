@@ -52,7 +52,6 @@ def test_wherever_a_line_is_cut_every_group_is_in_one_part_and_whole(
             found += groups
             assert read(reader, cursor) == blocks[k + 1 :]
             assert 0 <= reader.left(cursor) <= high - low
-            assert reader.place_names(cursor)
         assert reader.left(None) == high - low
     assert sorted(found) == source.whole
     if not shuffle:

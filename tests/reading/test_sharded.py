@@ -112,20 +112,6 @@ def test_a_place_that_no_lane_has_is_refused(saved: object) -> None:
     assert sum(len(block) for block, _ in whole) == 3
 
 
-def test_places_are_named_before_their_shard_is_opened_too() -> None:
-    source = _source([8])
-    cursors = [
-        None,
-        {"open": [[0, 6, 6]], "next": 1, "turn": 1},
-        {"open": [], "next": 1, "turn": 0},
-    ]
-    first, second = source.lanes(2, seed=5, epoch=2, shuffle=False)
-    words = [second.place_names(cursor) for cursor in cursors]
-    name = source.manifest.name(0)
-    assert words == [[f"50% of {name}"], [f"document 6 of {name}"], ["the end"]]
-    assert first.place_names(None) == [f"the beginning of {name}"]
-
-
 def test_lanes_of_a_process_share_one_line_and_no_pickle_holds_it() -> None:
     source = _source([4] * 50)
     held = [source.lanes(10, seed=1, epoch=0, shuffle=True)[k].pieces.line for k in range(10)]

@@ -74,7 +74,6 @@ class JSONL(ShardedSource):
         name + codec for name in (".jsonl", ".ndjson", ".json") for codec in ("", *CODEC_OF_ENDING)
     )
     listing_fields: tuple[str, ...] = ("paths", "fields")
-    position_unit = "byte"
 
     @explained
     def __init__(

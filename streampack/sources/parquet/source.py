@@ -88,7 +88,6 @@ class Parquet(ShardedSource):
 
     endings: tuple[str, ...] = (".parquet", ".parq", ".pq")
     listing_fields: tuple[str, ...] = ("paths", "fields")
-    position_unit = "row"
 
     @explained
     def __init__(

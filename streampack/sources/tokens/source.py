@@ -82,11 +82,6 @@ class Tokens(FlatSource):
             eos_id = whole_number("eos_id", eos_id, "No document could end with it.", least=0)
         self.eos_id = eos_id
 
-    @property
-    def position_unit(self) -> str:  # type: ignore[override]
-        """What a position in a file counts."""
-        return "document" if has_ending(self.manifest.paths[0], _INDEXED) else "token"
-
     def list_shards(self) -> Manifest:
         infos = self.storage.list(self.paths, endings=self.endings)
         indexed = [has_ending(info.path, _INDEXED) for info in infos]
