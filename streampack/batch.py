@@ -60,8 +60,8 @@ class PackedBatch(BatchAdapters):
         fields: by name, (rows, seq_len) the dataset's ``token_fields``; 0 on padding and on EOS
             that was added.
         document_fields: by name, (num_documents,) the dataset's ``document_fields``, to be indexed
-            by `document_ids`. With ``group=``, ``document_fields["group_ids"]`` numbers the
-            groups of the batch, int32 from 0.
+            by `document_ids`. Where records have several documents,
+            ``document_fields["group_ids"]`` numbers the records of the batch, int32 from 0.
         seq_len, rows: the batch's shape.
         lane, step: batch number ``step * lanes + lane`` of the run.
         has_next: False if this is its lane's last batch. After it come empty ones, which hold

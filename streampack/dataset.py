@@ -31,7 +31,6 @@ from streampack.run.options import (
     batch_size,
     check_balance,
     check_boundaries,
-    check_group,
     check_kinds,
     check_switches,
     checked_counts,
@@ -80,10 +79,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
             name of the column, key or member that holds it, its dtype ("float32"). A map may make
             it instead.
         document_fields: the same with one value per document, as ``batch.document_fields[name]``.
-        group: the name of a document field of whole numbers; documents that follow one another
-            with the same value are a group, which stays whole. See docs/fields.md.
-        group_within: where a group lies: in one "row", or in the rows of one "batch". One that does
-            not fit is dropped whole, or an error, by the packer's overflow.
         order: puts related documents one after the other, for example `SimilarityOrder`; goes
             with ``attention="row"`` and a packer that keeps the order.
         balance: "attention" gives every rank batches whose attention costs about the same in
@@ -124,8 +119,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
         map: Hook | None = None,
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
-        group: str | None = None,
-        group_within: Literal["row", "batch"] = "row",
         order: DocumentOrder | None = None,
         balance: Literal["attention"] | None = None,
         boundaries: ContextSchedule | None = None,
@@ -150,11 +143,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
             source = source.with_fields(replace(fields, optional=map is not None))
-        if group is not None:
-            source = source.with_groups(group)
-        packer = choose_packer(seq_len, packer, order, source, group, group_within)
-        given = {"on_error": on_error, "balance": balance, "order": order}
-        check_group(group, group_within, packer, fields, given)
+        packer = choose_packer(seq_len, packer, order, source, balance)
         batch_tokens = batch_size(batch_rows, batch_tokens, packer)
         consequence = "It decides where attention segments end."
         one_of("attention", attention, ("document", "row"), consequence)
@@ -174,10 +163,13 @@ class PackedDataset(IterableDataset[PackedBatch]):
             )
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
+        grouped = packer.packs_members
         config = LaneConfig(
             source=source,
             lanes=lanes or 0,
-            preparation=replace(preparation, filter=filter, map=map, fields=fields, group=group),
+            preparation=replace(
+                preparation, filter=filter, map=map, fields=fields, grouped=grouped
+            ),
             packer=packer,
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
@@ -186,8 +178,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 attention_by_row=attention == "row",
                 mask_repeated=packer.mask_repeated,
                 provenance=provenance,
-                fields=fields if group is None else fields.with_groups(),
-                grouped=group is not None,
+                fields=fields.with_groups() if grouped else fields,
+                grouped=grouped,
                 sources=len(source.sources) if isinstance(source, Mixture) else 0,
             ),
             seed=seed,

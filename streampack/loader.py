@@ -122,9 +122,7 @@ class PackedLoader(DataLoader[Any]):
         self.form = Form(output, model)
         self.form.check_place(device, pin_memory)
         prepared = dataset.plan.config.preparation
-        self.form.say_left_out(
-            {*prepared.fields.token, *prepared.fields.document} - {prepared.group}
-        )
+        self.form.say_left_out({*prepared.fields.token, *prepared.fields.document})
         if num_workers and prefetch_factor is None:
             prefetch_factor = 4
         super().__init__(

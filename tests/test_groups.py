@@ -1,4 +1,4 @@
-"""Documents of a group share a row, through packing, lanes, ranks, workers, resume and hooks."""
+"""Documents of a record share a row, through packing, lanes, ranks, workers, resume and hooks."""
 
 from __future__ import annotations
 
@@ -14,50 +14,43 @@ import torch
 
 from streampack import (
     BestFitDecreasing,
-    Buckets,
     Concat,
     ConfigError,
+    ContentError,
+    Documents,
     FirstFitDecreasing,
-    GroupBy,
     Hook,
     PackedLoader,
     Pad,
-    PlanError,
-    Seamless,
     SimulatedRanks,
+    StateError,
+    TokenRules,
     Topology,
     merge_states,
     sources,
 )
 from streampack.sources import Mixture
-from tests.support.chats import CHATML, messages, write_lines
-from tests.support.corpora import byte_tokenizer
 from tests.support.grouped_runs import (
     FIELDS,
     LENGTHS,
-    SHARDS,
-    SIZES,
-    VALUES,
+    WHOLE,
     dataset,
     groups_of,
+    records,
     source,
 )
-from tests.support.grouped_source import GroupedSource
 from tests.support.runs import gone_on, identities
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("lanes", [1, 5, 16])
-@pytest.mark.parametrize("packer", [BestFitDecreasing, FirstFitDecreasing])
-def test_every_group_is_in_one_row_with_all_its_documents(
-    shuffle: bool, lanes: int, packer: Any
-) -> None:
-    made = dataset(lanes=lanes, shuffle=shuffle, packer=packer(seq_len=64, overflow="drop"))
-    assert sorted(groups_of(made)) == source().whole
+def test_every_group_is_in_one_row_with_all_its_documents(shuffle: bool, lanes: int) -> None:
+    made = dataset(lanes=lanes, shuffle=shuffle)
+    assert sorted(groups_of(made)) == WHOLE
 
 
 def test_several_epochs_give_each_group_as_often() -> None:
-    assert sorted(groups_of(dataset(epochs=3))) == sorted(3 * source().whole)
+    assert sorted(groups_of(dataset(epochs=3))) == sorted(3 * WHOLE)
 
 
 def on_ranks(number: int, function: Any) -> list[Any]:
@@ -81,7 +74,7 @@ def test_ranks_give_the_same_groups(ranks: int) -> None:
 def test_workers_give_the_same_batches() -> None:
     batches = list(PackedLoader(dataset(), num_workers=2))
     assert identities(batches) == identities(PackedLoader(dataset()))
-    assert sorted(groups_of(batches)) == source().whole
+    assert sorted(groups_of(batches)) == WHOLE
 
 
 def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
@@ -90,33 +83,19 @@ def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
         batches = gone_on(PackedLoader(dataset()), stop, PackedLoader(dataset()))
         assert identities(batches) == expected
         if stop % 4 == 1:
-            assert sorted(groups_of(batches)) == source().whole
+            assert sorted(groups_of(batches)) == WHOLE
 
 
 def test_a_run_goes_on_with_longer_rows_and_parts_no_group() -> None:
     second = PackedLoader(dataset(seq_len=128, batch_rows=1))
     batches = gone_on(PackedLoader(dataset()), 7, second, {"packer", "batch_tokens", "window"})
-    assert sorted(groups_of(batches)) == source().whole
+    assert sorted(groups_of(batches)) == WHOLE
 
 
-def test_groups_that_do_not_fit_are_dropped_whole_and_counted() -> None:
-    loader = PackedLoader(dataset(seq_len=24, batch_rows=4))
-    sums = [sum(LENGTHS[i] for i in group) for group in source().whole]
-    fit = [group for group, tokens in zip(source().whole, sums, strict=True) if tokens <= 24]
-    assert 0 < len(fit) < len(sums)
-    assert sorted(groups_of(loader)) == fit
-    composition = loader.metrics().composition
-    assert composition.documents_lost == len(LENGTHS) - sum(map(len, fit))
-    assert composition.dropped == sum(tokens for tokens in sums if tokens > 24)
-    assert composition.documents == sum(map(len, fit))
-    error = BestFitDecreasing(seq_len=24, overflow="error")
-    with pytest.raises(PlanError, match=r"The group that begins with document \d+ .* has \d+ tok"):
-        list(dataset(packer=error))
-
-
-def test_a_filter_or_an_empty_document_leaves_its_group_out_whole() -> None:
+def test_a_filter_or_an_empty_document_leaves_the_rest_of_its_group_together() -> None:
     refused = {i for i in range(len(LENGTHS)) if i % 7 == 0}
-    kept = [group for group in source().whole if not refused & {*group}]
+    kept = [[i for i in group if i not in refused] for group in WHOLE]
+    kept = [group for group in kept if group]
 
     def filtered(documents: Any, seeds: Any) -> Any:
         return ~np.isin(documents.document_fields["number"], [*refused])
@@ -127,96 +106,58 @@ def test_a_filter_or_an_empty_document_leaves_its_group_out_whole() -> None:
         good = filtered(documents, seeds)
         made = [documents.document(i)[: None if good[i] else 0] for i in range(len(good))]
         fields = documents.document_fields
-        made_fields = {name: fields[name] for name in FIELDS}  # knows nothing of groups
-        from streampack import Documents
-
-        return Documents.from_arrays(made, documents.origin, document_fields=made_fields)
+        return Documents.from_arrays(made, documents.origin, document_fields=fields)
 
     loader = PackedLoader(dataset(map=Hook("empties", emptied)))
     assert sorted(groups_of(loader)) == kept
-    assert loader.metrics().empty_documents == len(LENGTHS) - sum(map(len, kept))
+    assert loader.metrics().empty_documents == len(refused)
 
 
 def test_a_mixture_parts_no_group() -> None:
     mixed = Mixture({"a": source(), "b": source()}, weights={"a": 2, "b": 1})
-    assert sorted(groups_of(dataset(mixed))) == sorted(2 * source().whole)
+    assert sorted(groups_of(dataset(mixed))) == sorted(2 * WHOLE)
 
 
-def records() -> list[dict[str, Any]]:
-    documents = source().documents
-    return [
-        {"tokens": documents[i].tolist(), "group": int(VALUES[i]), "number": i}
-        for i in range(len(documents))
-    ]
+@pytest.mark.parametrize("form", ["list", "arrays", "function", "lines", "named"])
+def test_records_of_iterables_and_files_are_groups_alike(form: str, tmp_path: Path) -> None:
+    of: Any = records()
+    if form == "arrays":
+        of = [{**r, "tokens": [np.array(ids) for ids in r["tokens"]]} for r in of]
+    elif form == "function":
+        of = sources.Iterable(lambda lane, lanes: records()[lane::lanes])
+    elif form in ("lines", "named"):
+        for number, part in enumerate((of[:100], of[100:])):
+            lines = "".join(json.dumps(record) + "\n" for record in part)
+            (tmp_path / f"{number}.jsonl").write_text(lines)
+        of = f"{tmp_path}/*.jsonl"
+        of = sources.JSONL(of, tokens="tokens", loss_mask=[]) if form == "named" else of
+    assert sorted(groups_of(dataset(of))) == WHOLE
 
 
-def test_records_of_iterables_and_files_are_grouped_alike(tmp_path: Path) -> None:
-    expected = [np.flatnonzero(value == VALUES).tolist() for value in range(260)]
-    assert sorted(groups_of(dataset(records(), lanes=None))) == expected
-    for number, part in enumerate((records()[:400], records()[400:])):
-        lines = "".join(json.dumps(record) + "\n" for record in part)
-        (tmp_path / f"{number}.jsonl").write_text(lines)
-    made = sources.JSONL(f"{tmp_path}/*.jsonl", tokens="tokens")
-    cut = {*VALUES[:400].tolist()} & {*VALUES[400:].tolist()}  # a group ends with its file
-    found = groups_of(dataset(made, lanes=7))
-    assert [g for g in sorted(found) if VALUES[g[0]] not in cut] == [
-        g for g in expected if VALUES[g[0]] not in cut
-    ]
-    assert sorted(i for g in found for i in g) == list(range(len(VALUES)))
-
-
-def test_texts_that_are_tokenized_in_slices_are_grouped_too(tmp_path: Path) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    texts = [{"text": f"{i:04d}", "group": int(VALUES[i])} for i in range(len(VALUES))]
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
-    made = dataset(
-        sources.JSONL(str(tmp_path / "texts.jsonl"), text="text"),
-        tokenizer=str(tmp_path / "tokenizer.json"),
-        document_fields={"group": "int64"},
-        lanes=3,
-    )
-    found: list[int] = []
-    for batch in made:
-        ids, values = (batch.document_fields[name].numpy() for name in ("group_ids", "group"))
-        for group in range(ids.max(initial=-1) + 1):
-            assert len({*values[ids == group]}) == 1
-            assert (ids == group).sum() == SIZES[values[ids == group][0]]
-            found.append(int(values[ids == group][0]))
-    assert sorted(found) == list(range(260))
-
-
-def test_conversations_of_several_records_are_grouped_by_a_field(tmp_path: Path) -> None:
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
-    chats = [
-        {"messages": messages("question", "answer " * (1 + i % 3)), "thread": int(VALUES[i])}
-        for i in range(300)
-    ]
-    write_lines(tmp_path / "chats.jsonl", chats)
-    made = dataset(
-        sources.Chat(str(tmp_path / "chats.jsonl"), template=CHATML),
-        seq_len=1024,
-        tokenizer=str(tmp_path / "tokenizer.json"),
-        group="thread",
-        document_fields={"thread": "int64"},
-        lanes=4,
-    )
-    found: list[int] = []
-    for batch in made:
-        ids, values = (batch.document_fields[name].numpy() for name in ("group_ids", "thread"))
-        for group in range(ids.max(initial=-1) + 1):
-            (value,) = {*values[ids == group].tolist()}
-            assert (ids == group).sum() == (VALUES[:300] == value).sum()
-            found.append(value)
-    assert sorted(found) == sorted({*VALUES[:300].tolist()})
+def test_a_record_with_a_broken_document_is_skipped_whole_and_once() -> None:
+    broken: list[dict[str, Any]] = records()
+    broken[20]["tokens"][0] = [1, -1]
+    broken[30]["tokens"] = [[5] * 3, [10**6]]  # not in the vocabulary
+    broken[30]["number"] = [0, 1]
+    broken[40]["number"] = [0] * 7
+    with pytest.raises(ContentError):
+        list(dataset(source(broken)))
+    rules = TokenRules(vocab_size=10**5)
+    loader = PackedLoader(dataset(source(broken), on_error="skip", token_rules=rules))
+    batches = list(loader)
+    assert loader.metrics().skipped == 3
+    lost = {20, 30, 40}
+    assert sorted(groups_of(batches)) == [g for v, g in enumerate(WHOLE) if v not in lost]
 
 
 @pytest.mark.parametrize("attention", ["document", "row"])
 def test_what_else_belongs_to_tokens_and_documents_stays_with_them(attention: Any) -> None:
     rng = np.random.default_rng(2)
+    masks = [(rng.random(n) < 0.5).tolist() for n in LENGTHS]
+    weights = [rng.random(n).tolist() for n in LENGTHS]
     made = [
-        {**record, "mask": (rng.random(n) < 0.5).tolist(), "weight": rng.random(n).tolist()}
-        for record in records()
-        if (n := len(record["tokens"]))
+        {**r, "mask": [masks[i] for i in r["number"]], "weight": [weights[i] for i in r["number"]]}
+        for r in records()
     ]
     given = sources.Iterable(made, tokens="tokens", loss_mask="mask")
     loader = PackedLoader(
@@ -231,23 +172,28 @@ def test_what_else_belongs_to_tokens_and_documents_stays_with_them(attention: An
             here = batch.document_ids == piece
             assert torch.equal(
                 batch.fields["weight"][here],
-                torch.tensor(made[number]["weight"], dtype=torch.float32),
+                torch.tensor(weights[number], dtype=torch.float32),
             )
             counts = (batch.labels[here] != -100).tolist()[1:]
-            assert counts == made[number]["mask"][1:]
+            assert counts == masks[number][1:]
             seen.append(number)
-    assert sorted(seen) == list(range(len(made)))
+    assert sorted(seen) == list(range(len(LENGTHS)))
+
+
+def pairs(longest: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(4)
+    sizes = rng.integers(1, longest, (60, 2))
+    order = [rng.permutation([True, False]).tolist() for _ in sizes]
+    return [
+        {"tokens": [[k] * n for n in sizes[k].tolist()], "pair": k, "chosen": order[k]}
+        for k in range(60)
+    ]
 
 
 def test_pairs_are_the_chosen_and_the_rejected_pieces() -> None:
-    rng = np.random.default_rng(4)
-    made = [
-        {"tokens": [pair] * int(rng.integers(1, 9)), "pair": pair, "chosen": chosen}
-        for pair in range(60)
-        for chosen in rng.permutation([True, False]).tolist()
-    ]
+    made = pairs(9)
     fields = {"pair": "int64", "chosen": "bool"}
-    loader = PackedLoader(dataset(made, lanes=None, group="pair", document_fields=fields))
+    loader = PackedLoader(dataset(made, document_fields=fields))
     found = 0
     for batch in loader:
         better, worse = batch.pairs()
@@ -260,52 +206,40 @@ def test_pairs_are_the_chosen_and_the_rejected_pieces() -> None:
     assert found == 60
     with pytest.raises(ConfigError, match=r'no document field "best"'):
         batch.pairs(chosen="best")
+    alone = [{**made[0], "chosen": [True, True]}]
     with pytest.raises(ConfigError, match=r"some group is not one chosen and one rejected"):
-        next(iter(dataset(made[:3], lanes=None, group="pair", document_fields=fields))).pairs()
+        next(iter(dataset(alone, document_fields=fields, lanes=1))).pairs()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"packer": Concat(seq_len=64)},
+        {"packer": Pad(seq_len=64)},
+        {"packer": FirstFitDecreasing(seq_len=64, overflow="drop")},
+        {"packer": BestFitDecreasing(seq_len=64)},
+        {"packer": BestFitDecreasing(seq_len=64, overflow="drop", align=8)},
+        {"balance": "attention"},
+    ],
+    ids=repr,
+)
+def test_what_cannot_keep_documents_together_packs_them_apart_and_says_so(
+    settings: dict[str, Any], caplog: Any
+) -> None:
+    fields = {"pair": "int64", "chosen": "bool"}
+    loader = PackedLoader(
+        dataset(
+            pairs(9), document_fields=fields, lanes=1, token_rules=TokenRules(eos_id=99), **settings
+        )
+    )
+    assert "packed apart" in caplog.text
+    batches = list(loader)
+    assert loader.metrics().composition.documents == 120
     with pytest.raises(ConfigError, match=r"The batch has no groups"):
-        next(iter(dataset(made, lanes=None, group=None, document_fields=fields))).pairs()
+        batches[0].pairs()
 
 
-class OwnPairs(GroupedSource):
-    """Two documents with one origin, as a record of a pair gives them."""
-
-    own_groups = "group"
-
-
-def test_a_source_that_groups_by_itself_has_records_that_are_groups() -> None:
-    with pytest.raises(ConfigError, match='Two records have the same "group"'):
-        list(dataset(OwnPairs(SHARDS, LENGTHS)))
-    alone = [list(range(len(shard))) for shard in SHARDS]
-    found = groups_of(dataset(OwnPairs(alone, LENGTHS)))
-    assert sorted(found) == [[i] for i in range(len(LENGTHS))]
-
-
-def test_settings_that_would_part_groups_are_refused() -> None:
-    for packer in (
-        Concat(seq_len=64),
-        Pad(seq_len=64),
-        Seamless(seq_len=64),
-        Buckets(seq_lens=(32, 64)),
-        BestFitDecreasing(seq_len=64),
-        BestFitDecreasing(seq_len=64, overflow="truncate"),
-        BestFitDecreasing(seq_len=64, overflow="drop", extra_capacity=3),
-        BestFitDecreasing(seq_len=64, overflow="drop", align=8),
-    ):
-        with pytest.raises(ConfigError, match=r"may cut what lies in a row|rows have 32 or 64"):
-            dataset(packer=packer)
-    with pytest.raises(ConfigError, match="no document field is declared by that name"):
-        dataset(group="pair")
-    with pytest.raises(ConfigError, match="no document field is declared by that name"):
-        dataset(group=["group"])
-    with pytest.raises(
-        ConfigError, match=r'field of float32.*document_fields=\{"group": "int64"\}'
-    ):
-        dataset(document_fields={**FIELDS, "group": "float32"})
-    assert dataset(document_fields={**FIELDS, "group": "int64"})
-    for settings in ({"on_error": "skip"}, {"balance": "attention"}, {"order": GroupBy("group")}):
-        (name,) = settings
-        with pytest.raises(ConfigError, match=f'group is "group", .*Leave out {name}='):
-            dataset(**settings)
+def test_a_field_has_not_the_name_of_the_numbers_of_groups() -> None:
     with pytest.raises(ConfigError, match='A field is named "group_ids"'):
         dataset(document_fields={**FIELDS, "group_ids": "int32"})
 
@@ -313,9 +247,9 @@ def test_settings_that_would_part_groups_are_refused() -> None:
 def test_a_state_is_of_a_run_with_the_same_groups() -> None:
     loader = PackedLoader(dataset())
     next(iter(loader))
-    other = PackedLoader(dataset(group=None, packer=BestFitDecreasing(seq_len=64, overflow="drop")))
-    with pytest.raises(Exception, match="`group` was 'group'"):
-        other.load_state_dict(loader.state_dict())
+    other = PackedLoader(dataset(packer=FirstFitDecreasing(seq_len=64, overflow="drop")))
+    with pytest.raises(StateError, match="`grouped` was True"):
+        other.load_state_dict(loader.state_dict(), allow={"packer"})
 
 
 def test_states_of_ranks_merge() -> None:
@@ -323,4 +257,4 @@ def test_states_of_ranks_merge() -> None:
     loader = PackedLoader(dataset())
     loader.load_state_dict(merge_states([state for _, state in results]))
     batches = [batch for taken, _ in results for batch in taken]
-    assert sorted(groups_of([*batches, *loader])) == source().whole
+    assert sorted(groups_of([*batches, *loader])) == WHOLE

@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 
 from streampack import (
     BestFitDecreasing,
-    ConfigError,
-    FirstFitDecreasing,
     PackedDataset,
     PackedLoader,
     PlanError,
@@ -24,21 +22,21 @@ from streampack import (
 from streampack.packing import check_plan
 from streampack.packing.request import MemberLengths, WindowRequest
 from streampack.packing.whole_groups import WholeGroups
-from tests.support.grouped_runs import LENGTHS, dataset, groups_of, source
+from tests.support.grouped_runs import LENGTHS, WHOLE, dataset, groups_of
 from tests.support.runs import gone_on, identities
 
 ROW, ROWS = 16, 4  # most groups are longer than a row, few than a batch
 
 
 def wide(**options: Any) -> PackedDataset:
-    given = {"seq_len": ROW, "batch_rows": ROWS, "group_within": "batch", **options}
+    given = {"seq_len": ROW, "batch_rows": ROWS, **options}
     return dataset(**given)
 
 
 def fitting(rows: int) -> list[list[int]]:
     """The groups that best-fit-decreasing finds room for in so many empty rows."""
     found = []
-    for group in source().whole:
+    for group in WHOLE:
         room = [ROW] * rows
         for size in sorted((LENGTHS[i] for i in group), reverse=True):
             open_rows = [r for r in range(rows) if room[r] >= size]
@@ -53,13 +51,13 @@ def fitting(rows: int) -> list[list[int]]:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("lanes", [1, 5, 16])
 def test_every_group_is_in_one_batch_with_all_its_documents(shuffle: bool, lanes: int) -> None:
-    sums = [sum(LENGTHS[i] for i in group) for group in source().whole]
+    sums = [sum(LENGTHS[i] for i in group) for group in WHOLE]
     assert np.mean(np.array(sums) > ROW) > 0.4
-    assert sorted(groups_of(wide(lanes=lanes, shuffle=shuffle), "batch")) == source().whole
+    assert sorted(groups_of(wide(lanes=lanes, shuffle=shuffle), "batch")) == WHOLE
 
 
 def test_several_epochs_give_each_group_as_often() -> None:
-    assert sorted(groups_of(wide(epochs=3), "batch")) == sorted(3 * source().whole)
+    assert sorted(groups_of(wide(epochs=3), "batch")) == sorted(3 * WHOLE)
 
 
 def test_attention_over_rows_keeps_groups_too() -> None:
@@ -69,7 +67,7 @@ def test_attention_over_rows_keeps_groups_too() -> None:
         numbers = batch.document_fields["number"].tolist()
         for group in set(ids):
             own = sorted(n for n, g in zip(numbers, ids, strict=True) if g == group)
-            assert own in source().whole
+            assert own in WHOLE
 
 
 def test_workers_give_the_same_batches() -> None:
@@ -99,25 +97,25 @@ def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
     [
         {"seq_len": 2 * ROW, "batch_rows": 3},
         {"batch_rows": 6},
-        {"seq_len": 64, "batch_rows": 2, "group_within": "row"},
+        {"seq_len": 64, "batch_rows": 2},
     ],
 )
 def test_a_run_goes_on_with_other_rows_and_parts_no_group(then: dict[str, Any]) -> None:
     second = PackedLoader(wide(**then))
     batches = gone_on(PackedLoader(wide()), 7, second, {"packer", "batch_tokens", "window"})
-    assert sorted(groups_of(batches, "batch")) == source().whole
+    assert sorted(groups_of(batches, "batch")) == WHOLE
 
 
 def test_a_run_goes_on_from_one_row_to_one_batch() -> None:
     second = PackedLoader(wide())
     batches = gone_on(PackedLoader(dataset()), 7, second, {"packer", "batch_tokens", "window"})
-    assert sorted(groups_of(batches, "batch")) == source().whole
+    assert sorted(groups_of(batches, "batch")) == WHOLE
 
 
 def test_groups_that_do_not_fit_a_batch_are_dropped_whole_counted_and_named(caplog: Any) -> None:
     loader = PackedLoader(wide(batch_rows=2))
     fit = fitting(2)
-    assert 0 < len(fit) < len(source().whole)
+    assert 0 < len(fit) < len(WHOLE)
     assert sorted(groups_of(loader, "batch")) == fit
     composition = loader.metrics().composition
     assert composition.documents_lost == len(LENGTHS) - sum(map(len, fit))
@@ -131,13 +129,13 @@ def test_groups_that_do_not_fit_a_batch_are_dropped_whole_counted_and_named(capl
 
 def test_pairs_are_found_across_rows() -> None:
     rng = np.random.default_rng(4)
+    sizes = rng.integers(5, ROW, (60, 2)).tolist()
     made = [
-        {"tokens": [pair] * int(rng.integers(5, ROW)), "pair": pair, "chosen": chosen}
-        for pair in range(60)
-        for chosen in rng.permutation([True, False]).tolist()
+        {"tokens": [[k] * n for n in sizes[k]], "pair": k, "chosen": [True, False]}
+        for k in range(60)
     ]
     fields = {"pair": "int64", "chosen": "bool"}
-    loader = PackedLoader(wide(of=made, lanes=None, group="pair", document_fields=fields))
+    loader = PackedLoader(wide(of=made, lanes=None, document_fields=fields))
     found = across = 0
     for batch in loader:
         better, worse = batch.pairs()
@@ -149,16 +147,6 @@ def test_pairs_are_found_across_rows() -> None:
         found += len(better)
     assert found == 60
     assert across > 10
-
-
-def test_settings_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match='group_within is "batch", and there are no groups'):
-        wide(group=None)
-    with pytest.raises(ConfigError, match="Use one of 'row', 'batch'"):
-        wide(group_within="rank")
-    for packer in (FirstFitDecreasing(seq_len=ROW, overflow="drop"), BestFitDecreasing(seq_len=16)):
-        with pytest.raises(ConfigError, match='group_within is "batch", and the packer is'):
-            wide(seq_len=None, packer=packer)
 
 
 def test_the_number_of_steps_is_estimated_from_the_documents() -> None:
@@ -198,7 +186,8 @@ def test_a_plan_places_each_group_in_one_batch(
     check_plan(plan, lengths)
     assert np.unique(went).size == went.size
     assert final <= (went.size == plan.num_rows)
-    assert (went.size > 0) == bool(fits.any())
+    if final or lengths.max(initial=0) > ROW:  # else they wait until they fill a batch
+        assert (went.size > 0) == bool(fits.any())
     sizes = np.diff(selection.batches)
     assert ((sizes > 0) & (sizes <= rows)).all()
     batch_of_row = np.full(plan.num_rows, -1)
@@ -208,24 +197,22 @@ def test_a_plan_places_each_group_in_one_batch(
     for g in np.flatnonzero(fits):
         own = plan.document == g
         assert np.unique(batch[own]).size == 1  # whole in one batch, or whole in the window
+        if sums[g] <= ROW:  # a segment for all its documents
+            assert (plan.start[own].tolist(), plan.stop[own].tolist()) == ([0], [sums[g]])
+            continue
         assert sorted(plan.start[own]) == ends[g][:-1].tolist()  # a segment for each document
         assert sorted(plan.stop[own]) == ends[g][1:].tolist()
 
 
 def test_batches_are_as_full_as_rows_would_be() -> None:
     rng = np.random.default_rng(0)
-    made = [
-        {"tokens": [1] * n, "pair": i // 2}
-        for i, n in enumerate(np.minimum(rng.lognormal(4, 0.9, 3000).astype(int) + 1, 512).tolist())
-    ]
+    sizes = np.minimum(rng.lognormal(4, 0.9, (1500, 2)).astype(int) + 1, 512).tolist()
+    made = [{"tokens": [[1] * n for n in pair]} for pair in sizes]
     loader = PackedLoader(
         PackedDataset(
             made,
             seq_len=512,
             batch_rows=8,
-            group="pair",
-            group_within="batch",
-            document_fields={"pair": "int64"},
             window=WindowConfig(rows=128),
         )
     )

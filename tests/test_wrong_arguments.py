@@ -120,10 +120,10 @@ def test_a_source_that_joins_a_mixture_is_told_how() -> None:
     assert next(iter(again)).num_documents
 
 
-def test_a_text_as_a_key_of_groups_is_told_how_to_become_a_number(tmp_path: Path) -> None:
+def test_a_text_as_a_field_is_told_how_to_become_a_number(tmp_path: Path) -> None:
     names = [f"prompt {i // 2}" for i in range(40)]
     records = [{"tokens": [1, 2, 3], "prompt": name} for name in names]
-    arguments = {**ALONE, "group": "prompt", "document_fields": {"prompt": "int64"}}
+    arguments = {**ALONE, "document_fields": {"prompt": "int64"}}
     pd.DataFrame(records).to_parquet(tmp_path / "a.parquet")
     for data in (records, pd.DataFrame(records), str(tmp_path / "a.parquet")):
         with pytest.raises((ContentError, ConfigError), match="Texts, such as ids") as found:
@@ -133,7 +133,8 @@ def test_a_text_as_a_key_of_groups_is_told_how_to_become_a_number(tmp_path: Path
         number = {name: eval(advice[1], {"hashlib": hashlib, "text": name}) for name in names}
         followed = [{**record, "prompt": number[record["prompt"]]} for record in records]
         batches = list(PackedDataset(followed, **arguments))
-        assert sum(int(batch.document_fields["group_ids"].max()) + 1 for batch in batches) == 20
+        values = {n for batch in batches for n in batch.document_fields["prompt"].tolist()}
+        assert values == {*number.values()}
 
 
 def test_a_column_that_arrow_has_no_type_for_is_named() -> None:
@@ -212,10 +213,8 @@ def test_wrong_arguments_of_settings_and_functions_say_what_to_write() -> None:
 
 
 def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    weighted = [{"input_ids": [1, 2], "w": [0.5, 1.0], "repo": i // 2} for i in range(8)]
-    fields: dict[str, Any] = {
-        "token_fields": {"w": "float32"}, "document_fields": {"repo": "int64"}, "group": "repo",
-    }  # fmt: skip
+    weighted = [{"input_ids": [1, 2], "w": [0.5, 1.0]} for _ in range(8)]
+    fields: dict[str, Any] = {"token_fields": {"w": "float32"}}
     PackedLoader(PackedDataset(weighted, **ALONE, **fields))
     assert not caplog.records
     PackedLoader(PackedDataset(weighted, **ALONE, **fields), output="hf")

@@ -77,7 +77,7 @@ class BatchAdapters(NoMapping, KernelBoundaries):
             pieces, as in `document_ids`, on the batch's device.
 
         Raises:
-            ConfigError: the dataset has no ``group``, or a group is no such pair.
+            ConfigError: the batch has no groups, or one is no such pair.
         """
         found = pairs_of(self._host_fields, chosen)
         better, worse = (torch.from_numpy(pieces).to(self.device) for pieces in found)

@@ -25,9 +25,8 @@ def pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], N
         raise ConfigError(
             f"The batch has no {missing}.",
             "Pairs are groups of a chosen and a rejected document.",
-            f'Pass group="pair" and document_fields={{"pair": "int64", "{chosen}": "bool"}} to '
-            "the dataset, with the names that the records have; of sources.Chat the group is "
-            '"group".',
+            f'Pass document_fields={{"{chosen}": "bool"}} to the dataset, and the default packer: '
+            "it keeps the documents of a record together.",
         )
     better = flag != 0
     wins = np.bincount(group[better], minlength=0)

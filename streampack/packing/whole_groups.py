@@ -1,6 +1,8 @@
-"""Groups whose documents lie in the rows of one batch, each document whole in one of them.
+"""Groups, documents of one record, in one batch: in one row, if they fit there together.
 
 Steps:
+  0. If all groups of a window fit rows, each is packed as one document by best-fit-decreasing.
+     Otherwise those that fit a row count as one document in what follows.
   1. As many batches as the tokens would fill. Groups in order of decreasing tokens, ties by
      arrival; each goes into the batch with most room (ties to the first) that takes all of its
      documents, else into a new one. So every batch gets long groups and short ones.
@@ -18,7 +20,7 @@ Keeps every token of the groups that fit, and never cuts a document.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,57 +28,45 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents.ragged import offsets_of, ranges_of
 from streampack.errors import PlanError
-from streampack.packing.arguments import require_seq_len
 from streampack.packing.decreasing import BestFitDecreasing
-from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
 from streampack.packing.selection import fullest_rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeGroups(Packer):
+class WholeGroups(BestFitDecreasing):
     """Keeps the documents of a group in one batch; see the module's docstring for the steps.
+
+    A run has it in place of BestFitDecreasing if records of its source have several documents.
 
     Args:
         seq_len: tokens per row.
         overflow: what happens to groups that do not fit into a batch, "drop" or "error".
     """
 
-    seq_len: int
     overflow: Literal["drop", "error"] = "drop"
 
-    keeps_whole = True
     follows_balance = False
     packs_members = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
-        object.__setattr__(self, "seq_lens", (self.seq_len,))
-
-    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Pack documents that have no groups."""
-        alone = BestFitDecreasing(seq_len=self.seq_len, overflow=self.overflow)
-        return alone.plan(lengths, final=final, seed=seed)
-
-    def describe(self) -> dict[str, Any]:
-        """Class, parameters and algorithm revision."""
-        return self._described("seq_len", "overflow")
+    revision = 2
 
     def fits(self, members: MemberLengths, batch_tokens: int) -> NDArray[np.bool_]:
         """(N,) which groups fit into an empty batch."""
         out = np.empty(len(members.offsets) - 1, dtype=np.bool_)
-        _fit(*members, batch_tokens // self.seq_len, self.seq_len, out)
+        _fit(*self._units(members), batch_tokens // self.seq_len, self.seq_len, out)
         return out
 
     def plan_window(self, request: WindowRequest) -> Selection:
-        """Steps 1 to 3.
+        """Steps 0 to 3.
 
         Raises:
             PlanError: a group does not fit into a batch.
         """
         lengths = request.lengths
-        members = request.members or MemberLengths.alone(lengths)
+        if lengths.max(initial=0) <= self.seq_len:
+            return super().plan_window(request)
+        members = self._units(request.members or MemberLengths.alone(lengths))
         rows_per_batch = request.rows_per_batch
         batch_of = np.empty(len(lengths), dtype=np.int64)
         row_of = np.empty(len(members.lengths), dtype=np.int64)
@@ -98,6 +88,17 @@ class WholeGroups(Packer):
             replace(request, seq_len=request.batch_tokens),
         ).rows
         return self._selection(request, members, batch_of, row_of, batches, chosen)
+
+    def _units(self, members: MemberLengths) -> MemberLengths:
+        """The documents that are placed one by one: a group that fits a row counts as one."""
+        sums = np.diff(offsets_of(members.lengths)[members.offsets])
+        sizes = np.diff(members.offsets)
+        whole = (sums <= self.seq_len) & (sizes > 0)
+        lengths = members.lengths.copy()
+        lengths[members.offsets[:-1][whole]] = sums[whole]
+        kept = np.ones(len(lengths), dtype=np.bool_)
+        kept[ranges_of(members.offsets[:-1][whole] + 1, sizes[whole] - 1)] = False
+        return MemberLengths(lengths[kept], offsets_of(np.where(whole, 1, sizes)))
 
     def _selection(
         self,

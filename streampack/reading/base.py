@@ -67,11 +67,6 @@ class Source(ABC):
     once: bool = False
     #: What its records give besides, where they have it: values of tokens and of documents.
     field_types: FieldTypes = FieldTypes()
-    #: The document field that says which consecutive documents are one group, or None.
-    group_field: str | None = None
-    #: The document field in which it numbers the documents of a record itself, so that a record is
-    #: a whole group; None if it does not.
-    own_groups: str | None = None
     #: The field of texts beside the token ids that are read, where nobody said which are meant.
     texts_beside: str | None = None
 
@@ -86,16 +81,13 @@ class Source(ABC):
         made.field_types = types
         return made
 
-    def with_groups(self, field: str) -> Source:
-        """The same source, which never parts consecutive documents with one value of a field.
+    @property
+    def grouped(self) -> bool:
+        """True if a record may be a group: several documents that stay together.
 
-        Blocks have the field `GROUP`, with the number of the group in the block; if it is
-        `own_groups`, they are as they were.
+        Its blocks have `Documents.members`, or it gives conversations.
         """
-        made = copy.copy(self)
-        if field != self.own_groups:
-            made.group_field = field
-        return made
+        return False
 
     @abstractmethod
     def prepare(self) -> None:

@@ -32,6 +32,7 @@ class Fields:
             that has one would be read without it.
         texts: the field of texts beside token ids, where nobody said which of them are the
             documents.
+        several: True if the field has lists of ids, which are the documents of a group.
     """
 
     tokenized: bool
@@ -40,6 +41,7 @@ class Fields:
     masks_known: bool = True
     unread: tuple[str, ...] = ()
     texts: str | None = None
+    several: bool = False
 
     @classmethod
     def named(
@@ -85,11 +87,12 @@ class Fields:
         Raises:
             ConfigError: a field may be a mask, and its name does not say whether it is.
         """
+        several = self.tokenized and kinds.get(self.document or "") == "several"
         if self.masks_known:
-            return self
+            return replace(self, several=several)
         others = {name: kind for name, kind in kinds.items() if name != self.document}
         found = tuple(name for name in LOSS_FIELDS if name in others)
-        lists = [name for name, kind in others.items() if kind in ("tokens", "mask")]
+        lists = [name for name, kind in others.items() if kind in ("tokens", "several", "mask")]
         unknown = [name for name in lists if may_be_mask(name)]
         if unknown and not found:
             raise ConfigError(
@@ -99,7 +102,7 @@ class Fields:
                 '(--loss-mask "") if it does not.',
             )
         unread = tuple(name for name in LOSS_FIELDS if name not in others)
-        return replace(self, loss_masks=found, masks_known=True, unread=unread)
+        return replace(self, loss_masks=found, masks_known=True, unread=unread, several=several)
 
     def refuse_unread(self, names: Collection[str], where: str) -> None:
         """Raise `ConfigError` if files of these columns would be read without their loss masks."""
@@ -155,13 +158,13 @@ def candidates(kinds: Mapping[str, str], loss_mask: str | Sequence[str] | None) 
     names = [name for name in kinds if name not in named_masks(loss_mask)]
     found = [name for name in names if not name.startswith("__")] or names
     if any(name in _TEXTS for name in found):
-        found = [name for name in found if name not in IDS or kinds[name] == "tokens"]
+        found = [name for name in found if name not in IDS or kinds[name] in ("tokens", "several")]
     return found
 
 
 def are_ids(kinds: Mapping[str, str], name: str) -> bool:
     """True for a field of token ids: what is named so, too, so that what is wrong is said of it."""
-    return kinds.get(name) == "tokens" or (name in IDS and kinds.get(name) != "text")
+    return kinds.get(name) in ("tokens", "several") or (name in IDS and kinds.get(name) != "text")
 
 
 def usual_fields(

@@ -83,14 +83,3 @@ class Pieces(Sequence[Piece]):
         if k >= self.num_shards:
             return 0
         return self.high - max(int(self.line.bounds[self.first + k]), self.low)
-
-    @property
-    def begins_inside(self) -> bool:
-        """True if the first shard has a part before these pieces."""
-        return self.num_shards > 0 and self.low > int(self.line.bounds[self.first])
-
-    def beyond(self) -> Pieces:
-        """The rest of the last shard; none if it ends with these pieces."""
-        if not self.num_shards:
-            return self
-        return self.line.pieces(self.high, int(self.line.bounds[self.first + self.num_shards]))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import type_in_words
-from streampack.documents.blocks import TOKEN_DTYPES, Documents, Fields, Texts
+from streampack.documents.blocks import TOKEN_DTYPES, Documents, Fields, Texts, joined_groups
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
 from streampack.reading.padding import ATTENTION_MASK, with_masks
@@ -18,7 +18,7 @@ from streampack.reading.records import BrokenDocumentError, require_field
 
 Item = TypeVar("Item")
 
-#: A record, and what it holds: ids, a text, a conversation.
+#: A record, and what it holds: ids, a list of the ids of several documents, a text, a conversation.
 Read = tuple[Any, Any]
 
 
@@ -50,17 +50,23 @@ def record_block(
     found: list[Any] = []
     for i, item in enumerate(items):
         try:
-            record, document = read(item)
-            num_tokens = len(document) if kind is Documents else None
-            more = _fields_in(record, num_tokens, types)
-            if num_tokens is not None:
-                beside.append(masks_in(record, num_tokens, masks, unread))
+            parts = _documents_in(*read(item))
+            held = []
+            for record, document in parts:
+                num_tokens = len(document) if kind is Documents else None
+                more = _fields_in(record, num_tokens, types)
+                masked = {}
+                if num_tokens is not None:
+                    masked = masks_in(record, num_tokens, masks, unread)
+                held.append((document, more, masked))
         except BrokenDocumentError as reason:
             problems[i] = str(reason)
             continue
-        good.append(i)
-        fields.append(more)
-        found.append(document)
+        for document, more, masked in held:
+            good.append(i)
+            fields.append(more)
+            beside.append(masked)
+            found.append(document)
     of_documents = _joined([values for _, values in fields], np.array)
     if kind is not Documents:
         return kind(found, origin[good], of_documents), problems
@@ -74,7 +80,35 @@ def record_block(
             arrays.setdefault(ATTENTION_MASK, np.ones(len(ids), dtype=np.bool_))
     block, wrong = with_masks(block, _joined(beside, np.concatenate))
     problems |= {good[row]: reason for row, reason in wrong.items()}
-    return block.take(np.setdiff1d(np.arange(len(good)), list(wrong))) if wrong else block, problems
+    rows = np.array(good, dtype=np.int64)
+    if wrong:  # a record with all its documents
+        kept = np.flatnonzero(~np.isin(rows, rows[[*wrong]]))
+        block, rows = block.take(kept), rows[kept]
+    return _in_groups(block, rows), problems
+
+
+def _documents_in(record: Any, held: Any) -> list[Read]:
+    """The documents of a record, each with its own part of what the record has a list of."""
+    if not isinstance(held, list):
+        return [(record, held)]
+    count = len(held)
+
+    def part(value: Any, k: int) -> Any:
+        listed = isinstance(value, list | tuple | np.ndarray) and len(value) == count
+        return value[k] if listed else value
+
+    return [
+        ({name: part(value, k) for name, value in record.items()}, ids)
+        for k, ids in enumerate(held)
+    ]
+
+
+def _in_groups(block: Documents, rows: NDArray[np.int64]) -> Documents:
+    """The block of documents of these records (N,), as groups if a record has several."""
+    begins = np.flatnonzero(rows[1:] != rows[:-1]) + 1
+    if len(begins) + 1 >= len(rows):
+        return block
+    return joined_groups(block, np.concatenate([[0], begins, [len(rows)]]))
 
 
 def masks_in(

@@ -69,8 +69,13 @@ def require_field(record: Mapping[str, Any], name: str) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """What a value of a record may be: "tokens", "mask" (a list of booleans), "text" or ""."""
+    """What a value of a record may be: "tokens", "mask" (a list of booleans), "text" or "".
+
+    A list of lists of ids is "several": documents that are a group.
+    """
     if isinstance(value, list) and value:
+        if isinstance(value[0], list):
+            return "several" if kind_of(value[0]) == "tokens" else ""
         return {int: "tokens", bool: "mask"}.get(type(value[0]), "")
     return "text" if isinstance(value, str) else ""
 
@@ -86,6 +91,16 @@ def text_of(record: Mapping[str, Any], name: str, data: bytes) -> str:
         except UnicodeEncodeError:
             raise BrokenDocumentError(f'has half a character in "{name}"') from None
     return text
+
+
+def documents_of(
+    record: Mapping[str, Any], name: str, data: bytes | None
+) -> NDArray[np.uint32] | list[NDArray[np.uint32]]:
+    """The token ids in a field of a JSON object; of a list of lists, those of each document."""
+    ids = record[name]
+    if isinstance(ids, list) and ids and isinstance(ids[0], list):
+        return [ids_of({name: one}, name, data) for one in ids]
+    return ids_of(record, name, data)
 
 
 def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> NDArray[np.uint32]:

@@ -21,7 +21,6 @@ from streampack.job.listed_once import listed_once
 from streampack.packing.rng import derive_seed
 from streampack.reading.base import Block, LinePart, Source
 from streampack.reading.fields import Fields
-from streampack.reading.grouped import GroupedReader
 from streampack.reading.integer_arrays import Spans
 from streampack.reading.line import Line
 from streampack.reading.manifest import Manifest
@@ -256,16 +255,7 @@ class ShardedSource(Source):
         in_blocks = shuffle and self.reading.shuffle_blocks
         block_seed = derive_seed(seed, epoch, 1) if in_blocks else None
         pieces = line.pieces(low, high)
-        if self.group_field is None:
-            return SpanReader(self, pieces, block_seed, self.reading.open_shards)
-        return GroupedReader(
-            SpanReader(self, pieces, None, 1),
-            self.group_field,
-            self.shard_name,
-            cut=pieces.begins_inside,
-            beyond=SpanReader(self, pieces.beyond(), None, 1),
-            seed=block_seed,
-        )
+        return SpanReader(self, pieces, block_seed, self.reading.open_shards)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_lines": {}}

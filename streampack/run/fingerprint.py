@@ -29,7 +29,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "filter": preparation.filter.name if preparation.filter else None,
         "map": preparation.map.name if preparation.map else None,
         "fields": preparation.fields.describe(),
-        "group": preparation.group,
+        "grouped": preparation.grouped,
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
         "attention": "row" if config.row_format.attention_by_row else "document",

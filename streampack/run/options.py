@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
 from streampack.arguments import one_of, whole_number
-from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
@@ -39,12 +37,9 @@ def choose_packer(
     packer: Packer | None,
     order: DocumentOrder | None,
     source: Source,
-    group: str | None = None,
-    group_within: Literal["row", "batch"] = "row",
+    balance: str | None = None,
 ) -> Packer:
-    """The packer of a run, from what is given of row length, packer, order and groups."""
-    if group_within == "batch" and group is not None:
-        return _of_batches(choose_packer(seq_len, packer, order, source, group))
+    """The packer of a run, from what is given of row length, packer, order and balance."""
     if packer is not None:
         packer = require_packer(packer)
     if (seq_len is None) == (packer is None):
@@ -56,7 +51,8 @@ def choose_packer(
             else "Leave out seq_len=.",
         )
     if packer is None:
-        return _usual_packer(seq_len or 0, order, source, group)
+        usual = _usual_packer(seq_len or 0, order, source)
+        return _of_groups(usual, balance) if source.grouped else usual
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
             "%s cuts conversations, and what is cut off is learnt without what was said before; "
@@ -71,14 +67,12 @@ def choose_packer(
             f"What {type(order).__name__} puts side by side would be torn apart again.",
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
         )
-    return packer
+    return _of_groups(packer, balance) if source.grouped else packer
 
 
-def _usual_packer(
-    seq_len: int, order: DocumentOrder | None, source: Source, group: str | None
-) -> Packer:
+def _usual_packer(seq_len: int, order: DocumentOrder | None, source: Source) -> Packer:
     """The packer of rows of `seq_len` where none is given."""
-    if group is not None:
+    if order is None and source.grouped:
         return BestFitDecreasing(seq_len=seq_len, overflow="drop")
     if len({part.overflow for part in sources_of(source)}) > 1:
         raise ConfigError(
@@ -99,17 +93,16 @@ def _usual_packer(
     return Concat(seq_len=seq_len)
 
 
-def _of_batches(packer: Packer) -> Packer:
-    """The packer that keeps groups in one batch, from the one that was given."""
-    plain = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
-    if packer != plain or plain.overflow not in ("drop", "error"):
-        raise ConfigError(
-            f'group_within is "batch", and the packer is {packer!r:.200}.',
-            "Groups are put into batches, and their documents into rows, by best-fit-decreasing.",
-            f'Pass packer=BestFitDecreasing(seq_len={plain.seq_len}, overflow="drop") or "error", '
-            f"or seq_len={plain.seq_len} alone.",
-        )
-    return WholeGroups(seq_len=plain.seq_len, overflow=plain.overflow)
+def _of_groups(packer: Packer, balance: str | None) -> Packer:
+    """The packer that keeps the documents of a record together, if the one given can."""
+    given = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
+    if packer == given and given.overflow in ("drop", "error") and balance is None:
+        return WholeGroups(seq_len=given.seq_len, overflow=given.overflow)
+    logger.warning(
+        "The documents of a record are packed apart: only BestFitDecreasing with overflow "
+        '"drop" or "error", and without balance=, keeps them in one batch.'
+    )
+    return packer
 
 
 def check_balance(balance: str | None, attention: str, packer: Packer) -> Balance | None:
@@ -167,69 +160,6 @@ def check_boundaries(
             f"Pass ContextSchedule(multiple={math.lcm(boundaries.multiple, align)}) or another "
             f"multiple of {align}.",
         )
-
-
-def check_group(
-    group: str | None,
-    group_within: str,
-    packer: Packer,
-    fields: FieldTypes,
-    settings: Mapping[str, Any],
-) -> None:
-    """Raise `ConfigError` unless groups of this document field stay whole.
-
-    Args:
-        group, group_within, packer, fields: of the run.
-        settings: what else was given, by name.
-    """
-    consequence = "It says where the documents of a group lie together."
-    one_of("group_within", group_within, ("row", "batch"), consequence)
-    if group is None and group_within != "row":
-        raise ConfigError(
-            f'group_within is "{group_within}", and there are no groups.',
-            "Nothing says which documents belong together.",
-            'Pass group="name" too, with document_fields={"name": "int64"}.',
-        )
-    if group is None:
-        return
-    if not isinstance(group, str) or group not in fields.document:
-        raise ConfigError(
-            f"group is {group!r}, and no document field is declared by that name.",
-            "Nothing says which documents belong together.",
-            f'Pass group="name" with document_fields={{"name": "int64"}} (here: '
-            f'{", ".join(fields.document) or "none"}). Pairs declare "chosen": "bool" too.',
-        )
-    if fields.document[group].kind == "f":
-        raise ConfigError(
-            f'group is "{group}", a document field of {fields.document[group]}.',
-            "Two groups may have one rounded number, and would be joined.",
-            f'Number the groups with whole numbers: document_fields={{"{group}": "int64"}}.',
-        )
-    whole = packer.keeps_whole and packer.overflow in ("drop", "error")
-    whole = whole and packer.max_tokens_per_row == packer.seq_lens[-1]
-    if not whole or getattr(packer, "align", 1) != 1:
-        raise ConfigError(
-            f'group is "{group}", and {packer!r:.200} may cut what lies in a row, or moves it.',
-            "A group is whole.",
-            f'Pass packer=BestFitDecreasing(seq_len={packer.seq_lens[-1]}, overflow="drop") or '
-            '"error".',
-        )
-    _refuse_beside_groups(group, settings)
-
-
-def _refuse_beside_groups(group: str, settings: Mapping[str, Any]) -> None:
-    refused = {
-        "on_error": ("raise", "A group that lacks a document would pass for a whole one."),
-        "balance": (None, "What a group costs does not follow from its length."),
-        "order": (None, "Documents that are put in order leave their groups."),
-    }
-    for name, (usual, consequence) in refused.items():
-        if settings[name] != usual:
-            raise ConfigError(
-                f'group is "{group}", and {name} is {settings[name]!r:.80}.',
-                consequence,
-                f"Leave out {name}=.",
-            )
 
 
 def batch_size(batch_rows: int | None, batch_tokens: int | None, packer: Packer) -> int:

@@ -8,19 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import GROUP, Documents, Texts
+from streampack.documents.blocks import Documents, Texts
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.reading.base import Block, Source
 from streampack.reading.skips import Skips
-from streampack.streams.groups import (
-    group_sizes,
-    joined,
-    numbered,
-    whole_groups,
-    with_numbers,
-)
+from streampack.streams.groups import apart, together
 from streampack.streams.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
 
@@ -37,7 +31,7 @@ class Preparation:
         vocab_size: ids must be below it; None checks only that none is negative.
         filter, map: the user's hooks; the filter sees documents first.
         fields: what travels with tokens and documents.
-        group: the document field that documents of a group have in common; None: no groups.
+        grouped: the documents of a record are a group.
     """
 
     tokenizers: tuple[Tokenizer | ChatTokenizer | None, ...] = (None,)
@@ -47,7 +41,7 @@ class Preparation:
     filter: Hook | None = None
     map: Hook | None = None
     fields: FieldTypes = field(default_factory=FieldTypes)
-    group: str | None = None
+    grouped: bool = False
 
     @property
     def any_tokenizer(self) -> Any:
@@ -91,51 +85,40 @@ class BlockPreparer:
             self._check_sides(block)
         tokenized = isinstance(block, Documents)
         if isinstance(block, Documents):
-            documents = self._checked(block)
+            documents = self._checked(apart(block))
         else:
             documents = _with_fields_of(block, self._encoded(block))
-        sizes = None
-        if preparation.group is not None:
-            documents = numbered(documents, preparation.group)
-            sizes = group_sizes(documents)
-        documents = self._without_empty(documents, sizes)
+        documents = self._without_empty(documents)
         if tokenized:
             documents = apply_eos(documents, preparation.eos, preparation.eos_id)
         if len(documents) and preparation.filter is not None:
             seeds = document_seeds(self._seed, epoch, documents.origin)
             documents = apply_filter(preparation.filter, documents, seeds, self._name)
-            if sizes is not None:
-                documents = whole_groups(documents, sizes)
         if len(documents) and preparation.map is not None:
             seeds = document_seeds(self._seed, epoch, documents.origin)
-            given = documents
             documents = apply_map(
                 preparation.map, documents, seeds, preparation.vocab_size, self._name
             )
-            if sizes is not None:  # a map keeps the documents, and need not know of groups
-                documents = with_numbers(documents, given.document_fields[GROUP])
-            documents = self._without_empty(documents, sizes)
-        number = documents.document_fields.get(GROUP)
+            documents = self._without_empty(documents)
         if preparation.fields or documents.token_fields or documents.document_fields:
             documents = self._fielded(documents)
         if documents.tokens.dtype == np.int32:  # checked: no id is negative
             documents = replace(documents, tokens=documents.tokens.view(np.uint32))
-        return documents if sizes is None else joined(documents, number)
+        return together(documents) if preparation.grouped else documents
 
     def _check_sides(self, block: Conversations) -> None:
         """Raise `ConfigError` for pairs of which nothing would tell the rejected side."""
-        preparation = self._preparation
-        if preparation.group is not None or "chosen" in preparation.fields.document:
+        if "chosen" in self._preparation.fields.document:
             return
         pair = next((i for i, c in enumerate(block.conversations) if c.rejected is not None), None)
         if pair is not None:
             name = self._name(block.origin[pair])
             raise ConfigError(
                 f"{name[0].upper()}{name[1:]} has a chosen and a rejected answer, and no "
-                "group is named.",
+                'field "chosen" is declared.',
                 "Rejected answers would be learnt as chosen ones are.",
-                'Pass document_fields={"group": "int64", "chosen": "bool"} with group="group" for '
-                'training on preferences, or with filter=Hook("chosen", lambda documents, seeds: '
+                'Pass document_fields={"chosen": "bool"} for training on preferences; with '
+                'filter=Hook("chosen", lambda documents, seeds: '
                 'documents.document_fields["chosen"]) for the chosen answers alone.',
             )
 
@@ -167,18 +150,14 @@ class BlockPreparer:
             broken.setdefault((int(origin["shard"]), int(origin["index"])), problem)
         for (shard, index), problem in broken.items():
             self._skips.handle(self._source.broken_document(shard, index, problem))
-        return documents.take(
-            np.flatnonzero(~np.isin(documents.origin, documents.origin[[*problems]]))
-        )
+        return _without_records(documents, [*problems])
 
-    def _without_empty(self, documents: Documents, sizes: NDArray[np.int64] | None) -> Documents:
-        """The documents that are not empty, and whose groups of `sizes` (G,) have no empty one."""
+    def _without_empty(self, documents: Documents) -> Documents:
+        """The documents that are not empty."""
         lengths = documents.lengths
         if len(lengths) == 0 or lengths.min() > 0:
             return documents
         kept = documents.take(np.flatnonzero(lengths > 0))
-        if sizes is not None:
-            kept = whole_groups(kept, sizes)
         self.empty_documents += len(documents) - len(kept)
         return kept
 
@@ -199,9 +178,13 @@ class BlockPreparer:
         bad = (tokens < 0) | (tokens >= limit)
         where = np.searchsorted(documents.offsets, np.flatnonzero(bad) + low, side="right") - 1
         wrong = np.unique(where)
+        reported: list[Any] = []
         for i in wrong.tolist():
             ids: NDArray[Any] = documents.document(i)
             origin = documents.origin[i]
+            if origin.item() in reported[-1:]:
+                continue  # of one record
+            reported.append(origin.item())
             outside = int(ids[(ids < 0) | (ids >= limit)][0])
             what = f"and the vocabulary has {limit}" if outside >= 0 else "which is negative"
             self._skips.handle(
@@ -214,9 +197,13 @@ class BlockPreparer:
                     'on_error="skip".',
                 )
             )
-        keep = np.ones(len(documents), dtype=np.bool_)
-        keep[wrong] = False
-        return documents.take(np.flatnonzero(keep))
+        return _without_records(documents, wrong)
+
+
+def _without_records(documents: Documents, wrong: Any) -> Documents:
+    """The documents without those (K,), and without what else their records hold."""
+    lost = np.isin(documents.origin, documents.origin[wrong])
+    return documents.take(np.flatnonzero(~lost))
 
 
 def _with_fields_of(block: Block, documents: Documents) -> Documents:

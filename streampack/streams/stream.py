@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.dealing.dealer import Dealer
-from streampack.documents.blocks import GROUP, Documents
+from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
@@ -218,12 +218,9 @@ def _chunks(block: Block) -> Iterator[Block]:
         return
     start = 0
     characters = 0
-    group = block.document_fields.get(GROUP)
     for i, size in enumerate(block.num_characters):
         characters += size
-        full = i + 1 - start >= CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS
-        goes_on = group is not None and i + 1 < len(block) and group[i + 1] == group[i]
-        if full and not goes_on:
+        if i + 1 - start >= CHUNK_DOCUMENTS or characters >= CHUNK_CHARACTERS:
             yield block[start : i + 1]
             start, characters = i + 1, 0
     if start < len(block):

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, Fields, Texts, text_bytes
+from streampack.documents.blocks import Documents, Texts, text_bytes
 from streampack.documents.conversations import Conversation, Conversations, TurnRules
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.base import TOO_LONG_REMEDY
@@ -149,7 +149,7 @@ class ChatTokenizer:
         fields = {name: values[of[encoded]] for name, values in block.document_fields.items()}
         pairs = [block.conversations[i].rejected is not None for i in of[encoded].tolist()]
         if any(pairs):
-            fields |= _of_pairs(documents.origin, np.array(pairs, dtype=np.bool_))
+            fields["chosen"] = _chosen(np.array(pairs, dtype=np.bool_))
         return replace(documents, document_fields=fields) if fields else documents
 
     def _check_length(self, text: str) -> None:
@@ -202,16 +202,8 @@ class ChatTokenizer:
         return self._template.render(conversation)
 
 
-def _of_pairs(origin: NDArray[np.void], pairs: NDArray[np.bool_]) -> Fields:
-    """The fields of documents (N,) of which some are the sides of pairs, the chosen one first.
-
-    "group" is a number that the two sides have in common and no other pair has (a document of no
-    pair is a group by itself); "chosen" is true for all but the rejected ones.
-    """
-    place = origin["index"].astype(np.int64)
-    group = (
-        place ^ (origin["shard"].astype(np.int64) << 40) ^ (origin["source"].astype(np.int64) << 56)
-    )
+def _chosen(pairs: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(N,) True for all documents but the rejected ones of pairs, whose chosen one comes first."""
     chosen = ~pairs
     chosen[np.flatnonzero(pairs)[::2]] = True
-    return {"group": group, "chosen": chosen}
+    return chosen

@@ -236,14 +236,15 @@ def attack_groups(folder: Path) -> Attack:
         for name in "ab"[: rng.randint(1, 2)]:
             records: list[Any] = []
             for number in range(rng.randint(4, 16)):
+                ids: list[Any] = []
                 for _ in range(rng.randint(1, 5)):
-                    n = rng.randint(1, 9)
                     group_of[first] = (name, number)
-                    records.append({"ids": [first] * n, "g": number})
+                    ids.append([first] * rng.randint(1, 9))
                     first += 1
+                records.append({"ids": ids, "g": number})
             if rng.random() < 0.3:
                 rng.choice(records)["g"] = hostile(rng, json_only=True)
-                harmed = True  # what was one group may be two now
+                harmed = True
             path = folder / f"{name}.jsonl"
             path.write_text("".join(json.dumps(record) + "\n" for record in records))
             parts[name] = sources.JSONL(path, tokens="ids", reading=sources.Reading(
@@ -255,7 +256,7 @@ def attack_groups(folder: Path) -> Attack:
         )
         dataset = PackedDataset(
             source, packer=BestFitDecreasing(seq_len=32, overflow="drop"), batch_rows=2,
-            window=WindowConfig(rows=6), lanes=rng.randint(1, 3), group="g",
+            window=WindowConfig(rows=6), lanes=rng.randint(1, 3),
             document_fields={"g": "int64"}, token_rules=TokenRules(pad_id=0), topology=Topology(),
             seed=rng.randrange(9),
         )  # fmt: skip

@@ -30,7 +30,6 @@ IDS = [
     {"input_ids": [1 + i % 90] * (3 + i % 21), "weights": [1.0] * (3 + i % 21), "score": float(i)}
     for i in range(400)
 ]
-GROUPED: dict[str, Any] = {"document_fields": {"group": "int64"}, "group": "group"}
 SCORES = {"document_fields": {"score": "float32"}}
 
 
@@ -80,8 +79,6 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("seed", {}, {"seed": 1}),
     ("shuffle", {}, {"shuffle": False}),
     ("window", {}, {"window": WindowConfig(rows=9)}),
-    ("fields", {"source": RECORDS}, GROUPED),
-    ("packer", {"source": RECORDS, **GROUPED}, {"group_within": "batch"}),
     ("tokenizer", {"source": RECORDS}, {"token_rules": TokenRules(eos_id=7)}),
     ("tokenizer", {"source": RECORDS}, {"token_rules": TokenRules(eos="as-is")}),
 ]

@@ -219,9 +219,9 @@ def test_contract_of_records_by_number(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_in_memory_stay_together_with_their_fields(kind: str) -> None:
-    fields = {"group": "int64", "chosen": "bool", "margin": "float32"}
+    fields = {"chosen": "bool", "margin": "float32"}
     found: dict[float, list[str]] = {}
-    pairs = loader(chat(KINDS[kind](PAIRS)), document_fields=fields, group="group", shuffle=True)
+    pairs = loader(chat(KINDS[kind](PAIRS)), document_fields=fields, shuffle=True)
     for batch in pairs:
         chosen, rejected = batch.pairs()
         for good, bad in zip(chosen.tolist(), rejected.tolist(), strict=True):

@@ -171,7 +171,7 @@ def test_a_broken_line_is_named_and_skipped(
 
 
 @pytest.mark.parametrize(
-    "ids", ["[1, 2.0]", "[-1]", "[4294967296]", '["1"]', "[null]", "[[1]]", '"abc"', "{}"]
+    "ids", ["[1, 2.0]", "[-1]", "[4294967296]", '["1"]', "[null]", "[[1, null]]", '"abc"', "{}"]
 )
 def test_ids_that_are_no_token_ids_break_their_document(tmp_path: Path, ids: str) -> None:
     data = '{"ids": [1]}\n{"ids": ' + ids + '}\n{"ids": [2]}\n'

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,7 @@ from streampack.tokenization import load_tokenizer
 from tests.support.chats import CHATML, THINKING, bpe_tokenizer, messages, write_lines
 
 BPE = bpe_tokenizer()
-FIELDS = {"group": "int64", "chosen": "bool", "margin": "float32"}
+FIELDS = {"chosen": "bool", "margin": "float32"}
 
 
 def pair(i: int, margin: float | None = None) -> dict[str, Any]:
@@ -36,8 +37,8 @@ def dataset(source: Any, **settings: Any) -> PackedDataset:
     return PackedDataset(source, **chosen)
 
 
-def said(batch: Any) -> list[tuple[int, bool, float, str]]:
-    """Of every document of a batch: group, side, margin and what is learnt."""
+def said(batch: Any) -> list[tuple[bool, float, str]]:
+    """Of every document of a batch: side, margin and what is learnt."""
     ids = batch.document_ids[0]
     fields = batch.document_fields
     found = []
@@ -45,15 +46,15 @@ def said(batch: Any) -> list[tuple[int, bool, float, str]]:
         labels = batch.labels[0][ids == d]
         text = BPE.decode(labels[labels != -100].tolist(), skip_special_tokens=False)
         values = [fields[name][d].item() for name in FIELDS]
-        found.append((values[0], values[1], values[2], text))
+        found.append((values[0], values[1], text))
     return found
 
 
-def check_pairs(documents: list[tuple[int, bool, float, str]], numbers: set[int]) -> None:
-    sides: dict[int, dict[bool, tuple[float, str]]] = defaultdict(dict)
-    for group, chosen, margin, text in documents:
-        assert chosen not in sides[group]
-        sides[group][chosen] = (margin, text)
+def check_pairs(documents: list[tuple[bool, float, str]], numbers: set[int]) -> None:
+    sides: dict[float, dict[bool, tuple[float, str]]] = defaultdict(dict)
+    for chosen, margin, text in documents:
+        assert chosen not in sides[margin]
+        sides[margin][chosen] = (margin, text)
     found = set()
     for both in sides.values():
         i = int(both[True][0])
@@ -82,7 +83,9 @@ def test_every_pair_comes_out_whole_with_its_fields(form: str, tmp_path: Path) -
     check_pairs(documents, set(range(40)))
 
 
-def test_the_sides_of_a_pair_come_one_after_the_other_the_chosen_first(tmp_path: Path) -> None:
+def test_the_sides_of_a_pair_are_one_document_of_the_stream_the_chosen_first(
+    tmp_path: Path,
+) -> None:
     from streampack.metrics import LaneTimes
     from streampack.reading.skips import Skips
     from streampack.streams.stream import DocumentStream
@@ -90,15 +93,16 @@ def test_the_sides_of_a_pair_come_one_after_the_other_the_chosen_first(tmp_path:
     source = files("jsonl", [pair(i) for i in range(40)], tmp_path)
     config = dataset(source, lanes=1).plan.config
     stream = DocumentStream(config, 0, skips=Skips(), times=LaneTimes())
-    groups: list[int] = []
     chosen: list[bool] = []
+    pairs = 0
     while (block := stream.peek()) is not None:
         stream.consume(len(block))
-        groups += block.document_fields["group"].tolist()
-        chosen += block.document_fields["chosen"].tolist()
+        assert (np.diff(block.members.offsets) == 2).all()
+        pairs += len(block)
+        low, high = block.members.offsets[[0, -1]]
+        chosen += block.members.documents.document_fields["chosen"][low:high].tolist()
     assert chosen == [True, False] * 40
-    assert groups[::2] == groups[1::2]
-    assert len(set(groups)) == 40
+    assert pairs == 40
 
 
 def test_resumed_anywhere_no_side_is_lost_or_repeated(tmp_path: Path) -> None:
@@ -146,7 +150,7 @@ def test_a_pair_with_one_broken_side_is_skipped_whole_and_once(
 def test_plain_pairs_need_no_template(tmp_path: Path) -> None:
     records = [{"prompt": f"{i}:\n", "chosen": "good", "rejected": "bad"} for i in range(5)]
     path = write_lines(tmp_path / "a.jsonl", records)
-    fields = {"group": "int64", "chosen": "bool"}
+    fields = {"chosen": "bool"}
     loader = PackedLoader(dataset(sources.Chat(path), document_fields=fields))
     texts = []
     for batch in loader:
@@ -163,9 +167,9 @@ def test_pairs_are_refused_where_nothing_would_tell_the_rejected_and_both_ways_o
     with pytest.raises(ConfigError, match="Rejected answers would be learnt") as raised:
         list(PackedLoader(dataset(source, document_fields=None)))
     remedy = raised.value.remedy
-    fields = {"group": "int64", "chosen": "bool"}
-    assert 'document_fields={"group": "int64", "chosen": "bool"} with group="group"' in remedy
-    both = list(PackedLoader(dataset(source, document_fields=fields, group="group")))
+    fields = {"chosen": "bool"}
+    assert 'document_fields={"chosen": "bool"}' in remedy
+    both = list(PackedLoader(dataset(source, document_fields=fields)))
     assert sum(batch.num_documents for batch in both) == 20
     advised = remedy[remedy.index("Hook(") : remedy.rindex(" for the chosen")]
     chosen = eval(advised, {"Hook": Hook})
@@ -178,21 +182,21 @@ def test_pairs_are_refused_where_nothing_would_tell_the_rejected_and_both_ways_o
 def test_a_field_that_other_records_do_not_have_is_refused(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"messages": messages("a", "b")}])
     source = sources.Chat(path, template=CHATML)
-    with pytest.raises((ConfigError, ContentError), match='no field "group"'):
-        list(PackedLoader(dataset(source, document_fields={"group": "int64"})))
+    with pytest.raises((ConfigError, ContentError), match='no field "chosen"'):
+        list(PackedLoader(dataset(source, document_fields={"chosen": "bool"})))
 
 
-def test_the_pairs_of_a_mixture_have_groups_of_their_own(tmp_path: Path) -> None:
+def test_the_pairs_of_a_mixture_stay_together(tmp_path: Path) -> None:
     parts = {}
     for k, name in enumerate(("one", "two")):
         (tmp_path / name).mkdir()
         path = write_lines(tmp_path / name / "a.jsonl", [pair(100 * k + i) for i in range(10)])
         parts[name] = sources.Chat(path, template=CHATML)
     mixed = sources.Mixture(parts, weights={"one": 0.5, "two": 0.5})
-    loader = PackedLoader(dataset(mixed, lanes=1))
-    documents = [d for batch in loader for d in said(batch)]
-    groups = {group for group, _, _, _ in documents}
-    assert len(groups) * 2 == len({(g, c, t) for g, c, _, t in documents})
+    for batch in PackedLoader(dataset(mixed, lanes=1)):
+        chosen, rejected = batch.pairs()
+        margin = batch.document_fields["margin"]
+        assert margin[chosen].tolist() == margin[rejected].tolist()
 
 
 def test_a_side_with_several_answers_is_one_document_unless_turns_are_split(tmp_path: Path) -> None:
@@ -217,7 +221,7 @@ def test_the_answers_of_a_pair_are_rendered_as_generated_turn_by_turn(tmp_path: 
         write_lines(tmp_path / "a.jsonl", [record]), template=THINKING, turns="each"
     )
     documents = [d for batch in PackedLoader(dataset(source)) for d in said(batch)]
-    assert sorted((chosen, text) for _, chosen, _, text in documents) == [
+    assert sorted((chosen, text) for chosen, _, text in documents) == [
         (False, "<think>2</think>e<|im_end|>"),
         (True, "<think>1</think>d<|im_end|>"),
     ]
@@ -235,15 +239,15 @@ def test_pairs_of_records_share_a_row_also_after_a_stop(form: str, tmp_path: Pat
             chosen, rejected = (numbers.tolist() for numbers in batch.pairs())
             texts = said(batch)
             for good, bad in zip(chosen, rejected, strict=True):
-                margin = texts[good][2]
-                assert texts[bad][2:] == (margin, f"bad {int(margin)}<|im_end|>")
-                assert texts[good][3].startswith(f"good {int(margin)} ")
+                margin = texts[good][1]
+                assert texts[bad][1:] == (margin, f"bad {int(margin)}<|im_end|>")
+                assert texts[good][2].startswith(f"good {int(margin)} ")
                 found.append(margin)
         return found
 
-    loader = PackedLoader(dataset(source, group="group"))
+    loader = PackedLoader(dataset(source))
     first = list(islice(loader, 7))
-    rest = PackedLoader(dataset(source, group="group"))
+    rest = PackedLoader(dataset(source))
     rest.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     assert sorted(sides([*first, *rest])) == [float(i) for i in range(41)]
 
@@ -251,7 +255,7 @@ def test_pairs_of_records_share_a_row_also_after_a_stop(form: str, tmp_path: Pat
 def test_a_pair_longer_than_a_row_is_dropped_whole_and_counted(tmp_path: Path) -> None:
     records = [pair(i) for i in range(20)]
     records[3]["rejected"][0]["content"] = "bad " * 300
-    loader = PackedLoader(dataset(files("jsonl", records, tmp_path), group="group"))
-    margins = [d[2] for batch in loader for d in said(batch)]
+    loader = PackedLoader(dataset(files("jsonl", records, tmp_path)))
+    margins = [d[1] for batch in loader for d in said(batch)]
     assert sorted(margins) == sorted([float(i) for i in range(20) if i != 3] * 2)
     assert loader.metrics().composition.dropped > 300

@@ -1,4 +1,4 @@
-"""Runs over a source with groups, and what their batches say of these."""
+"""Runs over records of several documents, and what their batches say of these."""
 
 from __future__ import annotations
 
@@ -7,19 +7,33 @@ from typing import Any
 import numpy as np
 import torch
 
-from streampack import PackedDataset, Topology, WindowConfig
-from tests.support.grouped_source import GroupedSource
+from streampack import PackedDataset, Topology, WindowConfig, sources
 
 RNG = np.random.default_rng(5)
 SIZES = RNG.integers(1, 6, 260)
 VALUES = np.repeat(np.arange(260), SIZES)
-SHARDS = [VALUES[:300].tolist(), VALUES[300:350].tolist(), VALUES[350:].tolist()]
 LENGTHS = RNG.integers(1, 12, len(VALUES)).tolist()
 FIELDS = {"group": "int64", "number": "int32"}
+IDS = np.split(np.arange(sum(LENGTHS)), np.cumsum(LENGTHS)[:-1])  # of every document
+#: The numbers of the documents of each record.
+WHOLE = [np.flatnonzero(value == VALUES).tolist() for value in range(len(SIZES))]
 
 
-def source() -> GroupedSource:
-    return GroupedSource(SHARDS, LENGTHS, block_documents=11)
+def records() -> list[dict[str, Any]]:
+    """A record for every group: its documents, a number for each, and one for all of them."""
+    return [
+        {"tokens": [IDS[i].tolist() for i in group], "number": group, "group": value}
+        for value, group in enumerate(WHOLE)
+    ]
+
+
+def source(of: list[dict[str, Any]] | None = None) -> sources.Items:
+    return sources.Items(
+        records() if of is None else of,
+        tokens="tokens",
+        loss_mask=[],
+        reading=sources.Reading(block_documents=11),
+    )
 
 
 def dataset(of: Any = None, **options: Any) -> PackedDataset:
@@ -29,7 +43,6 @@ def dataset(of: Any = None, **options: Any) -> PackedDataset:
         "window": WindowConfig(rows=12),
         "lanes": 5,
         "topology": Topology(),
-        "group": "group",
         "document_fields": FIELDS,
         "provenance": True,
     }
@@ -40,7 +53,7 @@ def dataset(of: Any = None, **options: Any) -> PackedDataset:
 
 def groups_of(batches: Any, within: str = "row") -> list[list[int]]:
     """The numbers of the documents of each group; checks what a batch says of each."""
-    documents, found = source().documents, []
+    found = []
     for batch in batches:
         numbers, groups = (batch.document_fields[name].tolist() for name in ("number", "group_ids"))
         assert len(numbers) == len(groups) == batch.num_documents
@@ -50,7 +63,7 @@ def groups_of(batches: Any, within: str = "row") -> list[list[int]]:
         for piece, (number, group) in enumerate(zip(numbers, groups, strict=True)):
             here = batch.document_ids == piece
             ids = batch.input_ids[here]
-            assert ids.tolist() == documents[number].tolist()
+            assert ids.tolist() == IDS[number].tolist()
             assert batch.position_ids[here].tolist() == list(range(len(ids)))
             assert batch.labels[here].tolist() == [-100, *ids[1:].tolist()]
             rows = here.any(dim=1).nonzero().flatten().tolist()

@@ -98,7 +98,7 @@ def block_of(
         if isinstance(label, bool | np.bool_) and not label and "label" not in types.document:
             raise BrokenDocumentError(_UNWANTED)
         if made.rejected is not None:
-            record |= {"group": 0, "chosen": True}  # filled in with the two documents
+            record |= {"chosen": True}  # filled in with the two documents
         return record, made
 
     kind, masks = (Documents, [_LEARNT]) if tokenized else (Conversations, [])

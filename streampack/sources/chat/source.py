@@ -39,7 +39,7 @@ class Chat(Source):
       given, a user's and an assistant's turn;
     - "preference": ``{"prompt": ..., "chosen": ..., "rejected": ...}`` of texts or messages; the
       prompt may be left out where both sides begin with it. It makes two documents, the chosen one
-      first, whose document fields "group" and "chosen" say which belong together;
+      first, whose document field "chosen" tells them apart;
     - ``{"input_ids": [...]}`` with ``"labels"`` (a token's own id, or -100), or with a mask in
       ``"loss_mask"``, ``"assistant_masks"`` or ``"completion_mask"``; of several, all must say so.
 
@@ -75,8 +75,6 @@ class Chat(Source):
     """
 
     overflow: Overflow = "truncate"
-
-    own_groups = "group"
 
     kind = "Chat"
 
@@ -114,6 +112,11 @@ class Chat(Source):
             self.overflow = "drop"
         self.shape = _checked_shape(shape)
         self._open(data, reading, storage)
+
+    @property
+    def grouped(self) -> bool:
+        """True if the two sides of a pair can be told apart."""
+        return "chosen" in self.field_types.document
 
     @abstractmethod
     def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:

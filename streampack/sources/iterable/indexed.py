@@ -106,6 +106,10 @@ class Items(InMemory):
         self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
         self.texts_beside = self.fields.texts
 
+    @property
+    def grouped(self) -> bool:
+        return self.fields.several
+
     def __repr__(self) -> str:
         fields = self.fields
         what = "token ids" if fields.tokenized else "texts"

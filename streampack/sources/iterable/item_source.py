@@ -18,7 +18,6 @@ from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, Source
 from streampack.reading.cursor import cursor_field
 from streampack.reading.fields import Fields
-from streampack.reading.grouped import GroupedReader
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.items import item_block, item_size
@@ -57,6 +56,10 @@ class ItemSource(Source):
     def prepare(self) -> None:
         """Nothing is listed: items are not known before they come."""
 
+    @property
+    def grouped(self) -> bool:
+        return self.fields.several
+
     def describe(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -90,18 +93,8 @@ class ItemSource(Source):
                 "A lane would have nothing to read.",
                 self.more_lanes(most),
             )
-        if self.group_field is None:
-            in_blocks = shuffle and self.reading.shuffle_blocks
-            return [_ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks) for lane in range(n)]
-        return [
-            GroupedReader(
-                _ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks=False),
-                self.group_field,
-                self.shard_name,
-                seed=derive_seed(seed, epoch, lane) if shuffle else None,
-            )
-            for lane in range(n)
-        ]
+        in_blocks = shuffle and self.reading.shuffle_blocks
+        return [_ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks) for lane in range(n)]
 
     def more_lanes(self, most: int) -> str:
         return f"Use lanes={most} or fewer (and as few ranks x workers)."

@@ -24,7 +24,10 @@ _LARGEST = 2**32 - 1
 def item_size(item: Any, fields: Fields) -> int:
     """About the bytes of a document: one per character of text, four per id."""
     try:
-        return len(_document_of(item, fields.document)) * (4 if fields.tokenized else 1)
+        document = _document_of(item, fields.document)
+        if fields.several:
+            return sum(4 * len(ids) for ids in document)
+        return len(document) * (4 if fields.tokenized else 1)
     except (BrokenDocumentError, TypeError):
         return 0
 
@@ -52,7 +55,7 @@ def item_block(
     def read(item: Any) -> Read:
         value = _document_of(item, fields.document)
         if fields.tokenized:
-            return item, ids_of(value)
+            return item, ids_of(value) if fields.document is None else documents_of(value)
         if not isinstance(value, str):
             raise BrokenDocumentError(f"is {type_in_words(value)}, not text")
         return item, value
@@ -87,6 +90,17 @@ def _document_of(item: Any, field: str | None) -> Any:
         raise BrokenDocumentError(f'is {type_in_words(item)}, not a mapping with a field "{field}"')
     require_field(item, field)
     return item[field]
+
+
+def documents_of(value: Any) -> NDArray[Any] | list[NDArray[Any]]:
+    """The ids in a list or array; in a list of such, those of each of several documents."""
+    return [ids_of(ids) for ids in value] if is_several(value) else ids_of(value)
+
+
+def is_several(value: Any) -> bool:
+    """True for a list of lists or arrays."""
+    kinds = (list, tuple, np.ndarray)
+    return isinstance(value, kinds) and len(value) > 0 and isinstance(value[0], kinds)
 
 
 def ids_of(value: Any) -> NDArray[Any]:

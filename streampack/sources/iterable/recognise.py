@@ -16,7 +16,7 @@ from streampack.arguments import with_article
 from streampack.errors import ConfigError
 from streampack.reading.fields import Fields, usual_fields
 from streampack.reading.records import BrokenDocumentError, kind_of
-from streampack.sources.iterable.items import ids_of
+from streampack.sources.iterable.items import ids_of, is_several
 from streampack.sources.iterable.objects import kind_name
 
 
@@ -93,7 +93,9 @@ def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
             lambda name: f'sources.open(data, text="{name}"), or tokens=',
             "Pass sources.Chat(data)",
         )
-        _holds_ids(first[fields.document], f'The field "{fields.document}" of the first item')
+        where = f'The field "{fields.document}" of the first item'
+        if not is_several(first[fields.document]):
+            _holds_ids(first[fields.document], where)
         return with_masks_of(fields, first)
     named = Fields.named(text=None, tokens=None, loss_mask=loss_mask, default=None)
     return replace(named, tokenized=_holds_ids(first, "The first item"))
@@ -115,7 +117,7 @@ def fields_in(
     if text is None and tokens is None:
         return fields_of(first_item(), loss_mask)
     named = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
-    return named if named.masks_known else with_masks_of(named, first_item({}))
+    return with_masks_of(named, first_item({})) if named.tokenized else named
 
 
 def no_items(kind: str) -> ConfigError:
@@ -129,7 +131,7 @@ def no_items(kind: str) -> ConfigError:
 
 def with_masks_of(fields: Fields, first: Any) -> Fields:
     """The fields, with the loss masks that the first item has, if nobody said which there are."""
-    if fields.masks_known or not isinstance(first, Mapping):
+    if not fields.tokenized or not isinstance(first, Mapping):
         return fields
     return fields.with_masks(_kinds_of(first), "The first item")
 
@@ -140,6 +142,8 @@ def _kinds_of(record: Mapping[Any, Any]) -> dict[str, str]:
 
 def _kind_of(value: Any) -> str:
     try:
+        if is_several(value):
+            return "several"
         known = kind_of(value.tolist() if isinstance(value, np.ndarray) else value)
         return known or ("tokens" if ids_of(value) is not None else "")
     except BrokenDocumentError:

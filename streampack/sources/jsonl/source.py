@@ -29,7 +29,7 @@ from streampack.reading.other_content import other_content
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import (
     BrokenDocumentError,
-    ids_of,
+    documents_of,
     kind_of,
     record_of,
     require_field,
@@ -89,6 +89,11 @@ class JSONL(ShardedSource):
         super().__init__(reading=reading, storage=storage)
         self.paths = paths
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
+
+    @property
+    def grouped(self) -> bool:
+        _ = self.manifest
+        return self.fields.several
 
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
@@ -162,7 +167,7 @@ class JSONL(ShardedSource):
         record, field = self.record_of(line), self.fields.document or ""
         require_field(record, field)
         if self.tokenized:
-            return record, ids_of(record, field, line)
+            return record, documents_of(record, field, line)
         return record, text_of(record, field, line or b"")
 
     def record_of(self, line: bytes | None) -> dict[str, Any]:

@@ -166,10 +166,9 @@ class Mixture(Source):
         made.sources = {name: part.with_fields(types) for name, part in self.sources.items()}
         return made
 
-    def with_groups(self, field: str) -> Mixture:
-        made = copy.copy(self)
-        made.sources = {name: part.with_groups(field) for name, part in self.sources.items()}
-        return made
+    @property
+    def grouped(self) -> bool:
+        return any(part.grouped for part in self.sources.values())
 
     def prepare(self) -> None:
         for source in self.sources.values():

@@ -26,7 +26,7 @@ from streampack.reading.raw_texts import decoded_texts, pieces
 from streampack.reading.record_block import Read, record_block
 from streampack.reading.records import (
     BrokenDocumentError,
-    ids_of,
+    documents_of,
     record_of,
     require_field,
     text_of,
@@ -368,7 +368,7 @@ class WebDataset(ShardedSource):
                 require_field(record, field)
                 if not self.tokenized:
                     return record, text_of(record, field, content)
-                return record, ids_of(record, field, content)
+                return record, documents_of(record, field, content)
             if self.form == "npz":
                 names = {field, *self._masks, ATTENTION_MASK, *types.token, *types.document}
                 arrays = npz_record(content, names, most)
