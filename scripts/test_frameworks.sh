@@ -2,5 +2,5 @@
 # Transformers 5, TRL, Lightning, torchtitan and Megatron-LM as installed, in an environment of their
 # own (.venv-frameworks). Arguments go to pytest.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" frameworks
-exec pytest -m "not gpu" tests/frameworks tests/test_batch.py \
-    tests/consumers/test_consumers.py tests/consumers/test_equal_losses.py "$@"
+exec pytest -m "not gpu" tests/frameworks tests/batch/test_batch.py \
+    tests/batch/test_consumers.py tests/batch/test_equal_losses.py "$@"

@@ -3,9 +3,9 @@ from . import packing as packing
 from . import sources as sources
 from . import trainers as trainers
 from .batch import PackedBatch as PackedBatch
-from .consumers.isolation import Isolation as Isolation
-from .consumers.isolation import check_isolation as check_isolation
-from .consumers.loss import token_mean_loss as token_mean_loss
+from .batch.isolation import Isolation as Isolation
+from .batch.isolation import check_isolation as check_isolation
+from .batch.loss import token_mean_loss as token_mean_loss
 from .corpus_order import CorpusOrder as CorpusOrder
 from .corpus_order import order_corpus as order_corpus
 from .dataset import PackedDataset as PackedDataset

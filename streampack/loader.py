@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.batch import BatchGroup, PackedBatch
-from streampack.consumers.forms import Form, Output
+from streampack.batch.forms import Form, Output
 from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
 from streampack.errors import ConfigError

@@ -16,8 +16,9 @@ import pytest
         "window.packed_rows",
         "window.context_schedule",
         "in_memory.pack",
-        "batch",
-        "consumers.adapters",
+        "batch.packed_batch",
+        "batch.loss",
+        "batch.numpy_arrays",
         "job.simulated",
     ],
 )

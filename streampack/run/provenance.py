@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.consumers.text import decoder
+from streampack.batch.text import decoder
 from streampack.documents.blocks import Texts
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError

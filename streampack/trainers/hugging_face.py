@@ -13,8 +13,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from streampack.consumers.forms import Form
-from streampack.consumers.hf_ways import is_of_transformers
+from streampack.batch.forms import Form
+from streampack.batch.hf_ways import is_of_transformers
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 from streampack.loader import PackedLoader

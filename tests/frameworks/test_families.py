@@ -26,7 +26,7 @@ from streampack import (
 from tests.support.packed_batches import packed_batches, random_documents
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("streampack.consumers.hf_arguments")
+pytest.importorskip("streampack.batch.hf_arguments")
 
 from tests.support.family_table import ATTENTIONS, Outcome, outcome, section  # noqa: E402
 from tests.support.tiny_families import NotBuiltError, families, tiny_model  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,12 +12,28 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from streampack.arguments import whole_number
-from streampack.consumers.context_parallel import check_rank, segments_of
-from streampack.consumers.padded_segments import are_padding, held_slots
+from streampack.batch.context_parallel import check_rank, segments_of
+from streampack.batch.padded_segments import are_padding, held_slots
+
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
 
 
-def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor | None]:
-    """See `BatchAdapters.megatron`."""
+def megatron(batch: PackedBatch, *, cp_size: int = 1, cp_rank: int = 0) -> dict[str, Tensor | None]:
+    """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
+
+    (1, T / cp_size) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32;
+    `attention_mask` is None, `packed_seq_params` has the boundaries. Labels are shifted (each
+    slot's is the next token) and 0 where `loss_mask` is 0.
+
+    Args:
+        cp_size: ranks of the context-parallel group, which all pass the same batch.
+        cp_rank: which of them this is: it holds the head and the tail of every document.
+
+    Raises:
+        ConfigError: documents were not packed with ``align=2 * cp_size``; there is no such
+            rank.
+    """
     check_rank(cp_size, cp_rank)
     tensors = _flat_tensors(batch)
     if cp_size > 1:
@@ -29,8 +45,20 @@ def megatron_batch(batch: Any, cp_size: int, cp_rank: int) -> dict[str, Tensor |
     return {**shaped, "attention_mask": None}
 
 
-def megatron_samples(batch: Any, align: int) -> list[dict[str, Tensor]]:
-    """See `BatchAdapters.samples`."""
+def samples(batch: PackedBatch, *, align: int = 1) -> list[dict[str, Tensor]]:
+    """The documents one by one, in packed order, for schedulers that pack by themselves.
+
+    One dictionary per attention segment that is not padding, as Megatron-LM's dynamic context
+    parallelism takes them: (n,) `tokens`, `labels` and `position_ids` int64 and `loss_mask`
+    float32, as in `megatron`; `original_seq_len` and `padded_seq_len`, (1,) int32 on the host,
+    of which the latter is n. Fields are not among them.
+
+    Args:
+        align: n is a multiple of it; what is added is 0 everywhere.
+
+    Raises:
+        ConfigError: `align` is no whole number of at least one.
+    """
     align = whole_number("align", align, "A sample's length is a multiple of it.")
     ends = batch._runs[0]
     bounds = np.stack((ends[:-1], ends[1:]), axis=1)[~are_padding(*batch._runs)]
@@ -46,7 +74,7 @@ def megatron_samples(batch: Any, align: int) -> list[dict[str, Tensor]]:
     return samples
 
 
-def _flat_tensors(batch: Any) -> dict[str, Tensor]:
+def _flat_tensors(batch: PackedBatch) -> dict[str, Tensor]:
     """(T,) each, labels shifted, and 0 where they do not count."""
     labels = batch.next_tokens().view(-1)
     counts = labels != -100
@@ -58,8 +86,19 @@ def _flat_tensors(batch: Any) -> dict[str, Tensor]:
     }
 
 
-def packed_seq_params(batch: Any, cp_size: int) -> dict[str, Any]:
-    """See `KernelBoundaries.packed_seq_params`."""
+def packed_seq_params(batch: PackedBatch, *, cp_size: int = 1) -> dict[str, Any]:
+    """Fields of Megatron-LM's `PackedSeqParams`, for TransformerEngine's THD attention.
+
+    `cu_seqlens_q` and `_kv`, (segments + 1,) int32, sum up real lengths;
+    `cu_seqlens_q_padded` and `_kv_padded` are where the segments lie in the whole batch, each a
+    multiple of ``2 * cp_size`` long if `cp_size` is more than 1; `max_seqlen_q` and `_kv` are
+    ints and count that padding. `total_tokens`, an int, is what Mamba layers derive their
+    `seq_idx` from; without it they take a row for one sequence. It is left out where the
+    installed Megatron-LM (0.16) has no such field: its Mamba layers know no boundaries.
+
+    Raises:
+        ConfigError: as in `megatron`.
+    """
     check_rank(cp_size)
     segments = segments_of(batch, 2 * cp_size if cp_size > 1 else 1)
     real = torch.from_numpy(segments.cu_seqlens).to(batch.device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Arguments for a given model of transformers, by which it keeps documents apart.
+"""Arguments for models of transformers, by which a given one keeps documents apart.
 
 Families differ in how they find the boundaries: most build their masks from `position_ids`, some
 only honour a mask that they are given, some kernels take `seq_idx`, and some layers know no
@@ -11,22 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from streampack.arguments import type_in_words
-from streampack.consumers.hf_trials import (
+from streampack.batch.boundaries import one_segment_per_row, static_segments
+from streampack.batch.hf_trials import (
     Lengths,
     first_and_last_row,
     rows_of,
     usual_ids,
     with_longer_ones,
 )
-from streampack.consumers.hf_ways import WAYS, arguments_by, config_of, dtype_of, unwrapped
-from streampack.consumers.isolation import (
+from streampack.batch.hf_ways import WAYS, arguments_by, config_of, dtype_of, unwrapped
+from streampack.batch.isolation import (
     check_isolation,
     largest_movement,
     of_slots,
@@ -34,6 +35,9 @@ from streampack.consumers.isolation import (
     without_loss,
 )
 from streampack.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
 
 #: What a document may differ from itself alone, as a share of what a token does to those after it:
 #: in single precision and in half precision. Other shapes are rounded differently.
@@ -45,7 +49,63 @@ _SAME = 1e-3
 _found: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], str | None]] = WeakKeyDictionary()
 
 
-def arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any]:
+def hf(
+    batch: PackedBatch, model: Any = None, *, seq_idx: bool = False, segments: int | None = None
+) -> dict[str, Any]:
+    """Arguments for a Hugging Face transformers causal LM.
+
+    Not every family keeps documents apart by them, and none says so. Pass the `model`, and the
+    arguments are those by which it does. To find them, two rows are run through it some ten
+    times, and a whole batch once, without gradients: once for each model, mode, device,
+    attention implementation and shape of a batch. Without a model they are:
+
+    Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
+    `max_length_q` and `_k`. FlashAttention takes the boundaries from `cu_seq_lens_q`; eager,
+    SDPA and FlexAttention (from transformers 4.53 and torch 2.6 on) from `position_ids`, and
+    only if there is neither an attention mask nor a cache: hence no mask, and ``use_cache`` is
+    False (a model's default is True, with which documents would attend to one another).
+    On several ranks, and from `PackedLoader.accumulate`, also `num_items_in_batch`, by which
+    transformers divides the summed loss, so that it is as that of `loss`. A batch without any
+    loss token has it always: its loss is 0 and not 0 / 0.
+
+    With a model that needs them, also `seq_idx`, or an `attention_mask` for every row,
+    (rows, 1, seq_len, seq_len) in the model's dtype, and then all is (rows, seq_len); so it is
+    where every row is one segment, as with ``attention="row"`` or one document per row.
+    Arguments that its `forward` does not name are left out, and so are `labels` where it does
+    not take a `num_items_in_batch` that is needed: use `loss` then.
+
+    Args:
+        model: what is called with them. On several ranks all pass theirs in the same step.
+        seq_idx: also give `seq_idx`, (1, T) int32, each slot's attention segment: the
+            boundaries for layers of state-space and convolution models.
+        segments: as in `varlen`.
+
+    Raises:
+        ConfigError: the model keeps documents apart in no way that is known; the message says
+            what was tried.
+    """
+    if model is not None:
+        return _arguments_for(model, batch, segments)
+    counts: dict[str, Any] = {}
+    if batch.num_items_in_batch is not None or not batch.num_loss_tokens:
+        counts["num_items_in_batch"] = batch.num_items_in_batch or 1
+    if seq_idx:
+        counts["seq_idx"] = batch.seq_idx
+    cu_seqlens, longest = static_segments(batch, segments)
+    return {
+        **counts,
+        "input_ids": batch.input_ids.view(1, -1),
+        "position_ids": batch.position_ids.view(1, -1),
+        "labels": batch.labels.view(1, -1),
+        "cu_seq_lens_q": cu_seqlens,
+        "cu_seq_lens_k": cu_seqlens,
+        "max_length_q": longest,
+        "max_length_k": longest,
+        "use_cache": False,
+    }
+
+
+def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any]:
     """What to call `model` with, in the first way that keeps documents apart; see `hf`.
 
     Raises:
@@ -53,7 +113,7 @@ def arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any
     """
     wrong: dict[str, str] = {}
     for way in WAYS:
-        if way == "rows" and not batch._one_segment_per_row():
+        if way == "rows" and not one_segment_per_row(batch):
             continue
         reason = _whats_wrong(model, batch, way)
         if reason is None:

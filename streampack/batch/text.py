@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.errors import ConfigError
 from streampack.tokenization import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
 
 _DIM, _GREEN, _END = "\x1b[2m", "\x1b[32m", "\x1b[0m"
 _LEGEND = "(« and » enclose what carries loss)"
@@ -47,8 +52,52 @@ def decoder(tokenizer: Any) -> Callable[[NDArray[np.int64]], str]:
     return load_tokenizer(tokenizer, **settings).decode
 
 
-def shown_text(batch: Any, tokenizer: Any, *, color: bool, pieces: Sequence[Any]) -> ShownText:
-    """See `BatchAdapters.show`."""
+def decode(batch: PackedBatch, number: int, tokenizer: Any = None) -> str:
+    """The text of a document piece, special tokens included.
+
+    Args:
+        number: of the piece, as in `document_ids`.
+        tokenizer: whatever `PackedDataset` takes; None writes the ids as numbers.
+
+    Raises:
+        ConfigError: there is no such piece, or it is no tokenizer.
+    """
+    if not 0 <= number < batch.num_documents:
+        raise ConfigError(
+            f"Piece {number} was asked for, and the batch has {batch.num_documents}.",
+            "There is no text of it.",
+            "Pass a number of `document_ids` that is not negative.",
+        )
+    return decoder(tokenizer)(batch.input_ids[batch.document_ids == number].cpu().numpy())
+
+
+def show(
+    batch: PackedBatch,
+    tokenizer: Any = None,
+    *,
+    color: bool | None = None,
+    pieces: Sequence[Any] = (),
+) -> str:
+    """The rows as text: a line for every document piece, with what carries loss marked.
+
+    The text that carries loss is between « and », or green where there are colours; the rest
+    is dim; a notebook shows the same in HTML. (The first token of a piece has nothing before
+    it, so it carries none.) Line breaks are written as \\n, other control characters as escapes
+    too, and a character cut by a mark as "\ufffd".
+
+    Args:
+        tokenizer: whatever `PackedDataset` takes; None shows ids.
+        color: colours for a terminal; None has them if standard output is one.
+        pieces: what `PackedDataset.locate` says of the batch: source, shard, document and
+            tokens are named in the lines.
+    """
+    if color is None:
+        color = sys.stdout.isatty()
+    return _shown(batch, tokenizer, color=color, pieces=pieces)
+
+
+def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[Any]) -> ShownText:
+    """The text of `show`, and its HTML."""
     fields = (batch.input_ids, batch.document_ids, batch.labels)
     ids, documents, labels = (field.cpu().numpy() for field in fields)
     decode, between = decoder(tokenizer), " " if tokenizer is None else ""

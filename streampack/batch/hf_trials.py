@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from streampack.consumers.hf_ways import config_of, unwrapped
+from streampack.batch.hf_ways import config_of, unwrapped
 from streampack.packing.composition import Composition
 from streampack.window.packed_rows import PackedRows
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from streampack.batch.boundaries import segment_ids
+
 #: How boundaries are passed, in the order in which they are tried, and in words. "rows" has none to
 #: pass: every row is one segment, whatever padding follows.
 WAYS = {
@@ -54,7 +56,7 @@ def _mask(model: Any, batch: Any) -> Tensor | dict[str, Tensor]:
     """
     config = config_of(model)
     dtype = dtype_of(model)
-    segment = batch._segment_ids().view(batch.rows, batch.seq_len)
+    segment = segment_ids(batch).view(batch.rows, batch.seq_len)
     slot = torch.arange(batch.seq_len, device=segment.device)
     distance = slot[:, None] - slot[None, :]
     seen = (segment[:, :, None] == segment[:, None, :]) & (distance >= 0)

@@ -11,7 +11,7 @@ from streampack.arguments import one_of
 from streampack.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streampack.consumers.adapters import BatchAdapters
+    from streampack.batch.packed_batch import PackedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Form:
                 ", ".join(sorted(fields)),
             )
 
-    def __call__(self, batch: BatchAdapters) -> Any:
+    def __call__(self, batch: PackedBatch) -> Any:
         """A batch as the loop gets it."""
         if self.output == "batch":
             return batch

@@ -1,15 +1,40 @@
-"""pairs_of: the pieces of a batch that are the two documents of a preference pair."""
+"""The pieces of a batch that are the two documents of a preference pair."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from streampack.documents.blocks import GROUP, Fields
 from streampack.errors import ConfigError
 
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
 
-def pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+
+def pairs(batch: PackedBatch, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
+    """The documents of preference pairs: groups of a chosen and a rejected one.
+
+    Args:
+        chosen: the document field that is true for the chosen one.
+
+    Returns:
+        (P,) and (P,) int64, pair by pair: the numbers of the chosen and of the rejected
+        pieces, as in `document_ids`, on the batch's device.
+
+    Raises:
+        ConfigError: the batch has no groups, or one is no such pair.
+    """
+    found = _pairs_of(batch._host_fields, chosen)
+    better, worse = (torch.from_numpy(pieces).to(batch.device) for pieces in found)
+    return better, worse
+
+
+def _pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(P,) and (P,) int64 numbers of pieces: of each pair the chosen one, and the rejected one.
 
     Args:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from streampack.batch.boundaries import segment_ids
 from streampack.errors import ConfigError
 
 #: What is taken for rounding, as a share of what a token does to those after it in its document:
@@ -166,7 +167,7 @@ def without_loss(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _segments(batch: Any) -> Tensor:
     """(T,) number of the first document of each slot's attention segment; -1 on padding."""
-    document, segment = batch.document_ids.view(-1).long(), batch._segment_ids().long()
+    document, segment = batch.document_ids.view(-1).long(), segment_ids(batch).long()
     first = torch.full((int(segment[-1]) + 1,), len(document), device=document.device)
     known = torch.where(document < 0, len(document), document)
     numbers = first.scatter_reduce(0, segment, known, "amin")[segment]

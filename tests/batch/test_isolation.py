@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from streampack import BestFitDecreasing, Concat, ConfigError, PackedBatch, check_isolation
+from streampack.batch.boundaries import segment_ids
 from tests.support.packed_batches import VOCAB, packed_batches, random_documents
 from tests.support.tiny_gpt import TinyGPT
 
@@ -65,7 +66,7 @@ class Mixer(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         values = self.embedding(batch.input_ids.view(-1))
-        segment, document = batch._segment_ids(), batch.document_ids.view(-1)
+        segment, document = segment_ids(batch), batch.document_ids.view(-1)
         seen = (segment[:, None] == segment[None, :]).tril()
         for changed, moved in self.leaks:
             seen |= (document == moved)[:, None] & (document == changed)[None, :]

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from streampack.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
 
 _NO_DICT = (
     "A PackedBatch is no dict, as models need more than ids to keep documents apart. Write {}."
 )
 
 
-class NoMapping:
-    """A batch that is no dict, and says what is one."""
+def no_item(batch: PackedBatch, name: Any) -> NoReturn:
+    """Raise `TypeError`: fields are attributes."""
+    field = name if isinstance(name, str) and name.isidentifier() else "input_ids"
+    write = f"batch.{field}, or batch.hf(model=model) for a dict of what a model takes"
+    raise TypeError(_NO_DICT.format(write))
 
-    def __getitem__(self, name: Any) -> NoReturn:
-        """Raise `TypeError`: fields are attributes."""
-        field = name if isinstance(name, str) and name.isidentifier() else "input_ids"
-        write = f"batch.{field}, or batch.hf(model=model) for a dict of what a model takes"
-        raise TypeError(_NO_DICT.format(write))
 
-    def keys(self) -> NoReturn:
-        """Raise `TypeError`: ``**batch`` is to be ``**batch.hf(model=model)``."""
-        raise TypeError(_NO_DICT.format("model(**batch.hf(model=model))"))
+def no_keys(batch: PackedBatch) -> NoReturn:
+    """Raise `TypeError`: ``**batch`` is to be ``**batch.hf(model=model)``."""
+    raise TypeError(_NO_DICT.format("model(**batch.hf(model=model))"))
 
 
 def refuse_collating(kind: type) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from streampack.arguments import one_of
-from streampack.consumers.padded_segments import (
+from streampack.batch.padded_segments import (
     PaddedSegments,
     are_padding,
     held_slots,
@@ -17,11 +17,37 @@ from streampack.consumers.padded_segments import (
 )
 from streampack.errors import ConfigError
 
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
+
 Layout = Literal["zigzag", "contiguous", "ulysses"]
 
 
-def context_parallel(batch: Any, layout: Layout, cp_size: int, cp_rank: int) -> dict[str, Any]:
-    """See `KernelBoundaries.context_parallel`."""
+def context_parallel(
+    batch: PackedBatch, layout: Layout, *, cp_size: int, cp_rank: int
+) -> dict[str, Any]:
+    """The part of the batch that a rank of a context-parallel group holds.
+
+    (1, T / cp_size) int64 `input_ids`, `position_ids` and `shift_labels` (each slot's is the
+    next token, -100 where no loss is taken); `slots`, (T / cp_size,) int64, which slots of the
+    flattened rows they are, by which fields and outputs go there and back; `cu_seqlens`, int32,
+    and `max_seqlen` as the attention of the layout takes them. All ranks together hold every
+    slot once.
+
+    Args:
+        layout: "zigzag" for ring attention: the head and the tail of every document, so that
+            the work of causal attention is even; "contiguous" for ring attention too: rank r
+            holds the r-th part of every document. The boundaries of both are those of the
+            parts. "ulysses": rank r holds the r-th part of the flattened rows, and the
+            boundaries are those of the whole batch, since attention sees all of it, for some
+            of the heads.
+        cp_size: ranks of the group, which all pass the same batch.
+        cp_rank: which of them this is.
+
+    Raises:
+        ConfigError: documents were not packed with `align` a multiple of ``2 * cp_size`` for
+            "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout.
+    """
     one_of("layout", layout, get_args(Layout), "It says which tokens a rank holds.")
     check_rank(cp_size, cp_rank)
     if layout == "ulysses":
@@ -44,7 +70,7 @@ def context_parallel(batch: Any, layout: Layout, cp_size: int, cp_rank: int) -> 
     return {**shards, "slots": slots, "cu_seqlens": cu_seqlens, "max_seqlen": longest}
 
 
-def segments_of(batch: Any, align: int) -> PaddedSegments:
+def segments_of(batch: PackedBatch, align: int) -> PaddedSegments:
     """The attention segments of a batch, each with padding to a multiple of `align`."""
     return padded_segments(batch._runs[0], are_padding(*batch._runs), align)
 

@@ -7,10 +7,70 @@ loss tokens of everything that one optimiser step sees.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from streampack.arguments import type_in_words
 from streampack.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
+
+
+def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """The mean next-token loss over loss tokens; 0, with a gradient, if there are none.
+
+    ``cross_entropy(..., ignore_index=-100)`` would be NaN for a batch without a loss token, as
+    the empty ones at the end of a run are. In a step of several ranks, and of several batches
+    of `PackedLoader.accumulate`, it is the batch's share of the mean over all loss tokens of
+    the step: gradients that are averaged over the ranks (by DDP or FSDP), and added up over the
+    batches, are those of that mean. See `PackedBatch.num_items_in_batch`.
+
+    >>> from streampack import PackedDataset, Topology
+    >>> (batch,) = PackedDataset([[1, 2, 3]], seq_len=4, batch_rows=1, topology=Topology())
+    >>> round(batch.loss(torch.zeros(1, 4, 10)).item(), 4)  # ln(10)
+    2.3026
+
+    Args:
+        logits: (rows, seq_len, vocabulary), or (1, T, vocabulary) as `.hf()` gives rows, or
+            (T, vocabulary); those at slot t are for the token at t + 1. Not shifted.
+        weights: (rows, seq_len) by which the loss of each token is multiplied, for example
+            ``batch.fields["weights"]``; see `token_mean_loss`.
+
+    Returns:
+        A scalar, float32 or wider.
+
+    Raises:
+        ConfigError: `logits` are not those of every slot, in the order of the batch.
+    """
+    if not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"logits is {type_in_words(logits)}.",
+            "The loss is taken of a tensor (rows, seq_len, vocabulary).",
+            "Pass output.logits of what the model returned."
+            if hasattr(logits, "logits")
+            else "Pass the logits alone, not all that the model returned.",
+        )
+    rows, seq_len = batch.rows, batch.seq_len
+    if tuple(logits.shape[:-1]) not in {
+        (rows, seq_len),
+        (1, rows * seq_len),
+        (rows * seq_len,),
+    }:
+        raise ConfigError(
+            f"logits have the shape {tuple(logits.shape)}, and the batch has {rows} rows of "
+            f"{seq_len} tokens.",
+            "They are not the logits of every slot in order, so labels would be compared with "
+            "others.",
+            f"Pass what the model gives for the whole batch, not shifted: ({rows}, {seq_len}, "
+            f"vocabulary), (1, {rows * seq_len}, vocabulary) or ({rows * seq_len}, "
+            "vocabulary).",
+        )
+    count = batch.num_items_in_batch
+    count = batch.num_loss_tokens if count is None else count
+    return token_mean_loss(logits, batch.labels, count, weights=weights)
 
 
 def token_mean_loss(

@@ -1,0 +1,77 @@
+"""A batch as arrays for JAX and MaxText, made without tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.batch.padded_segments import are_padding
+from streampack.errors import ConfigError
+from streampack.window.packed_rows import PackedRows
+from streampack.window.token_fields import derive_fields
+
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
+
+
+def numpy(batch: PackedBatch) -> dict[str, Any]:
+    """Arrays for JAX, by the names that MaxText's training step reads; no tensors are made.
+
+    (rows, seq_len) int32: `inputs`, `inputs_position` (from 0 in every attention segment),
+    `inputs_segmentation` (from 1 in every row, 0 on padding), `targets` (the next token),
+    `targets_position` and `targets_segmentation`, which is 0 where no loss is taken; `targets`
+    are 0 there. With ``token_fields`` also "fields", and with ``document_fields`` also
+    "document_fields", dictionaries as `fields` and `document_fields` of the batch. Arrays may
+    share memory.
+
+    >>> from streampack import PackedDataset, Topology
+    >>> documents = [[11, 12, 13], [21, 22]]
+    >>> dataset = PackedDataset(documents, seq_len=6, batch_rows=1, topology=Topology())
+    >>> arrays = next(iter(dataset)).numpy()
+    >>> arrays["inputs"].tolist(), arrays["inputs_segmentation"].tolist()
+    ([[11, 12, 13, 21, 22, 0]], [[1, 1, 1, 2, 2, 0]])
+    >>> arrays["targets"].tolist(), arrays["targets_segmentation"].tolist()
+    ([[12, 13, 0, 22, 0, 0]], [[1, 1, 0, 2, 0, 0]])
+
+    Raises:
+        ConfigError: the batch was moved to a device or pinned.
+    """
+    packed = batch._packed
+    if packed is None:
+        raise ConfigError(
+            "This batch was moved to a device or pinned.",
+            "Its arrays are tensors now.",
+            "Call numpy() on the batch as the loader gives it without device= and pin_memory=.",
+        )
+    (ids, positions, labels), _ = derive_fields(packed)
+    following = np.full(labels.size, -100, dtype=np.int64)
+    following[:-1] = labels.reshape(-1)[1:]  # those of a segment's first token are -100
+    counts = (following != -100).reshape(labels.shape)
+    segments = _segments_of_rows(packed).reshape(labels.shape)
+    position = positions.astype(np.int32)
+    arrays: dict[str, Any] = {
+        "inputs": ids.astype(np.int32),
+        "inputs_position": position,
+        "inputs_segmentation": segments,
+        "targets": np.where(counts, following.reshape(labels.shape), 0).astype(np.int32),
+        "targets_position": position,
+        "targets_segmentation": np.where(counts, segments, np.int32(0)),
+    }
+    if packed.token_fields:
+        shape = labels.shape
+        arrays["fields"] = {name: a.reshape(shape) for name, a in packed.token_fields.items()}
+    if packed.document_fields:
+        arrays["document_fields"] = dict(packed.document_fields)
+    return arrays
+
+
+def _segments_of_rows(packed: PackedRows) -> NDArray[np.int32]:
+    """(T,) the attention segment of every slot, from 1 in every row; 0 on padding."""
+    filled = ~are_padding(packed.cu_seqlens, packed.boundaries, packed.piece)
+    row = packed.cu_seqlens[:-1] // packed.seq_len
+    number = np.cumsum(filled)
+    before: NDArray[np.int64] = (number - filled)[np.searchsorted(row, row)]  # in rows before it
+    segment = np.where(filled, number - before, 0).astype(np.int32)
+    return np.repeat(segment, np.diff(packed.cu_seqlens))

@@ -1,0 +1,331 @@
+"""PackedBatch: what the training loop gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streampack.batch import boundaries, hf_arguments, misuse, numpy_arrays, text
+from streampack.batch import context_parallel as _context_parallel
+from streampack.batch import loss as _loss
+from streampack.batch import megatron as _megatron
+from streampack.batch import pairs as _pairs
+from streampack.batch.staging import Staged, stage
+from streampack.batch.tensors import (
+    DOCUMENT_FIELD,
+    TOKEN_FIELD,
+    compact_tensors,
+    fields_on_device,
+    fields_on_host,
+    positions_in,
+)
+from streampack.errors import ConfigError
+from streampack.lane.batch import LaneBatch
+from streampack.metrics import Metrics
+from streampack.packing.composition import Composition
+from streampack.window.packed_rows import PackedRows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class PackedBatch:
+    """R rows of packed documents. One method per consumer.
+
+    For example documents of five and two tokens in two rows of four, eight slots:
+
+    >>> from streampack import PackedDataset, Topology
+    >>> documents = [[11, 12, 13, 14, 15], [21, 22]]
+    >>> dataset = PackedDataset(documents, seq_len=4, batch_rows=2, seed=1, topology=Topology())
+    >>> (batch,) = dataset
+    >>> batch.input_ids.tolist()
+    [[11, 12, 13, 14], [21, 22, 15, 0]]
+    >>> batch.document_ids.tolist()  # pieces: 15 is one by itself, -1 is padding
+    [[0, 0, 0, 0], [1, 1, 2, -1]]
+    >>> batch.position_ids.tolist()
+    [[0, 1, 2, 3], [0, 1, 0, 0]]
+    >>> batch.labels.tolist()  # not shifted; the first token of a segment has nothing before it
+    [[-100, 12, 13, 14], [-100, 22, -100, -100]]
+    >>> batch.cu_seqlens.tolist(), batch.num_tokens, batch.num_loss_tokens
+    ([0, 4, 6, 7, 8], 7, 4)
+
+    Attributes:
+        cu_seqlens: (segments + 1,) int32, ends of the attention segments over the flattened rows;
+            padding segments included, none empty, the last entry is R * seq_len. A
+            `ContextSchedule` cuts them further; labels are those without it.
+        num_segments: attention segments, padding segments included.
+        max_seqlen: longest attention segment, padding segments included (an int, on the host).
+        num_documents: document pieces in the batch.
+        num_tokens: slots that are not padding.
+        num_loss_tokens: labels that are not -100.
+        num_items_in_batch: what `loss` and `.hf()` divide the batch's summed loss by, so that
+            gradients that are averaged over the ranks, as by DDP and FSDP, and added up over a
+            group of `PackedLoader.accumulate` are those of the mean over the loss tokens of the
+            step: these on all ranks together, divided by the number of ranks. None where the batch
+            is a step by itself (one rank without a group, an evaluation), and from a loader other
+            than `PackedLoader`.
+        sum_squared_lengths: over attention segments that are not padding: what attention costs.
+        source_ids: (num_documents,) int32, the source of each piece, to be indexed by
+            `document_ids`.
+        provenance: (num_documents,) records (source, shard, index, start, stop), or None.
+        fields: by name, (rows, seq_len) the dataset's ``token_fields``; 0 on padding and on EOS
+            that was added.
+        document_fields: by name, (num_documents,) the dataset's ``document_fields``, to be indexed
+            by `document_ids`. Where records have several documents,
+            ``document_fields["group_ids"]`` numbers the records of the batch, int32 from 0.
+        seq_len, rows: the batch's shape.
+        lane, step: batch number ``step * lanes + lane`` of the run.
+        has_next: False if this is its lane's last batch. After it come empty ones, which hold
+            padding only (`num_documents` is 0), until all lanes of all ranks have ended.
+    """
+
+    def __init__(
+        self,
+        packed: PackedRows,
+        *,
+        lane: int = 0,
+        step: int = 0,
+        has_next: bool = False,
+        state: Callable[[], dict[str, Any] | None] | dict[str, Any] | None = None,
+        spent: Metrics | None = None,
+        on_fields: Callable[[], None] | None = None,
+    ) -> None:
+        self.seq_len = packed.seq_len
+        self.rows = len(packed.tokens) // packed.seq_len
+        self.num_segments = len(packed.cu_seqlens) - 1
+        self.max_seqlen = packed.max_seqlen
+        self.num_documents = len(packed.source_ids)
+        self.num_loss_tokens = packed.num_loss_tokens
+        self.num_items_in_batch: float | None = None
+        self.sum_squared_lengths = packed.sum_squared_lengths
+        self.composition: Composition = packed.composition
+        self.by_source: NDArray[np.int64] | None = packed.by_source
+        self.provenance: NDArray[np.void] | None = packed.provenance
+        self.lane = lane
+        self.step = step
+        self.has_next = has_next
+        self.lane_state = state  # may be a function that makes it, since few are asked for
+        self.spent = spent
+        self._on_fields = on_fields
+        self._host_fields = packed.document_fields
+        self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
+        self._packed: PackedRows | None = packed
+        self._staged: Staged | None = None
+        self._compact: dict[str, Tensor] | None = None
+        self._fields: dict[str, Tensor] | None = None
+
+    @classmethod
+    def of_lane(
+        cls, made: LaneBatch, *, on_fields: Callable[[], None] | None = None
+    ) -> PackedBatch:
+        """The batch that a lane has made.
+
+        Args:
+            made: by the lane.
+            on_fields: called when the loop asks for per-token fields that are not made yet.
+        """
+        return cls(
+            made.rows,
+            lane=made.lane,
+            step=made.step,
+            has_next=made.has_next,
+            state=partial(made.round.state, made.emitted),
+            spent=made.metrics,
+            on_fields=on_fields,
+        )
+
+    def __reduce__(self) -> Any:
+        if self._packed is None:
+            raise ConfigError(
+                "This batch has left its first device or was pinned, and is being pickled.",
+                "Only a batch as the dataset gives it travels between processes.",
+                "Send it before `.to()` or `.pin_memory()`.",
+            )
+        again = partial(
+            PackedBatch,
+            lane=self.lane,
+            step=self.step,
+            has_next=self.has_next,
+            state=self.state,
+            spent=self.spent,
+        )
+        return again, (self._packed,)
+
+    def __repr__(self) -> str:
+        return (
+            f"PackedBatch(rows={self.rows}, seq_len={self.seq_len}, "
+            f"num_documents={self.num_documents}, num_tokens={self.num_tokens}, "
+            f"lane={self.lane}, step={self.step}, device={str(self.device)!r})"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Slots that are not padding."""
+        return self.composition.placed + self.composition.inserted_eos
+
+    @property
+    def state(self) -> dict[str, Any] | None:
+        """JSON-able state of the lane once this batch is consumed."""
+        if callable(self.lane_state):
+            self.lane_state = self.lane_state()
+        return self.lane_state
+
+    # ------------------------------------------------------------------ for kernels and trainers
+
+    varlen = boundaries.varlen
+    fla = boundaries.fla
+    flex = boundaries.flex
+    next_tokens = boundaries.next_tokens
+    context_parallel = _context_parallel.context_parallel
+    hf = hf_arguments.hf
+    loss = _loss.loss
+    megatron = _megatron.megatron
+    packed_seq_params = _megatron.packed_seq_params
+    samples = _megatron.samples
+    numpy = numpy_arrays.numpy
+    pairs = _pairs.pairs
+    decode = text.decode
+    show = text.show
+    __getitem__ = misuse.no_item
+    keys = misuse.no_keys
+
+    @property
+    def seq_idx(self) -> Tensor:
+        """(1, T) int32, each slot's attention segment, as mamba_ssm and causal_conv1d take it."""
+        return boundaries.segment_ids(self).view(1, -1)
+
+    # ------------------------------------------------------------------ tensors
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self._tensors["cu_seqlens"].device
+
+    @property
+    def cu_seqlens(self) -> Tensor:
+        """(segments + 1,) int32."""
+        return self._tensors["cu_seqlens"]
+
+    @property
+    def source_ids(self) -> Tensor:
+        """(num_documents,) int32."""
+        return self._tensors["source_ids"]
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(rows, seq_len) int64."""
+        return self._derived["input_ids"]
+
+    @property
+    def labels(self) -> Tensor:
+        """(rows, seq_len) int64, not shifted; -100 where no loss is taken."""
+        return self._derived["labels"]
+
+    @property
+    def position_ids(self) -> Tensor:
+        """(rows, seq_len) int64, from 0 in every attention segment."""
+        return self._derived["position_ids"]
+
+    @property
+    def document_ids(self) -> Tensor:
+        """(rows, seq_len) int32, number of the document piece in the batch, -1 on padding."""
+        return self._derived["document_ids"]
+
+    @property
+    def fields(self) -> dict[str, Tensor]:
+        """By name, (rows, seq_len) in the dtype that ``token_fields`` of the dataset declares."""
+        return {
+            name: values.view(self.rows, self.seq_len)
+            for name, values in self._named(TOKEN_FIELD).items()
+        }
+
+    @property
+    def document_fields(self) -> dict[str, Tensor]:
+        """By name, (num_documents,) in the dtype that the dataset declares."""
+        return self._named(DOCUMENT_FIELD)
+
+    def _named(self, kind: str) -> dict[str, Tensor]:
+        return {
+            name.removeprefix(kind): tensor
+            for name, tensor in self._tensors.items()
+            if name.startswith(kind)
+        }
+
+    def make_fields(self) -> None:
+        """Make the per-token fields now instead of when one is first asked for."""
+        if self._fields is not None:
+            return
+        if self._packed is not None:
+            self._fields = fields_on_host(self._packed)
+        else:
+            self._fields = fields_on_device(self._tensors, self.rows, self.seq_len)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The batch on a device: one copy of the compact form, 2 to 4 bytes per token."""
+        if torch.device(device) == self.device:
+            return self
+        return self._moved(lambda buffer: buffer.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self, device: Any = None) -> Self:
+        """The batch in page-locked memory, so that `.to(..., non_blocking=True)` overlaps."""
+        return self._moved(lambda buffer: buffer, pin=True)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Say that work on another CUDA stream than the copy's uses the batch."""
+        if self._staged is not None:
+            self._staged.buffer.record_stream(stream)
+
+    # ------------------------------------------------------------------ making them
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        """The compact form as tensors."""
+        if self._compact is None:
+            assert self._packed is not None
+            self._compact = compact_tensors(self._packed)
+        return self._compact
+
+    def _label_positions(self) -> Tensor:
+        """(T,) int64: every slot's place in what its label may be predicted from."""
+        uncut = self._tensors.get("uncut")
+        if uncut is None:
+            return self.position_ids.view(-1)
+        return positions_in(uncut, self.rows * self.seq_len)
+
+    @property
+    def _derived(self) -> dict[str, Tensor]:
+        if self._fields is None:
+            if self._packed is not None and self._on_fields is not None:
+                self._on_fields()
+            self.make_fields()
+        assert self._fields is not None
+        return self._fields
+
+    def _with_input_ids(self, input_ids: Tensor) -> Self:
+        """The batch with other ids in the same places, (rows, seq_len) int64."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        labels = torch.where(self.labels == -100, self.labels, input_ids)
+        other._fields = {**self._derived, "input_ids": input_ids, "labels": labels}
+        return other
+
+    def _moved(self, copy: Callable[[Tensor], Tensor], pin: bool = False) -> Self:
+        """The batch in a copy of its staging buffer; per-token fields are made again there."""
+        staged = self._staged
+        if staged is None or pin:
+            staged = stage(self._tensors, pin=pin)
+        moved = object.__new__(type(self))
+        moved.__dict__.update(self.__dict__)
+        moved._packed = moved._fields = None
+        moved._staged = staged._replace(buffer=copy(staged.buffer))
+        moved._compact = moved._staged.views()
+        return moved
+
+
+misuse.refuse_collating(PackedBatch)

@@ -1,0 +1,80 @@
+"""The tensors of a packed batch: its compact form, and the per-token fields made from it.
+
+A batch travels in compact form (`PackedRows`: narrow token ids and boundaries). The other
+per-token fields are functions of it and are made on first use, on the device the batch is on.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from streampack.window.packed_rows import PackedRows
+from streampack.window.token_fields import derive_fields
+
+TOKEN_FIELD, DOCUMENT_FIELD = "token_field ", "document_field "  # before names of tensors
+
+
+def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
+    """The compact form as tensors, which share its memory."""
+    # Torch has few operations on unsigned integers, so ids travel as signed ones of the
+    # same width and are widened with a mask.
+    signed = np.int16 if packed.tokens.dtype == np.uint16 else np.int32
+    tensors = {
+        "tokens": torch.from_numpy(packed.tokens.view(signed)),
+        "cu_seqlens": torch.from_numpy(packed.cu_seqlens),
+        "boundaries": torch.from_numpy(packed.boundaries),
+        "piece": torch.from_numpy(packed.piece),
+        "source_ids": torch.from_numpy(packed.source_ids),
+    }
+    if packed.uncut is not None:
+        tensors["uncut"] = torch.from_numpy(packed.uncut)
+    if packed.loss_mask is not None:
+        tensors["loss_mask"] = torch.from_numpy(packed.loss_mask)
+    for kind, fields in (
+        (TOKEN_FIELD, packed.token_fields),
+        (DOCUMENT_FIELD, packed.document_fields),
+    ):
+        for name, values in fields.items():
+            tensors[kind + name] = torch.from_numpy(values)
+    return tensors
+
+
+def fields_on_host(packed: PackedRows) -> dict[str, Tensor]:
+    """One compiled pass on the CPU."""
+    wide, document_ids = derive_fields(packed)
+    ids, positions, labels = map(torch.from_numpy, wide)  # in half the time of `unbind`
+    return {
+        "input_ids": ids,
+        "position_ids": positions,
+        "labels": labels,
+        "document_ids": torch.from_numpy(document_ids),
+    }
+
+
+def fields_on_device(compact: dict[str, Tensor], rows: int, seq_len: int) -> dict[str, Tensor]:
+    """The same by tensor operations, on any device and without waiting for it."""
+    slots = rows * seq_len
+    tokens = compact["tokens"]
+    ids = tokens.to(torch.int64) & ((1 << (8 * tokens.element_size())) - 1)
+    cu_seqlens, boundaries = compact["cu_seqlens"], compact["boundaries"]
+    positions = positions_in(cu_seqlens, slots)
+    uncut = positions_in(compact["uncut"], slots) if "uncut" in compact else positions
+    documents = torch.repeat_interleave(compact["piece"], boundaries.diff(), output_size=slots)
+    ignored = (uncut == 0) | (documents < 0)
+    if "loss_mask" in compact:
+        ignored |= ~compact["loss_mask"]
+    shape = (rows, seq_len)
+    return {
+        "input_ids": ids.view(shape),
+        "position_ids": positions.view(shape),
+        "labels": ids.masked_fill(ignored, -100).view(shape),
+        "document_ids": documents.view(shape),
+    }
+
+
+def positions_in(ends: Tensor, slots: int) -> Tensor:
+    """(T,) int64: every slot's place in its segment, of those that end at `ends` (n + 1,)."""
+    starts = torch.repeat_interleave(ends[:-1], ends.diff(), output_size=slots)
+    return torch.arange(slots, device=ends.device) - starts

@@ -1,1 +1,0 @@
-"""What kernels and trainers take, made from a packed batch."""
