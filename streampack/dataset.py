@@ -398,7 +398,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         start = self.start()
         sharing = self._sharing
         if sharing is None:
-            name = f"streampack-{os.getppid()}-{self._board}" if info else None
+            name = f"{os.getppid()}-{self._board}" if info else None
             sharing = start.sharing(connected=False, name=name)
         return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)
 

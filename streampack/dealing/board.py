@@ -7,12 +7,14 @@ file that each of them maps.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,9 @@ from numpy.typing import NDArray
 
 from streampack.dealing.rule import Report
 from streampack.errors import WorkerError
+
+#: How names of the files of shared boards begin.
+BOARD = "streampack-board-"
 
 #: Stands for an entry of which a lane no longer knows more than that the deal gave nothing.
 NOTHING = np.int64(1) << 62
@@ -133,6 +138,9 @@ class MemoryBoard(Board):
 class SharedBoard(Board):
     """A board of several processes of one machine: a file without holes filled, mapped by each.
 
+    All of them hold a lock on it. Files that nobody holds are those of jobs that were killed, and
+    are removed.
+
     Args:
         lanes: of the run; lines: of its rule.
         name: of the file, the same in all processes and in no other run.
@@ -145,7 +153,7 @@ class SharedBoard(Board):
 
     def __init__(self, lanes: int, lines: int, name: str, *, kept: bool = False) -> None:
         super().__init__(lanes, lines)
-        self._path = Path(tempfile.gettempdir()) / name
+        self._path = Path(tempfile.gettempdir()) / f"{BOARD}{name}"
         self._file: int | None = None
         self._maps: dict[int, NDArray[np.int64]] = {}
         self._removes = not kept
@@ -183,7 +191,8 @@ class SharedBoard(Board):
         count = self.ROWS * self.lanes * self.lines * 3
         size = (count * 8 // page + 1) * page  # its last byte is no entry's
         if self._file is None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            remove_left_boards()
+            self._file = _open_held(self._path)
         os.pwrite(self._file, b"\0", (part + 1) * size - 1)  # it only ever grows, to whole parts
         mapped = mmap.mmap(self._file, size, offset=part * size)
         whole = np.frombuffer(mapped, dtype=np.int64)[:count]
@@ -196,6 +205,38 @@ class SharedBoard(Board):
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def remove_left_boards() -> None:
+    """Remove the files of boards that no process holds any more."""
+    for path in Path(tempfile.gettempdir()).glob(f"{BOARD}*"):
+        with suppress(OSError):  # held, another user's, or removed by another process
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(file)
+
+
+def _open_held(path: Path) -> int:
+    """The board's file, locked; it has its name only once its maker holds it."""
+    while True:
+        with suppress(FileNotFoundError):
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return file
+        own = path.with_name(f"{path.name}.{os.getpid()}")
+        file = os.open(own, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        try:
+            os.link(own, path)
+        except OSError:  # another process was first
+            os.close(file)
+        else:
+            return file
+        finally:
+            own.unlink(missing_ok=True)
 
 
 def _short(number: int) -> int:

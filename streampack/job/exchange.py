@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -26,6 +27,7 @@ from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, RankError
 from streampack.job.ending import Alone, Ranks
+from streampack.job.listed_once import job_store
 from streampack.job.pending import keep
 from streampack.job.topology import Topology
 
@@ -151,7 +153,11 @@ def _connected(topology: Topology) -> bool:
     )
 
 
+MESH_TRIES = 5  # of gloo to connect all processes, each with the limit of the group
+LEAST_TRY_S = 2.0
+
 _groups: dict[float, tuple[Any, Any]] = {}  # by timeout: the default group of its time, and it
+_made = 0  # groups that this process began to make
 
 
 def _group(timeout_s: float) -> Any:
@@ -159,10 +165,31 @@ def _group(timeout_s: float) -> Any:
     world = dist.group.WORLD
     made_in, group = _groups.get(timeout_s, (None, None))
     if made_in is not world:
-        group = _finish(
-            lambda: dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)), timeout_s
-        )
+        _finish(lambda: _wait_for_all(timeout_s), timeout_s)
+        group = _finish(lambda: _connected_group(timeout_s), timeout_s)
         _groups[timeout_s] = world, group
+    return group
+
+
+def _wait_for_all(timeout_s: float) -> None:
+    """Wait until all processes are about to connect, so that connecting itself is short."""
+    global _made
+    store = job_store()
+    if store is None:
+        return
+    key, _made = f"streampack/groups/{_made}", _made + 1
+    here, deadline = store.add(key, 1), time.monotonic() + timeout_s
+    while here < dist.get_world_size():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{here} of {dist.get_world_size()} processes came to connect")
+        time.sleep(0.02)
+        here = store.add(key, 0)
+
+
+def _connected_group(timeout_s: float) -> Any:
+    try_s = min(timeout_s, max(timeout_s / MESH_TRIES, LEAST_TRY_S))
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=try_s))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)
     return group
 
 

@@ -46,7 +46,7 @@ def listed_once(
     Raises:
         RankError: the process that lists died, or takes longer than that.
     """
-    store = _job_store()
+    store = job_store()
     if store is None:
         return list_shards()
     text = json.dumps(described, sort_keys=True, default=str).encode()
@@ -95,7 +95,7 @@ def _take(store: Any, key: str, timeout_s: float) -> Any:
     return pickle.loads(zlib.decompress(data))  # noqa: S301
 
 
-def _job_store() -> Any:
+def job_store() -> Any:
     """The store of torch.distributed, if it connects several processes."""
     dist = sys.modules.get("torch.distributed")  # without it there is no job
     if dist is None or not dist.is_available() or not dist.is_initialized():

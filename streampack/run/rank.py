@@ -142,7 +142,7 @@ class RankRun:
         check_same_start(self.ranks, start, plan.fingerprint)
         states = self.state.states()
         connected = sharing is None and self._is_connected()
-        name = f"streampack-{os.getpid()}-{uuid.uuid4().hex}" if processes else None
+        name = f"{os.getpid()}-{uuid.uuid4().hex}" if processes else None
         own = sharing or self.state.sharing(connected=connected, name=name, kept=True)
         board = own.board(plan.config)
         dealer = own.dealer(plan.config, board, states) if connected else None

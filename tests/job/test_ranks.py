@@ -39,7 +39,13 @@ result = {}
 try:
     if mode == "uneven":
         topology = Topology(min(process, 1), 2)
-    ranks = ProcessRanks(topology, timeout_s=5.0) if mode == "hang" else None
+    timeout_s = {"hang": 5.0, "slow": 10.0}.get(mode)
+    if mode == "absent" and process == 1:
+        time.sleep(4)
+        os._exit(0)
+    if mode == "absent":
+        timeout_s = 2.0
+    ranks = None if timeout_s is None else ProcessRanks(topology, timeout_s=timeout_s)
     loader = PackedLoader(uneven(topology), num_workers=process % 4, ranks=ranks)
     if mode == "start" and process == 0:
         loader.load_state_dict(json.loads(open(folder + "/state").read()))
@@ -49,6 +55,8 @@ try:
         found = []
         for batch in loader:
             found.append(identity(batch))
+            if process == 1 and len(found) == 20 and mode == "slow":
+                time.sleep(4)
             if process == 1 and len(found) == 20 and mode in ("die", "hang"):
                 if mode == "die":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -178,6 +186,20 @@ def test_a_rank_that_is_gone_fails_the_others_in_words_and_in_time(
         assert kind == "RankError"
         assert "Another process of the job died" in text
         assert "resume all of them" in text
+
+
+def test_a_rank_that_never_connects_fails_the_others_in_time(host: Host, tmp_path: Path) -> None:
+    results = run_job(host, tmp_path, "absent", 2)
+    assert results[0]["error"][0] == "RankError"
+    assert "1 of 2 processes came to connect" in results[0]["error"][1]
+
+
+@SLOW
+def test_a_rank_may_work_for_longer_than_a_try_to_connect_may_last(
+    host: Host, tmp_path: Path
+) -> None:
+    results = run_job(host, tmp_path, "slow", 2)
+    assert filled(in_order([result["batches"] for result in results])) == reference()
 
 
 def test_ranks_that_start_from_different_places_all_say_so(host: Host, tmp_path: Path) -> None:
