@@ -171,7 +171,7 @@ CORPORA: dict[str, Callable[[int], Source]] = {
 def loader_of(source: Source, lanes: int, *, dealt: bool) -> PackedLoader:
     """A run over a source."""
     dataset = PackedDataset(
-        source, seq_len=SEQ_LEN, batch_rows=ROWS, lanes=lanes, topology=Topology()
+        source, seq_len=SEQ_LEN, batch_size=ROWS, lanes=lanes, topology=Topology()
     )
     if not dealt:
         config = replace(dataset.plan.config, dealing=None)
@@ -199,7 +199,7 @@ def small_corpora() -> list[list[str]]:
         for ranks in (1, 8, 64):
             source = Sizes([(lengths, sizes)])
             chosen = PackedDataset(
-                source, seq_len=SEQ_LEN, batch_rows=ROWS, topology=Topology(0, ranks)
+                source, seq_len=SEQ_LEN, batch_size=ROWS, topology=Topology(0, ranks)
             )
             lanes = chosen.plan.config.lanes
             steps, _ = steps_of(source, lanes, ranks, dealt=True)

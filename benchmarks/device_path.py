@@ -32,7 +32,7 @@ def batches(seq_len: int, dtype: Any, *, masked: bool = False, **options: Any) -
     lengths = np.exp(rng.normal(6.1, 1.0, 4000)).astype(np.int64) + 1
     documents = [rng.integers(0, VOCABULARY, n).astype(dtype) for n in lengths]
     dataset = PackedDataset(
-        documents, seq_len=seq_len, batch_rows=1, epochs=None, lanes=1, topology=Topology(),
+        documents, seq_len=seq_len, batch_size=1, epochs=None, lanes=1, topology=Topology(),
         token_rules=TokenRules(pad_id=0, eos_id=0),
         map=Hook("loss on even ids", _even) if masked else None,
     )  # fmt: skip

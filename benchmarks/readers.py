@@ -165,7 +165,7 @@ def bare(read: Read) -> int:
 
 def packed(source: Any) -> int:
     """Tokens of an epoch of packed batches, with all their fields made."""
-    dataset = PackedDataset(source, seq_len=SEQ_LEN, batch_rows=ROWS, lanes=1, topology=Topology())
+    dataset = PackedDataset(source, seq_len=SEQ_LEN, batch_size=ROWS, lanes=1, topology=Topology())
     tokens = 0
     for batch in PackedLoader(dataset):
         batch.make_fields()

@@ -33,7 +33,7 @@ SHOWN = "{:10s} {:>6s} {:>10s} {:>12s} {:>8s} {:>16s} {:>16s}"
 
 def dataset_of(source: ShardedSource, lanes: int) -> PackedDataset:
     """Rows of 2,048."""
-    return PackedDataset(source, seq_len=SEQ_LEN, batch_rows=1, lanes=lanes, topology=Topology())
+    return PackedDataset(source, seq_len=SEQ_LEN, batch_size=1, lanes=lanes, topology=Topology())
 
 
 def states_of(source: ShardedSource, lanes: int) -> list[dict[str, Any]]:

@@ -131,7 +131,7 @@ def deals(lanes: int) -> None:
 def states(folder: Path, lanes: int, ranks: int) -> None:
     """A lane's state as a run has it, for all lanes; merged, and restored by one rank."""
     dataset = PackedDataset(
-        dataset_source(folder), seq_len=SEQ_LEN, batch_rows=1, lanes=1, topology=Topology()
+        dataset_source(folder), seq_len=SEQ_LEN, batch_size=1, lanes=1, topology=Topology()
     )
     loader = PackedLoader(dataset)
     batches = iter(loader)
@@ -141,7 +141,7 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     lane = saved["lanes"]["0"]
     show("state of a lane, default window", f"{len(json.dumps(lane))} bytes")
     run = PackedDataset(
-        dataset_source(folder), seq_len=SEQ_LEN, batch_rows=1, lanes=lanes, topology=Topology()
+        dataset_source(folder), seq_len=SEQ_LEN, batch_size=1, lanes=lanes, topology=Topology()
     )
     parts = []
     for rank in range(ranks):
@@ -156,7 +156,7 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     half = PackedDataset(
         dataset_source(folder),
         seq_len=SEQ_LEN,
-        batch_rows=1,
+        batch_size=1,
         lanes=lanes,
         topology=Topology(1, ranks // 2),
     )
@@ -190,7 +190,7 @@ def write_parquet(folder: Path, documents: int) -> None:
 
 
 def stream(
-    kind: str, folder: str, lanes: int, open_shards: int, batch_rows: int
+    kind: str, folder: str, lanes: int, open_shards: int, batch_size: int
 ) -> dict[str, float]:
     """Memory, open files and diversity of a process that runs `lanes` lanes."""
     source: ShardedSource = sources.MDS(
@@ -203,13 +203,13 @@ def stream(
     dataset = PackedDataset(
         source,
         seq_len=SEQ_LEN,
-        batch_tokens=batch_rows * SEQ_LEN,
+        batch_tokens=batch_size * SEQ_LEN,
         lanes=lanes,
         topology=Topology(),
         provenance=True,
     )
     warm = iter(
-        PackedDataset(source, seq_len=SEQ_LEN, batch_rows=1, lanes=lanes, topology=Topology())
+        PackedDataset(source, seq_len=SEQ_LEN, batch_size=1, lanes=lanes, topology=Topology())
     )
     next(warm)
     del warm
@@ -222,7 +222,7 @@ def stream(
             most = max(most, resident_bytes())
             maps = Path("/proc/self/maps").read_text().count(folder)
             files = max(files, maps + sum(folder in name for name in _open_files()))
-        if number * batch_rows > FULL_ROWS * lanes:
+        if number * batch_size > FULL_ROWS * lanes:
             break
     return {
         "memory": most - base,

@@ -63,7 +63,7 @@ def main() -> None:
         kernels["varlen"] = by_varlen
     documents = [[1 + i % 63] * (1 + i * 7 % 200) for i in range(200)]
     loader = PackedLoader(
-        PackedDataset(documents, seq_len=512, batch_rows=1, lanes=1, topology=Topology()),
+        PackedDataset(documents, seq_len=512, batch_size=1, lanes=1, topology=Topology()),
         device=device,
     )
     worst = dict.fromkeys(kernels, 0.0)

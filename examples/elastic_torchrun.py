@@ -78,7 +78,7 @@ def train(folder: Path, *, accumulate: int, workers: int, stop: int, save: bool)
     dataset = PackedDataset(
         lambda lane, lanes: documents[lane::lanes],
         seq_len=SEQ_LEN,
-        batch_rows=1,
+        batch_size=1,
         token_rules=TokenRules(eos_id=256),
         lanes=8,
         epochs=None,

@@ -97,7 +97,7 @@ def main() -> None:
     dataset = PackedDataset(
         texts,
         seq_len=8192,
-        batch_rows=1,
+        batch_size=1,
         tokenizer=tokenizer,
         filter=Hook("at least 200 tokens", long_enough),
         map=Hook("fill in the middle, rate 0.5", rearrange),

@@ -144,7 +144,7 @@ def make_dataset(path: Path) -> PackedDataset:
         Table(str(path)),
         packer=NextFit(SEQ_LEN),
         filter=Hook("a tenth", a_tenth),
-        batch_rows=4,
+        batch_size=4,
         topology=Topology(),
     )
 

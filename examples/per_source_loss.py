@@ -44,7 +44,7 @@ def main() -> None:
     hard = [torch.randint(VOCABULARY, (n,), generator=numbers).tolist() for n in range(20, 220)]
     mixture = sources.Mixture({"easy": easy, "hard": hard}, weights={"easy": 1, "hard": 1})
     loader = PackedLoader(
-        PackedDataset(mixture, seq_len=1024, batch_rows=1, lanes=1, topology=Topology())
+        PackedDataset(mixture, seq_len=1024, batch_size=1, lanes=1, topology=Topology())
     )
     model = nn.Sequential(nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)

@@ -92,7 +92,7 @@ class PackedDataLoader(_Base):  # type: ignore[misc]
         if self._flat:  # the main branch
             names = {"seq_len": "max_context_length", "batch_tokens": "num_tokens_per_batch"}
         else:  # 0.3
-            names = {"seq_len": "seq_len", "batch_rows": "local_batch_size"}
+            names = {"seq_len": "seq_len", "batch_size": "local_batch_size"}
         dataset = PackedDataset(
             config.source,
             topology=Topology(rank=dp_rank, world_size=dp_world_size),

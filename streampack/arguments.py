@@ -15,7 +15,7 @@ from streampack.errors import ConfigError
 
 Made = TypeVar("Made", bound=Callable[..., Any])
 
-_ROWS = "batch_rows= of PackedDataset is the number of rows in a batch"
+_ROWS = "batch_size= of PackedDataset is the number of rows in a batch"
 _LENGTH = "seq_len= of PackedDataset is the length of a row, in tokens"
 _WHOLE = "its batches are whole already, so leave it out"
 _RULES = "pass token_rules=TokenRules({}=...) to PackedDataset"

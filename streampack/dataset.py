@@ -28,7 +28,6 @@ from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
 from streampack.run.measuring import evaluation_lanes, lane_tokens
 from streampack.run.options import (
-    batch_size,
     check_balance,
     check_boundaries,
     check_kinds,
@@ -37,6 +36,7 @@ from streampack.run.options import (
     choose_packer,
     prepare,
     say_if_kept_apart,
+    tokens_per_batch,
 )
 from streampack.run.plan import RunPlan, plan_run, resume_run
 from streampack.run.provenance import Piece, locate, text_of
@@ -65,7 +65,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
         packer: how documents are packed.
-        batch_rows: rows per batch; None is 8 (of rows of several lengths, one of the longest).
+        batch_size: rows per batch; None is 8 (of rows of several lengths, one of the longest).
         batch_tokens: tokens per batch instead, a multiple of the longest row: for packers whose
             rows have several lengths, `Buckets`.
         tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or
@@ -110,7 +110,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         *,
         seq_len: int | None = None,
         packer: Packer | None = None,
-        batch_rows: int | None = None,
+        batch_size: int | None = None,
         batch_tokens: int | None = None,
         tokenizer: Any = None,
         token_rules: TokenRules | None = None,
@@ -144,7 +144,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         if fields:
             source = source.with_fields(replace(fields, optional=map is not None))
         packer = choose_packer(seq_len, packer, order, source, balance)
-        batch_tokens = batch_size(batch_rows, batch_tokens, packer)
+        batch_tokens = tokens_per_batch(batch_size, batch_tokens, packer)
         consequence = "It decides where attention segments end."
         one_of("attention", attention, ("document", "row"), consequence)
         schedule = check_balance(balance, attention, packer)

@@ -400,7 +400,7 @@ def _check_loader(loader: Any) -> None:
             f"The loader has batch_size={loader.batch_size}.",
             "It would join batches that are complete.",
             "Pass DataLoader(dataset, batch_size=None, ...), and size batches by the dataset's "
-            "batch_rows=.",
+            "batch_size=.",
         )
     if getattr(loader, "persistent_workers", False):
         raise ConfigError(

@@ -34,7 +34,7 @@ def corpus(lengths: list[int]) -> MemorySource:
 def loader_over(lengths: list[int], workers: int = 0, **options: Any) -> PackedLoader:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop"),
-        "batch_rows": 1,
+        "batch_size": 1,
         "window": WindowConfig(rows=4),
         "lanes": 2,
         "topology": Topology(),
@@ -195,7 +195,7 @@ def test_what_is_read_is_placed_dropped_or_a_duplicate(workers: int) -> None:
         packer=Concat(seq_len=SEQ_LEN),
         order=SimilarityOrder(order_window_documents=50),
         attention="row",
-        batch_rows=2,
+        batch_size=2,
         window=WindowConfig(rows=16),
         lanes=3,
         epochs=2,

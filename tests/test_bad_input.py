@@ -231,11 +231,11 @@ def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:
         {"packer": 3},
         {"topology": (0, 1)},
         {"attention": "diagonal"},
-        {"batch_rows": 0},
-        {"batch_rows": 1.5},
-        {"batch_rows": 1 << 28},
-        {"batch_rows": 2, "batch_tokens": 32},
-        {"batch_rows": 2, "packer": Buckets(seq_lens=(8, 16))},
+        {"batch_size": 0},
+        {"batch_size": 1.5},
+        {"batch_size": 1 << 28},
+        {"batch_size": 2, "batch_tokens": 32},
+        {"batch_size": 2, "packer": Buckets(seq_lens=(8, 16))},
         {"token_rules": {"eos_id": 1}},
         {"epochs": 0},
         {"lanes": -1},
@@ -279,7 +279,7 @@ def test_a_batch_has_eight_rows_unless_its_size_is_given() -> None:
         return batch.rows, batch.seq_len
 
     assert shape(seq_len=16) == (8, 16)
-    assert shape(seq_len=16, batch_rows=3) == (3, 16)
+    assert shape(seq_len=16, batch_size=3) == (3, 16)
     assert shape(seq_len=16, batch_tokens=32) == (2, 16)
     buckets = Buckets(seq_lens=(8, 16), shares=(1, 0))
     assert shape(packer=buckets) == (2, 8)  # as many as one row of the longest takes
@@ -307,7 +307,7 @@ def test_a_loader_that_cannot_work_is_refused(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("batches", [-1, 1.5, "x", None, True])
 def test_groups_and_skips_of_no_number_of_batches_are_refused(batches: Any) -> None:
-    loader = load(MemorySource([ids(5, 16, 16)]), batch_rows=1)
+    loader = load(MemorySource([ids(5, 16, 16)]), batch_size=1)
     for refusing in (loader.accumulate, loader.skip):
         with pytest.raises(ConfigError, match="batches is") as raised:
             refusing(batches)

@@ -44,7 +44,7 @@ def loader_of(
     file = folder / "documents.jsonl"
     if not file.exists():
         write_lines(file, [{"input_ids": document} for document in DOCUMENTS])
-    given: dict[str, Any] = {"seq_len": 32, "batch_rows": 2, "lanes": 2, **settings}
+    given: dict[str, Any] = {"seq_len": 32, "batch_size": 2, "lanes": 2, **settings}
     source = sources.JSONL(str(file), tokens="input_ids")
     dataset = PackedDataset(source, topology=Topology(rank, ranks), **given)
     return PackedLoader(dataset, num_workers=workers, ranks=agreeing)

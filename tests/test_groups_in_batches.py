@@ -29,7 +29,7 @@ ROW, ROWS = 16, 4  # most groups are longer than a row, few than a batch
 
 
 def wide(**options: Any) -> PackedDataset:
-    given = {"seq_len": ROW, "batch_rows": ROWS, **options}
+    given = {"seq_len": ROW, "batch_size": ROWS, **options}
     return dataset(**given)
 
 
@@ -95,9 +95,9 @@ def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
 @pytest.mark.parametrize(
     "then",
     [
-        {"seq_len": 2 * ROW, "batch_rows": 3},
-        {"batch_rows": 6},
-        {"seq_len": 64, "batch_rows": 2},
+        {"seq_len": 2 * ROW, "batch_size": 3},
+        {"batch_size": 6},
+        {"seq_len": 64, "batch_size": 2},
     ],
 )
 def test_a_run_goes_on_with_other_rows_and_parts_no_group(then: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_one_row_to_one_batch() -> None:
 
 
 def test_groups_that_do_not_fit_a_batch_are_dropped_whole_counted_and_named(caplog: Any) -> None:
-    loader = PackedLoader(wide(batch_rows=2))
+    loader = PackedLoader(wide(batch_size=2))
     fit = fitting(2)
     assert 0 < len(fit) < len(WHOLE)
     assert sorted(groups_of(loader, "batch")) == fit
@@ -124,7 +124,7 @@ def test_groups_that_do_not_fit_a_batch_are_dropped_whole_counted_and_named(capl
     assert any("tokens and a batch has 2 rows of 16" in line for line in caplog.messages)
     error = BestFitDecreasing(seq_len=ROW, overflow="error")
     with pytest.raises(PlanError, match=r"The group that begins .* tokens, a batch has 2 rows of"):
-        list(wide(seq_len=None, packer=error, batch_rows=2))
+        list(wide(seq_len=None, packer=error, batch_size=2))
 
 
 def test_pairs_are_found_across_rows() -> None:
@@ -212,7 +212,7 @@ def test_batches_are_as_full_as_rows_would_be() -> None:
         PackedDataset(
             made,
             seq_len=512,
-            batch_rows=8,
+            batch_size=8,
             window=WindowConfig(rows=128),
         )
     )

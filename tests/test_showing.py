@@ -28,7 +28,7 @@ def lines(folder: Path) -> str:
 def batch_of(source: Any, tokenizer: Any, **options: Any) -> Any:
     dataset = PackedDataset(
         source, tokenizer=tokenizer, topology=Topology(), shuffle=False,
-        **{"seq_len": 32, "batch_rows": 2, **options},
+        **{"seq_len": 32, "batch_size": 2, **options},
     )  # fmt: skip
     return next(iter(dataset))
 
@@ -103,7 +103,7 @@ def test_a_batch_shows_its_documents_apart_and_what_is_learnt(tmp_path: Path) ->
         tmp_path / "chats.jsonl", [{"messages": messages("who?", "a fox\nof course")}]
     )
     tokenizer = bpe_tokenizer()
-    batch = batch_of(sources.Chat(path, template=CHATML), tokenizer, batch_rows=1, seq_len=64)
+    batch = batch_of(sources.Chat(path, template=CHATML), tokenizer, batch_size=1, seq_len=64)
     shown = batch.show(tokenizer, color=False)
     head, document, padding, legend = shown.splitlines()
     assert legend == "(« and » enclose what carries loss)"
@@ -132,7 +132,7 @@ def test_without_a_tokenizer_ids_are_shown_and_pieces_name_where_they_came_from(
 ) -> None:
     path = lines(tmp_path)
     dataset = PackedDataset(
-        path, seq_len=32, batch_rows=1, shuffle=False, tokenizer=byte_tokenizer(),
+        path, seq_len=32, batch_size=1, shuffle=False, tokenizer=byte_tokenizer(),
         topology=Topology(),
     )  # fmt: skip
     plain = next(iter(dataset))
@@ -149,7 +149,7 @@ def test_without_a_tokenizer_ids_are_shown_and_pieces_name_where_they_came_from(
 
 def test_a_notebook_shows_html_in_which_texts_are_only_text(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
-    batch = batch_of(["<b>a & b</b>"], tokenizer, provenance=True, batch_rows=1)
+    batch = batch_of(["<b>a & b</b>"], tokenizer, provenance=True, batch_size=1)
     shown: Any = batch.show(tokenizer, pieces=["<somewhere>"])
     html = shown._repr_html_()
     assert "<b>" not in html
@@ -161,7 +161,7 @@ def test_a_notebook_shows_html_in_which_texts_are_only_text(tmp_path: Path) -> N
 
 def test_control_characters_are_visible() -> None:
     tokenizer = byte_tokenizer()
-    batch = batch_of(["a\rb\x1b[2Jc\td\x00"], tokenizer, batch_rows=1)
+    batch = batch_of(["a\rb\x1b[2Jc\td\x00"], tokenizer, batch_size=1)
     shown = batch.show(tokenizer, color=False)
     assert r"a«\rb\x1b[2Jc\td\x00" in shown
     assert not set(shown) & set("\r\x1b\t\x00")

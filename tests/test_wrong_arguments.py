@@ -149,7 +149,7 @@ def test_a_column_that_arrow_has_no_type_for_is_named() -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("batch_size", "batch_rows="),
+        ("per_device_train_batch_size", "batch_size="),
         ("max_length", "seq_len="),
         ("packing", "packer="),
         ("num_workers", "PackedLoader takes it"),
@@ -319,7 +319,7 @@ def test_pieces_are_decoded_to_ids_without_a_tokenizer() -> None:
 
 
 def test_the_loss_is_of_the_batchs_logits_alone() -> None:
-    batch = next(iter(PackedLoader(PackedDataset(DOCUMENTS, batch_rows=4, **ALONE))))
+    batch = next(iter(PackedLoader(PackedDataset(DOCUMENTS, batch_size=4, **ALONE))))
     logits = torch.zeros(4, 16, 9)
     assert batch.loss(logits) == batch.loss(logits.view(1, 64, 9)) == batch.loss(logits.view(64, 9))
     for wrong in (logits.transpose(0, 1), logits.view(64, 1, 9), logits.view(8, 8, 9)):

@@ -29,7 +29,7 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
     batches, are those of that mean. See `PackedBatch.num_items_in_batch`.
 
     >>> from streampack import PackedDataset, Topology
-    >>> (batch,) = PackedDataset([[1, 2, 3]], seq_len=4, batch_rows=1, topology=Topology())
+    >>> (batch,) = PackedDataset([[1, 2, 3]], seq_len=4, batch_size=1, topology=Topology())
     >>> round(batch.loss(torch.zeros(1, 4, 10)).item(), 4)  # ln(10)
     2.3026
 

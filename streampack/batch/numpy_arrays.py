@@ -28,7 +28,7 @@ def numpy(batch: PackedBatch) -> dict[str, Any]:
 
     >>> from streampack import PackedDataset, Topology
     >>> documents = [[11, 12, 13], [21, 22]]
-    >>> dataset = PackedDataset(documents, seq_len=6, batch_rows=1, topology=Topology())
+    >>> dataset = PackedDataset(documents, seq_len=6, batch_size=1, topology=Topology())
     >>> arrays = next(iter(dataset)).numpy()
     >>> arrays["inputs"].tolist(), arrays["inputs_segmentation"].tolist()
     ([[11, 12, 13, 21, 22, 0]], [[1, 1, 1, 2, 2, 0]])

@@ -42,7 +42,7 @@ class PackedBatch:
 
     >>> from streampack import PackedDataset, Topology
     >>> documents = [[11, 12, 13, 14, 15], [21, 22]]
-    >>> dataset = PackedDataset(documents, seq_len=4, batch_rows=2, seed=1, topology=Topology())
+    >>> dataset = PackedDataset(documents, seq_len=4, batch_size=2, seed=1, topology=Topology())
     >>> (batch,) = dataset
     >>> batch.input_ids.tolist()
     [[11, 12, 13, 14], [21, 22, 15, 0]]

@@ -42,7 +42,7 @@ def bench(
         int | None,
         typer.Option(min=1, metavar="N", help="Tokens per row; 2048, or as a PackedDataset has."),
     ] = None,
-    batch_rows: Annotated[
+    batch_size: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Rows per batch; 8, or as a PackedDataset has."),
     ] = None,
@@ -74,7 +74,7 @@ def bench(
             source, tokenizer, eos_id, seq_len, text=text, tokens=tokens, column=column, key=key,
             dtype=dtype, loss_mask=loss_mask,
         )  # fmt: skip
-        dataset = packed_by(dataset, dataset.plan.config.packer, batch_rows, epochs=None)
+        dataset = packed_by(dataset, dataset.plan.config.packer, batch_size, epochs=None)
         from streampack.lane.warm_up import warm_up  # imports torch
 
         warm_up(dataset.plan.config)

@@ -106,13 +106,13 @@ def dataset_of(
 
 
 def packed_by(
-    dataset: PackedDataset, packer: Packer, batch_rows: int | None = None, **others: Any
+    dataset: PackedDataset, packer: Packer, batch_size: int | None = None, **others: Any
 ) -> PackedDataset:
     """The documents of a dataset, packed by another packer, or in other batches."""
     from streampack.window.config import WindowConfig
 
     config = dataset.plan.config
-    rows = batch_rows or config.batch_tokens // config.packer.seq_lens[-1]
+    rows = batch_size or config.batch_tokens // config.packer.seq_lens[-1]
     batch_tokens = rows * packer.seq_lens[-1]
     if (packer, batch_tokens) == (config.packer, config.batch_tokens):
         return dataset.alone(**others)

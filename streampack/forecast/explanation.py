@@ -46,7 +46,7 @@ class Explanation:
     Attributes:
         source: what is read, as its `repr`.
         lengths: (N,) int64, tokens of the documents of the sample.
-        packer: of the run; batch_rows: its longest rows in a batch; lanes: of the run.
+        packer: of the run; batch_size: its longest rows in a batch; lanes: of the run.
         ranks: that share the batches.
         composition: of the sample, packed with the run's window.
         steps: of each rank, with an error; None if that is not known.
@@ -59,7 +59,7 @@ class Explanation:
     source: str
     lengths: NDArray[np.int64]
     packer: Packer
-    batch_rows: int
+    batch_size: int
     lanes: int
     ranks: int
     composition: Composition
@@ -110,7 +110,7 @@ def explain(
         source=repr(config.source),
         lengths=lengths,
         packer=config.packer,
-        batch_rows=config.batch_tokens // config.packer.seq_lens[-1],
+        batch_size=config.batch_tokens // config.packer.seq_lens[-1],
         lanes=config.lanes,
         ranks=topology.world_size,
         composition=packed.metrics(lengths),
@@ -157,7 +157,7 @@ def _lines(found: Explanation) -> Iterator[str]:
     )
     rows = " or ".join(f"{size:,}" for size in found.packer.seq_lens)
     yield (
-        f"rows       of {rows} tokens by {type(found.packer).__name__}, {found.batch_rows} in a "
+        f"rows       of {rows} tokens by {type(found.packer).__name__}, {found.batch_size} in a "
         f"batch; {made.concatenation_ratio:.1f} documents in a row, {made.utilisation:.2%} of the "
         "slots used, the rest is padding"
     )

@@ -162,26 +162,26 @@ def check_boundaries(
         )
 
 
-def batch_size(batch_rows: int | None, batch_tokens: int | None, packer: Packer) -> int:
+def tokens_per_batch(batch_size: int | None, batch_tokens: int | None, packer: Packer) -> int:
     """Tokens per batch; raises `ConfigError` unless they are whole rows.
 
     8 rows by default; of rows of several lengths, as many as one of the longest takes.
     """
     longest, one_length = packer.seq_lens[-1], len(packer.seq_lens) == 1
-    if batch_rows is not None and (batch_tokens is not None or not one_length):
+    if batch_size is not None and (batch_tokens is not None or not one_length):
         raise ConfigError(
-            f"batch_rows is {batch_rows!r}, batch_tokens is {batch_tokens!r}, and rows have "
+            f"batch_size is {batch_size!r}, batch_tokens is {batch_tokens!r}, and rows have "
             f"{' or '.join(map(str, packer.seq_lens))} tokens.",
             "The size of a batch would be ambiguous.",
-            "Pass batch_rows= where all rows have one length, and batch_tokens= where they have "
+            "Pass batch_size= where all rows have one length, and batch_tokens= where they have "
             "several.",
         )
     whole = "A batch is a whole number of rows, and its boundaries are numbers of 31 bits."
     if batch_tokens is None:
         most = ((1 << 31) - 1) // longest
         default = min(BATCH_ROWS, most) if one_length else 1
-        rows = default if batch_rows is None else batch_rows
-        return whole_number("batch_rows", rows, whole, most=most) * longest
+        rows = default if batch_size is None else batch_size
+        return whole_number("batch_size", rows, whole, most=most) * longest
     batch_tokens = whole_number("batch_tokens", batch_tokens, whole)
     if not longest <= batch_tokens < 1 << 31 or batch_tokens % longest:
         raise ConfigError(

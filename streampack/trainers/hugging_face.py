@@ -90,7 +90,7 @@ class TrainerMixin(EvaluationMixin):
             logger.warning(
                 "%s: none of these arguments of the Trainer changes anything, since batches are "
                 "packed already. What tokens are learnt is said by the source, such as "
-                "sources.Chat; the size of a batch by seq_len= and batch_rows= of PackedDataset; "
+                "sources.Chat; the size of a batch by seq_len= and batch_size= of PackedDataset; "
                 "the number of processes by num_workers= of PackedLoader.",
                 ", ".join(ignored),
             )

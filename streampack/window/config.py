@@ -53,12 +53,12 @@ class WindowConfig:
             ConfigError: the window could not be sure to hold one batch.
         """
         longest = packer.seq_lens[-1]
-        batch_rows = batch_tokens // longest
-        rows = max(DEFAULT_ROWS, 4 * batch_rows) if self.rows is None else self.rows
+        batch_size = batch_tokens // longest
+        rows = max(DEFAULT_ROWS, 4 * batch_size) if self.rows is None else self.rows
         least = -(-sure_tokens(packer, batch_tokens) // longest)
         if rows < least:
             raise ConfigError(
-                f"The window has rows={rows}, and a batch has {batch_rows} rows of {longest} "
+                f"The window has rows={rows}, and a batch has {batch_size} rows of {longest} "
                 "tokens.",
                 "The window must hold a batch and two rows more (and what rows may drop) to be "
                 "sure to give one.",

@@ -206,7 +206,7 @@ def test_a_batch_survives_pickling_with_its_state() -> None:
 def test_a_pad_id_beyond_the_ids_dtype_is_written_in_full() -> None:
     dataset = PackedDataset(
         MemorySource([random_documents([5, 9])]),
-        seq_len=SEQ_LEN, batch_rows=1, token_rules=TokenRules(pad_id=100_000), lanes=1,
+        seq_len=SEQ_LEN, batch_size=1, token_rules=TokenRules(pad_id=100_000), lanes=1,
         topology=Topology(),
     )  # fmt: skip
     ids = torch.cat([batch.input_ids.ravel() for batch in dataset])

@@ -452,7 +452,7 @@ def test_a_loader_with_a_device_gives_the_same_batches_and_states() -> None:
     def loader(**options: Any) -> PackedLoader:
         dataset = PackedDataset(
             MemorySource([random_documents(LENGTHS * 3)]),
-            packer=BestFitDecreasing(seq_len=SEQ_LEN), batch_rows=1, lanes=1, topology=Topology(),
+            packer=BestFitDecreasing(seq_len=SEQ_LEN), batch_size=1, lanes=1, topology=Topology(),
         )  # fmt: skip
         return PackedLoader(dataset, **options)
 

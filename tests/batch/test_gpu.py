@@ -27,7 +27,7 @@ def dataset(seq_len: int = SEQ_LEN, documents: int = 400) -> PackedDataset:
     lists = [[1 + i % 63] * (1 + i * 7 % 200) for i in range(documents)]
     packer = BestFitDecreasing(seq_len=seq_len)
     return PackedDataset(
-        lists, packer=packer, batch_rows=1, lanes=1, topology=Topology(), epochs=None
+        lists, packer=packer, batch_size=1, lanes=1, topology=Topology(), epochs=None
     )
 
 

@@ -24,7 +24,7 @@ def packed(lengths: list[int], **options: Any) -> PackedBatch:
     documents = random_documents(lengths)
     packer = options.pop("packer", BestFitDecreasing(seq_len=SEQ_LEN))
     rows = -(-(sum(lengths) + len(lengths)) // SEQ_LEN)
-    return packed_batches(documents, packer, batch_rows=rows, **options)[0]
+    return packed_batches(documents, packer, batch_size=rows, **options)[0]
 
 
 def tiny_gpt(batch: PackedBatch, apart: bool = True) -> tuple[nn.Module, Any]:

@@ -183,7 +183,7 @@ def test_the_losses_of_a_group_add_up_to_the_mean_over_its_loss_tokens() -> None
 def test_batches_of_an_evaluation_are_means_by_themselves_on_any_ranks() -> None:
     def run(rank: int, ranks: Any) -> list[float | None]:
         held_out = PackedDataset.evaluation(
-            [d.tolist() for d in DOCUMENTS], seq_len=16, batch_rows=2, topology=Topology(rank, 2)
+            [d.tolist() for d in DOCUMENTS], seq_len=16, batch_size=2, topology=Topology(rank, 2)
         )
         return [batch.num_items_in_batch for batch in PackedLoader(held_out, ranks=ranks)]
 
@@ -228,7 +228,7 @@ def test_weights_multiply_the_loss_of_each_token_and_not_the_count() -> None:
     dataset = PackedDataset(
         sources.Iterable(rows, tokens="ids"),
         seq_len=8,
-        batch_rows=1,
+        batch_size=1,
         shuffle=False,
         topology=Topology(),
         token_fields={"w": "float32"},

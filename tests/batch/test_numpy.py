@@ -25,7 +25,7 @@ def with_fields(**options: Any) -> PackedDataset:
     return PackedDataset(
         RECORDS,
         seq_len=48,
-        batch_rows=2,
+        batch_size=2,
         lanes=1,
         topology=Topology(),
         token_rules=TokenRules(pad_id=0),

@@ -33,7 +33,7 @@ def test_samples_are_padded_to_a_multiple_without_loss() -> None:
     dataset = PackedDataset(
         [[1, 2, 3], [4, 5]],
         seq_len=8,
-        batch_rows=1,
+        batch_size=1,
         lanes=1,
         topology=Topology(),
         token_rules=TokenRules(pad_id=0),

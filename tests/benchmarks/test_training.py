@@ -33,7 +33,7 @@ TINY = replace(
     PRESETS["rehearsal"],
     size=Size(vocab_size=400, width=16, layers=1, heads=2),
     seq_len=64,
-    batch_rows=2,
+    batch_size=2,
     tokens=64 * 2 * 45,
     probes=4,
     seeds=(0, 1),
@@ -121,7 +121,7 @@ def test_probes_read_every_piece_alone(corpus: Corpus, probes: Probes) -> None:
     total, count = 0.0, 0
     for document in corpus.held_out[: 4 * TINY.probes]:
         (batch,) = PackedDataset(
-            [document.tokens[: TINY.seq_len]], seq_len=TINY.seq_len, batch_rows=1, lanes=1,
+            [document.tokens[: TINY.seq_len]], seq_len=TINY.seq_len, batch_size=1, lanes=1,
             topology=Topology(), token_rules=TokenRules(vocab_size=400),
         )  # fmt: skip
         losses = label_losses(model, batch)
@@ -208,7 +208,7 @@ def test_varlen_attention_is_that_of_the_mask(corpus: Corpus) -> None:
     model = SmallGPT(size)
     for attention in ("row", "document"):
         dataset = PackedDataset(
-            corpus.train, seq_len=256, batch_rows=2, lanes=1, topology=Topology(),
+            corpus.train, seq_len=256, batch_size=2, lanes=1, topology=Topology(),
             attention=attention, token_rules=TokenRules(eos_id=corpus.eos_id),
         )  # fmt: skip
         for batch in islice(dataset, 2):

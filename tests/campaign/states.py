@@ -145,7 +145,7 @@ def attack_growth(folder: Path) -> Attack:
         weights = {name: rng.randint(1, 4) for name in parts}
         options: dict[str, Any] = {
             "packer": BestFitDecreasing(seq_len=32),
-            "batch_rows": 2,
+            "batch_size": 2,
             "window": WindowConfig(rows=6),
             "lanes": rng.randint(1, 5),
             "topology": Topology(),

@@ -133,7 +133,7 @@ def attack_chats(folder: Path) -> Attack:
         source = sources.Chat(data, template=CHATML if rng.random() < 0.3 else None, **options)
         dataset = PackedDataset(
             source, packer=BestFitDecreasing(seq_len=256, overflow=rng.choice(["split", "drop"])),
-            batch_rows=2, window=WindowConfig(rows=6), tokenizer=tokenizer, lanes=None,
+            batch_size=2, window=WindowConfig(rows=6), tokenizer=tokenizer, lanes=None,
             token_rules=TokenRules(vocab_size=257), on_error="skip", topology=Topology(),
         )  # fmt: skip
         _accounted(dataset, COUNT, per_record=4 if "turns" in options else 1)
@@ -185,7 +185,7 @@ def attack_fields(folder: Path) -> Attack:
         else:
             source = sources.Iterable(records, **names)
         dataset = PackedDataset(
-            source, packer=Pad(seq_len=16), batch_rows=2, window=WindowConfig(rows=6), lanes=1,
+            source, packer=Pad(seq_len=16), batch_size=2, window=WindowConfig(rows=6), lanes=1,
             token_fields={"adv": token}, document_fields={"score": document}, on_error="skip",
             token_rules=TokenRules(pad_id=0, eos_id=299, vocab_size=300), topology=Topology(),
         )  # fmt: skip
@@ -255,7 +255,7 @@ def attack_groups(folder: Path) -> Attack:
             else sources.Mixture(parts, weights=dict.fromkeys(parts, 1))
         )
         dataset = PackedDataset(
-            source, packer=BestFitDecreasing(seq_len=32, overflow="drop"), batch_rows=2,
+            source, packer=BestFitDecreasing(seq_len=32, overflow="drop"), batch_size=2,
             window=WindowConfig(rows=6), lanes=rng.randint(1, 3),
             document_fields={"g": "int64"}, token_rules=TokenRules(pad_id=0), topology=Topology(),
             seed=rng.randrange(9),

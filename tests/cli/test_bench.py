@@ -19,7 +19,7 @@ def corpus(tmp_path: Path) -> list[str]:
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     return [
         "bench", str(tmp_path / "texts.jsonl"), "--tokenizer", str(tmp_path / "tokenizer.json"),
-        "--seq-len", "128", "--batch-rows", "2", "--seconds", "0.05",
+        "--seq-len", "128", "--batch-size", "2", "--seconds", "0.05",
     ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_a_dataset_is_loaded_in_its_own_rows_and_batches(corpus: list[str], tmp_
         "from streampack import PackedDataset\n"
         "from streampack.packing import Pad\n"
         f"dataset = PackedDataset({corpus[1]!r}, tokenizer={corpus[3]!r},\n"
-        "    packer=Pad(seq_len=64), batch_rows=1)\n"
+        "    packer=Pad(seq_len=64), batch_size=1)\n"
     )
 
     def tokens_of_a_batch(*options: object) -> float:
@@ -78,11 +78,11 @@ def test_a_dataset_is_loaded_in_its_own_rows_and_batches(corpus: list[str], tmp_
         return float(run["tokens"] / run["batches"])
 
     assert 0 < tokens_of_a_batch() <= 64
-    assert 64 < tokens_of_a_batch("--batch-rows", 4) <= 256
+    assert 64 < tokens_of_a_batch("--batch-size", 4) <= 256
     assert 64 < tokens_of_a_batch("--seq-len", 512) <= 512
 
 
-@pytest.mark.parametrize("option", ["--seq-len", "--batch-rows"])
+@pytest.mark.parametrize("option", ["--seq-len", "--batch-size"])
 def test_rows_and_batches_have_something_in_them(corpus: list[str], option: str) -> None:
     with pytest.raises(AssertionError, match="greater than or equal to 1"):
         output_of(*corpus, option, 0)

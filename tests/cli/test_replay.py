@@ -23,7 +23,7 @@ from helper import SEQ_LEN
 def make(seed=3):
     return PackedDataset(
         sources.Mixture({{"web": "{web}", "books": "{books}"}}, weights={{"web": 2, "books": 1}}),
-        seq_len=SEQ_LEN, batch_rows=2, lanes=4, seed=seed, tokenizer="{tokenizer}",
+        seq_len=SEQ_LEN, batch_size=2, lanes=4, seed=seed, tokenizer="{tokenizer}",
     )
 
 def other():
@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> Any:
     for rank in range(2):
         dataset = PackedDataset(
             sources.Mixture({n: str(p) for n, p in paths.items()}, weights={"web": 2, "books": 1}),
-            seq_len=64, batch_rows=2, lanes=4, seed=3,
+            seq_len=64, batch_size=2, lanes=4, seed=3,
             tokenizer=str(tmp_path / "tokenizer.json"), topology=Topology(rank, 2),
         )  # fmt: skip
         loader = PackedLoader(dataset)
@@ -107,7 +107,7 @@ def part(lane, lanes):
 
 def make(**topology):
     source = sources.Iterable(part)
-    return PackedDataset(source, seq_len=32, batch_rows=2, lanes=4, **topology)
+    return PackedDataset(source, seq_len=32, batch_size=2, lanes=4, **topology)
 """
 
 

@@ -50,7 +50,7 @@ def dataset(topology: Topology | None = None, **options: Any) -> PackedDataset:
     return PackedDataset(
         Mixture(SOURCES, **mixture),
         seq_len=32,
-        batch_rows=2,
+        batch_size=2,
         window=WindowConfig(rows=16),
         lanes=LANES,
         topology=topology or Topology(),
@@ -129,7 +129,7 @@ def test_what_is_left_when_an_iterable_has_ended_fills_batches() -> None:
     mixture = Mixture({"first": first, "web": SOURCES["web"]}, weights={"first": 1, "web": 1e-4})
     loader = PackedLoader(
         PackedDataset(
-            mixture, seq_len=32, batch_rows=2, window=WindowConfig(rows=16), lanes=LANES,
+            mixture, seq_len=32, batch_size=2, window=WindowConfig(rows=16), lanes=LANES,
             topology=Topology(), token_rules=TokenRules(pad_id=PADDING),
         )
     )  # fmt: skip

@@ -42,7 +42,7 @@ def dataset(topology: Topology | None = None, **options: Any) -> PackedDataset:
     return PackedDataset(
         MemorySource(DOCUMENTS, block_documents=16),
         seq_len=32,
-        batch_rows=2,
+        batch_size=2,
         window=WindowConfig(rows=16),
         lanes=LANES,
         topology=topology or Topology(),
@@ -91,7 +91,7 @@ def one_long_document(topology: Topology) -> PackedDataset:
     return PackedDataset(
         MemorySource([documents[:50], documents[50:51], documents[51:]]),
         seq_len=32,
-        batch_rows=2,
+        batch_size=2,
         window=WindowConfig(rows=10),
         lanes=6,
         topology=topology,

@@ -79,8 +79,8 @@ def test_rows_of_one_segment_work_for_every_model_as_the_refusal_says(family: st
     model = tiny_model(family, "eager")
     documents = random_documents([9, 14, 12, 10])
     batches = {
-        "row": packed_batches(documents, Pad(seq_len=23), batch_rows=4, attention="row"),
-        "one document": packed_batches(documents, Pad(seq_len=23), batch_rows=4),
+        "row": packed_batches(documents, Pad(seq_len=23), batch_size=4, attention="row"),
+        "one document": packed_batches(documents, Pad(seq_len=23), batch_size=4),
     }
     for (batch,) in batches.values():
         arguments = batch.hf(model=model)
@@ -92,7 +92,7 @@ def test_rows_of_one_segment_work_for_every_model_as_the_refusal_says(family: st
 
 
 def test_a_refusal_says_what_was_tried_and_what_to_do() -> None:
-    (batch, *_) = packed_batches(random_documents([9, 14, 12, 8]), Pad(seq_len=23), batch_rows=4)
+    (batch, *_) = packed_batches(random_documents([9, 14, 12, 8]), Pad(seq_len=23), batch_size=4)
     model = tiny_model("mamba", "eager")
     batch.hf(model=model)
     (batch, *_) = short_documents()
@@ -167,7 +167,7 @@ def test_where_a_model_does_not_take_the_count_it_gets_no_labels() -> None:
 
 def short_documents() -> list[Any]:
     return packed_batches(
-        random_documents([9, 14, 12, 10]), BestFitDecreasing(seq_len=23), batch_rows=2
+        random_documents([9, 14, 12, 10]), BestFitDecreasing(seq_len=23), batch_size=2
     )
 
 
@@ -213,7 +213,7 @@ def following(kind: str, dtype: torch.dtype = torch.float32, **settings: Any) ->
 def full_rows(seq_len: int, rows: int = 8) -> Any:
     lengths = [seq_len * (2 + number % 5) // 10 for number in range(4 * rows)]
     documents = [2 + ids % 80 for ids in random_documents(lengths)]
-    return packed_batches(documents, BestFitDecreasing(seq_len=seq_len), batch_rows=rows)[0]
+    return packed_batches(documents, BestFitDecreasing(seq_len=seq_len), batch_size=rows)[0]
 
 
 @pytest.mark.parametrize("kind", FOLLOWING)
@@ -232,7 +232,7 @@ def test_rows_in_which_frequencies_cannot_change_are_taken(kind: str, dtype: tor
     model = following(kind, dtype)
     assert "attention_mask" not in full_rows(64).hf(model=model)
     documents = [2 + ids % 80 for ids in random_documents([60, 70, 200, 150])]
-    for batch in packed_batches(documents, Pad(seq_len=200), attention="row", batch_rows=4):
+    for batch in packed_batches(documents, Pad(seq_len=200), attention="row", batch_size=4):
         assert "position_ids" not in batch.hf(model=model)
 
 
@@ -261,7 +261,7 @@ def test_a_family_that_is_too_large_is_named() -> None:
 def test_a_loader_gives_each_model_what_it_takes() -> None:
     documents = [ids.tolist() for ids in random_documents([9, 14, 12, 10])]
     dataset = PackedDataset(
-        documents, seq_len=23, batch_rows=2, token_rules=TokenRules(pad_id=90), topology=Topology()
+        documents, seq_len=23, batch_size=2, token_rules=TokenRules(pad_id=90), topology=Topology()
     )
     llama, opt, mamba = (tiny_model(name, "eager") for name in ("llama", "opt", "mamba"))
     (batch,) = PackedLoader(dataset, output="hf", model=llama)

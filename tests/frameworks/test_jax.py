@@ -49,7 +49,7 @@ def alone(document: list[int]) -> dict[str, Any]:
 
 def test_losses_and_gradients_are_those_of_each_document_by_itself() -> None:
     dataset = PackedDataset(
-        DOCUMENTS, seq_len=SEQ_LEN, batch_rows=2, lanes=1, topology=Topology(),
+        DOCUMENTS, seq_len=SEQ_LEN, batch_size=2, lanes=1, topology=Topology(),
         token_rules=TokenRules(pad_id=0),
     )  # fmt: skip
     weights = parameters()

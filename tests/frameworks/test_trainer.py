@@ -30,7 +30,7 @@ SUPPORT = ROOT / "tests" / "support"
 def dataset(**options: Any) -> PackedDataset:
     return PackedDataset(
         MemorySource([random_documents([5, 9, 3, 12, 7, 6])]),
-        packer=BestFitDecreasing(seq_len=16), batch_rows=1, lanes=1, topology=Topology(), **options,
+        packer=BestFitDecreasing(seq_len=16), batch_size=1, lanes=1, topology=Topology(), **options,
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_it_resumes_from_the_last_checkpoint_and_says_where_there_is_none(tmp_pa
 
 def held_out() -> PackedDataset:
     documents = [[1 + i % 70] * (3 + i * i % 61) for i in range(99)] + [[9]] * 1500
-    return PackedDataset.evaluation(documents, seq_len=64, batch_rows=2)
+    return PackedDataset.evaluation(documents, seq_len=64, batch_size=2)
 
 
 def loss_over_tokens(trainer: Any, made: PackedDataset) -> float:

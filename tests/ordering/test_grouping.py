@@ -72,7 +72,7 @@ def make(key: Any) -> PackedDataset:
     arrays = [np.full(5 + i % 4, i, dtype=np.uint32) for i in range(100)]
     return PackedDataset(
         Repositories([arrays[:50], arrays[50:]], block_documents=7),
-        seq_len=32, batch_rows=1, lanes=1, order=GroupBy(key, first_window_documents=10_000),
+        seq_len=32, batch_size=1, lanes=1, order=GroupBy(key, first_window_documents=10_000),
         attention="row", document_fields={"repo": "int64"}, topology=Topology(),
         token_rules=TokenRules(eos_id=9000, pad_id=9001), provenance=True,
     )  # fmt: skip

@@ -42,14 +42,14 @@ def len_of(row: Any) -> list[int]:
 )
 @settings(max_examples=60, deadline=None)
 def test_a_window_gives_the_same_rows(
-    lengths: list[int], batch_rows: int, window: int, long: int
+    lengths: list[int], batch_size: int, window: int, long: int
 ) -> None:
     """Also of documents longer than the window."""
     lengths = lengths + [700] * long + lengths[::-1]
     array = np.array(lengths, dtype=np.int64)
     packer = Concat(seq_len=32, restart=True)
     config = WindowConfig(rows=window)
-    plan: Plan = stream_plan(array, packer, config, batch_tokens=32 * batch_rows, seed=1)
+    plan: Plan = stream_plan(array, packer, config, batch_tokens=32 * batch_size, seed=1)
     check_plan(plan, array)
     assert sorted(rows_of(plan)) == sorted(reference.restarting(lengths, 32))
 

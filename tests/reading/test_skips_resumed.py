@@ -36,7 +36,7 @@ def test_a_run_that_skipped_an_id_goes_on_from_anywhere(kind: str, tmp_path: Pat
     def loader() -> PackedLoader:
         return PackedLoader(
             PackedDataset(
-                corpus(kind, tmp_path), seq_len=32, batch_rows=1, lanes=1, on_error="skip",
+                corpus(kind, tmp_path), seq_len=32, batch_size=1, lanes=1, on_error="skip",
                 token_rules=TokenRules(vocab_size=100), topology=Topology(),
             )
         )  # fmt: skip

@@ -38,7 +38,7 @@ def corpus(seed: int, count: int, masked: bool = False) -> Documents:
 
 def dataset(mixture: Any, **options: Any) -> PackedDataset:
     settings = {
-        "packer": BestFitDecreasing(seq_len=SEQ_LEN), "batch_rows": 2, "lanes": 3,
+        "packer": BestFitDecreasing(seq_len=SEQ_LEN), "batch_size": 2, "lanes": 3,
         "window": WindowConfig(rows=16), "topology": Topology(0, 1),
         "token_rules": TokenRules(eos_id=1000, pad_id=1001),
     }  # fmt: skip

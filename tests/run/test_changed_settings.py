@@ -228,7 +228,7 @@ def test_another_seq_len_is_named_before_what_follows_from_it_and_can_be_allowed
     def loader(seq_len: int) -> PackedLoader:
         documents = [[n + 1] * 9 for n in range(60)]
         dataset = PackedDataset(
-            documents, packer=packer(seq_len=seq_len), batch_rows=2, lanes=1, topology=Topology()
+            documents, packer=packer(seq_len=seq_len), batch_size=2, lanes=1, topology=Topology()
         )
         return PackedLoader(dataset)
 

@@ -253,7 +253,7 @@ def test_a_stop_costs_no_more_time_than_its_window() -> None:
 
     documents = [np.zeros(20, dtype=np.uint16)] * 20_000
     source = Counting([documents], block_documents=16)
-    values = {"seq_len": 64, "batch_rows": 1, "window": WindowConfig(rows=40)}
+    values = {"seq_len": 64, "batch_size": 1, "window": WindowConfig(rows=40)}
     make = dataset_maker(source, 1, values)
     loader = PackedLoader(make(Topology()))
     for _ in islice(loader, 5000):

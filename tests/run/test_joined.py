@@ -31,7 +31,7 @@ def numbered(first: int, count: int) -> MemorySource:
 
 
 def dataset(source: Any, **options: Any) -> PackedDataset:
-    values: dict[str, Any] = {"seq_len": 64, "batch_rows": 1, "window": WindowConfig(rows=8)}
+    values: dict[str, Any] = {"seq_len": 64, "batch_size": 1, "window": WindowConfig(rows=8)}
     return PackedDataset(source, **{**values, "lanes": 2, **options})
 
 

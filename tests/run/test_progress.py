@@ -26,7 +26,7 @@ for batch in loader.progress():
 
 
 def loader(topology: Topology | None = None) -> PackedLoader:
-    dataset = PackedDataset(DOCUMENTS, seq_len=64, batch_rows=4, topology=topology or Topology())
+    dataset = PackedDataset(DOCUMENTS, seq_len=64, batch_size=4, topology=topology or Topology())
     return PackedLoader(dataset)
 
 

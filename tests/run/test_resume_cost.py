@@ -50,7 +50,7 @@ def mds(folder: Path) -> sources.MDS:
 
 def loader_over(source: ShardedSource) -> PackedLoader:
     dataset = PackedDataset(
-        source, seq_len=2048, batch_rows=1, lanes=LANES, window=WINDOW, topology=Topology()
+        source, seq_len=2048, batch_size=1, lanes=LANES, window=WINDOW, topology=Topology()
     )
     return PackedLoader(dataset)
 
@@ -116,7 +116,7 @@ def test_a_cold_host_fetches_only_the_shards_that_its_windows_need(tmp_path: Pat
             reading=sources.Reading(block_documents=5),
         )
         dataset = PackedDataset(
-            source, seq_len=128, batch_rows=1, lanes=LANES, window=window, topology=Topology()
+            source, seq_len=128, batch_size=1, lanes=LANES, window=window, topology=Topology()
         )
         return PackedLoader(dataset)
 

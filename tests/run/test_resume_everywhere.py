@@ -74,7 +74,7 @@ def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
 def test_restoring_a_run_that_stops_at_its_first_dry_lane_stops_there_too(
     kind: str, tmp_path: Path
 ) -> None:
-    make = maker(SOURCES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN), batch_rows=1)
+    make = maker(SOURCES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN), batch_size=1)
     check_restores_everywhere(make, end="stop")
 
 

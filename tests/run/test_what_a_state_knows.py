@@ -38,7 +38,7 @@ def dataset(source: Any = IDS, **options: Any) -> PackedDataset:
         options["tokenizer"] = byte_tokenizer()
     if "packer" not in options:
         options.setdefault("seq_len", 32)
-    return PackedDataset(source, **{"batch_rows": 2, "lanes": 1, "topology": Topology(), **options})
+    return PackedDataset(source, **{"batch_size": 2, "lanes": 1, "topology": Topology(), **options})
 
 
 def same(documents: Any, seeds: Any) -> Any:
@@ -63,8 +63,8 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("attention", {}, {"attention": "row"}),
     ("attention", {"attention": "row"}, {"attention": "document"}),
     ("balance", {}, {"balance": "attention"}),
-    ("batch_tokens", {}, {"batch_rows": 3}),
-    ("batch_tokens", {}, {"batch_rows": None, "batch_tokens": 128}),
+    ("batch_tokens", {}, {"batch_size": 3}),
+    ("batch_tokens", {}, {"batch_size": None, "batch_tokens": 128}),
     ("boundaries", {}, {"boundaries": ContextSchedule(start=4, end=32, batches=9, multiple=4)}),
     ("eos", {}, {"token_rules": TokenRules(eos="append", eos_id=5)}),
     ("fields", {}, SCORES),
@@ -75,7 +75,7 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("map", {"map": Hook("same", same)}, {"map": Hook("other", same)}),
     ("order", {"packer": Concat(seq_len=32)}, {"order": SimilarityOrder()}),
     ("packer", {}, {"packer": BestFitDecreasing(seq_len=32, overflow="drop")}),
-    ("packer", {}, {"seq_len": 16, "batch_rows": 4}),
+    ("packer", {}, {"seq_len": 16, "batch_size": 4}),
     ("seed", {}, {"seed": 1}),
     ("shuffle", {}, {"shuffle": False}),
     ("window", {}, {"window": WindowConfig(rows=9)}),

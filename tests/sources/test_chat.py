@@ -203,7 +203,7 @@ def test_ids_with_labels_or_a_mask(form: str, suffix: str, tmp_path: Path) -> No
         pq.write_table(pa.Table.from_pylist(records), path)
     source = sources.Chat(path)
     assert source.tokenized
-    (batch,) = PackedDataset(source, seq_len=16, batch_rows=1, topology=Topology())
+    (batch,) = PackedDataset(source, seq_len=16, batch_size=1, topology=Topology())
     found = {
         tuple(batch.input_ids[0, i:j].tolist()): batch.labels[0, i:j].tolist()
         for i, j in pieces(batch)
@@ -224,7 +224,7 @@ def test_files_of_something_else_are_refused_at_once(tmp_path: Path) -> None:
 
 def dataset(source: Any, **settings: Any) -> PackedDataset:
     chosen: dict[str, Any] = {"seq_len": 128} if "packer" not in settings else {}
-    chosen |= {"batch_rows": 1, "tokenizer": load_tokenizer(BPE), "lanes": 1}
+    chosen |= {"batch_size": 1, "tokenizer": load_tokenizer(BPE), "lanes": 1}
     chosen |= {"topology": Topology(), **settings}
     return PackedDataset(source, **chosen)
 
@@ -286,7 +286,7 @@ def test_conversations_are_truncated_and_packed_as_by_trl() -> None:
     seq_len = 64
     records = [{"messages": messages(f"count to {n}", "word " * n)} for n in range(1, 90, 3)]
     source = sources.Chat(records, template=CHATML)
-    (whole,) = packed(source, packer=BestFitDecreasing(seq_len=1 << 16), batch_rows=1)
+    (whole,) = packed(source, packer=BestFitDecreasing(seq_len=1 << 16), batch_size=1)
     # TRL's SFTTrainer(packing=True): ids and labels cut to max_length, longest first, best fit.
     examples = sorted(
         (
@@ -302,7 +302,7 @@ def test_conversations_are_truncated_and_packed_as_by_trl() -> None:
             room.append(seq_len)
         row = min(fits, key=room.__getitem__) if fits else len(room) - 1
         room[row] -= len(ids)
-    loader = PackedLoader(dataset(source, seq_len=seq_len, packer=None, batch_rows=1, lanes=1))
+    loader = PackedLoader(dataset(source, seq_len=seq_len, packer=None, batch_size=1, lanes=1))
     batches = list(loader)
     ours = [
         (b.input_ids[0, i:j].tolist(), b.labels[0, i:j].tolist())

@@ -155,7 +155,7 @@ def chat(data: Any, **options: Any) -> sources.Chat:
 
 
 def loader(source: Any, **settings: Any) -> PackedLoader:
-    chosen: dict[str, Any] = {"seq_len": 96, "batch_rows": 1, "tokenizer": load_tokenizer(BPE)}
+    chosen: dict[str, Any] = {"seq_len": 96, "batch_size": 1, "tokenizer": load_tokenizer(BPE)}
     chosen |= {"lanes": 1, "shuffle": False, "topology": Topology(), **settings}
     return PackedLoader(PackedDataset(source, **chosen))
 

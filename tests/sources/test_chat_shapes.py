@@ -217,7 +217,7 @@ def test_files_of_chats_are_not_read_as_text_and_the_error_says_by_what(tmp_path
 
 
 def dataset(source: Any, **settings: Any) -> PackedDataset:
-    chosen: dict[str, Any] = {"seq_len": 128, "batch_rows": 1, "lanes": 1}
+    chosen: dict[str, Any] = {"seq_len": 128, "batch_size": 1, "lanes": 1}
     chosen |= {"tokenizer": load_tokenizer(BPE, eos_id=0), "topology": Topology(), **settings}
     return PackedDataset(source, **chosen)
 

@@ -161,7 +161,7 @@ TEXTS: dict[str, Callable[[Path], Any]] = {
 def dataset(source: Any, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
-        "batch_rows": 4,
+        "batch_size": 4,
         "window": WindowConfig(rows=16),
         "topology": Topology(),
         "lanes": 1,
@@ -339,7 +339,7 @@ def test_a_map_may_make_what_the_records_lack(tmp_path: Path) -> None:
 def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str, tmp_path: Path) -> None:
     source = IDS[kind](tmp_path)
     source.reading = sources.Reading(block_documents=7)
-    made = dataset(source, lanes=3, batch_rows=1)
+    made = dataset(source, lanes=3, batch_size=1)
     loader = PackedLoader(made)
     before = list(islice(loader, 9))
     after = PackedLoader(made)

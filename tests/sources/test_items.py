@@ -70,7 +70,7 @@ def test_contract_of_more_items_than_a_shard_has() -> None:
 
 def given(data: Any, rank: int, ranks: int, workers: int) -> list[int]:
     """The first id of each document that a rank gets."""
-    dataset = PackedDataset(data, seq_len=16, batch_rows=2, shuffle=True, epochs=1, lanes=4,
+    dataset = PackedDataset(data, seq_len=16, batch_size=2, shuffle=True, epochs=1, lanes=4,
                             topology=Topology(rank, ranks))  # fmt: skip
     found = []
     for batch in PackedLoader(dataset, num_workers=workers):
@@ -131,6 +131,6 @@ def test_lists_of_the_shortest_texts_have_a_size() -> None:
 def test_a_nested_tensor_is_a_list_of_documents(layout: torch.layout) -> None:
     parts = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
     nested = torch.nested.nested_tensor(parts, layout=layout)
-    dataset = PackedDataset(nested, seq_len=5, batch_rows=1, shuffle=False, topology=Topology())
+    dataset = PackedDataset(nested, seq_len=5, batch_size=1, shuffle=False, topology=Topology())
     (batch,) = PackedLoader(dataset)
     assert sorted(batch.input_ids.ravel().tolist()) == [1, 2, 3, 4, 5]

@@ -48,7 +48,7 @@ def ids(first: int, count: int, length: int = 20, dtype: Any = np.uint16) -> Mem
 def dataset(source: Any, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "seq_len": SEQ_LEN,
-        "batch_rows": 1,
+        "batch_size": 1,
         "lanes": 2,
         "topology": Topology(),
         "window": WindowConfig(rows=8),
@@ -566,7 +566,7 @@ def test_a_state_of_other_weights_is_refused_by_the_weights() -> None:
     def loader(weights: dict[str, float]) -> PackedLoader:
         mixture = Mixture({"a": [[1, 2]] * 9, "b": [[3, 4]] * 9}, weights=weights)
         return PackedLoader(
-            PackedDataset(mixture, seq_len=8, batch_rows=1, epochs=None, topology=Topology())
+            PackedDataset(mixture, seq_len=8, batch_size=1, epochs=None, topology=Topology())
         )
 
     state = loader({"a": 0.7, "b": 0.3}).state_dict()

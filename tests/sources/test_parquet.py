@@ -199,7 +199,7 @@ def test_the_estimate_is_half_to_twice_the_tokens(tmp_path: Path, dictionary: bo
     lanes=st.integers(1, 9),
     block_documents=st.integers(1, 70),
     block_bytes=st.integers(1, 200),
-    batch_rows=st.integers(1, 70),
+    batch_size=st.integers(1, 70),
 )
 def test_any_cut_of_any_row_groups_gives_each_document_once(
     tmp_path_factory: pytest.TempPathFactory,
@@ -208,7 +208,7 @@ def test_any_cut_of_any_row_groups_gives_each_document_once(
     lanes: int,
     block_documents: int,
     block_bytes: int,
-    batch_rows: int,
+    batch_size: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("parquet")
     table = {"ids": pa.array(rows, pa.list_(pa.int64()))}
@@ -219,17 +219,17 @@ def test_any_cut_of_any_row_groups_gives_each_document_once(
         tokens="ids",
         reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
-    source.batch_rows = batch_rows
+    source.batch_size = batch_size
     check_source_contract(source, rows * 2, lane_counts=(lanes,), restarts=3)
 
 
 class _SmallBatches(Parquet):
     """Row groups of a test are too small to have several batches of the usual size."""
 
-    batch_rows = 3
+    batch_size = 3
 
     def _batch_rows(self, *args: Any) -> int:
-        return self.batch_rows
+        return self.batch_size
 
 
 def test_nulls_break_their_document_and_nothing_else(tmp_path: Path) -> None:

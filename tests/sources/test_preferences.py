@@ -32,7 +32,7 @@ def pair(i: int, margin: float | None = None) -> dict[str, Any]:
 
 
 def dataset(source: Any, **settings: Any) -> PackedDataset:
-    chosen: dict[str, Any] = {"seq_len": 96, "batch_rows": 1, "lanes": 2, "document_fields": FIELDS}
+    chosen: dict[str, Any] = {"seq_len": 96, "batch_size": 1, "lanes": 2, "document_fields": FIELDS}
     chosen |= {"tokenizer": load_tokenizer(BPE, eos_id=0), "topology": Topology(), **settings}
     return PackedDataset(source, **chosen)
 

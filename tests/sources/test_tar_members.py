@@ -185,7 +185,7 @@ def test_a_shard_of_short_documents_gets_as_many_lanes_as_its_tokens_need(ending
     estimate = sources.open(path).estimate_tokens()
     assert estimate is not None
     assert abs(estimate - tokens) < 0.15 * tokens
-    batches = list(PackedDataset(path, seq_len=256, batch_rows=8, topology=Topology()))
+    batches = list(PackedDataset(path, seq_len=256, batch_size=8, topology=Topology()))
     assert len(batches) <= tokens / (256 * 8) * 1.1 + 2
     assert all(batch.num_tokens for batch in batches)
 

@@ -63,7 +63,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def packed(source: Any, **settings: Any) -> PackedDataset:
-    return PackedDataset(source, seq_len=32, batch_rows=1, topology=Topology(), **settings)
+    return PackedDataset(source, seq_len=32, batch_size=1, topology=Topology(), **settings)
 
 
 def documents(dataset: PackedDataset) -> set[tuple[int, ...]]:

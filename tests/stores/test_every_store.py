@@ -57,7 +57,7 @@ def test_ranges_and_whole_files_are_read(store: Store, storage: Storage) -> None
 
 
 def batches(source: Any) -> list[list[int]]:
-    dataset = PackedDataset(source, seq_len=64, batch_rows=2, lanes=2)
+    dataset = PackedDataset(source, seq_len=64, batch_size=2, lanes=2)
     return [batch.input_ids.flatten().tolist() for batch in PackedLoader(dataset)]
 
 

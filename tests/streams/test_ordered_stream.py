@@ -226,7 +226,7 @@ def test_rows_hold_related_documents() -> None:
         documents, topic = topical(400, seed=1)
         source = MemorySource([[documents.document(i) for i in range(400)]], block_documents=50)
         dataset = PackedDataset(
-            source, packer=Concat(seq_len=512), batch_rows=1, lanes=1, provenance=True,
+            source, packer=Concat(seq_len=512), batch_size=1, lanes=1, provenance=True,
             topology=Topology(),
             order=order, attention="row", token_rules=TokenRules(eos_id=9000),
         )  # fmt: skip

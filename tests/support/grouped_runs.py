@@ -39,7 +39,7 @@ def source(of: list[dict[str, Any]] | None = None) -> sources.Items:
 def dataset(of: Any = None, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "seq_len": 64,
-        "batch_rows": 2,
+        "batch_size": 2,
         "window": WindowConfig(rows=12),
         "lanes": 5,
         "topology": Topology(),

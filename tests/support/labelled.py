@@ -17,7 +17,7 @@ ALL = {(tuple(ids), (-100, *ids[1:])) for ids in IDS}
 def learnt(source: Any) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
     """The documents with their labels; of a document's first token nothing is learnt anyway."""
     found = set()
-    for batch in PackedDataset(source, seq_len=8, batch_rows=1, topology=Topology()):
+    for batch in PackedDataset(source, seq_len=8, batch_size=1, topology=Topology()):
         for number in range(batch.num_documents):
             own = batch.document_ids == number
             found.add((tuple(batch.input_ids[own].tolist()), tuple(batch.labels[own].tolist())))

@@ -26,7 +26,7 @@ def main(folder: Path, max_steps: int, checkpoint: str | None) -> None:
     strategy = DDPStrategy(process_group_backend="gloo", broadcast_buffers=False)
     dataset = PackedDataset(
         sources.JSONL(str(folder / "documents.jsonl"), tokens="tokens"),
-        seq_len=128, batch_rows=1, lanes=2, token_rules=TokenRules(pad_id=0),
+        seq_len=128, batch_size=1, lanes=2, token_rules=TokenRules(pad_id=0),
     )  # fmt: skip
     data, model = PackedDataModule(PackedLoader(dataset)), Bigrams()
     trainer = Trainer(

@@ -46,7 +46,7 @@ def check_restores_everywhere(make: Callable[[], PackedDataset], **options: Any)
 
 
 def maker(
-    source: Any, packer: Packer, batch_rows: int = 2, **options: Any
+    source: Any, packer: Packer, batch_size: int = 2, **options: Any
 ) -> Callable[[], PackedDataset]:
     """Makes the same dataset again and again."""
     source.prepare()
@@ -56,7 +56,7 @@ def maker(
         return PackedDataset(
             source,
             packer=packer,
-            batch_tokens=batch_rows * SEQ_LEN,
+            batch_tokens=batch_size * SEQ_LEN,
             window=WindowConfig(rows=6),
             tokenizer=None if source.tokenized else tokenizer,
             token_rules=TokenRules(eos_id=256 if source.tokenized else None, vocab_size=2000),

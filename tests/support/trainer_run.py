@@ -33,7 +33,7 @@ class CountingTrainer(PackedTrainer):
 
 def held_out(topology: Topology | None = None) -> PackedDataset:
     documents = [[1 + i % 70] * (3 + i * i % 61) for i in range(99)]
-    return PackedDataset.evaluation(documents, seq_len=64, batch_rows=2, topology=topology)
+    return PackedDataset.evaluation(documents, seq_len=64, batch_size=2, topology=topology)
 
 
 def check_evaluation(trainer: Any) -> None:

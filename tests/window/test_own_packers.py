@@ -245,7 +245,7 @@ def test_a_packer_that_does_not_follow_a_balance_is_not_given_one() -> None:
         follows_balance = False
 
     source = MemorySource([numbered_documents(LENGTHS)])
-    options: dict[str, Any] = {"batch_rows": 2, "topology": Topology(), "balance": "attention"}
+    options: dict[str, Any] = {"batch_size": 2, "topology": Topology(), "balance": "attention"}
     with pytest.raises(ConfigError, match="Unbalanced does not choose rows by cost"):
         PackedDataset(source, packer=Unbalanced(), **options)
     batches = list(PackedLoader(PackedDataset(source, packer=Plain(), lanes=1, **options)))
@@ -258,6 +258,6 @@ def test_a_packer_that_returns_nothing_is_named(method: str) -> None:
         pass
 
     setattr(Forgetful, method, lambda *arguments, **options: None)
-    dataset = PackedDataset([[1, 2, 3]], packer=Forgetful(), batch_rows=1, topology=Topology())
+    dataset = PackedDataset([[1, 2, 3]], packer=Forgetful(), batch_size=1, topology=Topology())
     with pytest.raises(PlanError, match=f"Forgetful.{method} returned None"):
         next(iter(PackedLoader(dataset)))

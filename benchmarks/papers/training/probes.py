@@ -88,7 +88,7 @@ class Probes:
         dataset = PackedDataset(
             sources.Iterable(records, tokens="tokens", loss_mask="counts"),
             packer=BestFitDecreasing(seq_len=row),
-            batch_rows=self._preset.batch_rows,
+            batch_size=self._preset.batch_size,
             token_rules=TokenRules(vocab_size=self._corpus.vocab_size),
             token_fields={"mark": "int32"},
             shuffle=False,

@@ -19,7 +19,7 @@ class Preset:
     """Sizes of the experiment.
 
     Attributes:
-        corpus_bytes: of files, about; seq_len, batch_rows: tokens per row, rows of it per batch.
+        corpus_bytes: of files, about; seq_len, batch_size: tokens per row, rows of it per batch.
         size: of the model; its vocab_size is the BPE's.
         tokens: of documents that a run learns, repeated ones counted, padding not.
         learning_rate: after linear growth over the first 2 % of the tokens; it falls to 0 over
@@ -31,7 +31,7 @@ class Preset:
     corpus_bytes: int
     size: Size
     seq_len: int
-    batch_rows: int
+    batch_size: int
     tokens: int
     learning_rate: float
     probes: int
@@ -43,7 +43,7 @@ PRESETS = {
         corpus_bytes=192 << 20,
         size=Size(vocab_size=16_384, width=512, layers=12, heads=8),
         seq_len=2048,
-        batch_rows=16,
+        batch_size=16,
         tokens=40_000_000,
         learning_rate=1e-3,
         probes=256,
@@ -53,7 +53,7 @@ PRESETS = {
         corpus_bytes=8 << 20,
         size=Size(vocab_size=2048, width=64, layers=6, heads=2),
         seq_len=256,
-        batch_rows=8,
+        batch_size=8,
         tokens=400_000,
         learning_rate=3e-3,
         probes=32,
