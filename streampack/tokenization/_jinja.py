@@ -7,16 +7,14 @@ forge.
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from typing import NoReturn
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from streampack.errors import ConfigError
+from streampack.tokenization._bounded import BoundedEnvironment, BoundedTemplate
 
 
 class _Mark(str):
@@ -39,31 +37,38 @@ class _Generation(Extension):
         return nodes.Scope([marks[0], *body, marks[1]]).set_lineno(line)
 
 
-def compile_template(source: str) -> tuple[Template, bool, bool]:
+def compile_template(source: str) -> tuple[BoundedTemplate, bool, bool]:
     """A template, whether it has generation blocks, and whether it has a generation prompt.
 
     Raises:
         ConfigError: it is not a template, or has generation blocks whose place cannot be found.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = _raise
     try:
         tree = environment.parse(source)
         names = meta.find_undeclared_variables(tree)
-        template = environment.from_string(source)
+        marked = _marks(tree) > 0
+        buffered = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
+        hidden = any(_marks(node) for node in tree.find_all(buffered))
+        hidden |= any(loop.recursive and _marks(loop) for loop in tree.find_all(nodes.For))
+        template = environment.bounded(tree)
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"The chat template is broken at line {error.lineno}: {error.message}.",
             "Conversations cannot be rendered.",
             "Pass a Jinja template as transformers' `chat_template` is one.",
         ) from error
-    marked = _marks(tree) > 0
-    buffered = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock)
-    hidden = any(_marks(node) for node in tree.find_all(buffered))
-    if hidden or any(loop.recursive and _marks(loop) for loop in tree.find_all(nodes.For)):
+    except (RecursionError, SyntaxError, MemoryError) as error:  # of Python, which compiles it
+        raise ConfigError(
+            "The blocks or expressions of the chat template are nested too deep.",
+            "Conversations cannot be rendered.",
+            "Write it with fewer blocks inside each other; Python has room for 20 loops.",
+            setting="template",
+        ) from error
+    if hidden:
         raise ConfigError(
             "The chat template has a {% generation %} block inside a macro, a set, call or filter "
             "block, or a recursive loop.",

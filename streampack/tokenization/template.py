@@ -33,7 +33,7 @@ from streampack.tokenization.special import SpecialTokens
 from streampack.tokenization.turns import MARK_REMEDY, RenderError, Turns
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from streampack.tokenization._bounded import BoundedTemplate
 
 Messages = Sequence[Mapping[str, Any]]
 Span = tuple[int, int]
@@ -88,7 +88,7 @@ class ChatTemplate:
         return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
     @cached_property
-    def _compiled(self) -> tuple[Template, bool, bool]:
+    def _compiled(self) -> tuple[BoundedTemplate, bool, bool]:
         """The template, whether it has generation blocks, and whether a generation prompt."""
         try:
             from streampack.tokenization._jinja import compile_template
@@ -107,6 +107,7 @@ class ChatTemplate:
             RenderError: the template refuses it, the assistant's parts cannot be found, or there is
                 none to learn.
         """
+        self._compiled[0].work.begin(len(conversation.messages), conversation.num_characters)
         conversation, text, marks = self._in_form(conversation)
         if self._rules.turns == "whole":
             return [self._rendered(conversation, text, marks)]
@@ -128,6 +129,8 @@ class ChatTemplate:
                 try:
                     text, marks = self._render(formed, messages)
                 except RenderError as error:
+                    if type(error.__cause__).__name__ == "TooMuchError":
+                        raise
                     if refused is None or _said_by_template(error.__cause__):
                         refused = error
                     continue
@@ -213,7 +216,7 @@ class ChatTemplate:
         marks: list[int] = []
         at = 0
         try:
-            for piece in template.root_render_func(template.new_context(variables)):
+            for piece in template.pieces(variables):
                 if type(piece) is not str:  # a mark, which is empty
                     marks.append(at)
                 else:
@@ -274,6 +277,11 @@ def _explained(error: Exception) -> tuple[str, str]:
             "cannot be rendered, because the template asks for the date (strftime_now)",
             "A text that depends on the day would make a resumed run differ. Pass a fixed date, "
             'template_kwargs={"strftime_now": "2025-07-26"}, to sources.Chat.',
+        )
+    if type(error).__name__ == "TooMuchError":
+        return (
+            f"cannot be rendered by the chat template, which {error}",
+            "Repair the record or the template.",
         )
     what = str(error) or type(error).__name__
     if isinstance(error, TypeError | KeyError | AttributeError):
