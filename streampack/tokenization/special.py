@@ -18,6 +18,10 @@ class SpecialTokens:
         self._at_end = re.compile(f"(?:{alternatives})\\Z")
         self._longest = len(known[0]) if known else 0
 
+    def found(self, text: str) -> list[tuple[str, int]]:
+        """The special tokens in a text, and where each ends."""
+        return [(match.group(), match.end()) for match in self._any.finditer(text)]
+
     def end(self, text: str, start: int) -> int | None:
         """The end of the special token that begins at `start`; None if none does."""
         found = self._any.match(text, start)
@@ -27,12 +31,15 @@ class SpecialTokens:
         """True if a special token ends text[start:stop]."""
         return self._at_end.search(text, max(start, stop - self._longest), stop) is not None
 
-    def closed(self, text: str, start: int, stop: int) -> tuple[int, int]:
-        """The span up to the end of the special token that closes it, white space left out."""
+    def closed(self, text: str, start: int, stop: int, *, by_next: bool = True) -> tuple[int, int]:
+        """The span up to the end of the special token that closes it, white space left out.
+
+        Where none does and `by_next` is true, the token that follows counts as one.
+        """
         content_stop = start + len(text[start:stop].rstrip())
         if self.ends(text, start, content_stop):
             return start, content_stop
-        following = self.end(text, stop)
+        following = self.end(text, stop) if by_next else None
         return start, stop if following is None else following
 
 

@@ -29,6 +29,7 @@ from streampack.tokenization.messages import (
     with_parts,
     without_thoughts,
 )
+from streampack.tokenization.next_header import next_header
 from streampack.tokenization.special import SpecialTokens
 from streampack.tokenization.turns import MARK_REMEDY, RenderError, Turns
 
@@ -85,7 +86,8 @@ class ChatTemplate:
         self._compiled  # noqa: B018  a broken template should fail here
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
+        made = ("_compiled", "_next_header")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
 
     @cached_property
     def _compiled(self) -> tuple[BoundedTemplate, bool, bool]:
@@ -146,7 +148,7 @@ class ChatTemplate:
         """Numbers of the messages with something to learn."""
         messages, wanted = conversation.messages, set(self._rules.learn)
         learnt = [i for i in range(len(messages)) if conversation.learns(i)]
-        if self._rules.learn == PARTS and self._rules.turns == "whole":
+        if self._rules.learn == PARTS:
             return learnt
         return [i for i in learnt if parts_of(messages[i]) & wanted]
 
@@ -157,11 +159,14 @@ class ChatTemplate:
         messages, learn = conversation.messages, self._rules.learn
         _, marked, prompted = self._compiled
 
+        def render(part: Messages, prompt: bool) -> str:
+            made, _ = self._render(conversation, part, prompt)
+            return made if prompt else self._without_next_header(made)
+
         def turns_in(text: str) -> Turns:
             return Turns(
-                lambda part, prompt: self._render(conversation, part, prompt)[0],
-                prompted, self._special, messages, text, alone,
-            )  # fmt: skip
+                render, prompted, self._special, messages, self._without_next_header(text), alone
+            )
 
         if alone and prompted and not marked:
             text = turns_in(text).as_generated()
@@ -171,7 +176,9 @@ class ChatTemplate:
             spans = self._marked(conversation, text, marks, turns)
         else:
             for i in self._learnt(conversation):
-                span = self._special.closed(text, *turns.turn(i, learn))
+                start, stop = turns.turn(i, learn)
+                by_next = not turns.opens_answer(i, start, stop)
+                span = self._special.closed(text, start, stop, by_next=by_next)
                 spans += turns.parts(i, *span, learn)
         spans = [(start, stop) for start, stop in spans if start < stop]
         if not spans:
@@ -190,7 +197,8 @@ class ChatTemplate:
             ]
         part = replace(conversation, messages=messages, first_learnt=i, left_out=frozenset())
         made = self._rendered(part, *self._render(part, messages), alone=True)
-        if made.closed or i + 1 == len(conversation.messages):
+        following_role = [message["role"] for message in conversation.messages[i + 1 : i + 2]]
+        if made.closed or following_role in ([], ["assistant"]):
             return made
         # A turn that the next one's token closes (the model stops at it).
         following, _ = self._render(part, [*messages, conversation.messages[i + 1]])
@@ -199,6 +207,26 @@ class ChatTemplate:
             return made
         spans = [*made.spans[:-1], (made.spans[-1][0], stop)]
         return Rendered(following[:stop], spans, closed=True)
+
+    def _without_next_header(self, text: str) -> str:
+        """The text without the header that some templates write after the last turn, unasked."""
+        header = self._next_header
+        return text.rstrip().removesuffix(header) if header else text
+
+    @cached_property
+    def _next_header(self) -> str:
+        """What the template writes after the last turn as the beginning of the next one."""
+
+        def text(messages: Messages) -> str | None:
+            for in_parts in (False, True):
+                try:
+                    return self._render(Conversation(messages, in_parts=in_parts), messages)[0]
+                except RenderError:
+                    continue
+            return None
+
+        bos, eos = (self._variables.get(name) for name in ("bos_token", "eos_token"))
+        return next_header(text, self._special, bos, eos)
 
     def _render(
         self, conversation: Conversation, messages: Messages, prompt: bool = False

@@ -170,7 +170,8 @@ class Turns:
         before = "" if i == 0 and not prompted else self._render(self._messages[:i], prompted)
         found: int | None = None
         if text.startswith(before):
-            found = len(before) if prompted else self._after_header(i, len(before))
+            written = prompted and self._is_prompted(i, before)
+            found = len(before) if written else self._after_header(i, len(before))
         elif prompted:
             history = self._render(self._messages[:i], False)
             if text.startswith(history):
@@ -182,6 +183,12 @@ class Turns:
         if found is None:
             raise _rewritten(f"what comes before message {i}", self._alone)
         return found
+
+    def _is_prompted(self, i: int, before: str) -> bool:
+        """Whether `before` ends with a generation prompt; some write none after an answer."""
+        if i == 0 or self._messages[i - 1]["role"] != "assistant":
+            return True
+        return before != self._render(self._messages[:i], False)
 
     def _after_header(self, i: int, least: int) -> int | None:
         """Where renderings of turn i with different contents begin to differ from the text."""
@@ -206,7 +213,7 @@ class Turns:
                 return here[1] + len(after) - there[1]
             closing = self._special.end(text, after_space(text, here[1]))
             if closing is not None and not messages[i].get("tool_calls"):
-                return closing
+                return here[1] if self.opens_answer(i, start, here[1]) else closing
         raise _rewritten(f"message {i}", self._alone)
 
     def _content(self, messages: Sequence[Message], text: str, i: int) -> Span | None:
@@ -225,6 +232,16 @@ class Turns:
         if end < first or not text.endswith(tail) or text[first:end].strip() != content:
             return None
         return first, end
+
+    def opens_answer(self, i: int, start: int, stop: int) -> bool:
+        """Whether the token after message i, text[start:stop], is the header of another answer."""
+        following = self._messages[i + 1 : i + 2]
+        if not following or following[0]["role"] != "assistant":
+            return False
+        text = self._text
+        begin = after_space(text, stop)
+        token = text[begin : self._special.end(text, begin)]
+        return bool(token) and text[:start].rstrip().endswith(token)
 
     # ------------------------------------------------------------------ its parts
 

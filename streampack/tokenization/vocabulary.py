@@ -187,6 +187,8 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
             ids[kind] = copy.token_to_id(str(token))
         elif kind != "eos":
             ids[kind] = next((special[name] for name in names if name in special), None)
+            if kind == "bos" and "bos_token" in settings and not _begins(copy, ids[kind]):
+                ids[kind] = None  # it says that it has none
         elif type(settings.get("eos_token_id")) is int:  # a model's that generates; or a list
             ids[kind] = settings["eos_token_id"]
         else:
@@ -197,8 +199,8 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
     if ids["pad"] is None and isinstance(padding, dict):
         ids["pad"] = padding.get("pad_id")
     wants_bos = settings.get("add_bos_token")
-    if wants_bos is None and ids["bos"] is not None:
-        wants_bos = copy.encode("").ids[:1] == [ids["bos"]]
+    if wants_bos is None:
+        wants_bos = _begins(copy, ids["bos"])
     largest = max(copy.get_vocab(with_added_tokens=True).values(), default=-1)
     return Vocabulary(
         copy,
@@ -210,6 +212,11 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
         _chat_template(settings.get("chat_template")),
         likely_eos,
     )
+
+
+def _begins(engine: Engine, token_id: int | None) -> bool:
+    """True if the engine puts this token before every text."""
+    return token_id is not None and list(engine.encode("").ids[:1]) == [token_id]
 
 
 def _chat_template(templates: Any) -> str | None:
