@@ -69,6 +69,13 @@ def test_fields_are_arrays_beside() -> None:
         assert (reward == batch.document_fields["reward"].numpy()).all()
 
 
+#: What a DataLoader of torch calls to start and end its workers: nothing for a batch.
+OF_DATA_LOADERS = {
+    "", "_log_api_usage_once", "_record_function_enter_new", "_remove_worker_pids",
+    "_set_worker_pids", "empty",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_no_torch_function_is_called_on_the_way(workers: int) -> None:
     called = set()
@@ -87,7 +94,7 @@ def test_no_torch_function_is_called_on_the_way(workers: int) -> None:
         sys.setprofile(None)
         threading.setprofile(None)
     assert found == sum(LENGTHS)
-    assert called == set()
+    assert called - (OF_DATA_LOADERS if workers else set()) == set()
 
 
 def test_a_group_of_accumulated_batches_has_arrays() -> None:
