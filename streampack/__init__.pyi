@@ -31,7 +31,6 @@ from .packing import Buckets as Buckets
 from .packing import Concat as Concat
 from .packing import Cost as Cost
 from .packing import Curriculum as Curriculum
-from .packing import Decomposition as Decomposition
 from .packing import FirstFitDecreasing as FirstFitDecreasing
 from .packing import Pad as Pad
 from .packing import Seamless as Seamless

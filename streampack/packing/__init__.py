@@ -4,7 +4,6 @@ Knows lengths, rows and what a window asks for; it does not know tokens, sources
 """
 
 from streampack.packing.balancing import Balance
-from streampack.packing.buckets.decomposition import Decomposition
 from streampack.packing.buckets.packer import Buckets
 from streampack.packing.buckets.schedule import Curriculum
 from streampack.packing.composition import Composition
@@ -29,7 +28,6 @@ __all__ = [
     "Concat",
     "Cost",
     "Curriculum",
-    "Decomposition",
     "FirstFitDecreasing",
     "Overflow",
     "Packer",

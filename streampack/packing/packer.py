@@ -134,7 +134,7 @@ def require_packer(packer: object) -> Packer:
             f"packer is {packer!r:.80}.",
             "It cannot plan rows.",
             "Pass BestFitDecreasing(seq_len=2048) of streampack.packing, or another one of there: "
-            "FirstFitDecreasing, Seamless, BestFitCrop, Concat, Pad, Buckets or Decomposition; or "
+            "FirstFitDecreasing, Seamless, BestFitCrop, Concat, Pad or Buckets; or "
             "an object of a class derived from streampack.packing.Packer.",
         )
     name, sizes = type(packer).__name__, getattr(packer, "seq_lens", None)

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Any
 
 from streampack.errors import StateError, StreampackError
-from streampack.packing.buckets.decomposition import Decomposition
 from streampack.packing.buckets.packer import Buckets
 from streampack.packing.buckets.schedule import Curriculum
 from streampack.packing.concat import Concat
@@ -23,7 +22,7 @@ from streampack.packing.whole_groups import WholeGroups
 _KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        BestFitCrop, BestFitDecreasing, Buckets, Concat, Decomposition, FirstFitDecreasing, Pad,
+        BestFitCrop, BestFitDecreasing, Buckets, Concat, FirstFitDecreasing, Pad,
         Seamless, WholeGroups,
     )
 }  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 
 from streampack import ContextSchedule, PackedDataset, PackedLoader, Topology, WindowConfig, sources
 from streampack.cli.replay import replay
-from streampack.packing import BestFitDecreasing, Decomposition
+from streampack.packing import BestFitDecreasing
 from tests.campaign.attack import Attack, FoundError
 from tests.campaign.hostile import hostile
 from tests.support.every_source import MIXTURES, PACKERS, SEQ_LEN, SOURCES
@@ -48,7 +48,7 @@ def attack_states(folder: Path) -> Attack:
                 PACKERS[4],
                 {"boundaries": ContextSchedule(start=4, end=SEQ_LEN, batches=8)},
             ),
-            ("tar", Decomposition(seq_lens=(8, 16, SEQ_LEN)), {}),
+            ("tar", PACKERS[5], {}),
         ]
     ):
         place = folder / str(number)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import Decomposition, WindowConfig
+from examples.decomposition import Decomposition
+from streampack import WindowConfig
 from streampack.errors import ConfigError
 from streampack.lane.lane import Lane
 from streampack.packing import check_plan
@@ -172,7 +173,6 @@ def test_restoring_after_every_batch_gives_the_same_rest() -> None:
         {"seq_lens": (4, 16)},
         {"seq_lens": ()},
         {"seq_lens": 256},
-        {"keep_tails": 1},
         {"shares": (1,)},
         {"warm_up": -1},
     ],

@@ -18,7 +18,6 @@ from streampack.packing import (
     BestFitDecreasing,
     Buckets,
     Concat,
-    Decomposition,
     FirstFitDecreasing,
     Packer,
     Pad,
@@ -42,7 +41,6 @@ def lossless(seq_len: int) -> list[Packer]:
         Pad(seq_len=seq_len, atom=2 * seq_len),
         BestFitCrop(seq_len=seq_len, keep_cropped=True),
         Buckets(seq_lens=(seq_len // 4, seq_len), shares=(0.5, 0.5)),
-        Decomposition(seq_lens=(seq_len // 2, seq_len), shares=(0.5, 0.5)),
         Seamless(seq_len=seq_len, extra_capacity=0),
     ]
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from examples.decomposition import Decomposition
 from streampack import sources
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
     Buckets,
     Concat,
-    Decomposition,
     FirstFitDecreasing,
     Packer,
     Pad,
