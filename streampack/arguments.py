@@ -1,12 +1,10 @@
-"""Arguments: what counts as a number or a word, and what to write in place of a wrong one."""
+"""Arguments: what counts as a number or a word, and which arguments a function takes."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast
@@ -14,50 +12,6 @@ from typing import Any, TypeVar, cast
 from streampack.errors import ConfigError
 
 Made = TypeVar("Made", bound=Callable[..., Any])
-
-_ROWS = "batch_size= of PackedDataset is the number of rows in a batch"
-_LENGTH = "seq_len= of PackedDataset is the length of a row, in tokens"
-_WHOLE = "its batches are whole already, so leave it out"
-_RULES = "pass token_rules=TokenRules({}=...) to PackedDataset"
-
-#: By the names that torch, transformers, TRL and readers of shards use.
-INSTEAD = {
-    "batch_size": _ROWS,
-    "per_device_train_batch_size": _ROWS,
-    **dict.fromkeys(
-        ("max_length", "max_len", "max_seq_length", "max_seq_len", "block_size", "context_length"),
-        _LENGTH,
-    ),
-    **dict.fromkeys(("packing", "packing_strategy"), "it always packs; packer= says how"),
-    **dict.fromkeys(("collate_fn", "drop_last", "sampler", "batch_sampler"), _WHOLE),
-    **dict.fromkeys(("num_workers", "pin_memory", "prefetch_factor"), "PackedLoader takes it"),
-    **dict.fromkeys(
-        ("overflow", "align", "seq_lens"), "the packer takes it, packer=BestFitDecreasing(...)"
-    ),
-    "persistent_workers": "workers go on from pass to pass by themselves, so leave it out",
-    "num_train_epochs": "epochs= of PackedDataset is the number of passes",
-    "dataset_text_field": 'sources.open(data, text="name") names the field with the texts',
-    **dict.fromkeys(("chat_template", "template"), "sources.Chat(data, template=) takes it"),
-    "processing_class": "tokenizer= of PackedDataset takes it",
-    **{name: _RULES.format(name) for name in ("eos", "eos_id", "pad_id", "vocab_size")},
-    **dict.fromkeys(("bos", "bos_id"), "streampack.Tokenizer takes it, as tokenizer="),
-    **dict.fromkeys(("shuffle", "seed", "seq_len", "tokenizer"), "PackedDataset takes it"),
-    **dict.fromkeys(("field", "text_field"), "text= or tokens= names the field or column"),
-    **dict.fromkeys(("remote", "urls", "data_files"), "paths, its first argument, names the files"),
-    **dict.fromkeys(
-        ("column", "text_column", "loss_mask"),
-        "sources.open(data, text=, tokens=, column=, loss_mask=) takes it",
-    ),
-    **dict.fromkeys(("rank", "world_size"), "topology=Topology(rank, world_size) says it"),
-    "weights": "sources.Mixture({...}, weights=) takes it",
-    "cache_dir": "storage=Storage(cache_dir=) of a source says it",
-    "local": "storage=Storage(cache_dir=...) says where copies of remote files lie",
-}
-#: What arguments without a default are, by their names.
-NEEDED = {
-    "paths": "a file, folder, URL or pattern, or a list of them",
-    "sources": 'a dict of them by name, Mixture({"web": ..., "code": ...}, weights={...})',
-}
 
 
 def is_number(value: object) -> bool:
@@ -152,7 +106,7 @@ def with_article(noun: str) -> str:
 
 
 def explained(made: Made) -> Made:
-    """The same class or function, whose `TypeError` for a wrong argument says what to write."""
+    """The same class or function, whose `TypeError` for a wrong argument lists those it takes."""
     if isinstance(made, type):
         made.__init__ = explained(made.__init__)  # type: ignore[misc]
         return made
@@ -171,7 +125,7 @@ def explained(made: Made) -> Made:
 def check_call(
     name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise `TypeError`, with what to write, for arguments that a function does not take.
+    """Raise `TypeError`, with those it takes, for arguments that a function does not take.
 
     Args:
         name: of what is called.
@@ -189,12 +143,12 @@ def check_call(
         raise TypeError(f"{name} takes its settings by name. Write {call}, for example.")
     given = {*by_place[: len(args)], *kwargs}
     wrong = [
-        f"has no argument {key!r}: {_instead(key, names)}." for key in kwargs if key not in names
+        f"has no argument {key!r}: it takes {', '.join(names)}."
+        for key in kwargs
+        if key not in names
     ][:1]
     wrong += [
-        f"needs {one.name}{f': {NEEDED[one.name]}' if one.name in NEEDED else ''}."
-        for one in taken
-        if one.default is one.empty and one.name not in given
+        f"needs {one.name}." for one in taken if one.default is one.empty and one.name not in given
     ]
     if wrong:
         raise TypeError(f"{name} {' It '.join(wrong)}")
@@ -205,11 +159,3 @@ def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """Those of a function, without `self`; looking them up takes longer than most calls."""
     parameters = inspect.signature(function).parameters
     return tuple(one for name, one in parameters.items() if name != "self")
-
-
-def _instead(key: str, names: list[str]) -> str:
-    """What to write for an argument that is none of these."""
-    if said := INSTEAD.get(key):
-        return re.sub(" of Packed[A-Za-z]+", "", said) if said.partition("=")[0] in names else said
-    close = difflib.get_close_matches(key, names, 1)
-    return f"{close[0]}= is meant, perhaps" if close else f"it takes {', '.join(names)}"
