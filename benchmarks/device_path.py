@@ -70,7 +70,7 @@ def make_model(device: torch.device, *, tiny: bool) -> torch.nn.Module:
 def stall(model: torch.nn.Module, seq_len: int, steps: int) -> tuple[float, float]:
     """Share of the time that training steps wait for the loader, and seconds per step."""
     device = next(model.parameters()).device
-    loader = batches(seq_len, np.uint16, num_workers=2, output="hf", device=device)
+    loader = batches(seq_len, np.uint16, num_workers=2, transform=PackedBatch.hf, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
     warm_up = min(10, steps)
     began = waited = 0.0

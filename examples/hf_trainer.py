@@ -33,7 +33,7 @@ torch.serialization.register_package(
 
 
 class PackedTrainer(TrainerMixin, Trainer):  # type: ignore[misc]
-    """A Trainer that takes its batches from a `PackedLoader` with ``output="hf"``."""
+    """A Trainer that takes its batches from a `PackedLoader`."""
 
 
 def make_trainer(
@@ -71,7 +71,7 @@ def make_trainer(
         num_attention_heads=2,
     )
     model = LlamaForCausalLM(config)
-    loader = PackedLoader(dataset, output="hf", model=model)
+    loader = PackedLoader(dataset)
     return kind(model=model, args=args, loader=loader, eval_dataset=eval_dataset)
 
 

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.batch import BatchGroup, PackedBatch
-from streampack.batch.forms import Form, Output
 from streampack.dataset import PackedDataset
 from streampack.dealing.board import Board
 from streampack.errors import ConfigError
@@ -41,8 +40,8 @@ logger = logging.getLogger(__name__)
 class PackedLoader(DataLoader[Any]):
     """Iterate a `PackedDataset` with worker processes.
 
-    It is a torch DataLoader for what asks for one. What makes a new DataLoader out of it, as
-    accelerate's ``prepare`` does, is refused: that one would not have its state.
+    It is a torch DataLoader for what asks for one, as Lightning Fabric does. accelerate's
+    ``prepare`` leaves it as it is. A new DataLoader with other samplers cannot be made out of it.
 
     Iterating goes on where the loop stopped: after a ``break``, after the last batch it got;
     after `load_state_dict`, after the state. After the last epoch it begins again with the same
@@ -68,11 +67,9 @@ class PackedLoader(DataLoader[Any]):
             empty batches (padding only) in the steps in which another rank has one. "stop" leaves
             at the first rotation in which some lane has no batch, and counts what it leaves in
             `Metrics.left`.
-        output: what iterating gives: a `PackedBatch`; with "hf" the dictionary of its `.hf()`, for
-            trainers that call ``model(**batch)``; with "numpy" that of its `.numpy()`, for JAX;
-            with "samples" the list of its `.samples()`, for schedulers that pack by themselves.
-        model: what is called with them, so that ``output="hf"`` gives arguments with which it keeps
-            documents apart, or refuses: see `PackedBatch.hf`.
+        transform: makes of each `PackedBatch`, on its device, what iterating gives:
+            ``lambda batch: batch.hf(model=model)`` for trainers that call ``model(**batch)``;
+            ``PackedBatch.numpy`` for JAX. None gives the batch.
         device: copy batches there, each while the loop computes on the one before it; None leaves
             them on the CPU.
         ranks: who agrees: None finds the job's processes (see `streampack.job.exchange`);
@@ -92,6 +89,7 @@ class PackedLoader(DataLoader[Any]):
     """
 
     dataset: PackedDataset
+    _is_accelerate_prepared = True  # or accelerate would make another one of its dataset
 
     @explained
     def __init__(
@@ -104,8 +102,7 @@ class PackedLoader(DataLoader[Any]):
         pin_memory: bool = False,
         timeout: float = 0,
         end: End = "drain",
-        output: Output = "batch",
-        model: Any = None,
+        transform: Callable[[PackedBatch], Any] | None = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
         rank_timeout_s: float = TIMEOUT_S,
@@ -119,10 +116,13 @@ class PackedLoader(DataLoader[Any]):
                 "PackedDataset to PackedLoader.over, with that dataset, PackedLoader.over(loader, "
                 "dataset), where it has no `dataset`.",
             )
-        self.form = Form(output, model)
-        self.form.check_place(device, pin_memory)
-        prepared = dataset.plan.config.preparation
-        self.form.say_left_out({*prepared.fields.token, *prepared.fields.document})
+        if device is not None and pin_memory:
+            raise ConfigError(
+                f"pin_memory is True and device is {device!r}.",
+                "Copies to a device start from page-locked memory already.",
+                "Leave out pin_memory.",
+            )
+        self.transform = transform
         if num_workers and prefetch_factor is None:
             prefetch_factor = 4
         super().__init__(
@@ -155,8 +155,7 @@ class PackedLoader(DataLoader[Any]):
         dataset: PackedDataset | None = None,
         *,
         end: End = "drain",
-        output: Output = "batch",
-        model: Any = None,
+        transform: Callable[[PackedBatch], Any] | None = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
         rank_timeout_s: float = TIMEOUT_S,
@@ -172,8 +171,7 @@ class PackedLoader(DataLoader[Any]):
                 dataset itself.
             dataset: what it loads; None takes ``loader.dataset``.
             end: see `PackedLoader`, as for the following.
-            output: a `PackedBatch`, "hf", "numpy" or "samples".
-            model: what "hf" is for.
+            transform: of each batch.
             device: copy batches there.
             ranks: who agrees on the end.
             rank_timeout_s: how long to wait for them.
@@ -188,8 +186,7 @@ class PackedLoader(DataLoader[Any]):
         made = cls(
             found,
             end=end,
-            output=output,
-            model=model,
+            transform=transform,
             device=device,
             ranks=ranks,
             rank_timeout_s=rank_timeout_s,
@@ -287,7 +284,7 @@ class PackedLoader(DataLoader[Any]):
         return True  # not by its length
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self._iterate(lambda ahead: ahead.batches(self.form, counted=self._trains))
+        return self._iterate(lambda ahead: ahead.batches(self._transformed, counted=self._trains))
 
     def accumulate(self, batches: int) -> Iterator[BatchGroup]:
         """Iterate in groups of `batches`, for gradient accumulation.
@@ -306,7 +303,7 @@ class PackedLoader(DataLoader[Any]):
             ConfigError: `batches` is no whole number of at least one.
         """
         count = whole_number("batches", batches, "A step needs at least one.")
-        return self._iterate(lambda ahead: ahead.groups(count, self.form))
+        return self._iterate(lambda ahead: ahead.groups(count, self._transformed))
 
     def skip(self, batches: int) -> int:
         """Step over the next `batches` batches of this rank, as after a spike in the loss.
@@ -374,6 +371,9 @@ class PackedLoader(DataLoader[Any]):
             )
             return feed_from_workers(share, sharing, settings)
         return feed_in_process(share, sharing, board)
+
+    def _transformed(self, batch: PackedBatch) -> Any:
+        return batch if self.transform is None else self.transform(batch)
 
     def _iterate(self, items: Callable[[Ahead], Iterator[Any]]) -> Generator[Any, None, None]:
         """What `items` gives of one iterator, which is live until the loop leaves it."""

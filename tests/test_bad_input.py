@@ -291,8 +291,6 @@ def test_a_batch_has_eight_rows_unless_its_size_is_given() -> None:
     [
         {"device": "nonsense"},
         {"device": "cpu", "pin_memory": True},
-        {"output": "tensors"},
-        {"output": "numpy", "device": "cpu"},
         {"device": 1.5},
         {"device": "cuda:99"},
     ],

@@ -175,9 +175,6 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
     fields: dict[str, Any] = {"token_fields": {"w": "float32"}}
     PackedLoader(PackedDataset(weighted, **ALONE, **fields))
     assert not caplog.records
-    PackedLoader(PackedDataset(weighted, **ALONE, **fields), output="hf")
-    assert "without w. Take batches instead" in caplog.text
-    caplog.clear()
     PackedDataset(DOCUMENTS, **ALONE, order=SimilarityOrder(), attention="row")
     assert not caplog.records
     PackedDataset(DOCUMENTS, **ALONE, order=SimilarityOrder())

@@ -12,7 +12,7 @@ class BatchGroup:
     """Batches whose gradients are added up before the optimiser steps.
 
     Attributes:
-        batches: this rank's, in order, as the loader gives them (``output=``); fewer than asked for
+        batches: this rank's, in order, as the loader's `transform` makes them; fewer than asked for
             at the end of a run.
         num_loss_tokens: labels that count in the loss, over these batches on all data-parallel
             ranks together. The losses divide by it already (`PackedBatch.num_items_in_batch`).

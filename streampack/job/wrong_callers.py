@@ -41,7 +41,7 @@ def refuse_resharding() -> None:
                 "splits its batches over ranks.",
                 "It has been split already, each rank reads its own documents: most of them "
                 "would be lost.",
-                'Use PackedLoader(dataset, output="hf", model=model) as it is: pass it as '
+                "Use PackedLoader(dataset) as it is: pass it as "
                 "loader= to class PackedTrainer(streampack.trainers.TrainerMixin, Trainer), "
                 "which takes a PackedDataset as eval_dataset= too; or iterate it yourself (see "
                 "docs/consumers.md).",

@@ -95,9 +95,10 @@ class EvaluationMixin(Mixin):
         """The loader of a dataset of ours, or of ours in a loader; None for any other."""
         check_evaluated(dataset)
         if isinstance(dataset, PackedDataset):
-            dataset = PackedLoader(dataset, output="hf", model=self.loader.form.model)
+            dataset = PackedLoader(dataset)
         if not isinstance(dataset, PackedLoader):
             return None
+        dataset.transform = dataset.transform or self.loader.transform
         dataset._trains = False
         return dataset
 
@@ -105,12 +106,6 @@ class EvaluationMixin(Mixin):
 def check_evaluated(dataset: Any) -> None:
     """Raise `ConfigError` for a dataset or loader of ours that a Trainer cannot evaluate."""
     if isinstance(dataset, PackedLoader):
-        if dataset.form.output != "hf":
-            raise ConfigError(
-                f'The loader that is evaluated has output="{dataset.form.output}".',
-                "A Trainer calls the model with the batch as keyword arguments.",
-                "Pass its dataset, PackedDataset.evaluation(source, ...), as eval_dataset.",
-            )
         dataset = dataset.dataset
     if isinstance(dataset, PackedDataset) and dataset.plan.config.epochs is None:
         raise ConfigError(

@@ -13,7 +13,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from streampack.batch.forms import Form
 from streampack.batch.hf_ways import is_of_transformers
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
@@ -40,17 +39,17 @@ class TrainerMixin(EvaluationMixin):
     skipped a second time: ``ignore_data_skip`` is set. A `PackedDataset`, such as
     `PackedDataset.evaluation` makes, may be the ``eval_dataset``.
 
-    A loader without a model gets the Trainer's when training begins, so that it is checked to keep
-    documents apart, if it is one of transformers.
+    A loader without a ``transform=`` gives what `PackedBatch.hf` makes for the Trainer's model,
+    which is so checked to keep documents apart, if it is one of transformers.
 
     Args:
-        loader: with ``output="hf"``.
+        loader: gives the arguments of the model.
         allow: settings that may differ from those of the checkpoint that `train` resumes from; see
             `PackedLoader.load_state_dict`.
         arguments: of the Trainer, as are all others by name.
 
     Raises:
-        ConfigError: there is no loader, it has another output, or what is evaluated has no end.
+        ConfigError: there is no loader, or what is evaluated has no end.
     """
 
     def __init__(
@@ -64,16 +63,11 @@ class TrainerMixin(EvaluationMixin):
             raise ConfigError(
                 f"The Trainer's loader is {'missing' if loader is None else repr(loader)[:80]}.",
                 "Its batches come from a PackedLoader.",
-                'Pass loader=PackedLoader(dataset, output="hf", model=model), and no '
-                "train_dataset=.",
-            )
-        if loader.form.output != "hf":
-            raise ConfigError(
-                f'The loader has output="{loader.form.output}".',
-                "A Trainer calls the model with the batch as keyword arguments.",
-                'Pass PackedLoader(dataset, output="hf", model=model).',
+                "Pass loader=PackedLoader(dataset), and no train_dataset=.",
             )
         self.loader = loader
+        if loader.transform is None:
+            loader.transform = self._arguments_of
         loader._trains = False  # the Trainer counts loss tokens by itself
         self._allow = allow
         super().__init__(*arguments, **options)
@@ -96,6 +90,13 @@ class TrainerMixin(EvaluationMixin):
             )
         self.args.ignore_data_skip = True
         self.add_callback(_callback(self))  # type: ignore[attr-defined]
+
+    def _arguments_of(self, batch: Any) -> dict[str, Any]:
+        """What the model is called with."""
+        trainer: Any = self
+        known = is_of_transformers(trainer.model)
+        arguments: dict[str, Any] = batch.hf(model=trainer.model_wrapped if known else None)
+        return arguments
 
     def get_train_dataloader(self) -> Any:
         """The loader itself: accelerate would split its batches over the ranks once more."""
@@ -137,16 +138,12 @@ class TrainerMixin(EvaluationMixin):
 
 
 def _callback(trainer: Any) -> Any:
-    """Has the model checked, counts on after a resume, and saves the state of this rank."""
+    """Counts on after a resume, and saves the state of this rank."""
     from transformers import TrainerCallback
 
     loader = trainer.loader
 
     class OfLoader(TrainerCallback):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if loader.form.model is None and is_of_transformers(trainer.model):
-                loader.form = Form("hf", trainer.model_wrapped)
-
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             # Without a length the Trainer divides the batches since it was started by max_steps.
             state.epoch = state.global_step / state.max_steps

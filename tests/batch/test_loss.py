@@ -213,7 +213,7 @@ def test_hugging_face_divides_by_the_global_count() -> None:
 
 
 def test_a_group_holds_its_batches_in_the_form_and_on_the_device_that_the_loader_gives() -> None:
-    (group,) = PackedLoader(dataset(), output="hf").accumulate(1000)
+    (group,) = PackedLoader(dataset(), transform=PackedBatch.hf).accumulate(1000)
     plain = [batch.hf() for batch in PackedLoader(dataset())]
     assert len(group) == len(plain) > 1
     for given, expected in zip(group, plain, strict=True):

@@ -1,11 +1,11 @@
-"""output="samples": the documents of a batch one by one, in the form of Megatron-LM's scheduler."""
+"""PackedBatch.samples: a batch's documents one by one, as Megatron-LM's scheduler takes them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from streampack import ConfigError, PackedDataset, PackedLoader, TokenRules, Topology
+from streampack import ConfigError, PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
 from tests.support.packed_batches import every_packer, packed_batches, random_documents
 
 LENGTHS = [5, 23, 9, 40, 2, 1, 13, 24, 17, 8, 1, 1]
@@ -38,7 +38,7 @@ def test_samples_are_padded_to_a_multiple_without_loss() -> None:
         topology=Topology(),
         token_rules=TokenRules(pad_id=0),
     )
-    (samples,) = PackedLoader(dataset, output="samples")
+    (samples,) = PackedLoader(dataset, transform=PackedBatch.samples)
     assert [sample["tokens"].tolist() for sample in samples] == [[1, 2, 3], [4, 5]]
     (batch,) = PackedLoader(dataset)
     first, second = batch.samples(align=4)

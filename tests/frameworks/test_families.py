@@ -264,14 +264,12 @@ def test_a_loader_gives_each_model_what_it_takes() -> None:
         documents, seq_len=23, batch_size=2, token_rules=TokenRules(pad_id=90), topology=Topology()
     )
     llama, opt, mamba = (tiny_model(name, "eager") for name in ("llama", "opt", "mamba"))
-    (batch,) = PackedLoader(dataset, output="hf", model=llama)
+    (batch,) = PackedLoader(dataset, transform=lambda b: b.hf(model=llama))
     assert "attention_mask" not in batch
-    (batch,) = PackedLoader(dataset, output="hf", model=opt)
+    (batch,) = PackedLoader(dataset, transform=lambda b: b.hf(model=opt))
     assert batch["attention_mask"].shape == (2, 1, 23, 23)
-    ((batch,),) = PackedLoader(dataset, output="hf", model=opt).accumulate(4)
+    ((batch,),) = PackedLoader(dataset, transform=lambda b: b.hf(model=opt)).accumulate(4)
     assert batch["attention_mask"].shape == (2, 1, 23, 23)
     assert batch["num_items_in_batch"] > 0
     with pytest.raises(ConfigError, match="does not keep the documents"):
-        list(PackedLoader(dataset, output="hf", model=mamba))
-    with pytest.raises(ConfigError, match='output is not "hf"'):
-        PackedLoader(dataset, model=opt)
+        list(PackedLoader(dataset, transform=lambda b: b.hf(model=mamba)))

@@ -127,7 +127,6 @@ def test_trls_sft_trainer_trains_on_packed_batches(tmp_path: Path) -> None:
         PackedDataset(
             documents(), seq_len=64, lanes=1, topology=Topology(), token_rules=TokenRules(pad_id=0)
         ),
-        output="hf",
     )
 
     class PackedSFTTrainer(TrainerMixin, trl.SFTTrainer):  # type: ignore[misc]

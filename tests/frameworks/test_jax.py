@@ -1,4 +1,4 @@
-"""output="numpy" in JAX: a jitted step whose loss is that of every document by itself."""
+"""PackedBatch.numpy in JAX: a jitted step whose loss is that of every document by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import PackedDataset, PackedLoader, TokenRules, Topology
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
 
 jax = pytest.importorskip("jax", reason="not in the development environment")
 jnp = jax.numpy
@@ -54,7 +54,9 @@ def test_losses_and_gradients_are_those_of_each_document_by_itself() -> None:
     )  # fmt: skip
     weights = parameters()
     step = jax.jit(jax.value_and_grad(summed_loss))
-    found = [step(weights, jax.device_put(a)) for a in PackedLoader(dataset, output="numpy")]
+    found = [
+        step(weights, jax.device_put(a)) for a in PackedLoader(dataset, transform=PackedBatch.numpy)
+    ]
     assert step._cache_size() == 1  # all batches have one shape
     several = [document for document in DOCUMENTS if len(document) > 1]
     expected = [jax.value_and_grad(summed_loss)(weights, alone(d)) for d in several]

@@ -14,7 +14,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streampack import PackedDataset, PackedLoader, TokenRules, Topology, merge_states, sources
+from streampack import (
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    merge_states,
+    sources,
+)
 from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing
 from streampack.trainers import TrainerMixin
@@ -106,8 +114,8 @@ def test_it_resumes_from_the_last_checkpoint_and_says_where_there_is_none(tmp_pa
         file.unlink()
     with pytest.raises(StateError, match="loader-0-of"):
         second.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    with pytest.raises(ConfigError, match="hf"):
-        TrainerMixin(loader=PackedLoader(dataset()))
+    with pytest.raises(ConfigError, match="loader is missing"):
+        TrainerMixin()
 
 
 def held_out() -> PackedDataset:
@@ -140,7 +148,7 @@ def test_evaluations_are_means_over_all_loss_tokens(tmp_path: Path) -> None:
     expected = loss_over_tokens(trainer, held_out())
     assert len(logged) == 2
     assert logged[1] == pytest.approx(expected, rel=1e-5)
-    loader = PackedLoader(held_out(), output="hf", model=trainer.model)
+    loader = PackedLoader(held_out())
     for given in (None, held_out(), loader, loader):
         assert trainer.evaluate(given)["eval_loss"] == pytest.approx(expected, rel=1e-5)
     several = trainer.evaluate({"one": held_out(), "two": held_out()})
@@ -154,14 +162,14 @@ def test_what_cannot_be_evaluated_is_refused_with_what_can(tmp_path: Path) -> No
     from examples.hf_trainer import make_trainer, write_corpus
 
     trainer = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=-1, save_steps=9)
-    for wrong in (PackedLoader(held_out()), PackedDataset([[1, 2]], seq_len=8, epochs=None)):
-        with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
-            trainer.evaluate(wrong)
-        with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
-            type(trainer)(
-                model=trainer.model, args=trainer.args, loader=trainer.loader,
-                eval_dataset={"a": held_out(), "b": wrong},
-            )  # fmt: skip
+    wrong = PackedDataset([[1, 2]], seq_len=8, epochs=None)
+    with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
+        trainer.evaluate(wrong)
+    with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
+        type(trainer)(
+            model=trainer.model, args=trainer.args, loader=trainer.loader,
+            eval_dataset={"a": held_out(), "b": wrong},
+        )  # fmt: skip
     with pytest.raises(ConfigError, match=r"loader\.estimate_steps\(\)\.steps // 2\.$"):
         trainer.train()
     trainer.args.max_steps = trainer.loader.estimate_steps().steps // 2
@@ -190,7 +198,7 @@ def test_a_model_of_the_trainer_that_mixes_documents_is_refused(tmp_path: Path) 
 
     made = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=1, save_steps=9)
     config = BloomConfig(vocab_size=512, hidden_size=16, n_layer=1, n_head=2)
-    loader = PackedLoader(dataset(), output="hf")
+    loader = PackedLoader(dataset())
     trainer = PackedTrainer(model=BloomForCausalLM(config), args=made.args, loader=loader)
     with pytest.raises(ConfigError, match="BloomForCausalLM does not keep the documents"):
         trainer.train()
@@ -209,7 +217,7 @@ def test_a_trainer_resumes_with_changed_settings_where_they_are_allowed(tmp_path
     )  # fmt: skip
     first.args.max_steps = 3
     for allow in ((), ("batch_tokens", "window")):
-        loader = PackedLoader(other, output="hf", model=first.model)
+        loader = PackedLoader(other)
         again = PackedTrainer(model=first.model, args=first.args, loader=loader, allow=allow)
         if allow:
             again.train(resume_from_checkpoint=True)
@@ -246,7 +254,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_not_beside_another_runs(
     states = []
     for rank in range(2):
         mine = PackedDataset([[7] * 9] * 99, seq_len=16, lanes=1, topology=Topology(rank, 2))
-        loader = PackedLoader(mine, output="hf")
+        loader = PackedLoader(mine)
         next(iter(loader))
         states.append(loader.state_dict())
         (tmp_path / f"loader-{rank}-of-2.json").write_text(json.dumps(states[-1]))
@@ -300,18 +308,16 @@ def test_spawned_workers_of_such_datasets_are_refused_too() -> None:
 def test_accelerate_leaves_our_loader_alone() -> None:
     from accelerate import Accelerator
 
-    loader = PackedLoader(dataset(), output="hf")
+    loader = PackedLoader(dataset())
     assert Accelerator(cpu=True).prepare(loader) is loader
 
 
 def test_the_loader_gives_what_hf_gives() -> None:
     expected = [batch.hf() for batch in PackedLoader(dataset())]
-    found = list(PackedLoader(dataset(), output="hf"))
+    found = list(PackedLoader(dataset(), transform=PackedBatch.hf))
     assert len(found) == len(expected) > 1
     for ours, theirs in zip(found, expected, strict=True):
         assert set(ours) == set(theirs)
         for name, value in ours.items():
             same = torch.equal if isinstance(value, torch.Tensor) else int.__eq__
             assert same(value, theirs[name])
-    with pytest.raises(ConfigError, match="output"):
-        PackedLoader(dataset(), output="dict")  # type: ignore[arg-type]

@@ -33,7 +33,8 @@ torch.set_num_threads(1)
 def steps(way):
     model = double_llama() if way.startswith("hf") else TinyGPT(VOCABULARY)
     model = DistributedDataParallel(model) if ranks > 1 else model
-    loader = PackedLoader(dataset(rank, ranks), output="hf" if way == "hf-groups" else "batch")
+    transform = (lambda batch: batch.hf()) if way == "hf-groups" else None
+    loader = PackedLoader(dataset(rank, ranks), transform=transform)
 
     def loss_of(batch):
         if way == "hf-groups":
