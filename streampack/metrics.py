@@ -88,8 +88,9 @@ class Metrics:
             that ran dry before others; composition: what the rows of the rest hold; empty_slots:
             what the empty ones have room for.
         left: what ``end="stop"`` left in the lanes; stepped_over: what `PackedLoader.skip` did.
-        empty_documents: documents without a token, left out; skipped: broken documents or shards
-            that `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped,
+        empty_documents: documents without a token, left out; eos_in_texts: end-of-document ids
+            inside texts, which wrote that special token; skipped: broken documents or shards that
+            `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped,
             and duplicate_tokens: their tokens.
         first_epochs: lanes that have packed all of their first epoch, in a run of several.
         sources: of a mixture, `SourceCounts` by the names of the sources.
@@ -105,6 +106,7 @@ class Metrics:
     left: Composition = field(default_factory=Composition)
     stepped_over: Composition = field(default_factory=Composition)
     empty_documents: int = 0
+    eos_in_texts: int = 0
     skipped: int = 0
     duplicates: int = 0
     duplicate_tokens: int = 0
@@ -161,6 +163,7 @@ class Metrics:
             "tokens_stepped_over": self.stepped_over.placed,
             "documents_stepped_over": self.stepped_over.documents,
             "empty_documents": self.empty_documents,
+            "eos_in_texts": self.eos_in_texts,
             "skipped": self.skipped,
             "duplicates": self.duplicates,
             "duplicate_tokens": self.duplicate_tokens,
@@ -178,8 +181,8 @@ class Metrics:
 _COUNTS = (
     "batches", "empty_batches", "tokens", "documents", "composition.dropped",
     "composition.documents_cropped", "composition.documents_lost", "left.placed", "left.documents",
-    "stepped_over.placed", "stepped_over.documents", "empty_documents", "skipped", "duplicates",
-    "duplicate_tokens",
+    "stepped_over.placed", "stepped_over.documents", "empty_documents", "eos_in_texts", "skipped",
+    "duplicates", "duplicate_tokens",
 )  # fmt: skip
 _seconds = attrgetter(*(f.name for f in fields(LaneTimes)))
 _totals = attrgetter(*(f.name for f in fields(Metrics)))

@@ -147,6 +147,7 @@ class Lane:
         self._unreported = False
         self._reported = {
             "empty_documents": stream.empty_documents,
+            "eos_in_texts": stream.eos_in_texts,
             "skipped": stream.skips.count,
             "duplicates": stream.duplicates,
             "duplicate_tokens": stream.duplicate_tokens,

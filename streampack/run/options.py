@@ -244,6 +244,8 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
     eos_id, pad_id, vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size
     texts = any(not part.tokenized for part in sources_of(source))
     ids = any(part.tokenized for part in sources_of(source))
+    of_texts: Tokenizer | None = None
+    of_chats: Tokenizer | None = None
     if tokenizer is not None:
         for part in sources_of(source):
             part.check_documents_named(
@@ -255,9 +257,12 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
             given["model_vocab_size"] = vocab_size
         if not texts:  # the tokenizer only lends its ids
             given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
-        tokenizer = load_tokenizer(
-            tokenizer, **{name: value for name, value in given.items() if value is not None}
-        )
+        settings: dict[str, Any] = {k: value for k, value in given.items() if value is not None}
+        of_texts = of_chats = load_tokenizer(tokenizer, **settings)
+        if (special := rules.special_tokens_in_text) is not None:
+            of_texts = load_tokenizer(tokenizer, **settings, special_tokens_in_text=special)
+            of_chats = load_tokenizer(tokenizer, **settings, special_tokens_in_text="encode")
+        tokenizer = of_texts
         eos_id, pad_id = tokenizer.eos_id, tokenizer.pad_id
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         checked_id("eos_id", eos_id, vocab_size)
@@ -276,7 +281,10 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
             "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
         )
     preparation = Preparation(
-        tokenizers=tuple(_for_source(tokenizer, part) for part in sources_of(source)),
+        tokenizers=tuple(
+            _for_source(of_chats if isinstance(part, Chat) else of_texts, part)
+            for part in sources_of(source)
+        ),
         eos=rule,
         eos_id=eos_id,
         vocab_size=vocab_size,

@@ -102,6 +102,11 @@ class LaneStream(ABC):
     def empty_documents(self) -> int:
         """Documents without a token that were left out."""
 
+    @property
+    @abstractmethod
+    def eos_in_texts(self) -> int:
+        """Ends of documents inside texts, which wrote that special token."""
+
     @abstractmethod
     def mark_before(self, serial: int) -> Mark:
         """The latest known place from which document `serial` is read; earlier ones are dropped."""

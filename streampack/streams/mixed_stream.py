@@ -59,7 +59,7 @@ class _Member:
         """Step over documents that were drawn before the state was saved."""
         if not self.unread:
             return
-        reported = self.stream.empty_documents
+        reported = self.stream.empty_documents, self.stream.eos_in_texts
         self.unread = self.stream.step_over(self.unread)
         if self.unread:
             raise StateError(
@@ -68,7 +68,8 @@ class _Member:
                 "Its documents, the tokenizer or a hook changed after the state was saved.",
                 "Resume with the same data and code, or start a new run.",
             )
-        self.stream.preparer.empty_documents = reported
+        preparer = self.stream.preparer
+        preparer.empty_documents, preparer.eos_in_texts = reported
 
     def arrive(self, tokens: int) -> None:
         """Set `place` to the end of a quantum of so many tokens."""
@@ -147,6 +148,10 @@ class MixedStream(LaneStream):
     def empty_documents(self) -> int:
         """Documents without a token that were left out."""
         return sum(member.stream.empty_documents for member in self._members)
+
+    @property
+    def eos_in_texts(self) -> int:
+        return sum(member.stream.eos_in_texts for member in self._members)
 
     @property
     def epoch(self) -> int:

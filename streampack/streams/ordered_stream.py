@@ -117,6 +117,10 @@ class OrderedStream(LaneStream):
         """Documents without a token that were left out."""
         return self._stream.empty_documents
 
+    @property
+    def eos_in_texts(self) -> int:
+        return self._stream.eos_in_texts
+
     def mark_before(self, serial: int) -> Mark:
         """The start of the ordering window of document `serial`; earlier ones are dropped."""
         while len(self._places) > 1 and self._places[1].serial <= serial:

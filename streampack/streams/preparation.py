@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from streampack.reading.skips import Skips
 from streampack.streams.groups import apart, together
 from streampack.streams.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class BlockPreparer:
 
     Attributes:
         empty_documents: documents without a token that were left out.
+        eos_in_texts: ends of documents inside texts.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class BlockPreparer:
         self._seed = seed
         self._skips = skips
         self.empty_documents = 0
+        self.eos_in_texts = 0
 
     def prepare(self, block: Block, epoch: int) -> Documents:
         """Tokenize, check, drop empty documents, filter and map."""
@@ -129,7 +134,10 @@ class BlockPreparer:
     def _encoded(self, block: Texts | Conversations) -> Documents:
         tokenizer = self._preparation.tokenizers[self._number]
         if isinstance(block, Texts) and isinstance(tokenizer, Tokenizer):
-            return tokenizer.encode(self._source.short_texts(block, self._skips), self._skips)
+            texts = self._source.short_texts(block, self._skips)
+            documents = tokenizer.encode(texts, self._skips)
+            self._count_eos(documents, tokenizer)
+            return documents
         if isinstance(block, Conversations) and isinstance(tokenizer, ChatTokenizer):
             return tokenizer.encode(block, self._skips)
         raise ConfigError(
@@ -138,6 +146,25 @@ class BlockPreparer:
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
         )
+
+    def _count_eos(self, documents: Documents, tokenizer: Tokenizer) -> None:
+        """Count ends of documents inside texts, and say the first one."""
+        if tokenizer.eos_id is None or tokenizer.splits_special_tokens:
+            return
+        found = np.flatnonzero(documents.tokens == tokenizer.eos_id)
+        inside = found[~np.isin(found + 1, documents.offsets)]
+        if len(inside) == 0:
+            return
+        if self.eos_in_texts == 0:
+            i = int(np.searchsorted(documents.offsets, inside[0], side="right")) - 1
+            logger.warning(
+                "%s writes %s, which becomes the end of a document inside it (metrics: "
+                'eos_in_texts counts them). TokenRules(special_tokens_in_text="split") makes '
+                "ordinary text of special tokens in texts.",
+                self._name(documents.origin[i]),
+                tokenizer.token(tokenizer.eos_id),
+            )
+        self.eos_in_texts += len(inside)
 
     def _fielded(self, documents: Documents) -> Documents:
         """The documents with the fields of the run; `skips` gets those whose values do not fit."""

@@ -109,6 +109,10 @@ class DocumentStream(LaneStream):
     def empty_documents(self) -> int:
         return self.preparer.empty_documents
 
+    @property
+    def eos_in_texts(self) -> int:
+        return self.preparer.eos_in_texts
+
     def mark_before(self, serial: int) -> Mark:
         while len(self._marks) > 1 and self._marks[1].serial <= serial:
             self._marks.popleft()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-from streampack.arguments import explained, whole_number
+from streampack.arguments import explained, one_of, whole_number
 from streampack.errors import ConfigError
 from streampack.tokenization.boundaries import EosRule, check_rule
 
+SpecialInText = Literal["encode", "split"]
 _IDS = "Token ids are whole numbers from 0 to 4,294,967,295."
 
 
@@ -24,6 +25,10 @@ class TokenRules:
         pad_id: what padding is filled with; None is the tokenizer's, or else 0, which nothing
             reads: padding has its own attention segments and no loss.
         vocab_size: ids must be below it; None is the tokenizer's.
+        special_tokens_in_text: what happens to a special token that a text writes, such as
+            "<|endoftext|>" in a web page: "encode" makes it that token, "split" ordinary text.
+            None is the tokenizer's own rule, which is mostly "encode". Rendered conversations
+            consist of special tokens, so theirs are always encoded.
 
     Raises:
         ConfigError: an id is not a token id, or not in the vocabulary.
@@ -33,16 +38,29 @@ class TokenRules:
     eos_id: int | None = None
     pad_id: int | None = None
     vocab_size: int | None = None
+    special_tokens_in_text: SpecialInText | None = None
 
     def __post_init__(self) -> None:
         if self.eos is not None:
             check_rule(self.eos)
+        if self.special_tokens_in_text is not None:
+            check_special_rule(self.special_tokens_in_text)
         size = self.vocab_size
         if size is not None:
             size = whole_number("vocab_size", size, _IDS, most=1 << 32)
             object.__setattr__(self, "vocab_size", size)
         for name in ("eos_id", "pad_id"):
             object.__setattr__(self, name, checked_id(name, getattr(self, name), size))
+
+
+def check_special_rule(rule: Any) -> None:
+    """Raise `ConfigError` unless it is a rule for special tokens in texts."""
+    one_of(
+        "special_tokens_in_text",
+        rule,
+        get_args(SpecialInText),
+        "It decides what becomes of special tokens that texts write.",
+    )
 
 
 def checked_id(name: str, token: Any, size: int | None) -> int | None:

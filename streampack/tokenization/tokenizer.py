@@ -25,7 +25,7 @@ from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
-from streampack.tokenization.rules import checked_id
+from streampack.tokenization.rules import SpecialInText, check_special_rule, checked_id
 from streampack.tokenization.threads import configure
 from streampack.tokenization.vocabulary import open_vocabulary
 
@@ -81,6 +81,7 @@ class Tokenizer:
             library's own choice elsewhere. The environment variables TOKENIZERS_PARALLELISM and
             RAYON_NUM_THREADS win if they are set. A process that is forked after its parent used
             several threads uses one, since a fork does not copy threads.
+        special_tokens_in_text: see `TokenRules`.
 
     Attributes:
         vocab_size: one more than the largest id that can occur in a document.
@@ -104,8 +105,12 @@ class Tokenizer:
         pad_id: int | None = None,
         model_vocab_size: int | None = None,
         threads: int | None = None,
+        special_tokens_in_text: SpecialInText | None = None,
     ) -> None:
         vocabulary = open_vocabulary(tokenizer)
+        if special_tokens_in_text is not None:
+            check_special_rule(special_tokens_in_text)
+            vocabulary.engine.encode_special_tokens = special_tokens_in_text == "split"
         check_rule(eos)
         if threads is not None:
             threads = whole_number("threads", threads, "Encoding needs at least one thread.")
