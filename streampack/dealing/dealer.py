@@ -82,7 +82,9 @@ class Dealer:
     @property
     def is_over(self) -> bool:
         """Whether everything is dealt, as far as deals were made."""
-        return all(dealt.is_over for dealt in self._dealt.values())
+        return self._made >= self.rule.first and all(
+            dealt.is_over for dealt in self._dealt.values()
+        )
 
     def make(self, deals: int) -> None:
         """Make the first `deals` deals, as far as there is something to deal.
@@ -95,20 +97,22 @@ class Dealer:
             self._made = number + 1
 
     def _deal(self, number: int, row: list[NDArray[np.int64] | None] | None) -> None:
+        rule = self.rule.of_deal(number)
         among = ONE - sum(
-            dealt.line.share
-            for dealt in self._dealt.values()
-            if dealt.place.epoch >= dealt.line.planned
+            line.share
+            for name, line in rule.lines.items()
+            if self._dealt[name].place.epoch >= line.epochs
         )
-        for i, dealt in enumerate(self._dealt.values()):
-            left, rate, alike = np.zeros(self.rule.lanes, dtype=np.int64), dealt.line.rate, False
+        for i, (name, line) in enumerate(rule.lines.items()):
+            dealt = self._dealt[name]
+            left, rate, alike = np.zeros(rule.lanes, dtype=np.int64), line.rate, False
             reports = None if row is None else row[i]
-            if dealt.is_over or (number and reports is None):
+            if dealt.place.epoch >= line.epochs or (number and reports is None):
                 continue
             if reports is not None:
                 left, rate, alike = _outlook(dealt.weight, *reports)
             cuts, dealt.place = deal(
-                self.rule, dealt.line, number, dealt.place, left, rate, among=among, alike=alike
+                rule, line, number, dealt.place, left, rate, among=among, alike=alike
             )
             for cut in cuts:
                 dealt.weight += np.diff(cut.bounds)

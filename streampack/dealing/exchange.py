@@ -48,7 +48,7 @@ class DealExchange:
 
     def _is_due(self, first: int) -> bool:
         rule = self._dealer.rule
-        return (self._next * rule.every + 1) * rule.lanes <= first
+        return self._next <= rule.first or (rule.step(self._next) + 1) * rule.lanes <= first
 
     def _finish(self) -> None:
         """Take over the results of what was started."""

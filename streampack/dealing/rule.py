@@ -26,7 +26,7 @@ Cost: sorting the lanes, once per deal; 8 to 20 deals of an epoch give something
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -46,8 +46,10 @@ STRIPES = 4  # that a late deal has at most, each of a quarter of `every` batche
 ALIKE = 8  # lanes are alike that have found tokens per weight within one part in so many
 DEALS = 256
 UNSURE = 4  # the first deal goes by a rough rate, and holds lanes to so many times the reserve
+UNENDING = 1 << 40  # epochs of a source that was finite and has no end now
 FRACTION = 16  # bits of tokens per weight, and of shares, after the point
 ONE = 1 << FRACTION
+SETTINGS = ("batch_tokens", "every", "reserve", "first", "begin")  # that a state keeps of a rule
 MOST_TOKENS = 1 << 47  # of an epoch, or ahead of a lane: more is not true, and sums would overflow
 
 
@@ -98,15 +100,13 @@ class Line:
     """A source as it is dealt.
 
     Attributes:
-        weight: of the line of an epoch; epochs: how many there are.
-        planned: how many epochs there were to be when the run began.
+        weight: of the line of an epoch; epochs: how many there are, or `UNENDING`.
         rate: tokens per weight, in units of 2**-16, by which the first deal goes.
         share: of the tokens that lanes draw, in units of 2**-16.
     """
 
     weight: int
     epochs: int
-    planned: int
     rate: int
     share: int = ONE
 
@@ -115,12 +115,18 @@ class Line:
 class DealRule:
     """What the deals of a run depend on, besides what lanes report.
 
+    A run that goes on with other settings has another rule from its next deal on. That deal goes by
+    what every lane reports when the settings change, and a lane's next round may read what it gave.
+
     Attributes:
         lanes: how many.
-        batch_tokens: of a lane's batch, when the run began.
+        batch_tokens: of a lane's batch.
         every: batches of a lane from deal to deal.
         reserve: tokens that every lane should have, in its window or to read.
         lines: of the sources that are dealt, by the name of the source; "" where there is only one.
+            Those of the rule before come first.
+        first: number of the first deal by this rule; begin: batches that every lane had given then.
+        before: the rule of the deals before that; None where there are none.
     """
 
     lanes: int
@@ -128,6 +134,9 @@ class DealRule:
     every: int
     reserve: int
     lines: Mapping[str, Line]
+    first: int = 0
+    begin: int = 0
+    before: DealRule | None = None
 
     @classmethod
     def of(
@@ -158,23 +167,51 @@ class DealRule:
             lines=lines,
         )
 
+    def after(self, before: DealRule, given: int) -> DealRule:
+        """This rule for a run that was dealt by another one until lanes had given so many batches.
+
+        Every lane has then reported for the deals before the first one by this rule.
+        """
+        return replace(self, first=before.known(given), begin=given, before=before)
+
     def describe(self) -> dict[str, Any]:
         """JSON-able: what a run that goes on keeps, whatever it would choose now."""
         lines = {
-            name: [line.weight, line.planned, line.rate, line.share]
+            name: [line.weight, line.epochs, line.rate, line.share]
             for name, line in self.lines.items()
         }
-        names = ("batch_tokens", "every", "reserve")
-        settings = {name: getattr(self, name) for name in names}
-        return {"revision": REVISION, **settings, "lines": lines}
+        settings = {name: getattr(self, name) for name in SETTINGS}
+        before = None if self.before is None else self.before.describe()
+        return {"revision": REVISION, **settings, "lines": lines, "before": before}
+
+    def of_deal(self, number: int) -> DealRule:
+        """The rule by which a deal is made."""
+        rule = self
+        while number < rule.first:
+            assert rule.before is not None
+            rule = rule.before
+        return rule
+
+    def before_first(self) -> list[list[int]]:
+        """What a lane that has not begun has reported up to the first deal by this rule: nothing.
+
+        Numbers of a deal and of a line, each pair followed by a `Report`.
+        """
+        deals, lines = range(1, self.first + 1), range(len(self.lines))
+        return [[number, line, *Report(0, 0, 0)] for number in deals for line in lines]
 
     def known(self, step: int) -> int:
         """How many deals a round may use that begins with batch number `step` of its lane."""
-        return 1 + max(step - LAG, 0) // self.every
+        return self.first + 1 + max(step - self.begin - LAG, 0) // self.every
+
+    def step(self, number: int) -> int:
+        """The batch of a lane with which it reports for a deal, one by this rule but the first."""
+        return self.begin + (number - self.first) * self.every
 
     def due(self, start: int, stop: int) -> range:
         """The deals for which a lane reports at its batches [start, stop)."""
-        return range(max(-(-start // self.every), 1), -(-stop // self.every))
+        low, high = (-((self.begin - at) // self.every) for at in (start, stop))
+        return range(self.first + max(low, 1), self.first + max(high, 1))
 
 
 def deal(
@@ -196,7 +233,7 @@ def deal(
         place: how far the line was dealt before.
         left: (lanes,) tokens that each lane has still to give, of what it was dealt.
         rate: tokens per weight of the line, in units of 2**-16.
-        among: the share of the sources that are not dealt to their planned end.
+        among: the share of the sources that are not dealt to their end.
         alike: whether lanes have found about as many tokens per weight as one another.
     """
     cuts: list[Cut] = []
@@ -233,8 +270,8 @@ def deal(
         ends = [low + given * n // stripes for n in range(stripes + 1)]
         cuts += [Cut(number, epoch, a + _parts(poured, b - a)) for a, b in pairwise(ends)]
         left, low = left + poured, low + given
-        if not amount and epoch >= line.planned:
-            break  # epochs without tokens would go on for ever where the run has no end now
+        if not amount and line.epochs == UNENDING:
+            break  # epochs without tokens would go on for ever
     return cuts, Place(epoch, low)
 
 

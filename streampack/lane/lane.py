@@ -26,7 +26,7 @@ from streampack.packing.composition import Composition
 from streampack.packing.request import MemberLengths
 from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
-from streampack.streams.base import LaneStream, Mark
+from streampack.streams.base import LaneStream, Mark, Outlook
 from streampack.streams.lane_stream import open_stream
 from streampack.window.context_schedule import cut_context
 from streampack.window.entries import Entries
@@ -97,6 +97,9 @@ class Lane:
         )
         if state is not None:
             self._restore(state)
+        elif config.dealing is not None:
+            self._reports = config.dealing.before_first()
+            self._reported_deal = config.dealing.first
 
     def next(self) -> LaneBatch | LaneEnd:
         """The next batch, or the lane's end when the last epoch is packed to its end.
@@ -257,7 +260,7 @@ class Lane:
         due = dealer.rule.due(self._step, self._step + len(self._batches))
         if not due and not planned.final:
             return
-        held = _held_by_source(planned)
+        held = held_by_source(planned)
         total = max(int(held.sum()), 1)
         sizes = [rows.composition.placed - rows.composition.repeated for rows in self._batches]
         after = (total - np.cumsum(sizes, dtype=np.int64)).tolist()
@@ -265,10 +268,11 @@ class Lane:
         placed = sum(sizes)
         slots = sum(rows.composition.slots for rows in self._batches) if placed else 1
         outlooks = self._stream.outlooks()
+        waits = not placed and not planned.final  # for a deal, whatever it holds
         for number in due:
-            waiting = max(after[number * dealer.rule.every - self._step], 0)
+            waiting = max(after[dealer.rule.step(number) - self._step], 0)
             for line, (source, until, ahead, tokens) in enumerate(outlooks):
-                own = int(held[source]) if source < len(held) else 0
+                own = int(held[source]) if source < len(held) and not waits else 0
                 left = (ahead + own * waiting // total) * slots // max(placed, 1)
                 report = Report(until, left, tokens + ahead)
                 self._reports.append([number, line, *report])
@@ -309,6 +313,10 @@ class Lane:
         The plan is None where the round is not planned yet.
         """
         return self._round or self._round_now(None), self._planned, self._emitted
+
+    def outlooks(self) -> list[Outlook]:
+        """What the lane can see of every source that it is dealt, beyond what its window holds."""
+        return self._stream.outlooks()
 
     def member_lengths(self, entries: Entries) -> MemberLengths | None:
         """Of the groups among these of the window's entries; None without groups."""
@@ -368,7 +376,7 @@ class Lane:
         )
 
 
-def _held_by_source(started: Round) -> NDArray[np.int64]:
+def held_by_source(started: Round) -> NDArray[np.int64]:
     """Tokens in the window of a round by source, counting all of a document that is held in part.
 
     As far as the last source that has any.

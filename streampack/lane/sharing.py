@@ -71,6 +71,8 @@ class Sharing:
                 board.load(lane, reports, last)
                 if state["final"]:
                     board.end(lane, last + 1)
+            else:
+                board.load(lane, config.dealing.before_first(), config.dealing.first)
         if unknown or self.missing:
             board.find = _Others(config, dealer, unknown, self.missing).find
         return dealer

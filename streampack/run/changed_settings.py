@@ -24,14 +24,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.dealing.board import ENDED
 from streampack.dealing.dealer import Dealer
+from streampack.dealing.rule import DealRule, Report
 from streampack.errors import StateError, StreampackError
 from streampack.lane.config import LaneConfig
-from streampack.lane.lane import Lane
+from streampack.lane.lane import Lane, held_by_source
 from streampack.lane.state import Round
 from streampack.packing.balancing import Balance
 from streampack.packing.rebuilding import rebuild_packer
-from streampack.run.joined import alone, mixed_cursor, mixture_of
+from streampack.run.dealt import epochs_before
 from streampack.sources.mixture.source import Mixture, earlier_mixture
 from streampack.streams.mixed_place import changed_cursor
 from streampack.window.config import WindowConfig
@@ -44,12 +46,8 @@ def previous_config(
     saved: Mapping[str, Any],
     current: Mapping[str, Any],
     changed: Collection[str],
-    *,
-    joined: bool = False,
 ) -> LaneConfig:
     """The configuration of a saved fingerprint that differs from the current one in `changed`.
-
-    `joined` is True if `saved` is what `as_mixture` returned.
 
     Raises:
         StateError: it cannot be rebuilt.
@@ -60,8 +58,8 @@ def previous_config(
             raise StateError(
                 "`source` is not what it was when the state was saved.",
                 "The documents of the window could not be read again.",
-                "Name the files that it had, and only those, or start a new run; in a "
-                "sources.Mixture whose first source they are others may join them.",
+                "Name the files that it had, and only those, or start a new run. Others may join "
+                "only a run that began with a sources.Mixture.",
             )
         if config.order is not None:
             raise StateError(
@@ -88,15 +86,15 @@ def previous_config(
     if "balance" in changed:
         described = saved.get("balance")
         balance = Balance.from_description(described) if isinstance(described, Mapping) else None
-    before = replace(
+    return replace(
         config,
         source=source,
+        epochs=epochs_before(config),
         packer=packer,
         window=window,
         batch_tokens=saved["batch_tokens"],
         balance=balance,
     )
-    return alone(before) if joined else before
 
 
 def carry_over(
@@ -131,11 +129,9 @@ def carry_over(
                 "What is added now would come out of step with the other lanes.",
                 "Add sources before the first one ends, or start a new run.",
             )
-        cursor, mixture = mark.cursor, before.source
-        if not isinstance(mixture, Mixture):
-            name = next(iter(config.source.sources))
-            cursor, mixture = mixed_cursor(cursor, name), mixture_of(name, mixture, config.source)
-        mark = replace(mark, cursor=changed_cursor(cursor, mixture, mark.serial + place.admitted))
+        assert isinstance(before.source, Mixture)
+        until = mark.serial + place.admitted
+        mark = replace(mark, cursor=changed_cursor(mark.cursor, before.source, until))
     # What the next row would have repeated is delivered already.
     start = entries.start + entries.repeated
     packer = config.packer
@@ -148,24 +144,43 @@ def carry_over(
         held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
     entries = entries.changed(start=start, held=held, repeated=np.zeros_like(start))
     step = max(place.step + emitted, due)
-    reports, reported_deal = place.reports, place.reported_deal
-    if dealer is not None:  # what it would have reported after that is not what it will
-        reported_deal = min(reported_deal, max(dealer.rule.due(0, step).stop - 1, 0))
-        reports = [report for report in reports if report[0] <= reported_deal]
     following = Round(
         lane=lane,
         number=place.number + 1,
         step=step,
-        final=True if place.final and not len(entries) else None,
+        final=None,
         mark=mark,
         admitted=place.admitted,
         continued=continued,
         entries=entries,
         skips=place.skips,
-        reports=reports,
-        reported_deal=reported_deal,
+        reports=place.reports,
+        reported_deal=place.reported_deal,
     )
+    if dealer is not None and config.dealing is not None:
+        reports = _reports(restored, following, dealer, config.dealing)
+        following = replace(following, reports=reports, reported_deal=config.dealing.first)
     return following.state(0)
+
+
+def _reports(restored: Lane, following: Round, dealer: Dealer, rule: DealRule) -> list[list[int]]:
+    """What a lane has reported for deals by other settings, and what it reports for the first one.
+
+    Args:
+        restored: the lane under the settings of before, which `dealer` dealt by.
+        following: its next round.
+        rule: from now on.
+    """
+    reports = [report for report in following.reports if report[0] < rule.first]
+    ended = range(following.reported_deal + 1, rule.first)  # it had, and now it goes on
+    lines = range(len(dealer.rule.lines))
+    reports += [[n, line, *ENDED] for n in ended for line in lines if dealer.gave(n, line)]
+    held = held_by_source(following)
+    for line, (source, until, ahead, tokens) in enumerate(restored.outlooks()):
+        own = int(held[source]) if source < len(held) else 0
+        reports.append([rule.first, line, *Report(until, ahead + own, tokens + ahead)])
+    added = range(len(dealer.rule.lines), len(rule.lines))
+    return reports + [[rule.first, line, *Report(0, 0, 0)] for line in added]
 
 
 def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: bool) -> Entries:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from streampack.dealing.rule import FRACTION, MOST_TOKENS, ONE, REVISION, DealRule, Line
+from streampack.dealing.rule import FRACTION, ONE, REVISION, SETTINGS, UNENDING, DealRule, Line
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 from streampack.lane.state import damaged
-from streampack.reading.cursor import is_count
 from streampack.reading.sharded import ShardedSource
 from streampack.sources.mixture.credits import ONE as WHOLE
 from streampack.sources.mixture.source import Mixture
 
-MOST_EPOCHS = 1 << 40  # of a source that was finite and has no end now
-SETTINGS = ("batch_tokens", "every", "reserve")
+RUNS = -1  # stands for the epochs of the run
 
 
 def with_dealing(config: LaneConfig) -> LaneConfig:
@@ -25,9 +23,72 @@ def with_dealing(config: LaneConfig) -> LaneConfig:
     They are dealt finite sources in shards, where there are several lanes, unless documents are
     ordered by similarity first, whose windows would depend on the deals.
     """
-    if not _may_be_dealt(config):
+    return replace(config, dealing=_rule(config, {}, ()))
+
+
+def as_dealt(config: LaneConfig, fingerprint: Mapping[str, Any]) -> LaneConfig:
+    """`config` with the rule of a saved fingerprint.
+
+    Raises:
+        StateError: it was dealt by another revision of the rule, or no run can have had its rule.
+    """
+    saved = fingerprint.get("dealing")
+    if saved is None or not _may_be_dealt(config):
+        return replace(config, dealing=None)
+    if isinstance(saved, Mapping) and saved.get("revision") != REVISION:
+        raise StateError(
+            f"The state's lanes were dealt by revision {saved.get('revision', 1)!r:.20} of the "
+            f"rule, and this streampack deals by revision {REVISION}.",
+            "Lanes would get other documents than were to follow.",
+            "Go on with the version of streampack that saved the state, or start a new run.",
+        )
+    try:
+        return replace(config, dealing=_saved_rule(saved, config))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(f"The state's fingerprint has dealing {saved!r:.200}.") from error
+
+
+def goes_on(config: LaneConfig) -> bool:
+    """Whether lanes go on by the rule by which they were dealt: for batches and epochs of now."""
+    rule = config.dealing
+    if rule is None:
+        return True
+    now = _rule(config, rule.lines, _sources(config))
+    assert now is not None
+    return rule.batch_tokens == config.batch_tokens and all(
+        line.epochs == rule.lines[name].epochs for name, line in now.lines.items()
+    )
+
+
+def dealt_anew(config: LaneConfig, before: LaneConfig, given: int) -> LaneConfig:
+    """`config`, dealt by its own settings once every lane has given so many batches by `before`."""
+    if before.dealing is None:
         return config
-    lines, run_tokens, run_share = {}, 0, 0
+    rule = _rule(config, before.dealing.lines, _sources(before))
+    return replace(config, dealing=rule and rule.after(before.dealing, given))
+
+
+def epochs_before(config: LaneConfig) -> int | None:
+    """The epochs of the run whose rule `config` has, as far as that says them."""
+    lines = {} if config.dealing is None else config.dealing.lines
+    names = [name for name, (_, epochs, _) in _sources(config, RUNS).items() if epochs == RUNS]
+    found = {lines[name].epochs for name in names if name in lines}
+    if not found:
+        return config.epochs
+    return None if UNENDING in found else max(found)
+
+
+def _rule(config: LaneConfig, dealt: Mapping[str, Line], known: Collection[str]) -> DealRule | None:
+    """The rule for the settings of a run.
+
+    Args:
+        config: its settings.
+        dealt: lines by which it was dealt before; they stay.
+        known: names of sources that it had before; of these no other is dealt.
+    """
+    if not _may_be_dealt(config):
+        return None
+    lines, run_tokens, run_share = dict(dealt), 0, 0
     found = _sources(config)
     # What is finite and not dealt may end at any time, and others share its weight from then on.
     lasting = sum(
@@ -36,69 +97,46 @@ def with_dealing(config: LaneConfig) -> LaneConfig:
         if isinstance(source, ShardedSource) or epochs is None
     )
     for name, (source, epochs, share) in found.items():
-        if isinstance(source, ShardedSource) and epochs is not None:
-            tokens = source.estimate_tokens() or 0
-            rate = max((tokens << FRACTION) // source.weight, 1)
-            lines[name] = Line(
-                weight=source.weight,
-                epochs=epochs,
-                planned=epochs,
-                rate=rate,
-                share=share * ONE // lasting,
-            )
-            run_tokens, run_share = run_tokens + tokens, run_share + share
+        fresh = epochs is not None and name not in known
+        if not isinstance(source, ShardedSource) or not (fresh or name in dealt):
+            continue
+        tokens = source.estimate_tokens() or 0
+        lines[name] = Line(
+            weight=source.weight,
+            epochs=UNENDING if epochs is None else epochs,
+            rate=max((tokens << FRACTION) // source.weight, 1),
+            share=max(share * ONE // lasting, 1),
+        )
+        run_tokens, run_share = run_tokens + tokens, run_share + share
     if not lines:
-        return config
-    rule = DealRule.of(
+        return None
+    return DealRule.of(
         lines,
         lanes=config.lanes,
         batch_tokens=config.batch_tokens,
         window_tokens=config.window.tokens(config.packer),
-        run_tokens=run_tokens * ONE // run_share,
+        run_tokens=run_tokens * ONE // max(run_share, 1),
     )
-    return replace(config, dealing=rule)
 
 
-def as_dealt(config: LaneConfig, fingerprint: Mapping[str, Any]) -> LaneConfig:
-    """`config` with the rule of a saved fingerprint, for the epochs that the run has now.
-
-    Raises:
-        StateError: it was dealt by another revision of the rule, or no run can have had its rule.
-    """
-    saved = fingerprint.get("dealing")
-    if saved is None or not _may_be_dealt(config):
-        return config
-    if isinstance(saved, Mapping) and saved.get("revision") != REVISION:
-        raise StateError(
-            f"The state's lanes were dealt by revision {saved.get('revision', 1)!r:.20} of the "
-            f"rule, and this streampack deals by revision {REVISION}.",
-            "Lanes would get other documents than were to follow.",
-            "Go on with the version of streampack that saved the state, or start a new run.",
-        )
-    sources, lines = _sources(config), {}
-    try:
-        for name, (weight, planned, rate, share) in saved["lines"].items():
-            # One that had ended is left out.
-            source, epochs, _ = sources.get(name, (None, planned, 0))
-            if source is not None and not isinstance(source, ShardedSource):
-                continue  # the fingerprint says what it was
-            lines[name] = Line(
-                weight=weight if source is None else source.weight,
-                epochs=MOST_EPOCHS if epochs is None else epochs,
-                planned=planned,
-                rate=rate,
-                share=share,
+def _saved_rule(saved: Mapping[str, Any], config: LaneConfig) -> DealRule:
+    """The rule that `DealRule.describe` gave, for the weights that sources have now."""
+    sources, before = _sources(config), saved.get("before")
+    return DealRule(
+        lanes=config.lanes,
+        **{name: int(saved.get(name, 0)) for name in SETTINGS},
+        lines={
+            name: Line(
+                # What had ended is left out.
+                weight=sources[name][0].weight if name in sources else int(weight),
+                epochs=int(epochs),
+                rate=int(rate),
+                share=int(share),
             )
-        rule = DealRule(lanes=config.lanes, lines=lines, **{key: saved[key] for key in SETTINGS})
-        numbers = [saved[key] for key in SETTINGS]
-        numbers += [n for line in saved["lines"].values() for n in line]
-        if not saved["lines"] or not all(is_count(n, 1) for n in numbers):
-            raise ValueError
-        if saved["reserve"] > MOST_TOKENS:
-            raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(f"The state's fingerprint has dealing {saved!r:.200}.") from error
-    return replace(config, dealing=rule if lines else None)
+            for name, (weight, epochs, rate, share) in saved["lines"].items()
+        },
+        before=None if before is None else _saved_rule(before, config),
+    )
 
 
 def _may_be_dealt(config: LaneConfig) -> bool:
@@ -106,14 +144,19 @@ def _may_be_dealt(config: LaneConfig) -> bool:
     return config.lanes > 1 and config.order is None
 
 
-def _sources(config: LaneConfig) -> dict[str, tuple[Any, int | None, int]]:
-    """Of every source by name: itself, its epochs, and its share of the tokens, at most `ONE`."""
-    source = config.source
+def _sources(
+    config: LaneConfig, run_epochs: int | None = None
+) -> dict[str, tuple[Any, int | None, int]]:
+    """Of every source by name: itself, its epochs, and its share of the tokens, at most `ONE`.
+
+    With `run_epochs` in the place of the run's epochs.
+    """
+    source, run_epochs = config.source, config.epochs if run_epochs is None else run_epochs
     if not isinstance(source, Mixture):
-        return {"": (source, config.epochs, ONE)}
+        return {"": (source, run_epochs, ONE)}
     knots = [shares for _, shares in source.shares.knots]
     most = [max(shares) for shares in zip(*knots, strict=True)]
-    found = zip(source.sources.items(), source.source_epochs(config.epochs), most, strict=True)
+    found = zip(source.sources.items(), source.source_epochs(run_epochs), most, strict=True)
     total = max(sum(most), WHOLE)
     return {
         name: (part, epochs, max(share * ONE // total, 1)) for (name, part), epochs, share in found

@@ -109,9 +109,8 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 def _remedy(field: str, differing: Collection[str]) -> str:
     if field == "source":
         return (
-            "Pass the source as it was, with the files that it had; or, if others are to join it, "
-            'sources.Mixture({"before": source, "added": other}) with it as the first one, and '
-            'allow={"source"}.'
+            "Pass the source as it was, with the files that it had. Others may join a run that "
+            'began with a sources.Mixture, with allow={"source"}.'
         )
     if field in CHANGEABLE:
         allowed = [name for name in CHANGEABLE if name in differing and name != "source"]

@@ -15,9 +15,8 @@ from typing import Any
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.run.changed_settings import carry_over, previous_config
-from streampack.run.dealt import as_dealt, with_dealing
+from streampack.run.dealt import as_dealt, dealt_anew, goes_on, with_dealing
 from streampack.run.fingerprint import changed_fields, fingerprint_of
-from streampack.run.joined import as_mixture
 from streampack.run.measuring import as_measured, choose_lanes, measured
 from streampack.run.state import Deferred, RunState, batches_due, check_state
 
@@ -90,14 +89,18 @@ def resume_run(
     saved = state["fingerprint"]
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
-    saved = as_mixture(saved, config)
-    joined = saved is not state["fingerprint"]
     config = as_dealt(measured(as_measured(config, saved)), saved)
+    current = fingerprint_of(config)
+    changed = changed_fields(saved, current, allow)
+    # Attention has no part in what rows hold.
+    replans = bool(set(changed) - {"attention"}) or not goes_on(config)
+    if replans:
+        before = previous_config(config, saved, current, changed)
+        given = state["next_batch"] // config.lanes
+        config = dealt_anew(config, before, given)
     plan = RunPlan.of(config, topology)
-    changed = changed_fields(saved, plan.fingerprint, allow)
     run = RunState.of_rank(state, plan.fingerprint, topology)
-    if set(changed) - {"attention"}:  # which has no part in what rows hold
-        before = previous_config(config, saved, plan.fingerprint, changed, joined=joined)
+    if replans:
         sharing = run.sharing(connected=False)
         dealer = sharing.dealer(before, sharing.board(before), run.states())
         run.replan(

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from streampack.dealing.board import MemoryBoard, SharedBoard
 from streampack.dealing.dealer import Dealer
-from streampack.dealing.rule import FRACTION, LAG, DealRule, Line, Place, Report, deal
+from streampack.dealing.rule import FRACTION, LAG, UNENDING, DealRule, Line, Place, Report, deal
 
 
 def _line(*, weight: int = 10_000, epochs: int = 1) -> Line:
-    return Line(weight=weight, epochs=epochs, planned=epochs, rate=1 << FRACTION)
+    return Line(weight=weight, epochs=epochs, rate=1 << FRACTION)
 
 
 def _rule(**changes: Any) -> DealRule:
@@ -113,7 +113,7 @@ def test_a_deal_leaves_no_lane_with_less_than_three_quarters_of_its_reserve() ->
 
 
 def test_a_deal_gives_something_however_long_a_document_may_be() -> None:
-    line = Line(weight=8, epochs=1, planned=1, rate=10**6 << FRACTION)  # a document weighs 1
+    line = Line(weight=8, epochs=1, rate=10**6 << FRACTION)  # a document weighs 1
     place = Place(0, 5)
     cuts, after = deal(_rule(), line, 3, place, np.zeros(4, dtype=np.int64), line.rate)
     assert cuts
@@ -121,9 +121,9 @@ def test_a_deal_gives_something_however_long_a_document_may_be() -> None:
 
 
 def test_a_deal_of_a_run_without_end_ends_where_nothing_says_that_there_are_tokens() -> None:
-    line = Line(weight=8, epochs=1 << 40, planned=1, rate=1)
+    line = Line(weight=8, epochs=UNENDING, rate=1)
     cuts, after = deal(_rule(), line, 3, Place(0, 5), np.zeros(4, dtype=np.int64), 0)
-    assert [cut.epoch for cut in cuts][-1] == after.epoch == 1
+    assert [(cut.epoch, int(cut.bounds[-1])) for cut in cuts][-1] == after == (0, 8)
 
 
 @pytest.mark.parametrize("until", [0, 1, 1 << 20, 1 << 52])
