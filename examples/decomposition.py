@@ -207,7 +207,7 @@ class _Pieces:
 
 
 def main() -> None:
-    """Plan some documents, then pack a corpus and say how many rows hold a single piece."""
+    """Check a plan of some documents, then pack them and say that all tokens came out."""
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(4.5, 1.0, 400).astype(np.int64) + 1, 2000)
     packer = Decomposition(seq_lens=(32, 64, 128, 256))

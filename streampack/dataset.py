@@ -94,7 +94,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
         topology: which data-parallel rank this is; None detects it.
         on_error: "raise" or "skip" broken documents and shards.
         provenance: record where every piece of a batch came from.
-        memory_limit: bytes for the windows and readers of one rank, if lanes is None.
 
     Attributes:
         topology: which data-parallel rank this is.
@@ -130,14 +129,13 @@ class PackedDataset(IterableDataset[PackedBatch]):
         topology: Topology | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         provenance: bool = False,
-        memory_limit: int = 2 << 30,
     ) -> None:
         super().__init__()
         check_kinds(
             window=window, topology=topology, token_rules=token_rules, order=order,
             boundaries=boundaries, filter=filter, map=map,
         )  # fmt: skip
-        seed, epochs, lanes, memory_limit = checked_counts(seed, epochs, lanes, memory_limit)
+        seed, epochs, lanes = checked_counts(seed, epochs, lanes)
         check_switches(shuffle=shuffle, provenance=provenance)
         source = as_source(source)
         fields = FieldTypes.of(token_fields, document_fields)
@@ -194,7 +192,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
         self._config = config  # with 0 lanes where their number is to be chosen
         self.topology = topology
-        self._memory_limit = memory_limit
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
         self._sharing: Sharing | None = None
@@ -265,7 +262,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         thousand documents when it is first asked for.
         """
         if self._plan is None:
-            self._plan = plan_run(self._config, self.topology, self._memory_limit)
+            self._plan = plan_run(self._config, self.topology)
         return self._plan
 
     def estimate_steps(self) -> Estimate | None:

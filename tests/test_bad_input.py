@@ -224,9 +224,6 @@ def test_pad_without_an_eos_id_is_refused_because_it_would_insert_one() -> None:
         {"seq_len": 16.0},
         {"epochs": 1.5},
         {"seed": 0.5},
-        {"memory_limit": 0},
-        {"memory_limit": -1},
-        {"memory_limit": 2e9},
         {"window": 3},
         {"packer": 3},
         {"topology": (0, 1)},
@@ -330,6 +327,8 @@ def test_groups_and_skips_of_no_number_of_batches_are_refused(batches: Any) -> N
         {"max_carries": 2.5},
         {"max_carries": True},
         {"max_carries": -1},
+        {"memory_limit": 0},
+        {"memory_limit": 2e9},
     ],
     ids=str,
 )
@@ -416,12 +415,12 @@ def test_integers_of_numpy_count_as_integers_and_the_state_stays_json() -> None:
                 documents=i(64),
                 min_fill=number(0.5),
                 max_carries=i(4),
+                memory_limit=i(1 << 30),
             ),
             seed=i(3),
             epochs=i(1),
             lanes=i(1),
             topology=Topology(i(0), i(1)),
-            memory_limit=i(1 << 30),
         )
         loader = PackedLoader(dataset, num_workers=i(0), timeout=i(9))
         groups = loader.accumulate(i(1))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology
+from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
 from streampack.lane.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
@@ -220,7 +220,7 @@ def test_a_state_of_another_run_is_refused_with_field_and_both_values() -> None:
 def test_lanes_chosen_for_other_memory_give_way_to_those_of_the_state() -> None:
     loader = PackedLoader(make_dataset(lanes=2))
     expected = [identity(batch) for batch in loader]
-    again = PackedLoader(make_dataset(lanes=None, memory_limit=1))
+    again = PackedLoader(make_dataset(lanes=None, window=WindowConfig(rows=10, memory_limit=1)))
     assert again.state_dict()["fingerprint"]["lanes"] == 1
     batches = iter(loader)
     next(batches)

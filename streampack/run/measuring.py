@@ -32,7 +32,7 @@ BALANCE_ORDERS = 64  # times that the sample is packed for that at most
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
 
 
-def choose_lanes(config: LaneConfig, ranks: int, *, memory_limit: int) -> int:
+def choose_lanes(config: LaneConfig, ranks: int) -> int:
     """Lanes for a run: up to 12 per rank, and no more than give each enough to pack well.
 
     Each lane has at least 12 windows, and in a finite run 200 batches. If that allows fewer lanes
@@ -42,13 +42,12 @@ def choose_lanes(config: LaneConfig, ranks: int, *, memory_limit: int) -> int:
     Args:
         config: of the run; source prepared, `lanes` open.
         ranks: of the first start.
-        memory_limit: bytes for the windows and readers of one rank.
     """
     source, window_tokens = config.source, lane_tokens(config)
     if ranks == 1 and isinstance(source, Items) and source.tokenized:
         return 1
     lane_bytes = BYTES_PER_TOKEN * window_tokens + source.reader_bytes()
-    most = min(LANES_PER_RANK, memory_limit // lane_bytes) * ranks
+    most = min(LANES_PER_RANK, config.window.memory_limit // lane_bytes) * ranks
     tokens, splits = source.estimate_tokens(), source.max_lanes()
     if tokens is not None:
         most = min(most, tokens // (WINDOWS_PER_LANE * window_tokens))

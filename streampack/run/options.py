@@ -193,8 +193,8 @@ def tokens_per_batch(batch_size: int | None, batch_tokens: int | None, packer: P
 
 
 def checked_counts(
-    seed: int, epochs: int | None, lanes: int | None, memory_limit: int
-) -> tuple[int, int | None, int | None, int]:
+    seed: int, epochs: int | None, lanes: int | None
+) -> tuple[int, int | None, int | None]:
     """The same as plain integers; raises `ConfigError` where they are none, or mean nothing."""
     passes = "It is the number of passes over the source."
     seed = whole_number("seed", seed, "Random decisions start from it.", least=None)
@@ -203,8 +203,7 @@ def checked_counts(
     if lanes is not None:
         divided = "A run is divided among its lanes, and its state names each of them."
         lanes = whole_number("lanes", lanes, divided, most=MOST_LANES, otherwise="or None (chosen)")
-    limit = whole_number("memory_limit", memory_limit, "No lane would fit into it.")
-    return seed, epochs, lanes, limit
+    return seed, epochs, lanes
 
 
 def check_switches(**switches: Any) -> None:

@@ -64,20 +64,18 @@ class RunPlan:
         return RunState(self.fingerprint, self.topology, 0, dict.fromkeys(own), others=others)
 
 
-def plan_run(config: LaneConfig, topology: Topology, memory_limit: int) -> RunPlan:
+def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
     """Choose the lanes and measure what is missing.
 
     Args:
         config: of the lanes; `lanes` is 0 where their number is to be chosen.
         topology: of this rank.
-        memory_limit: bytes for the windows and readers of one rank, where lanes are chosen.
 
     Raises:
         ConfigError: a sample is wanted of a source that can be read only once.
     """
     if not config.lanes:
-        lanes = choose_lanes(config, topology.world_size, memory_limit=memory_limit)
-        config = replace(config, lanes=lanes)
+        config = replace(config, lanes=choose_lanes(config, topology.world_size))
     return RunPlan.of(with_dealing(measured(config)), topology)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from streampack.arguments import explained, real_number, whole_number
@@ -27,6 +27,8 @@ class WindowConfig:
         min_fill: share of a row's slots above which it counts as full and goes.
         carry: share of the window's tokens that may stay for the next round.
         max_carries: rounds a document may stay before it must go.
+        memory_limit: bytes for the windows and readers of one rank, by which lanes are chosen
+            where ``lanes`` is None.
     """
 
     rows: int | None = None
@@ -34,6 +36,7 @@ class WindowConfig:
     min_fill: float = 0.999
     carry: float = 0.5
     max_carries: int = 16
+    memory_limit: int = field(default=2 << 30, compare=False)  # rows are the same with any
 
     def __post_init__(self) -> None:
         if self.rows is not None:
@@ -42,6 +45,8 @@ class WindowConfig:
         for name, least, most in (("documents", 1, 1 << 31), ("max_carries", 0, 1000)):
             number = whole_number(name, getattr(self, name), _UNDEFINED, least=least, most=most)
             object.__setattr__(self, name, number)
+        limit = whole_number("memory_limit", self.memory_limit, "No lane would fit into it.")
+        object.__setattr__(self, "memory_limit", limit)
         for name, highest in (("min_fill", 1.0), ("carry", 0.95)):
             share = real_number(name, getattr(self, name), _UNDEFINED, least=0, most=highest)
             object.__setattr__(self, name, share)
@@ -73,7 +78,9 @@ class WindowConfig:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able identity for the fingerprint."""
-        return asdict(self)
+        described = asdict(self)
+        del described["memory_limit"]
+        return described
 
 
 def sure_tokens(packer: Packer, batch_tokens: int) -> int:

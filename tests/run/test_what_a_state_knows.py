@@ -102,7 +102,7 @@ def test_a_changed_argument_is_refused_by_its_name(
         {"epochs": 2},
         {"on_error": "skip"},
         {"provenance": True},
-        {"memory_limit": 1 << 20},
+        {"window": WindowConfig(memory_limit=1 << 20)},
         {"lanes": None},
         {"token_rules": TokenRules(pad_id=9)},  # of padding, from which nothing is learnt
         {"token_rules": TokenRules(vocab_size=999)},
