@@ -126,4 +126,18 @@ def local_files(name: str, endings: Sequence[str]) -> list[str]:
         ]
     # A name that exists is that file, whatever characters it has.
     matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
-    return [os.path.abspath(match) for match in matches if os.path.isfile(match)]
+    found = [os.path.abspath(match) for match in matches if os.path.isfile(match)]
+    return [path for path in found if "**" not in name or not _comes_back(path)]
+
+
+def _comes_back(path: str) -> bool:
+    """True if a link on the way leads to a folder that the way has passed already."""
+    passed = set()
+    folder = ""
+    for part in Path(path).parent.parts:
+        folder = os.path.join(folder, part)
+        real = os.path.realpath(folder)
+        if real in passed:
+            return True
+        passed.add(real)
+    return False

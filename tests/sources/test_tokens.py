@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, Topology
-from streampack.errors import ConfigError, ContentError, StateError
+from streampack.errors import ConfigError, ContentError, StateError, StreampackError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import Storage, Tokens
@@ -255,3 +255,11 @@ def test_a_file_gives_batches_with_all_of_its_tokens(tmp_path: Path) -> None:
     source = Tokens(tmp_path / "a.npy", eos_id=EOS)
     loader = PackedLoader(PackedDataset(source, seq_len=64, topology=Topology()))
     assert sum(int(batch.num_tokens) for batch in loader) == sum(map(len, documents))
+
+
+@pytest.mark.parametrize("num_bytes", [4, 11, 12, 1023])
+def test_a_file_shorter_than_its_header_is_named(num_bytes: int, tmp_path: Path) -> None:
+    head = np.array([20240520, 1, 0, *[0] * 253], dtype="<i4").tobytes()
+    (tmp_path / "a.bin").write_bytes(head[:num_bytes])
+    with pytest.raises(StreampackError, match=r"a\.bin.*its header"):
+        read_all(Tokens(tmp_path / "a.bin", dtype="uint16", eos_id=0))

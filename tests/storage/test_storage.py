@@ -594,3 +594,17 @@ def test_a_forked_child_lets_the_parents_connections_alone(tmp_path: Path) -> No
         done = subprocess.run([sys.executable, "-c", FORKED_USE, url], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert b"Task exception" not in done.stderr
+
+
+def test_two_stars_follow_a_link_to_a_folder_once(tmp_path: Path) -> None:
+    corpus, other = tmp_path / "corpus", tmp_path / "other"
+    for folder in (corpus, other):
+        (folder / "a").mkdir(parents=True)
+        (folder / "a" / "1.txt").write_text("x")
+    (corpus / "b").symlink_to(other)
+    (corpus / "a" / "loop").symlink_to(corpus)
+    found = Storage().list(str(corpus / "**" / "*.txt"))
+    assert [info.path for info in found] == [
+        str(corpus / "a" / "1.txt"),
+        str(corpus / "b" / "a" / "1.txt"),
+    ]

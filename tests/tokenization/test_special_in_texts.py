@@ -18,7 +18,7 @@ TEXTS = [f"before{EOS}after", "plain", f"end{EOS}", f"{EOS}{EOS}start"]
 
 
 def loader_of(source: Any, rules: TokenRules | None = None) -> PackedLoader:
-    options: dict[str, Any] = {"topology": Topology()} | ({"token_rules": rules} if rules else {})
+    options: dict[str, Any] = {"token_rules": rules} if rules else {}
     return PackedLoader(
         PackedDataset(
             source,

@@ -22,6 +22,8 @@ def is_llmc(head: bytes) -> bool:
 
 def llmc_kind(head: bytes, num_bytes: int) -> int:
     """The kind of the ids after the header; `DamagedFileError` where they are not as it says."""
+    if num_bytes < HEADER_BYTES:
+        raise DamagedFileError(f"it has {num_bytes} bytes, and its header {HEADER_BYTES}")
     magic, _, count = np.frombuffer(head[:12], "<i4").tolist()
     dtype = _DTYPES[magic]
     there = num_bytes - HEADER_BYTES
