@@ -61,6 +61,8 @@ def _arguments(kind: Any, description: Mapping[str, Any]) -> dict[str, Any]:
     values = {f.name: description[f.name] for f in fields(kind) if f.name in description}
     if isinstance(values.get("max_repetition"), str):
         values["max_repetition"] = Fraction(values["max_repetition"])
+    if values.get("restart"):
+        del values["atom"]  # the whole row, which cannot be chosen
     shares = values.get("shares")
     if isinstance(shares, Mapping):
         values["shares"] = Curriculum.from_description(dict(shares))

@@ -13,6 +13,7 @@ from streampack import Concat, PackedDataset, WindowConfig
 from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
 from streampack.packing import Plan, check_plan
+from streampack.packing.rebuilding import plain, rebuild_packer
 from tests.support import packing_reference as reference
 from tests.support.plans import LENGTHS, planned, rows_of
 
@@ -62,3 +63,8 @@ def test_it_goes_with_an_order_but_not_with_atoms_or_a_balance() -> None:
         PackedDataset([[1, 2]], packer=Concat(seq_len=32, restart=True), balance="attention")
     assert "restart" not in Concat(seq_len=32).describe()
     assert Concat(seq_len=32, restart=True).describe()["restart"] is True
+
+
+def test_a_packer_that_restarts_is_made_again_from_its_description() -> None:
+    packer = Concat(seq_len=16, restart=True)
+    assert rebuild_packer(plain(packer.describe())) == packer
