@@ -29,6 +29,7 @@ from streampack.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
+MOST_TRIES = 3  # to download a file that somebody removes meanwhile
 _OURS = re.compile(r"(?:\.(?P<hidden>[0-9a-f]{24})\.(?:part|lock)|(?P<key>[0-9a-f]{24})-.*)\Z")
 
 #: Locks of this process, so that a forked child can close its copies. They would keep the locks of
@@ -55,6 +56,10 @@ def default_cache_dir() -> Path:
         return folder
     # Another user made that directory first: files in it must not be read as ours.
     return Path(tempfile.mkdtemp(prefix="streampack-"))
+
+
+class _RemovedError(Exception):
+    """A file of the cache was removed while it was downloaded."""
 
 
 class _Lock:
@@ -198,8 +203,21 @@ class Cache:
         downloaded = False
         lock = self._lock(entry.lock, exclusive=False)
         try:
+            tries = 0
             while not entry.is_complete():
-                downloaded = self._download(entry, fetch) or downloaded
+                try:
+                    downloaded = self._download(entry, fetch) or downloaded
+                except _RemovedError as error:
+                    tries += 1
+                    if tries == MOST_TRIES:
+                        raise StorageError(
+                            f"{entry.part} was removed {tries} times while it was downloaded.",
+                            "Remote shards are read through it.",
+                            "Leave the cache directory alone for a while, and restart.",
+                            path=str(entry.part),
+                        ) from error
+                    lock.release()  # its file may have been removed too
+                    lock = self._lock(entry.lock, exclusive=False)
         except BaseException:
             lock.release()
             raise
@@ -228,13 +246,14 @@ class Cache:
             if entry.is_complete():
                 return False
             self._evict(entry.num_bytes)
-            fetch(entry.part)
-            if not lock.is_of(entry.part):
-                raise StorageError(
-                    f"{entry.part} was removed while it was downloaded.",
-                    "What is there now may be another process's half of it.",
-                    "Leave the cache directory alone for a while, and restart.",
-                )
+            try:
+                fetch(entry.part)
+            except StorageError as error:
+                if entry.part.parent.is_dir():
+                    raise
+                raise _RemovedError from error
+            if not lock.is_of(entry.part):  # what is there may be another process's half of it
+                raise _RemovedError
             with open(entry.part, "rb") as written:
                 os.fsync(written.fileno())  # or the bytes could be missing after a power failure
             os.replace(entry.part, entry.data)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import stat
 import subprocess
@@ -409,6 +410,28 @@ def test_a_part_that_is_removed_while_it_is_downloaded_is_never_served(
         content_of(storage, url)
     http.gate = None
     assert content_of(storage, url) == data
+
+
+@pytest.mark.parametrize("all_of_it", [False, True])
+def test_a_part_that_is_removed_once_is_fetched_again(
+    http: HTTPServer, storage: Storage, all_of_it: bool
+) -> None:
+    url, data = serve(http, "a.bin", 1 << 20)
+    removed = []
+
+    def remove_parts(_: str) -> None:
+        assert storage.cache_dir is not None
+        parts = [*storage.cache_dir.glob(".*.part")]
+        if parts and not removed:
+            removed.append(parts)
+            if all_of_it:
+                shutil.rmtree(storage.cache_dir)
+            else:
+                parts[0].unlink()
+
+    http.gate = remove_parts
+    assert content_of(storage, url) == data
+    assert removed
 
 
 def test_a_storage_works_on_both_sides_of_a_fork(
