@@ -20,7 +20,7 @@ from streampack.dealing.rule import Report
 from streampack.errors import StateError
 from streampack.lane.batch import LaneBatch, LaneEnd
 from streampack.lane.config import LaneConfig
-from streampack.lane.state import Round, SavedEntries, check_lane_state, decode_reports
+from streampack.lane.state import Round, SavedEntries, decode_reports
 from streampack.metrics import LaneTimes, Metrics
 from streampack.packing.composition import Composition
 from streampack.packing.request import MemberLengths
@@ -89,7 +89,6 @@ class Lane:
         state, mark = self.state, None
         skips = Skips(config.on_error, config.skip_limit)
         if state is not None:
-            check_lane_state(self.lane, state)
             mark = Mark(state["serial"], state["cursor"])
             skips.expect(state["skipped"], state["skipped_count"])
         self._stream = open_stream(

@@ -13,7 +13,7 @@ from streampack.errors import StateError
 from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
-from streampack.lane.state import damaged, decode_reports
+from streampack.lane.state import decode_reports
 
 logger = logging.getLogger(__name__)
 
@@ -53,21 +53,6 @@ class Sharing:
         for lane, state in [*states.items(), *unknown.items()]:
             if state is not None:
                 reports, last = decode_reports(state["reports"]), state["reported_deal"]
-                # No round has more batches than its window has tokens.
-                stop = state["step"] + config.window.tokens(config.packer)
-                most = config.dealing.due(0, stop).stop - 1
-                if last > most:
-                    raise damaged(
-                        f"Lane {lane} has reported for {last} deals, and no more than {most} can "
-                        "have been due."
-                    )
-                for number, line, *_ in reports:
-                    if line >= len(config.dealing.lines) or not 0 < number <= last:
-                        raise damaged(
-                            f"Lane {lane} has reported of line {line} for deal {number}, and this "
-                            f"run has {len(config.dealing.lines)} lines and {last} deals up to "
-                            "there."
-                        )
                 board.load(lane, reports, last)
                 if state["final"]:
                     board.end(lane, last + 1)

@@ -10,7 +10,6 @@ from typing import Protocol
 from streampack.errors import ContentError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LinePart
-from streampack.reading.cursor import cursor_field, damaged_cursor, is_count
 from streampack.reading.integer_arrays import Spans
 from streampack.reading.line import Pieces
 from streampack.reading.manifest import Manifest
@@ -53,7 +52,7 @@ class SpanReader(LinePart):
         opened = self.opened(cursor)
         following, turn = len(opened), 0
         if cursor is not None:
-            following, turn = cursor_field(cursor, "next", int), cursor_field(cursor, "turn", int)
+            following, turn = cursor["next"], cursor["turn"]
         self._prefetch([piece for piece, _, _ in opened] + [following])
         readers = [self._blocks(piece, position, skips) for piece, position, _ in opened]
         while readers:
@@ -80,25 +79,11 @@ class SpanReader(LinePart):
         if cursor is None:
             width = min(self.open_shards, len(self.pieces))
             return [(piece, None, self.pieces[piece][1]) for piece in range(width)]
-        opened: list[Place] = []
-        for saved in cursor_field(cursor, "open", list):
-            whole = isinstance(saved, list) and len(saved) == 3
-            if not whole or not all(
-                is_count(n) or (i == 1 and n is None) for i, n in enumerate(saved)
-            ):
-                raise damaged_cursor(cursor)
-            piece, position, reached = saved
-            if piece >= len(self.pieces):
-                raise damaged_cursor(cursor)
-            _, low, high = self.pieces[piece]
-            if not low <= reached <= high:
-                raise damaged_cursor(cursor)
-            opened.append((piece, position, reached))
-        return opened
+        return [(piece, position, reached) for piece, position, reached in cursor["open"]]
 
     def left(self, cursor: Cursor | None) -> int:
         opened = self.opened(cursor)
-        following: int = len(opened) if cursor is None else cursor_field(cursor, "next", int)
+        following: int = len(opened) if cursor is None else cursor["next"]
         unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
         return unread + self.pieces.weight(following)
 

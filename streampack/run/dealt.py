@@ -9,7 +9,6 @@ from typing import Any
 from streampack.dealing.rule import FRACTION, ONE, REVISION, SETTINGS, UNENDING, DealRule, Line
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
-from streampack.lane.state import damaged
 from streampack.reading.sharded import ShardedSource
 from streampack.sources.mixture.credits import ONE as WHOLE
 from streampack.sources.mixture.source import Mixture
@@ -30,22 +29,19 @@ def as_dealt(config: LaneConfig, fingerprint: Mapping[str, Any]) -> LaneConfig:
     """`config` with the rule of a saved fingerprint.
 
     Raises:
-        StateError: it was dealt by another revision of the rule, or no run can have had its rule.
+        StateError: it was dealt by another revision of the rule.
     """
     saved = fingerprint.get("dealing")
     if saved is None or not _may_be_dealt(config):
         return replace(config, dealing=None)
-    if isinstance(saved, Mapping) and saved.get("revision") != REVISION:
+    if saved.get("revision") != REVISION:
         raise StateError(
             f"The state's lanes were dealt by revision {saved.get('revision', 1)!r:.20} of the "
             f"rule, and this streampack deals by revision {REVISION}.",
             "Lanes would get other documents than were to follow.",
             "Go on with the version of streampack that saved the state, or start a new run.",
         )
-    try:
-        return replace(config, dealing=_saved_rule(saved, config))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise damaged(f"The state's fingerprint has dealing {saved!r:.200}.") from error
+    return replace(config, dealing=_saved_rule(saved, config))
 
 
 def goes_on(config: LaneConfig) -> bool:

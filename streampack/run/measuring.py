@@ -13,7 +13,6 @@ from streampack.errors import ConfigError
 from streampack.forecast.dry_run import stream_plan
 from streampack.forecast.sample import sample_lengths
 from streampack.lane.config import LaneConfig
-from streampack.lane.state import damaged
 from streampack.packing import Packer
 from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
@@ -108,11 +107,7 @@ def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
     """
     packer, balance = config.packer, saved.get("balance")
     if packer.needs_sample:
-        try:
-            config = replace(config, packer=packer.with_saved(saved["packer"]))
-        except ConfigError as error:
-            shares = saved["packer"].get("shares")
-            raise damaged(f"The state's fingerprint has shares {shares!r:.200}.") from error
+        config = replace(config, packer=packer.with_saved(saved["packer"]))
     if config.balance is None or not isinstance(balance, Mapping):
         return config
     if saved["packer"].get("seq_len") != packer.seq_lens[-1]:

@@ -1,6 +1,6 @@
 """The state of a run: what the loop has consumed, as coordinates that any process can go on from.
 
-``{"version": 5, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
+``{"version": 6, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
 "lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
 The state of a rank holds the lanes whose latest turn was its own: where the ranks divide the lanes,
 all that it runs. `merge_states` makes one of the states of all ranks, and any number of ranks goes
@@ -9,6 +9,8 @@ on from that.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +19,10 @@ from typing import Any
 from streampack.arguments import type_in_words
 from streampack.errors import StateError
 from streampack.job.topology import Topology
-from streampack.lane.config import MOST_LANES
 from streampack.lane.sharing import Sharing
-from streampack.lane.state import check_lane_state, checksum, damaged
-from streampack.reading.cursor import is_count
 from streampack.run.fingerprint import changed_fields
 
-VERSION = 5
+VERSION = 6
 
 LaneState = dict[str, Any] | None
 
@@ -159,7 +158,7 @@ class RunState:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; shares nothing with what later batches change."""
-        head = {
+        state = {
             "version": VERSION,
             "fingerprint": self.fingerprint,
             "next_batch": self.next_batch,
@@ -167,7 +166,8 @@ class RunState:
         }
         owned = self.topology.owned_lanes(self.next_batch, self.fingerprint["lanes"])
         lanes = {str(lane): self.lane(lane) for lane in sorted(owned)}
-        return {**head, "checksum": checksum(head), "lanes": lanes}
+        state["lanes"] = lanes
+        return {**state, "checksum": checksum(state)}
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -224,18 +224,23 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "Pass the states of all ranks.",
         )
     merged = {str(lane): lanes[lane] for lane in sorted(lanes)}
-    return {**{name: first[name] for name in _FIELDS}, "lanes": merged}
+    state = {**first, "lanes": merged}
+    return {**state, "checksum": checksum(state)}
 
 
 _FIELDS = ("version", "fingerprint", "next_batch", "stepped_over", "checksum", "lanes")
 
 
-def check_structure(state: Mapping[str, Any]) -> None:
-    """Raise `StateError` unless the outer parts of this state can be read by this version."""
+def check_state(state: Mapping[str, Any]) -> None:
+    """Raise `StateError` unless this version saved the state, and nothing changed it since."""
     if not isinstance(state, Mapping):
-        raise damaged(f"The state is {type_in_words(state)}.")
+        raise StateError(
+            f"The state is {type_in_words(state)}.",
+            "It is not what streampack saved.",
+            "Pass what `state_dict()` returned.",
+        )
     version = state.get("version")
-    if is_count(version) and version != VERSION:
+    if isinstance(version, int) and version != VERSION:
         raise StateError(
             f"The state has version {version}, this streampack reads version {VERSION}.",
             "The two are written differently, so the run's place cannot be read from it.",
@@ -248,48 +253,12 @@ def check_structure(state: Mapping[str, Any]) -> None:
             "It is not a streampack state, or only a part of one.",
             "Pass what `state_dict()` returned.",
         )
-    fingerprint, lanes = state["fingerprint"], state["lanes"]
-    count: Any = fingerprint.get("lanes") if isinstance(fingerprint, Mapping) else None
-    if not is_count(count, 1) or count > MOST_LANES:
-        raise damaged("The state's fingerprint names no number of lanes.")
-    for name in ("packer", "source"):
-        if not isinstance(fingerprint.get(name), Mapping):
-            raise damaged(f"The state's fingerprint names no {name}.")
-    for name in ("version", "next_batch"):
-        if not is_count(state[name], 0):
-            raise damaged(f"The state's {name} is {state[name]!r:.80}.")
-    stepped_over = state["stepped_over"]
-    if not isinstance(stepped_over, list) or not all(map(_is_range, stepped_over)):
-        raise damaged(f"The state's stepped_over is {stepped_over!r:.80}.")
-    if not isinstance(lanes, Mapping):
-        raise damaged("The state's lanes are not a mapping from their numbers, as text.")
-    for lane in lanes:
-        number = int(lane) if isinstance(lane, str) and _is_number(lane) else -1
-        if not 0 <= number < fingerprint["lanes"]:
-            raise damaged(f"The state has a lane {lane!r:.80} of {fingerprint['lanes']}.")
-    head = {name: state[name] for name in state if name not in ("checksum", "lanes")}
-    if checksum(head) != state["checksum"]:
-        raise damaged("The state's fields do not add up to its checksum.")
-
-
-def check_state(state: Mapping[str, Any]) -> None:
-    """Raise `StateError`, naming the place, unless a state is whole and agrees with itself.
-
-    What each lane has given follows from `next_batch`, unless its last epoch has ended.
-    """
-    check_structure(state)
-    total, next_batch = state["fingerprint"]["lanes"], state["next_batch"]
-    for name, lane in state["lanes"].items():
-        if lane is not None:
-            check_lane_state(int(name), lane)
-        due = batches_due(int(name), next_batch, total)
-        given = batches_given(lane)
-        ended = lane is not None and lane["final"] is True
-        if given != due and not (ended and given < due):
-            raise damaged(
-                f"Lane {name} has given {given} batches, and before batch {next_batch} of the run, "
-                f"the next one, come {due} of this lane."
-            )
+    if checksum(state) != state["checksum"]:
+        raise StateError(
+            "The state does not add up to its checksum.",
+            "It is not what streampack saved.",
+            "Pass what `state_dict()` returned, unchanged.",
+        )
 
 
 def _named(lanes: Iterable[int]) -> str:
@@ -299,10 +268,11 @@ def _named(lanes: Iterable[int]) -> str:
     return shown if len(numbers) <= 12 else f"{shown}, ... ({len(numbers)} in all)"
 
 
-def _is_number(text: str) -> bool:
-    """True for a whole number as Python writes it."""
-    return text.isascii() and text.isdecimal() and len(text) < 12 and str(int(text)) == text
-
-
-def _is_range(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(is_count(n, 0) for n in value)
+def checksum(state: Mapping[str, Any]) -> str:
+    """64 bits, in hexadecimal, over all of a JSON-able state but its checksum."""
+    fields = {name: state[name] for name in state if name != "checksum"}
+    try:
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"none, for {error}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.reading.cursor import cursor_field, damaged_cursor
 from streampack.sources.mixture.credits import TokenShares
 from streampack.sources.mixture.source import Mixture
 from streampack.streams.base import BEGINNING, Mark
@@ -66,17 +65,12 @@ class Rules:
     @classmethod
     def read(cls, saved: Any, names: list[str]) -> Rules:
         """The rules in a cursor, for a mixture whose sources have these names."""
-        try:
-            known = tuple(map(str, saved["sources"]))
-            knots = []
-            for at, shares in saved["shares"]:
-                of = dict(zip(known, shares, strict=True))
-                knots.append((int(at), tuple(int(of.get(name, 0)) for name in names)))
-            until, quantum = int(saved["until"]), int(saved["quantum_documents"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise damaged_cursor(saved) from error
-        if not knots or knots[0][0] != 0 or quantum < 1:
-            raise damaged_cursor(saved)
+        known = tuple(saved["sources"])
+        knots = []
+        for at, shares in saved["shares"]:
+            of = dict(zip(known, shares, strict=True))
+            knots.append((at, tuple(of.get(name, 0) for name in names)))
+        until, quantum = saved["until"], saved["quantum_documents"]
         return cls(until, TokenShares(tuple(knots)), known, quantum)
 
 
@@ -90,7 +84,7 @@ def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> di
             by then is drawn to its end).
     """
     rules = replace(Rules.of(before), until=until).as_dict(list(before.sources))
-    return {**cursor, "before": [*cursor_field(cursor, "before", list), rules]}
+    return {**cursor, "before": [*cursor["before"], rules]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +131,14 @@ class MixedPlace:
         """The place of a saved mark; None is before the first document.
 
         Raises:
-            StateError: it is damaged, or the mixture lacks a source of it that had not ended.
+            StateError: the mixture lacks a source of it that had not ended.
         """
         if mark is None:
             mark = Mark(0, {"tokens": 0, "quantum": 0, "before": [], "sources": {}})
         cursor = mark.cursor
-        saved = cursor_field(cursor, "sources", dict)
+        saved = cursor["sources"]
         for name, source in saved.items():
-            if not isinstance(source, Mapping):
-                raise damaged_cursor(cursor)
-            if name not in mixture.sources and not cursor_field(source, "ended", bool):
+            if name not in mixture.sources and not source["ended"]:
                 raise StateError(
                     f'The mixture no longer has the source "{name}", which had not ended.',
                     "The window may hold its documents, and they could not be read again.",
@@ -157,20 +149,20 @@ class MixedPlace:
         for number, name in enumerate(mixture.sources):
             if name in saved:
                 source = saved[name]
-                credits[number] = cursor_field(source, "credit", int, may_be_negative=True)
+                credits[number] = source["credit"]
                 places[number] = SourcePlace(
-                    Mark(0, cursor_field(source, "at", dict)),
-                    cursor_field(source, "offset", int),
-                    cursor_field(source, "tokens", int),
-                    cursor_field(source, "epoch", int),
-                    cursor_field(source, "ended", bool),
+                    Mark(0, source["at"]),
+                    source["offset"],
+                    source["tokens"],
+                    source["epoch"],
+                    source["ended"],
                 )
         names = list(mixture.sources)
         return cls(
             mark.serial,
-            cursor_field(cursor, "tokens", int),
-            cursor_field(cursor, "quantum", int),
+            cursor["tokens"],
+            cursor["quantum"],
             tuple(credits),
             tuple(places),
-            tuple(Rules.read(rules, names) for rules in cursor_field(cursor, "before", list)),
+            tuple(Rules.read(rules, names) for rules in cursor["before"]),
         )

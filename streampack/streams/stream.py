@@ -18,7 +18,6 @@ from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.reading.base import Block, Source
-from streampack.reading.cursor import cursor_field
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.streams.base import BEGINNING, LaneStream, Mark, Outlook
@@ -89,16 +88,16 @@ class DocumentStream(LaneStream):
         self._number = number
         self._times = times
         self.epoch = 0  # of the documents that come next
-        first = cursor_field(mark.cursor, "part", int) if mark else 0
-        start = cursor_field(mark.cursor, "at", dict, type(None)) if mark else None
+        first = mark.cursor["part"] if mark else 0
+        start = mark.cursor["at"] if mark else None
         self.preparer = BlockPreparer(config.preparation, config.source, number, config.seed, skips)
         self._supply = _supply(config, lane, dealer, line)
         # The place after the block at hand, and of the block the place before it and the share of
         # its documents that are not prepared yet.
         self._after = self._before = (first, start)
         self._unprepared = 0.0
-        self._tokens = cursor_field(mark.cursor, "tokens", int) if mark else 0  # prepared
-        self._tokens_before = cursor_field(mark.cursor, "before", int) if mark else 0  # this part
+        self._tokens = mark.cursor["tokens"] if mark else 0  # prepared
+        self._tokens_before = mark.cursor["before"] if mark else 0  # this part
         self._marks: deque[Mark] = deque([mark or Mark(0, BEGINNING)])
         self._blocks = self._read(first, start)
 

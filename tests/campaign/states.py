@@ -7,7 +7,7 @@ import io
 import json
 import random
 from collections import Counter
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from streampack.packing import BestFitDecreasing
 from tests.campaign.attack import Attack, FoundError
 from tests.campaign.hostile import hostile
 from tests.support.every_source import MIXTURES, PACKERS, SEQ_LEN, SOURCES
-from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import maker
 from tests.support.runs import identity
@@ -31,10 +30,7 @@ EVERY = {**SOURCES, **{f"mixture-{name}": make for name, make in MIXTURES.items(
 
 
 def attack_states(folder: Path) -> Attack:
-    """States of runs over several sources with several packers, each damaged in one or two places.
-
-    A state whose checksums were made to fit may say something else, and must only be no crash.
-    """
+    """States of runs over several sources with several packers, damaged in one or two places."""
     runs = []
     for number, (name, packer, options) in enumerate(
         [
@@ -59,14 +55,12 @@ def attack_states(folder: Path) -> Attack:
         for batch in loader:
             batches.append(identity(batch))
             states.append(loader.state_dict())
-        if name == "mixture-streams":
-            foreign = make  # has states of another library inside, of which we know nothing
         runs.append((make, json.loads(json.dumps(states)), batches))
 
     def attack(rng: random.Random) -> str:
         make, states, batches = rng.choice(runs)
         at = rng.randrange(len(states) - 1)
-        state, is_forged = _damaged_state(rng, states, at, forge=make is not foreign)
+        state = _damaged_state(rng, states, at)
         if rng.random() < 0.2:
             path = folder / "state.json"
             path.write_text(json.dumps(state))
@@ -76,16 +70,14 @@ def attack_states(folder: Path) -> Attack:
         allow = {"source", "packer", "window"} if rng.random() < 0.2 else set()
         loader.load_state_dict(state, allow=allow)
         found = [identity(batch) for batch in loader]
-        if not is_forged and found != batches[at:]:
+        if found != batches[at:]:
             raise FoundError(f"a state after {at} batches gives others: {json.dumps(state)[:300]}")
-        return "forged and accepted" if is_forged else "accepted"
+        return "accepted"
 
     return attack
 
 
-def _damaged_state(
-    rng: random.Random, states: list[dict[str, Any]], at: int, *, forge: bool
-) -> tuple[dict[str, Any], bool]:
+def _damaged_state(rng: random.Random, states: list[dict[str, Any]], at: int) -> dict[str, Any]:
     state = copy.deepcopy(states[at])
     other = states[rng.randrange(len(states))]
     for _ in range(rng.randint(1, 2)):
@@ -111,11 +103,7 @@ def _damaged_state(
             holder.insert(key, copy.deepcopy(old))
         else:
             holder[key] = hostile(rng, json_only=True)
-    is_forged = forge and rng.random() < 0.4
-    if is_forged:
-        with suppress(AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            sign(state)
-    return state, is_forged
+    return state
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.errors import StateError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.manifest import Manifest, Names
 from streampack.reading.skips import Skips
@@ -84,32 +83,6 @@ def test_what_is_left_behind_a_cursor_is_what_is_read_after_it(
         for _, cursor in lane.read(None, Skips()):
             rest = sum(len(block) for block, _ in lane.read(cursor, Skips()))
             assert lane.left(cursor) == rest
-
-
-@pytest.mark.parametrize(
-    "saved",
-    [
-        [0],
-        [0, 1],
-        [0, 1, 1, 1],
-        [0, 1.0, 1],
-        [0, 1, None],
-        [None, 1, 1],
-        [7, 1, 1],
-        [-1, 1, 1],
-        [0, -1, 1],
-        [0, 1, 5],
-        [0, True, 1],
-        "0",
-    ],
-    ids=str,
-)
-def test_a_place_that_no_lane_has_is_refused(saved: object) -> None:
-    (lane,) = _source([4]).lanes(1, seed=5, epoch=2, shuffle=False)
-    with pytest.raises(StateError, match="cannot be read"):
-        list(lane.read({"open": [saved], "next": 1, "turn": 0}, Skips()))
-    whole = lane.read({"open": [[0, 1, 1]], "next": 1, "turn": 0}, Skips())
-    assert sum(len(block) for block, _ in whole) == 3
 
 
 def test_lanes_of_a_process_share_one_line_and_no_pickle_holds_it() -> None:

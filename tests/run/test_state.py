@@ -28,7 +28,6 @@ from streampack import (
     sources,
 )
 from streampack.errors import StateError
-from streampack.lane.state import decode_columns, encode_columns
 from streampack.packing import BestFitDecreasing, Packer
 from tests.support.forged import sign
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
@@ -377,45 +376,6 @@ def _check_damage(
         merge_states([state])
 
 
-def signed(state: dict[str, Any], lane: str, **fields: Any) -> dict[str, Any]:
-    """A copy whose lane has other fields, and a checksum that fits them."""
-    return sign({**state, "lanes": {**state["lanes"], lane: {**state["lanes"][lane], **fields}}})
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.sampled_from(sorted(STATE["lanes"])), st.data())
-def test_forged_columns_are_refused_or_give_the_same_batches(
-    lane: str, data: st.DataObject
-) -> None:
-    own = STATE["lanes"][lane]
-    columns = decode_columns(own["entries"], 5, own["documents"])
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = tuple(data.draw(st.integers(0, size - 1)) for size in columns.shape)
-        columns[at] = data.draw(st.one_of(st.integers(0, 3), st.integers(0, 1 << 40)))
-    try:
-        found = _taken_up(make_dataset(), signed(STATE, lane, entries=encode_columns(columns)))
-    except StateError:
-        return
-    assert found == FOLLOWING
-
-
-@pytest.mark.parametrize("part", [-1, -99, 1 << 60, "1", None])
-def test_a_forged_number_of_a_part_is_refused_or_ends_the_lane(part: object) -> None:
-    own = STATE["lanes"]["0"]
-    forged = signed(STATE, "0", cursor={**own["cursor"], "part": part})
-    with pytest.raises(StateError):
-        _taken_up(make_dataset(), forged)
-
-
-@pytest.mark.parametrize("tokens", [-1, 1 << 60, 10**30, True])
-@pytest.mark.parametrize("name", ["tokens", "before"])
-def test_a_forged_count_of_tokens_is_refused(name: str, tokens: object) -> None:
-    own = STATE["lanes"]["0"]
-    forged = signed(STATE, "0", cursor={**own["cursor"], name: tokens})
-    with pytest.raises(StateError, match="cannot be read"):
-        _taken_up(make_dataset(), forged)
-
-
 def test_a_state_without_its_window_is_refused_where_that_may_change() -> None:
     fingerprint = {name: STATE["fingerprint"][name] for name in STATE["fingerprint"]}
     del fingerprint["window"]
@@ -424,47 +384,15 @@ def test_a_state_without_its_window_is_refused_where_that_may_change() -> None:
         PackedLoader(make_dataset()).load_state_dict(forged, allow={"window"})
 
 
-def test_a_forged_number_of_lanes_is_refused_before_anything_is_done_for_each() -> None:
-    dataset = make_dataset(lanes=None)
-    state = PackedLoader(dataset).state_dict()
-    forged = {**state, "fingerprint": {**state["fingerprint"], "lanes": 1 << 40}}
-    with pytest.raises(StateError, match="names no number of lanes"):
-        dataset.load_state_dict(sign(forged))
-
-
-@pytest.mark.parametrize("source", [3, {"sources": {"a": 1, "b": {}}}, {"sources": {"a": {1: 2}}}])
-def test_a_forged_source_is_refused_where_it_may_have_grown(source: object) -> None:
-    forged = {**MIXED_STATE, "fingerprint": {**MIXED_STATE["fingerprint"], "source": source}}
-    with pytest.raises(StateError):
-        PackedLoader(make_mixed()).load_state_dict(sign(forged), allow={"source"})
-
-
-def test_a_digest_that_was_forged_is_shown_on_one_line() -> None:
-    with pytest.raises(StateError, match=r"the state says '\\n\\n'") as raised:
-        _taken_up(make_dataset(), signed(STATE, "0", digest="\n\n"))
-    assert "\n" not in str(raised.value)
-
-
-def test_columns_that_cannot_be_read_are_refused_with_their_lane() -> None:
-    one = encode_columns(np.ones((5, 1), dtype=np.int64))
-    for text in ("", "?", "é", one[:-4], one + one, one):
-        with pytest.raises(StateError, match="`entries` of lane 6 cannot be read: "):
-            _taken_up(make_dataset(), signed(STATE, "6", entries=text))
-    for text in (np.zeros((5, 1)), np.full((5, 1), 10**6)):
-        columns = encode_columns(text.astype(np.int64))
-        with pytest.raises(StateError, match="`entries` of lane 6 are documents"):
-            _taken_up(make_dataset(), signed(STATE, "6", entries=columns, documents=1))
-
-
 def test_the_state_of_one_lane_is_refused_under_the_number_of_another() -> None:
     lanes = STATE["lanes"]
     assert lanes["0"]["step"] + lanes["0"]["emitted"] == lanes["1"]["step"] + lanes["1"]["emitted"]
     exchanged = {**STATE, "lanes": {**lanes, "0": lanes["1"], "1": lanes["0"]}}
     twice = {**STATE, "lanes": {**lanes, "0": lanes["1"]}}
     for state in (exchanged, twice):
-        with pytest.raises(StateError, match="Lane 0 of the state holds the state of lane 1"):
+        with pytest.raises(StateError):
             PackedLoader(make_dataset()).load_state_dict(state)
-        with pytest.raises(StateError, match="Lane 0 of the state holds the state of lane 1"):
+        with pytest.raises(StateError):
             merge_states([state])
 
 
@@ -483,7 +411,7 @@ def test_a_state_without_a_version_is_refused() -> None:
 @pytest.mark.parametrize("version", [2, 99])
 def test_a_state_of_another_version_is_refused_and_a_new_run_can_start(version: int) -> None:
     loader = PackedLoader(make_dataset())
-    message = f"has version {version}, this streampack reads version 5.*or start a new run"
+    message = f"has version {version}, this streampack reads version 6.*or start a new run"
     with pytest.raises(StateError, match=message):
         loader.load_state_dict({**STATE, "version": version, "more": 1})
     assert take(loader, 21) == take(PackedLoader(make_dataset()), 21)

@@ -16,7 +16,6 @@ from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.reading.base import Block, Cursor, LaneReader, Source
-from streampack.reading.cursor import cursor_field
 from streampack.reading.fields import Fields
 from streampack.reading.options import Reading, checked_reading
 from streampack.reading.skips import Skips
@@ -117,7 +116,7 @@ class _ItemLane(LaneReader):
 
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
         source = self.source
-        count = cursor_field(cursor, "count", int) if cursor is not None else 0
+        count = cursor["count"] if cursor is not None else 0
         state = cursor.get("state") if cursor is not None else None
         with outside_worker():
             items = source.open_lane(
