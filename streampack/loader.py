@@ -59,7 +59,7 @@ class PackedLoader(DataLoader[Any]):
         dataset: what to load.
         num_workers: worker processes of torch's DataLoader, up to the number of the rank's lanes;
             0 makes batches in the loop's own process.
-        prefetch_factor: batches each worker makes ahead; None is 4, which are small.
+        prefetch_factor: batches each worker makes ahead; None is 16, which are small.
         multiprocessing_context: "fork", "spawn" or "forkserver"; None is Python's default.
         pin_memory: give batches in page-locked memory, where there is a device to copy them to.
         timeout: seconds to wait for the workers' next batch; 0 waits as long as they live.
@@ -124,7 +124,7 @@ class PackedLoader(DataLoader[Any]):
             )
         self.transform = transform
         if num_workers and prefetch_factor is None:
-            prefetch_factor = 4
+            prefetch_factor = 16
         super().__init__(
             dataset,
             batch_size=None,

@@ -9,6 +9,7 @@ main thread is, is not installed.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -40,6 +42,7 @@ from streampack.lane.warm_up import warm_up
 logger = logging.getLogger(__name__)
 
 AHEAD = 2  # batches per worker that the thread holds for the loop, with their fields
+PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux
 LOOK_S = 0.2  # between two looks at whether workers that give nothing are alive
 
 #: What waits until a worker has its handlers. A fork carries the loop's stack, which Ctrl-C would
@@ -297,7 +300,10 @@ class _Receiver:
             ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        batches._worker_result_queue._writer.close()  # the workers' death then ends the pipe
+        pipe = batches._worker_result_queue
+        pipe._writer.close()  # the workers' death then ends it
+        with suppress(OSError):  # not Linux, or over the user's quota: slower, not wrong
+            fcntl.fcntl(pipe._reader.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
         return batches
 
 

@@ -171,7 +171,7 @@ def test_a_program_without_standard_streams_runs(host: Host, tmp_path: Path) -> 
     ends_well(host, tmp_path, CLOSED_STREAMS)
 
 
-@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["spawn"])
 def test_workers_that_are_spawned_say_nothing_of_ctrl_c_while_they_start(
     host: Host, tmp_path: Path, method: str
 ) -> None:
