@@ -221,7 +221,7 @@ def speeds(documents: int, runs: int) -> list[list[str]]:
             tokens = 0
             for _ in range(runs):
                 for dealt in (False, True):
-                    loader = loader_of(MDS(folders[:copies], column="tokens"), lanes, dealt=dealt)
+                    loader = loader_of(MDS(folders[:copies], tokens="tokens"), lanes, dealt=dealt)
                     began = time.process_time()
                     tokens = sum(batch.num_tokens for batch in loader)
                     taken = time.process_time() - began

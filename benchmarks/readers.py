@@ -104,7 +104,7 @@ def hugging_face(folder: Path, documents: list[Any]) -> Case:
         for row in datasets.load_from_disk(str(folder / "saved")).with_format("numpy"):
             yield row["ids"]
 
-    return read, sources.open(str(folder / "saved"), column="ids")
+    return read, sources.open(str(folder / "saved"), tokens="ids")
 
 
 def parquet(folder: Path, documents: list[Any]) -> Case:
@@ -136,7 +136,7 @@ def mosaic(folder: Path, documents: list[Any]) -> Case:
             for sample in local:
                 yield sample["ids"]
 
-    return read, sources.MDS(str(folder / "mds"), column="ids")
+    return read, sources.MDS(str(folder / "mds"), tokens="ids")
 
 
 def table(documents: list[Any]) -> pa.Table:

@@ -93,9 +93,9 @@ def main() -> None:
             f"{len(workload.lengths)} documents, {2 * workload.num_tokens / 2**20:.0f} MiB of ids"
         )
         kinds: dict[str, Callable[[], ShardedSource]] = {
-            "MDS": lambda: sources.MDS(mds_shards(workload), column="tokens"),
+            "MDS": lambda: sources.MDS(mds_shards(workload), tokens="tokens"),
             "Parquet": lambda: sources.Parquet(parquet_ids(workload), tokens="tokens"),
-            "tar": lambda: sources.WebDataset(str(npy_tars(workload)), key="npy"),
+            "tar": lambda: sources.WebDataset(str(npy_tars(workload)), tokens="npy"),
         }
         print(
             SHOWN.format(

@@ -174,7 +174,7 @@ def renumbered(state: dict[str, Any], lane: int) -> dict[str, Any]:
 
 def dataset_source(folder: Path) -> sources.MDS:
     """The small corpus whose lane states stand for those of a large one."""
-    return sources.MDS(str(folder), column="tokens")
+    return sources.MDS(str(folder), tokens="tokens")
 
 
 def write_parquet(folder: Path, documents: int) -> None:
@@ -194,7 +194,7 @@ def stream(
 ) -> dict[str, float]:
     """Memory, open files and diversity of a process that runs `lanes` lanes."""
     source: ShardedSource = sources.MDS(
-        folder, column="tokens", reading=sources.Reading(open_shards=open_shards)
+        folder, tokens="tokens", reading=sources.Reading(open_shards=open_shards)
     )
     if kind == "Parquet":
         source = sources.Parquet(

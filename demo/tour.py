@@ -144,7 +144,7 @@ class Tour:
             names = ("mds", "tar")
             say(f"{sum(self._upload(store, name) for name in names)} files, uploaded")
         mds = MDS(f"{store.url}/mds", storage=self.storage, reading=Reading(open_shards=1))
-        tar = WebDataset(f"{store.url}/tar", key="npy", storage=self.storage)
+        tar = WebDataset(f"{store.url}/tar", tokens="npy", storage=self.storage)
         lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
         return {"MDS": mds, "tar": tar, "Parquet": parquet}, lengths
 

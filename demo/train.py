@@ -59,7 +59,7 @@ class Job:
 
 def open_loader(job: Job, workers: int) -> PackedLoader:
     """The job's stream, endless, from its beginning."""
-    source = MDS(job.url, column="tokens", storage=Storage(cache_dir=job.cache))
+    source = MDS(job.url, tokens="tokens", storage=Storage(cache_dir=job.cache))
     dataset = PackedDataset(
         source,
         seq_len=job.seq_len,

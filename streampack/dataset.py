@@ -36,6 +36,7 @@ from streampack.run.options import (
     choose_packer,
     prepare,
     say_if_kept_apart,
+    say_unread,
     tokens_per_batch,
 )
 from streampack.run.plan import RunPlan, plan_run, resume_run
@@ -151,6 +152,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._detected = topology is None
         topology = Topology.detect() if topology is None else topology
         source.prepare()  # a path that is wrong is said before anything else about what it holds
+        say_unread(source)
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
         if packer.inserts_eos and row_format.eos_id < 0:
             raise ConfigError(

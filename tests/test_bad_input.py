@@ -65,7 +65,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     victim = sorted(folder.glob("*.mds"))[2]
     victim.unlink()
     with pytest.raises(StorageError, match=victim.name) as raised:
-        load(sources.MDS(str(folder), column="t"))
+        load(sources.MDS(str(folder)))
     says(raised.value)
 
 
@@ -75,9 +75,9 @@ def test_a_truncated_tar_is_named_or_skipped_with_nothing_else_lost(tmp_path: Pa
     bad.write_bytes(bad.read_bytes()[: 4 * 1024 + 700])  # four documents and a part of the fifth
     urls = [str(good), str(bad)]
     with pytest.raises(ContentError, match=r"bad\.tar") as raised:
-        load(sources.WebDataset(urls, key="npy"))
+        load(sources.WebDataset(urls, tokens="npy"))
     says(raised.value)
-    loader = load(sources.WebDataset(urls, key="npy"), on_error="skip")
+    loader = load(sources.WebDataset(urls, tokens="npy"), on_error="skip")
     metrics = loader.metrics()
     assert metrics.skipped == 1
     assert metrics.composition.placed == 10 * 40 + 4 * 40
@@ -95,7 +95,7 @@ def test_a_compressed_tar_that_is_cut_short_loses_only_what_is_behind_the_cut(
     packed = bytes(compress(stored))
     path = tmp_path / f"a.tar.{codec}"
     path.write_bytes(packed[: len(packed) * 3 // 4])
-    source = sources.WebDataset(str(path), key="npy")
+    source = sources.WebDataset(str(path), tokens="npy")
     with pytest.raises(ContentError, match="breaks off"):
         read_all(source)
     skips = Skips("skip")
@@ -113,7 +113,7 @@ def test_a_shard_that_is_lost_says_how_many_documents_it_had(tmp_path: Path) -> 
     data[len(data) // 2] ^= 0xFF
     victim.write_bytes(data)
     with pytest.raises(ContentError, match="None of its 3 documents can be read"):
-        load(sources.MDS(str(folder), column="t"))
+        load(sources.MDS(str(folder)))
 
 
 def test_an_index_that_leaves_its_directory_is_refused(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_index_that_leaves_its_directory_is_refused(tmp_path: Path) -> None:
     index["shards"][0]["raw_data"]["basename"] = "../secret.mds"
     (folder / "index.json").write_text(json.dumps(index))
     with pytest.raises(ConfigError, match=r"\.\./secret") as raised:
-        load(sources.MDS(str(folder), column="t"))
+        load(sources.MDS(str(folder)))
     says(raised.value)
 
 
@@ -133,7 +133,7 @@ def test_an_absent_column_is_refused_and_those_that_exist_are_named(tmp_path: Pa
     with pytest.raises(ConfigError, match="body"):
         load(sources.Parquet(str(path), text="text"), tokenizer=byte_tokenizer())
     with pytest.raises(ConfigError, match="t"):
-        load(sources.MDS(write_mds(tmp_path, ids(3)), column="tokens"))
+        load(sources.MDS(write_mds(tmp_path, ids(3)), tokens="tokens"))
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
     with pytest.raises(ConfigError, match="body"):
         load(sources.JSONL(str(tmp_path / "a.jsonl")), tokenizer=byte_tokenizer())
@@ -353,8 +353,8 @@ def test_every_source_refuses_what_is_no_reading(reading: Any) -> None:
     for make in (
         lambda reading: sources.Parquet("a.parquet", reading=reading),
         lambda reading: sources.JSONL("a.jsonl", reading=reading),
-        lambda reading: sources.MDS("a", column="t", reading=reading),
-        lambda reading: sources.WebDataset("a.tar", key="npy", reading=reading),
+        lambda reading: sources.MDS("a", reading=reading),
+        lambda reading: sources.WebDataset("a.tar", tokens="npy", reading=reading),
         lambda reading: sources.Chat("a.jsonl", reading=reading),
         lambda reading: sources.Iterable(ids(5), reading=reading),
         lambda reading: sources.TextFiles("a.txt", reading=reading),

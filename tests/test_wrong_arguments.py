@@ -86,7 +86,7 @@ def test_of_a_csv_file_it_is_said_what_to_pass(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["JSONL", "Parquet", "WebDataset", "MDS", "Arrow"])
 def test_records_are_no_paths(name: str) -> None:
     kind = getattr(sources, name)
-    more = {"WebDataset": {"key": "npy"}, "MDS": {"column": "t"}}.get(name, {})
+    more = {"WebDataset": {"tokens": "npy"}}.get(name, {})
     for given in ([{"messages": [{"role": "user", "content": "a"}]}], 5, [1, 2], None):
         with pytest.raises(
             ConfigError, match=r"A path was expected.*conversations to sources\.Chat"

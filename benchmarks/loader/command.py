@@ -100,8 +100,6 @@ def _dataset(options: argparse.Namespace) -> PackedDataset:
         options.source,
         text=options.text,
         tokens=options.tokens,
-        column=options.column,
-        key=options.key,
     )
     tokenizer: Any = options.tokenizer
     if tokenizer is not None:
@@ -148,8 +146,6 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--eos-id", type=int, help="end-of-document id, where the tokenizer names none")
     add("--text", metavar="FIELD", help="field or column that holds text")
     add("--tokens", metavar="FIELD", help="field or column that holds token ids")
-    add("--column", metavar="NAME", help="column of MDS shards")
-    add("--key", metavar="EXT", help="extension of the files in tar shards")
     add("--seq-len", type=int, default=2048)
     add("--batch-tokens", type=int, help="of one rank; default: one row")
     add("--workers", type=int, default=1, help="worker processes of a rank")

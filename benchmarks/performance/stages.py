@@ -58,9 +58,9 @@ def datasets(workload: Workload) -> dict[str, Any]:
     tokenizer.threads = 1
     made = {
         "in memory": workload.documents,
-        "MDS": sources.MDS(mds_shards(workload), column="tokens"),
+        "MDS": sources.MDS(mds_shards(workload), tokens="tokens"),
         "Parquet": sources.Parquet(parquet_ids(workload), tokens="tokens"),
-        "WebDataset": sources.WebDataset(sorted(npy_tars(workload).glob("*.tar")), key="npy"),
+        "WebDataset": sources.WebDataset(sorted(npy_tars(workload).glob("*.tar")), tokens="npy"),
         "text": sources.JSONL(text_file(workload), text="text"),
     }
     return {

@@ -93,7 +93,7 @@ def loader(
     from streampack import PackedDataset, PackedLoader, Topology, sources
 
     tokenizer: Any = None
-    source: Any = sources.MDS(mds_shards(workload), column="tokens")
+    source: Any = sources.MDS(mds_shards(workload), tokens="tokens")
     if kind.startswith("text"):
         source = sources.JSONL(text_file(workload), text="text")
         tokenizer, _ = find_tokenizer([])

@@ -44,7 +44,7 @@ class Stall(Measured):
         """An endless loader."""
         from streampack import PackedDataset, PackedLoader, Topology, sources
 
-        source = sources.MDS(mds_shards(self.workload), column="tokens")
+        source = sources.MDS(mds_shards(self.workload), tokens="tokens")
         dataset = PackedDataset(
             source, seq_len=SEQ_LEN, batch_tokens=rows * SEQ_LEN, epochs=None, topology=Topology()
         )

@@ -17,7 +17,7 @@ _BATCH = """
 import sys
 import numpy, torch
 from streampack import PackedDataset, PackedLoader, Topology, sources
-source = sources.MDS(sys.argv[1], column="tokens")
+source = sources.MDS(sys.argv[1], tokens="tokens")
 dataset = PackedDataset(source, seq_len={seq_len}, batch_tokens={tokens}, topology=Topology())
 batch = next(iter(PackedLoader(dataset)))
 shape = batch.input_ids.shape, batch.labels.shape, batch.document_ids.shape

@@ -98,7 +98,7 @@ class FromMDS(StreampackLoader):
         """The folder."""
         from streampack import sources
 
-        return sources.MDS(mds_shards(self.workload), column="tokens")
+        return sources.MDS(mds_shards(self.workload), tokens="tokens")
 
 
 class FromMDSOneLane(FromMDS):
@@ -138,7 +138,7 @@ class FromWebDataset(StreampackLoader):
         """All tars of the folder."""
         from streampack import sources
 
-        return sources.WebDataset(sorted(npy_tars(self.workload).glob("*.tar")), key="npy")
+        return sources.WebDataset(sorted(npy_tars(self.workload).glob("*.tar")), tokens="npy")
 
 
 class FromParquet(StreampackLoader):

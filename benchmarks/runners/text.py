@@ -80,7 +80,7 @@ class StreampackText(Text):
 
         path = type(self).write(self.workload, self.texts)
         if self.kind == "tar":
-            return sources.WebDataset(sorted(path.glob("*.tar")), key="txt")
+            return sources.WebDataset(sorted(path.glob("*.tar")), text="txt")
         return (sources.JSONL if self.kind == "jsonl" else sources.Parquet)(path, text="text")
 
     def loader(self, **options: Any) -> Any:

@@ -15,10 +15,8 @@ from streampack.cli.named import dataset_of, packed_by
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
-    Column,
     EndToken,
     Integers,
-    Key,
     LossMask,
     TextField,
     TextTokenizer,
@@ -49,9 +47,7 @@ def bench(
     tokenizer: TextTokenizer = None,
     text: TextField = None,
     tokens: TokensField = None,
-    column: Column = None,
     loss_mask: LossMask = None,
-    key: Key = None,
     dtype: Integers = None,
     eos_id: EndToken = None,
     workers: Annotated[
@@ -71,7 +67,7 @@ def bench(
     console = Console(quiet=as_json, stderr=True)
     with console.status("opening"):
         dataset = dataset_of(
-            source, tokenizer, eos_id, seq_len, text=text, tokens=tokens, column=column, key=key,
+            source, tokenizer, eos_id, seq_len, text=text, tokens=tokens,
             dtype=dtype, loss_mask=loss_mask,
         )  # fmt: skip
         dataset = packed_by(dataset, dataset.plan.config.packer, batch_size, epochs=None)

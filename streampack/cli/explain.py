@@ -11,10 +11,8 @@ from streampack.cli.named import dataset_of
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
-    Column,
     EndToken,
     Integers,
-    Key,
     LossMask,
     TextField,
     TextTokenizer,
@@ -31,9 +29,7 @@ def explain(
     tokenizer: TextTokenizer = None,
     text: TextField = None,
     tokens: TokensField = None,
-    column: Column = None,
     loss_mask: LossMask = None,
-    key: Key = None,
     dtype: Integers = None,
     eos_id: EndToken = None,
     documents: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 20_000,
@@ -41,7 +37,7 @@ def explain(
 ) -> None:
     """Say what a run will read, how many steps it takes, and what other choices would change."""
     dataset = dataset_of(
-        source, tokenizer, eos_id, seq_len, text=text, tokens=tokens, column=column, key=key,
+        source, tokenizer, eos_id, seq_len, text=text, tokens=tokens,
         dtype=dtype, loss_mask=loss_mask,
     )  # fmt: skip
     found = dataset.explain(documents=documents)

@@ -27,9 +27,6 @@ LossMask = Annotated[
         callback=lambda name: [] if name == "" else name,
     ),
 ]
-Column = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Field or column, whatever it holds.")
-]
 EndToken = Annotated[
     int | None,
     typer.Option(
@@ -38,9 +35,6 @@ EndToken = Annotated[
 ]
 Integers = Annotated[
     str | None, typer.Option(metavar="TYPE", help="Integers of raw files of tokens: uint16, ...")
-]
-Key = Annotated[
-    str | None, typer.Option(metavar="EXT", help="Extension of the files in tar shards.")
 ]
 TextTokenizer = Annotated[
     str | None, typer.Option(metavar="PATH", help="tokenizer.json, for text.")

@@ -90,7 +90,7 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
             member.size = buffer.tell()
             buffer.seek(0)
             archive.addfile(member, buffer)
-    yield _dataset(WebDataset(folder / "ids.tar", key="npy"))
+    yield _dataset(WebDataset(folder / "ids.tar", tokens="npy"))
     lines = folder / "texts.jsonl"
     lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     yield _dataset(JSONL(lines))

@@ -15,8 +15,7 @@ from streampack.tokenization import Tokenizer
 
 
 def check_content(source: Source, tokenizer: Tokenizer | None) -> None:
-    """Raise `ConfigError` if there is a tokenizer and no text for it, or it is unknown which."""
-    source.check_documents_named("Name the field, --text {text} or --tokens with its name.")
+    """Raise `ConfigError` if there is a tokenizer and no text for it."""
     if tokenizer is not None and source.tokenized:
         raise ConfigError(
             "A tokenizer was given for documents that are tokenized already.",

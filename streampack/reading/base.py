@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, Texts, make_origin, text_bytes
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import FieldTypes
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ContentError
 from streampack.packing.overflow import Overflow
 from streampack.reading.options import Reading
 from streampack.reading.records import too_long
@@ -67,8 +67,6 @@ class Source(ABC):
     once: bool = False
     #: What its records give besides, where they have it: values of tokens and of documents.
     field_types: FieldTypes = FieldTypes()
-    #: The field of texts beside the token ids that are read, where nobody said which are meant.
-    texts_beside: str | None = None
 
     @property
     def kind(self) -> str:
@@ -103,19 +101,6 @@ class Source(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """JSON-able identity for the fingerprint: kind, manifest digest, columns."""
-
-    def check_documents_named(self, remedy: str) -> None:
-        """Raise `ConfigError` if there are texts beside the ids, and nobody said which are meant.
-
-        For who has a tokenizer; without one only the ids can be meant.
-        """
-        if self.texts_beside is not None:
-            raise ConfigError(
-                f'The records of the source ({self.kind}) have texts in "{self.texts_beside}" and '
-                "token ids beside them.",
-                "Either may be the documents.",
-                remedy.format(text=self.texts_beside),
-            )
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Raise `ConfigError` if the source cannot be split into n lanes."""

@@ -1,9 +1,8 @@
 """Which tokens of a document carry loss: from masks of 0 and 1, or from labels.
 
 Labels are what trainers store: a token's own id where it is learnt, and -100 where not (it is the
-model that shifts). A field "labels" holds labels. Any other says which by its values: labels have
-others than 0 and 1, unless those are all the ids that a document has. Where there are several, a
-token carries loss if all of them say so.
+model that shifts). They are in fields whose names end in "labels"; any other is a mask. Where there
+are several, a token carries loss if all of them say so.
 """
 
 from __future__ import annotations
@@ -25,20 +24,6 @@ def joint_mask(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
     return np.logical_and.reduce(found) if found[1:] else next(iter(found), None)
 
 
-def _what_is_wrong(values: NDArray[Any], ids: NDArray[Any], name: str) -> str:
-    """Of values (T,) that are neither labels nor, unless they are named so, a mask."""
-    place = int(np.flatnonzero((values != IGNORED) & (values != ids))[0])
-    rule = f"a label is the token's own id or {IGNORED} (it is the model that shifts)"
-    label = f"has the label {values[place]} at token {place}, whose id is {ids[place]}; {rule}"
-    if name == LABELS:
-        return label
-    other = int(np.flatnonzero((values != 0) & (values != 1))[0])
-    return (
-        f'has the value {values[other]} at token {other} in "{name}", so it is no mask of 0 and 1; '
-        f"taken as labels, it {label}"
-    )
-
-
 def masks_of_rows(
     values: NDArray[Any],
     ids: NDArray[Any],
@@ -55,15 +40,19 @@ def masks_of_rows(
         name: of the field.
         reasons: gets what is wrong with a document, by its number.
     """
-    mask: NDArray[np.bool_] = values == 1
-    strange = values != mask
-    if values.dtype.kind == "b" or (name != LABELS and not strange.any()):
-        return mask
-    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    labelled = np.full(len(offsets) - 1, name == LABELS)
-    labelled[row[strange]] = True
-    np.copyto(mask, values != IGNORED, where=labelled[row])
-    for wrong in np.unique(row[mask & labelled[row] & (values != ids)]).tolist():
-        part = slice(offsets[wrong], offsets[wrong + 1])
-        reasons.setdefault(wrong, _what_is_wrong(values[part], ids[part], name))
+    labels = name.endswith(LABELS) and values.dtype.kind != "b"
+    mask: NDArray[np.bool_] = values != IGNORED if labels else values == 1
+    wrong = mask & (values != ids) if labels else ~mask & (values != 0)
+    places = np.flatnonzero(wrong)
+    rows, first = np.unique(np.searchsorted(offsets, places, "right") - 1, return_index=True)
+    for row, place in zip(rows.tolist(), places[first].tolist(), strict=True):
+        at, value = place - int(offsets[row]), values[place]
+        reasons.setdefault(
+            row,
+            f"has the label {value} at token {at}, whose id is {ids[place]}; a label is the "
+            f"token's own id or {IGNORED} (it is the model that shifts)"
+            if labels
+            else f'has the value {value} at token {at} in "{name}", so it is no mask of 0 and 1; '
+            f'fields of labels have names that end in "{LABELS}"',
+        )
     return mask

@@ -65,7 +65,9 @@ class ShardedSource(Source):
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
-        """True if what is read of records are token ids."""
+        """True if what is read of records are token ids; lists the shards to find out."""
+        if not self.fields.known:
+            self.prepare()
         return self.fields.tokenized
 
     def __repr__(self) -> str:

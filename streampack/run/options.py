@@ -238,6 +238,22 @@ def check_kinds(**given: Any) -> None:
             raise ConfigError(f"{name} is {value!r:.80}.", consequence, remedy)
 
 
+def say_unread(source: Source) -> None:
+    """Log once which fields beside token ids nobody reads: one of them may be a mask."""
+    for part in sources_of(source):
+        fields: Any = getattr(part, "fields", None)
+        declared = {*part.field_types.token, *part.field_types.document}
+        unread = [n for n in fields.others if n not in declared] if fields is not None else []
+        if unread:
+            logger.warning(
+                "%s: beside the token ids in %r these fields are not read: %s. If one is a loss "
+                "mask, pass loss_mask=.",
+                part.kind,
+                fields.document,
+                ", ".join(unread[:30]),
+            )
+
+
 def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparation, RowFormat]:
     """What tokenizer and rules mean for this kind of source; -1 stands for an unknown EOS id."""
     eos_id, pad_id, vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size
@@ -246,11 +262,6 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
     of_texts: Tokenizer | None = None
     of_chats: Tokenizer | None = None
     if tokenizer is not None:
-        for part in sources_of(source):
-            part.check_documents_named(
-                "For the ids leave tokenizer= out (TokenRules(eos_id=...) names their EOS); for "
-                'the texts pass sources.open(source, text="{text}").'
-            )
         given = {"eos": rules.eos, "eos_id": eos_id, "pad_id": pad_id}
         if not isinstance(tokenizer, Tokenizer):
             given["model_vocab_size"] = vocab_size

@@ -6,13 +6,12 @@ import codecs
 import inspect
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.job.listed_once import listed_once
 from streampack.reading.base import Source
-from streampack.reading.fields import IDS, are_ids, candidates, is_usual, usual_fields
 from streampack.reading.options import Reading
 from streampack.sources.arrow.source import Arrow
 from streampack.sources.jsonl.source import JSONL
@@ -30,7 +29,7 @@ from streampack.storage.storage import Storage
 #: Formats of which nothing but text or ids need be chosen.
 DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)
 #: Arguments that a format may need, as `sources.open` names them.
-_NAMED = ("text", "tokens", "column", "loss_mask", "key", "dtype", "eos_id")
+_NAMED = ("text", "tokens", "loss_mask", "dtype", "eos_id")
 #: Asked in this order: an MDS index ends in ".json" as well.
 _FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)
 
@@ -91,64 +90,22 @@ def open_files(
         "formats": [known.__name__ for known in formats],
         "storage": storage.storage_options,
     }
-    known, arguments, texts = listed_once(
-        described, lambda: _look(several, storage, formats, given)
-    )
-    source: Source = known(several, **arguments, reading=reading, storage=storage)
-    source.texts_beside = texts or source.texts_beside
+    known = listed_once(described, lambda: _look(several, storage, formats, given))
+    source: Source = known(several, **given, reading=reading, storage=storage)
     return source
 
 
-def _look(
-    paths: list[str], storage: Storage, formats: Sequence[Any], given: dict[str, Any]
-) -> tuple[Any, dict[str, Any], str | None]:
-    """The format of files, the arguments of its source besides the paths, and `texts_beside`."""
+def _look(paths: list[str], storage: Storage, formats: Sequence[Any], given: dict[str, Any]) -> Any:
+    """The format of files, which takes what is given."""
     in_http = [re.match("https?://", path) and _format_of(path) is None for path in paths]
     # HTTP has no listing, and an MDS corpus needs none.
-    without = "column" in given and all(in_http)
+    without = ("text" in given or "tokens" in given) and all(in_http)
     known: Any = MDS if without else _one_format(paths, storage, formats)
     takes = inspect.signature(known).parameters
-    by_field = "text" in takes and known is not WebDataset
     for name, value in given.items():
-        if name not in takes and not (by_field and name == "column"):
+        if name not in takes:
             raise _refused(known, name, value, takes)
-    arguments = {name: value for name, value in given.items() if name in takes}
-    texts = None
-    if by_field and "text" not in given and "tokens" not in given:
-        named, texts = _field_of_records(known(paths, storage=storage), paths, given)
-        arguments |= named
-    elif by_field and "column" in given:
-        raise ConfigError(
-            f"column={given['column']!r} is given beside text= or tokens=.",
-            "A document is read from one column.",
-            "Leave column out.",
-        )
-    return known, arguments, texts
-
-
-def _field_of_records(
-    source: Any, paths: Sequence[str], given: Mapping[str, Any]
-) -> tuple[dict[str, Any], str | None]:
-    """The arguments that name the documents in records, for example ``{"text": name}``; and the
-    field of texts beside token ids, if nobody said which of them are meant.
-    """
-    kinds, loss_mask = source.first_fields(), given.get("loss_mask")
-    others = candidates(kinds, loss_mask)
-    name, texts = given.get("column", "text"), None
-    by_name = is_usual(others) and ("text" not in others or any(ids in others for ids in IDS))
-    if "column" not in given and by_name:
-        files = repr(paths[0] if len(paths) == 1 else list(paths))
-        fields = usual_fields(
-            kinds,
-            loss_mask,
-            f"{shown(paths[0])} has the fields",
-            lambda field: f"sources.open({files}, column={field!r}), or --column {field}",
-            f"Pass sources.Chat({files}); commands that measure take FILE.py:NAME, where NAME is "
-            "that",
-        )
-        name, texts = fields.document, fields.texts
-    tokenized = are_ids(kinds, name) or (name not in kinds and "loss_mask" in given)
-    return {"tokens" if tokenized else "text": name}, texts
+    return known
 
 
 def _refused(known: Any, name: str, value: Any, takes: Collection[str]) -> ConfigError:

@@ -35,9 +35,7 @@ def open(
     *,
     text: str | None = None,
     tokens: str | None = None,
-    column: str | None = None,
     loss_mask: str | Sequence[str] | None = None,
-    key: str | None = None,
     dtype: DTypeLike | None = None,
     eos_id: int | None = None,
     reading: Reading | None = None,
@@ -45,22 +43,19 @@ def open(
 ) -> Source:
     """The source of what there is, which says what it was taken for; its shards are listed.
 
-    Files are known by their names and what they hold: an `index.json` of MDS, a `.idx` beside a
-    `.bin`, an ending, the columns of Parquet and Arrow files, the fields of JSON lines. If the
-    documents are in the only field, or in "text", "txt", "tokens" or "input_ids", nothing need be
-    named; where there are texts and ids, ids are read, and a tokenizer besides is refused.
-    `PackedDataset` and the commands take paths in the same way.
+    Files are known by their names: an `index.json` of MDS, a `.idx` beside a `.bin`, an ending. If
+    one of the fields or columns is named "text", "txt", "tokens" or "input_ids" and is of its type,
+    or if there is only one, nothing need be named. `PackedDataset` and the commands take paths in
+    the same way.
 
     Args:
         source: a file, folder, URL or pattern, or a list of them; or anything else that
             `PackedDataset` takes.
         text: the field or column with the documents, as texts.
         tokens: the same, as token ids.
-        column: the same, of whichever kind; the column of MDS.
         loss_mask: the field or column with one bool (or 1 or 0) per token, or labels: a token's own
             id where it is learnt, and -100 where not; of several, all must say so. If nothing is
             named, "loss_mask", "labels", "assistant_masks" and "completion_mask" beside token ids.
-        key: the extension of the wanted files inside tar shards.
         dtype: the integers of raw files, of a `bytes` column of MDS or of bare arrays in tar.
         eos_id: the token that ends a document, in flat files of tokens.
         reading: how it is read.
@@ -74,9 +69,7 @@ def open(
         source,
         text=text,
         tokens=tokens,
-        column=column,
         loss_mask=loss_mask,
-        key=key,
         dtype=dtype,
         eos_id=eos_id,
         reading=reading,
@@ -117,11 +110,11 @@ def as_source(source: Any, **given: Any) -> Source:
     _refuse_others(source, given, _OF_OBJECTS)
     if is_hf_stream(source):
         return _hf_stream(source, given)
+    if is_by_columns(source):
+        return Table(source, **given)
     if getattr(source, "is_nested", False) is True:  # a nested tensor of torch
         source = source.unbind()
     made = Items(source, **given) if is_random_access(source) else Iterable(source, **given)
-    if (table := _by_columns(source, made, given)) is not None:
-        return table
     fields = made.fields
     if fields.document is None and not fields.tokenized and not isinstance(source, Sequence):
         _refuse_path(made.first_item(), kind_name(source))
@@ -188,22 +181,6 @@ def _refuse_path(text: str, kind: str) -> None:
         )
 
 
-def _by_columns(data: Any, rows: Items | Iterable, given: Mapping[str, Any]) -> Table | None:
-    """The table that data is, if its documents can be read by columns: no transform, one type."""
-    if not is_by_columns(data):
-        return None
-    fields = rows.fields
-    table = Table(data, **{**fields.arguments(), **given})
-    table.texts_beside = rows.texts_beside
-    try:
-        table.prepare()
-    except ConfigError:  # of another type: what is no document is named row by row
-        if given:
-            raise
-        return None
-    return table
-
-
 def _hf_stream(dataset: Any, given: Mapping[str, Any]) -> Source:
     if "text" in given or "tokens" in given:
         return HFStream(dataset, **given)
@@ -213,6 +190,6 @@ def _hf_stream(dataset: Any, given: Mapping[str, Any]) -> Source:
             "The streaming dataset has no rows.", "There is nothing to read.", "Pass another split."
         )
     fields = fields_of(first, given.get("loss_mask"))
-    stream = HFStream(dataset, **{**fields.arguments(), **given})
-    stream.texts_beside = fields.texts
-    return stream
+    named = {"tokens" if fields.tokenized else "text": fields.document}
+    masks = {"loss_mask": fields.loss_mask or []} if fields.tokenized else {}
+    return HFStream(dataset, **{**named, **masks, **given})

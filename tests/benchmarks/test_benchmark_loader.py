@@ -96,7 +96,7 @@ def test_storage_that_makes_every_shard_wait_is_what_limits(
     write_mds(tmp_path, documents)
     with http_server(tmp_path) as server:
         server.gate = lambda name: time.sleep(0.05)
-        source = ["--source", f"{server.url}/mds", "--column", "t", "--workers", "0"]
+        source = ["--source", f"{server.url}/mds", "--tokens", "t", "--workers", "0"]
         rank = found_by([*source, "--seconds", "1"], tmp_path / "out.json")
     assert rank["limit"] == "storage"
     # About 30 shards of 2,000 bytes, several downloaded at once, none for the second time.

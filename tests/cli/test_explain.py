@@ -125,13 +125,11 @@ def test_conversations_and_mixtures_are_named_in_python_as_the_error_says(folder
         folder / "chats.jsonl", [{"messages": messages("hi", "ab" * (i + 1))} for i in range(90)]
     )
     given = (*sizes(64), "--tokenizer", "tokenizer.json")
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=r"sources\.Chat reads"):
         run(folder / "chats.jsonl", *given)
-    advised = re.search(r"sources\.Chat\('(.*)'\)", str(error.value))
-    assert advised
     Path("corpus.py").write_text(
         "from streampack import PackedDataset, packing, sources\n"
-        f"chats = {advised[0][:-1]}, template='chatml.jinja')\n"
+        f"chats = sources.Chat({str(folder / 'chats.jsonl')!r}, template='chatml.jinja')\n"
         "def mixed():\n"
         "    return sources.Mixture({'a': chats, 'b': ['word'] * 90}, weights={'a': 1, 'b': 1})\n"
         "dataset = PackedDataset(\n"
@@ -151,7 +149,7 @@ def test_flat_files_of_tokens_are_named_by_options(folder: Path) -> None:
     options = ("--dtype", "uint16", "--eos-id", "0", *sizes(512))
     assert "50 in the sample: 4 tokens" in run(folder / "train.bin", *options)
     pq.write_table(pa.table({"ids": [[1, 2], [3, 4]], "url": ["a", "b"]}), folder / "a.parquet")
-    assert "2 in the sample: 2 tokens" in run(folder / "a.parquet", "--column", "ids", *sizes(512))
+    assert "2 in the sample: 2 tokens" in run(folder / "a.parquet", "--tokens", "ids", *sizes(512))
 
 
 def test_formats_are_told_by_their_files(folder: Path) -> None:
@@ -159,18 +157,19 @@ def test_formats_are_told_by_their_files(folder: Path) -> None:
     for path in (folder / "mds", folder / "mds" / "index.json"):
         source = open_files(str(path))
         assert isinstance(source, MDS)
+        source.prepare()
         assert source.column == "input_ids"
     with tarfile.open(folder / "a.tar", "w") as archive:
         for name in ("0.cls", "0.ids.npy", "0.json"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
     for options, key in (
         ({}, "ids.npy"),
-        ({"key": "txt"}, "txt"),
-        ({"tokens": "t"}, "json"),
+        ({"text": "txt"}, "txt"),
+        ({"tokens": "json:t"}, "json"),
     ):
         source = open_files(str(folder / "a.tar"), **options)
         assert isinstance(source, WebDataset)
-        assert source.key == key
+        assert source.column.key == key
 
 
 def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
@@ -184,15 +183,13 @@ def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
         ("*.[jt]*", {}, "3 kinds"),
         ("c.csv", {}, "pandas.read_csv(path)"),
         ("missing", {}, "missing"),
-        ("d.tar", {}, "--key"),
-        ("e.tar", {}, "--key"),
+        ("d.tar", {}, "--tokens"),
+        ("e.tar", {}, "--tokens"),
         ("d.tar", {"text": "a", "tokens": "b"}, "Both text"),
-        ("a.jsonl", {"key": "npy"}, "Leave key out (--key"),
-        ("a.jsonl", {"column": "x", "key": "npy"}, "Leave key out (--key"),
         ("b.txt", {"text": "x"}, "read by TextFiles"),
     ):
         with pytest.raises(ConfigError, match=re.escape(words)):
-            open_files(str(folder / path), **options)
+            open_files(str(folder / path), **options).prepare()
 
 
 def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
@@ -202,9 +199,9 @@ def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
         columns = {"a": "str", "b": "str"}
         with mds.MDSWriter(out=str(folder / "mds"), columns=columns) as writer:
             writer.write({"a": "x", "b": "y"})
-    with pytest.raises(ConfigError, match="--column"):
-        open_files(str(folder / "mds"))
-    assert isinstance(open_files(str(folder / "mds"), column="b"), MDS)
+    with pytest.raises(ConfigError, match="--text"):
+        open_files(str(folder / "mds")).prepare()
+    assert not open_files(str(folder / "mds"), text="b").tokenized
 
 
 @pytest.mark.parametrize(

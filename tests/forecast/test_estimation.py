@@ -160,7 +160,7 @@ def test_short_documents_in_large_mds_shards_weigh_what_they_are(tmp_path: Path)
     """Some thousand of the first ones are looked at, and the table of all of them lies before."""
     ids = [np.full(20, 7, dtype=np.uint16)] * 30_000
     folder = write_mds(tmp_path, ids, size_limit=1 << 24)
-    dataset = PackedDataset(sources.MDS(folder, column="t"), seq_len=512, topology=Topology())
+    dataset = PackedDataset(sources.MDS(folder), seq_len=512, topology=Topology())
     estimate = dataset.estimate_steps()
     assert estimate is not None
     assert abs(estimate.steps - 30_000 / (512 // 20) / 8) <= 2

@@ -48,10 +48,10 @@ chats = sources.Chat(f"{folder}/chat.jsonl", storage=storage)
 assert chats.tokenized is False
 # A rank alone may build a dataset that the others do not.
 if rank == 3:
-    sources.WebDataset(f"{url}/0.tar", key="npy", storage=storage).prepare()
+    sources.WebDataset(f"{url}/0.tar", tokens="npy", storage=storage).prepare()
 # What cannot be listed fails on every rank.
 try:
-    sources.MDS(f"{url}/nowhere", column="t", storage=storage).prepare()
+    sources.MDS(f"{url}/nowhere", storage=storage).prepare()
 except Exception as error:
     missing = [type(error).__name__, str(error)]
 with open(f"{folder}/{rank}.json", "w") as file:
@@ -66,7 +66,7 @@ def identity(batch: Any) -> list[Any]:
 
 
 def dataset_of(url: str, storage: Any, topology: Topology) -> PackedDataset:
-    source = sources.MDS(f"{url}/mds", column="t", storage=storage)
+    source = sources.MDS(f"{url}/mds", storage=storage)
     return PackedDataset(source, seq_len=SEQ_LEN, lanes=4, topology=topology)
 
 

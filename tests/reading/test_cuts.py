@@ -64,7 +64,7 @@ def _tar(kind: str) -> Maker:
                 data = path.read_bytes()
                 path.unlink()
                 (folder / f"{i}.tar.{kind}").write_bytes(packed(data, kind))
-        return WebDataset(folder, key="npy", **options)
+        return WebDataset(folder, tokens="npy", **options)
 
     return make
 
@@ -91,7 +91,7 @@ def _mds(folder: Path, shards: list[Ids], size_limit: int = 2000, **options: Any
     for own, documents in zip(folders, shards, strict=True):
         own.mkdir()
         write_mds(own, documents, size_limit=size_limit)
-    return MDS([own / "mds" for own in folders], column="t", **options)
+    return MDS([own / "mds" for own in folders], **options)
 
 
 EVERY: dict[str, Maker] = {
@@ -328,7 +328,7 @@ def test_what_comes_before_damage_is_read_by_whichever_lane_it_belongs_to(
 
 
 def _arguments(source: ShardedSource) -> dict[str, Any]:
-    return {"key": "npy"} if isinstance(source, WebDataset) else {"tokens": "t"}
+    return {"tokens": "npy"} if isinstance(source, WebDataset) else {"tokens": "t"}
 
 
 @pytest.mark.parametrize(("kind", "count"), [("tar.gz", 3000), ("tar.zst", 100_000)])
@@ -339,7 +339,7 @@ def test_a_compressed_archive_with_wrong_bytes_is_named_by_every_lane_that_has_a
     EVERY[kind](tmp_path, [documents[:200], documents[200:400], documents[400:]])
     broken = tmp_path / f"1.{kind}"
     _overwritten(broken, count)
-    source = WebDataset(tmp_path, key="npy")
+    source = WebDataset(tmp_path, tokens="npy")
     whole = [tuple(d.tolist()) for d in documents]
     for lanes in (1, 2, 9):
         parts = list(_outcome(source.lanes(lanes, seed=0, epoch=0, shuffle=False), cursors=True))
@@ -358,7 +358,7 @@ def test_lanes_of_a_damaged_archive_meet_at_every_cut(tmp_path: Path) -> None:
     _tar("")(tmp_path, [documents])
     path = tmp_path / "0.tar"
     _header_broken(path)
-    source = WebDataset(tmp_path, key="npy", reading=Reading(block_documents=2))
+    source = WebDataset(tmp_path, tokens="npy", reading=Reading(block_documents=2))
     at = 8 * sum(_tar_sizes(documents[:1]))
     for place in [*range(at - 3000, at + 3000, 97), *range(at - 3, at + 4)]:
         ends = [0, place, source.weight]

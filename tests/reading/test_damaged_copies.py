@@ -30,7 +30,7 @@ Make = Callable[[Path, str, Storage], tuple[str, ShardedSource]]
 
 def _mds(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource]:
     write_mds(folder, IDS, size_limit=1 << 20, hashes=["sha1"])
-    source = MDS(f"{url}/mds", column="t", validate_hash="sha1", reading=READING, storage=storage)
+    source = MDS(f"{url}/mds", validate_hash="sha1", reading=READING, storage=storage)
     return "mds/shard.00000.mds", source
 
 
@@ -43,7 +43,7 @@ def _lines(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource
 
 def _tar(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource]:
     write_tar(folder / "a.tar", IDS)
-    source = WebDataset(f"{url}/a.tar", key="npy", reading=READING, storage=storage)
+    source = WebDataset(f"{url}/a.tar", tokens="npy", reading=READING, storage=storage)
     return "a.tar", source
 
 

@@ -39,7 +39,7 @@ def _mds(folder: Path, **options: Any) -> MDS:
         ):
             for tokens in documents:
                 out.write({"t": tokens})
-    return MDS([folder / str(shard) for shard in range(SHARDS)], column="t", **options)
+    return MDS([folder / str(shard) for shard in range(SHARDS)], **options)
 
 
 def _parquet(folder: Path, **options: Any) -> Parquet:
@@ -65,7 +65,7 @@ def _compressed(folder: Path, **options: Any) -> JSONL:
 def _tar(folder: Path, **options: Any) -> WebDataset:
     for shard, documents in enumerate(CORPUS):
         write_tar(folder / f"{shard}.tar", documents)
-    return WebDataset(folder, key="npy", **options)
+    return WebDataset(folder, tokens="npy", **options)
 
 
 @pytest.mark.parametrize("make", [_mds, _parquet, _lines, _compressed, _tar])

@@ -62,7 +62,7 @@ def _records(folder: Path, depth: int, kind: str) -> ShardedSource:
             member = tarfile.TarInfo(f"{name}.json")
             member.size = len(line)
             archive.addfile(member, io.BytesIO(line))
-    return WebDataset(folder / "a.tar", key="json", text="text")
+    return WebDataset(folder / "a.tar", text="json:text")
 
 
 @pytest.mark.parametrize("kind", ["lines", "tar", "chat"])

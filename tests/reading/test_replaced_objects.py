@@ -28,7 +28,7 @@ def _lines(path: Path, value: int) -> Callable[[str, Storage], ShardedSource]:
 
 def _tar(path: Path, value: int) -> Callable[[str, Storage], ShardedSource]:
     write_tar(path, [np.full(3, value, dtype=np.uint16)] * 20)
-    return lambda url, storage: WebDataset(url, key="npy", storage=storage)
+    return lambda url, storage: WebDataset(url, tokens="npy", storage=storage)
 
 
 def _parquet(path: Path, value: int) -> Callable[[str, Storage], ShardedSource]:

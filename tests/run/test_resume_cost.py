@@ -39,13 +39,11 @@ def parquet(folder: Path) -> sources.Parquet:
 def tars(folder: Path) -> sources.WebDataset:
     halves = documents()[: COUNT // 2], documents()[COUNT // 2 :]
     paths = [str(write_tar(folder / f"{i}.tar", half)) for i, half in enumerate(halves)]
-    return sources.WebDataset(paths, key="npy", reading=sources.Reading(block_documents=50))
+    return sources.WebDataset(paths, tokens="npy", reading=sources.Reading(block_documents=50))
 
 
 def mds(folder: Path) -> sources.MDS:
-    return sources.MDS(
-        write_mds(folder, documents()), column="t", reading=sources.Reading(block_documents=50)
-    )
+    return sources.MDS(write_mds(folder, documents()), reading=sources.Reading(block_documents=50))
 
 
 def loader_over(source: ShardedSource) -> PackedLoader:
@@ -111,7 +109,6 @@ def test_a_cold_host_fetches_only_the_shards_that_its_windows_need(tmp_path: Pat
     def loader(url: str, cache: Path) -> PackedLoader:
         source = sources.MDS(
             f"{url}/mds",
-            column="t",
             storage=sources.Storage(cache_dir=cache),
             reading=sources.Reading(block_documents=5),
         )

@@ -91,9 +91,7 @@ def test_restoring_a_mixture_of_a_bucket_and_a_disk_after_every_batch(tmp_path: 
     write_mds(tmp_path, token_documents())
     with s3_server() as server:
         url = server.put_folder(tmp_path / "mds", "mds")
-        remote = sources.MDS(
-            url, column="t", storage=sources.Storage(cache_dir=tmp_path / "cache"), **SMALL
-        )
+        remote = sources.MDS(url, storage=sources.Storage(cache_dir=tmp_path / "cache"), **SMALL)
         members = {"remote": remote, "local": sources.JSONL(str(jsonl(tmp_path)), **SMALL)}
         mixture = sources.Mixture(members, weights={"remote": 1, "local": 2}, quantum_documents=5)
         check_restores_everywhere(maker(mixture, BestFitDecreasing(seq_len=SEQ_LEN)))

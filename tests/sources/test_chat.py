@@ -175,7 +175,7 @@ IDS_BROKEN: list[tuple[Any, str]] = [
     ({"input_ids": [1, 2], "labels": [1.5, 2]}, 'float64 values in "labels"'),
     ({"input_ids": [1, -2], "labels": [1, 2]}, "wrong id"),
     ({"input_ids": [1, 2], "loss_mask": [1]}, '2 ids and 1 values in "loss_mask"'),
-    ({"input_ids": [1, 2], "loss_mask": [1, 7]}, "has the label 7 at token 1"),
+    ({"input_ids": [1, 2], "labels": [1, 7]}, "has the label 7 at token 1"),
     ({"messages": messages("a", "b")}, 'has no field "input_ids"'),
 ]
 

@@ -61,5 +61,5 @@ def test_every_file_in_an_archive_of_gnu_tar_is_a_document(
     command = ["tar", "--create", f"--format={format_name}", "--sort=name", f"--file={path}"]
     subprocess.run([*command, f"--directory={tmp_path}", "long"], check=True)
     shard = str(path) if program is None else compressed(path, program)
-    source = sources.WebDataset(shard, key="npy")
+    source = sources.WebDataset(shard, tokens="npy")
     assert read_all(source) == [tuple(tokens.tolist()) for tokens in documents]

@@ -142,19 +142,21 @@ IDS: dict[str, Callable[[Path], Any]] = {
     "parquet": lambda folder: sources.Parquet(_parquet(folder), tokens="ids"),
     "arrow": lambda folder: sources.Arrow(_arrow(folder), tokens="ids"),
     "table": lambda folder: sources.Table(pa.Table.from_pylist(records()), tokens="ids"),
-    "mds": lambda folder: sources.MDS(_mds(folder), column="ids"),
-    "tar": lambda folder: sources.WebDataset(_tar(folder, _json_member), key="json", tokens="ids"),
-    "npz": lambda folder: sources.WebDataset(_tar(folder, _npz_member), key="npz", tokens="ids"),
-    "npy": lambda folder: sources.WebDataset(_tar(folder, _npy_members), key="ids.npy"),
-    "raw": lambda folder: sources.WebDataset(_tar(folder, _raw_members), key="bin", dtype="uint16"),
+    "mds": lambda folder: sources.MDS(_mds(folder), tokens="ids"),
+    "tar": lambda folder: sources.WebDataset(_tar(folder, _json_member), tokens="json:ids"),
+    "npz": lambda folder: sources.WebDataset(_tar(folder, _npz_member), tokens="npz:ids"),
+    "npy": lambda folder: sources.WebDataset(_tar(folder, _npy_members), tokens="ids.npy"),
+    "raw": lambda folder: sources.WebDataset(
+        _tar(folder, _raw_members), tokens="bin", dtype="uint16"
+    ),
     "chat": lambda folder: sources.Chat(_labelled(folder)),
 }
 TEXTS: dict[str, Callable[[Path], Any]] = {
     "list": lambda folder: sources.Iterable(records(text=True), text="text"),
     "jsonl": lambda folder: sources.JSONL(_lines(folder, records(text=True))),
     "parquet": lambda folder: sources.Parquet(_parquet(folder, text=True)),
-    "mds": lambda folder: sources.MDS(_mds(folder, text=True), column="text"),
-    "tar": lambda folder: sources.WebDataset(_tar(folder, _text_members, text=True), key="txt"),
+    "mds": lambda folder: sources.MDS(_mds(folder, text=True), text="text"),
+    "tar": lambda folder: sources.WebDataset(_tar(folder, _text_members, text=True), text="txt"),
 }
 
 
@@ -386,7 +388,7 @@ def test_a_sample_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_pat
                 info = tarfile.TarInfo(f"{i}.{extension}")
                 info.size = len(data)
                 archive.addfile(info, io.BytesIO(data))
-    source = sources.WebDataset(tmp_path / "a.tar", key="ids.npy")
+    source = sources.WebDataset(tmp_path / "a.tar", tokens="ids.npy")
     fields: dict[str, Any] = {"token_fields": {"place": "float32"}, "document_fields": None}
     with pytest.raises(ContentError, match=words):
         list(PackedLoader(dataset(source, **fields)))
@@ -412,8 +414,8 @@ def test_npz_files_that_are_no_documents_are_named(
         info.size = len(content)
         archive.addfile(info, io.BytesIO(content))
     reading = sources.Reading(max_document_bytes=1 << 18)
-    source = sources.WebDataset(tmp_path / "a.tar", key="npz", tokens="ids", reading=reading)
+    source = sources.WebDataset(tmp_path / "a.tar", tokens="npz:ids", reading=reading)
     with pytest.raises(ContentError, match=words):
         list(PackedLoader(dataset(source, token_fields=None, document_fields=None)))
-    with pytest.raises(ConfigError, match=r"which array of the \.npz"):
-        sources.WebDataset(tmp_path / "a.tar", key="npz")
+    with pytest.raises(ConfigError, match="names no field"):
+        sources.WebDataset(tmp_path / "a.tar", tokens="npz")

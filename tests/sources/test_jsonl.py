@@ -193,7 +193,7 @@ def test_a_wrong_field_name_is_refused_with_the_names_that_exist(tmp_path: Path)
     for ending in (".jsonl", ".jsonl.gz"):
         folder = tmp_path / ending
         write(folder / f"x{ending}", lines(["a", "b"], field="content"))
-        with pytest.raises(ConfigError, match=r'"content", "id"'):
+        with pytest.raises(ConfigError, match=r'"id", "content"'):
             JSONL(folder).prepare()
         assert read_all(JSONL(folder, text="content")) == ["a", "b"]
 

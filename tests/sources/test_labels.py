@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shutil
@@ -18,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import ConfigError, ContentError, sources
+from streampack import ConfigError, ContentError, PackedDataset, Topology, sources
 from streampack.documents.blocks import Documents
 from streampack.documents.ragged import offsets_of
 from streampack.reading.loss_masks import masks_of_rows
@@ -103,10 +102,9 @@ def test_naming_the_ids_reads_the_masks_beside_them(kind: str, name: str) -> Non
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_naming_the_ids_of_a_source_or_as_a_column_reads_the_masks_beside_them(kind: str) -> None:
+def test_naming_the_ids_of_a_source_reads_the_masks_beside_them(kind: str) -> None:
     path = KINDS[kind]({"ids": IDS, "labels": LABELS})
     assert learnt(FILES[kind](path, tokens="ids")) == EXPECTED
-    assert learnt(sources.open(path, column="ids")) == EXPECTED
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,15 +115,32 @@ def test_an_empty_list_of_masks_reads_none(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["mask", "Loss-Masks", "assistant_mask", "Labels", "target"])
-@pytest.mark.parametrize("named", [{}, {"tokens": "input_ids"}])
-def test_what_may_be_a_mask_is_asked_about(kind: str, name: str, named: dict[str, str]) -> None:
-    data = KINDS[kind]({"input_ids": IDS, name: MASKS})
-    with pytest.raises(ConfigError, match=f'"{name}" beside the token ids') as raised:
-        learnt(sources.open(data, **named))
-    answers: Any = re.findall(r"loss_mask=(\S+)", raised.value.remedy)
-    for answer, expected in zip(map(ast.literal_eval, answers), (EXPECTED, ALL), strict=True):
-        assert learnt(sources.open(data, loss_mask=answer, **named)) == expected
+def test_a_mask_of_another_name_is_read_if_it_is_named_and_a_known_one_counts(kind: str) -> None:
+    data = KINDS[kind]({"input_ids": IDS, "response_mask": MASKS})
+    assert learnt(data) == ALL
+    assert learnt(sources.open(data, loss_mask="response_mask")) == EXPECTED
+    both = KINDS[kind](
+        {"input_ids": IDS, "labels": LABELS, "response_mask": [[1] * 4, [1] * 2, [1] * 3]}
+    )
+    assert learnt(both) == EXPECTED
+    assert learnt(sources.open(both, loss_mask="response_mask")) == ALL
+
+
+def test_fields_that_nobody_reads_are_named_in_one_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    data = records({"input_ids": IDS, "labels": LABELS, "response_mask": MASKS, "reward": IDS})
+    PackedDataset(data, seq_len=8, topology=Topology(), token_fields={"reward": "int64"})
+    (line,) = [record.message for record in caplog.records if "not read" in record.message]
+    assert "'input_ids' these fields are not read: response_mask." in line
+
+
+@pytest.mark.parametrize("name", ["labels", "target_labels"])
+def test_labels_are_known_by_their_name_alone(name: str) -> None:
+    data = records({"input_ids": IDS, name: LABELS})
+    assert learnt(sources.open(data, loss_mask=name)) == EXPECTED
+    with pytest.raises(ContentError, match='in "target", so it is no mask'):
+        learnt(sources.open(records({"input_ids": IDS, "target": LABELS}), loss_mask="target"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,7 +166,7 @@ def test_zeros_and_ones_are_labels_in_a_field_of_that_name() -> None:
     ids, values = np.array([0, 1]), np.array([0, 1])
     assert alone(values, ids, "loss_mask") == ([False, True], None)
     assert alone(values, ids, "labels") == ([True, True], None)
-    assert alone(np.array([-100, 0]), np.array([5, 0]), "any") == ([False, True], None)
+    assert alone(np.array([-100, 0]), np.array([5, 0]), "my_labels") == ([False, True], None)
 
 
 def alone(values: Any, ids: Any, name: str) -> tuple[list[bool] | None, str | None]:
@@ -317,9 +332,9 @@ def test_masks_beside_ids_in_mds_are_found(name: str, encoding: str) -> None:
     values = LABELS if name == "labels" else MASKS
     columns = {"input_ids": IDS, name: values, "url": ["a", "b", "c"]}
     path = mds({"input_ids": "ndarray:uint16", name: encoding, "url": "str"}, columns)
-    for source in (path, sources.open(path, column="input_ids"), sources.MDS(path)):
+    for source in (path, sources.open(path, tokens="input_ids"), sources.MDS(path)):
         assert learnt(source) == EXPECTED
-    assert learnt(sources.MDS(path, column="input_ids", loss_mask=name)) == EXPECTED
+    assert learnt(sources.MDS(path, tokens="input_ids", loss_mask=name)) == EXPECTED
     for none in (sources.open(path, loss_mask=[]), sources.MDS(path, loss_mask=[])):
         assert learnt(none) == ALL
 
@@ -334,16 +349,6 @@ def test_labels_in_mds_are_not_counted_as_tokens() -> None:
     shutil.rmtree(path)
     text = sources.open(mds({"text": "str"}, {"text": ["abcd" * 200] * 50}))
     assert abs((text.estimate_tokens() or 0) - 10_000) < 500
-
-
-def test_masks_of_other_names_in_mds_are_asked_about() -> None:
-    encodings = {"input_ids": "ndarray:int32", "mask": "ndarray:uint8"}
-    path = mds(encodings, {"input_ids": IDS, "mask": MASKS})
-    with pytest.raises(ConfigError, match='"mask" beside the token ids') as raised:
-        learnt(path)
-    answers: Any = re.findall(r"loss_mask=(\S+)", raised.value.remedy)
-    for answer, expected in zip(map(ast.literal_eval, answers), (EXPECTED, ALL), strict=True):
-        assert learnt(sources.open(path, loss_mask=answer)) == expected
 
 
 def test_wrong_labels_in_mds_are_named_and_may_be_left_out() -> None:
@@ -365,7 +370,7 @@ def test_padding_beside_ids_in_mds_is_left_out_with_its_labels() -> None:
     }
     path = mds(encodings, {name: PADDED[name] for name in encodings})
     assert learnt(path) == EXPECTED
-    assert learnt(sources.MDS(path, column="input_ids", loss_mask=[])) == ALL
+    assert learnt(sources.MDS(path, tokens="input_ids", loss_mask=[])) == ALL
 
 
 def test_a_column_of_json_in_mds_is_refused_with_what_can_be_read() -> None:

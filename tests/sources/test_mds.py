@@ -76,7 +76,7 @@ def edit_index(folder: Path, change: Any) -> None:
 def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
     expected = corpus(tmp_path / "c")
     source = MDS(
-        tmp_path / "c", column="tokens", reading=Reading(block_documents=7, block_bytes=400)
+        tmp_path / "c", tokens="tokens", reading=Reading(block_documents=7, block_bytes=400)
     )
     assert len(source.manifest) > 3
     check_source_contract(source, expected)
@@ -85,7 +85,7 @@ def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
 def test_tokens_are_those_of_mosaicmls_own_reader(tmp_path: Path) -> None:
     corpus(tmp_path / "c")
     theirs = [tuple(sample["tokens"].tolist()) for sample in mosaic_samples(tmp_path / "c")]
-    assert read_all(MDS(tmp_path / "c", column="tokens")) == theirs
+    assert read_all(MDS(tmp_path / "c", tokens="tokens")) == theirs
 
 
 @pytest.mark.parametrize("encoding", ["ndarray:{}", "ndarray", "bytes", "ndarray:{}:5"])
@@ -105,7 +105,7 @@ def test_every_integer_dtype_comes_back_in_every_encoding(
     write(tmp_path / "c", {"tokens": name, "odd": "str"}, [
         {"tokens": value, "odd": "x" * i} for i, value in enumerate(values)
     ])  # fmt: skip
-    source = MDS(tmp_path / "c", column="tokens", dtype=dtype if encoding == "bytes" else None)
+    source = MDS(tmp_path / "c", tokens="tokens", dtype=dtype if encoding == "bytes" else None)
     check_source_contract(source, [d.tolist() for d in documents], lane_counts=(1,))
     block, _ = next(iter(source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, Skips())))
     kept = dtype in ("uint16", "uint32", "int32")
@@ -137,7 +137,7 @@ def test_documents_of_any_length_come_back(
     write(folder / "c", {"t": encoding}, [{"t": value} for value in values])
     source = MDS(
         folder / "c",
-        column="t",
+        tokens="t",
         dtype=None if dynamic else "uint16",
         reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
@@ -148,13 +148,13 @@ def test_arrays_of_different_dtypes_in_one_column_become_uint32(tmp_path: Path) 
     dtypes = ["uint8", "int64", "uint16", "int32", "uint32", "int16"]
     documents = [np.arange(3 + i).astype(dtype) for i, dtype in enumerate(dtypes)]
     write(tmp_path / "c", {"t": "ndarray"}, [{"t": document} for document in documents])
-    check_source_contract(MDS(tmp_path / "c", column="t"), [d.tolist() for d in documents])
+    check_source_contract(MDS(tmp_path / "c", tokens="t"), [d.tolist() for d in documents])
 
 
 def test_text_is_decoded_as_utf8(tmp_path: Path) -> None:
     texts = ["", "plain", "größer", "漢字\0\n", "𝄞" * 50] * 5
     write(tmp_path / "c", {"text": "str", "n": "int"}, [{"text": t, "n": 1} for t in texts])
-    source = MDS(tmp_path / "c", column="text", reading=Reading(block_documents=3))
+    source = MDS(tmp_path / "c", text="text", reading=Reading(block_documents=3))
     check_source_contract(source, texts)
     assert read_all(source) == [sample["text"] for sample in mosaic_samples(tmp_path / "c")]
 
@@ -167,7 +167,7 @@ def test_a_loss_mask_stays_with_its_tokens(tmp_path: Path, encoding: str) -> Non
         {"t": t, "m": m.tobytes() if encoding == "bytes" else m}
         for t, m in zip(documents, masks, strict=True)
     ])  # fmt: skip
-    source = MDS(tmp_path / "c", column="t", loss_mask="m", reading=Reading(block_documents=6))
+    source = MDS(tmp_path / "c", tokens="t", loss_mask="m", reading=Reading(block_documents=6))
     lane = source.lanes(1, seed=1, epoch=0, shuffle=True)[0]
     seen = 0
     for block, _ in lane.read(None, Skips()):
@@ -182,7 +182,7 @@ def test_a_mask_of_another_length_is_a_broken_document(tmp_path: Path) -> None:
     write(tmp_path / "c", {"t": "ndarray:uint16", "m": "bytes"}, [
         {"t": np.arange(4, dtype=np.uint16), "m": b"\1" * (3 if i == 2 else 4)} for i in range(5)
     ])  # fmt: skip
-    source = MDS(tmp_path / "c", column="t", loss_mask="m")
+    source = MDS(tmp_path / "c", tokens="t", loss_mask="m")
     skips = Skips("skip")
     assert len(read_all(source, skips)) == 4
     assert [record[:3] for record in skips.records] == [[0, 2, False]]
@@ -196,7 +196,7 @@ def test_compressed_shards_are_read_like_plain_ones(tmp_path: Path, codec: str) 
     for algorithm in ("sha1", "xxh64", None):
         source = MDS(
             tmp_path / "c",
-            column="tokens",
+            tokens="tokens",
             validate_hash=algorithm,
             reading=Reading(block_documents=9),
         )
@@ -222,13 +222,13 @@ def test_a_cache_that_holds_compressed_shards_uncompressed_is_read(tmp_path: Pat
         packed = (tmp_path / "zipped" / shard["zip_data"]["basename"]).read_bytes()
         with pyarrow.CompressedInputStream(pyarrow.BufferReader(packed), "zstd") as stream:
             (tmp_path / "cache" / shard["raw_data"]["basename"]).write_bytes(stream.read())
-    assert read_all(MDS(tmp_path / "cache", column="tokens")) == [tuple(d) for d in expected]
+    assert read_all(MDS(tmp_path / "cache", tokens="tokens")) == [tuple(d) for d in expected]
 
 
 def test_several_directories_are_one_corpus(tmp_path: Path) -> None:
     first = corpus(tmp_path / "a", 50)
     second = corpus(tmp_path / "b", 80, compression="gz")
-    source = MDS([tmp_path / "a", tmp_path / "b"], column="tokens")
+    source = MDS([tmp_path / "a", tmp_path / "b"], tokens="tokens")
     check_source_contract(source, first + second)
 
 
@@ -238,7 +238,7 @@ def test_an_object_store_gives_the_same_documents(
     expected = corpus(tmp_path / "c", 100, compression="zstd")
     url = s3.put_folder(tmp_path / "c", "deep/corpus")
     check_source_contract(
-        MDS(url + "/", column="tokens", storage=storage), expected, lane_counts=(1, 3), restarts=3
+        MDS(url + "/", tokens="tokens", storage=storage), expected, lane_counts=(1, 3), restarts=3
     )
 
 
@@ -247,17 +247,17 @@ def test_http_gives_the_same_documents_although_connections_break(
 ) -> None:
     expected = corpus(http.folder / "c", 100)
     http.cut_next = 1
-    source = MDS(f"{http.url}/c", column="tokens", storage=storage)
+    source = MDS(f"{http.url}/c", tokens="tokens", storage=storage)
     check_source_contract(source, expected, lane_counts=(1, 3), restarts=3)
 
 
 def test_a_missing_index_or_shard_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"index\.json"):
-        MDS(tmp_path, column="t").prepare()
+        MDS(tmp_path, tokens="t").prepare()
     corpus(tmp_path / "c")
     (tmp_path / "c" / "shard.00001.mds").unlink()
     with pytest.raises(StorageError, match=r"shard\.00001\.mds"):
-        read_all(MDS(tmp_path / "c", column="tokens"))
+        read_all(MDS(tmp_path / "c", tokens="tokens"))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(
     corpus(tmp_path / "c", 20, compression="gz")
     edit_index(tmp_path / "c", lambda index: index["shards"][0][field].update(basename=name))
     with pytest.raises(ConfigError, match="refused"):
-        MDS(tmp_path / "c", column="tokens").prepare()
+        MDS(tmp_path / "c", tokens="tokens").prepare()
 
 
 @pytest.mark.parametrize("level", ["file", "folder"])
@@ -303,7 +303,7 @@ def test_a_shard_that_links_outside_of_its_directory_is_refused(tmp_path: Path, 
             lambda i: i["shards"][0]["raw_data"].update(basename="sub/shard.00000.mds"),
         )
     with pytest.raises(ConfigError, match="link"):
-        MDS(tmp_path / "c", column="tokens").prepare()
+        MDS(tmp_path / "c", tokens="tokens").prepare()
 
 
 def test_a_merged_index_with_folders_is_read(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_merged_index_with_folders_is_read(tmp_path: Path) -> None:
             shard["raw_data"]["basename"] = "part/" + shard["raw_data"]["basename"]
 
     edit_index(tmp_path / "c", into_folder)
-    check_source_contract(MDS(tmp_path / "c", column="tokens"), expected)
+    check_source_contract(MDS(tmp_path / "c", tokens="tokens"), expected)
 
 
 def pickled_columns() -> dict[str, str]:
@@ -332,26 +332,26 @@ class Trap:
 def test_pickled_columns_are_refused_and_never_decoded(tmp_path: Path) -> None:
     samples = [{"t": Trap(), "u": np.arange(3, dtype=np.uint16)} for _ in range(4)]
     write(tmp_path / "c", pickled_columns(), samples)
-    for arguments in ({"column": "t"}, {"column": "u", "loss_mask": "t"}):
+    for arguments in ({"tokens": "t"}, {"tokens": "u", "loss_mask": "t"}):
         with pytest.raises(ConfigError, match="pkl"):
             MDS(tmp_path / "c", **arguments).prepare()  # type: ignore[arg-type]
-    assert read_all(MDS(tmp_path / "c", column="u")) == [(0, 1, 2)] * 4
+    assert read_all(MDS(tmp_path / "c", tokens="u")) == [(0, 1, 2)] * 4
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"column": "nothing"}, "columns are: a, b, tokens, z"),
-        ({"column": "a"}, "encoding 'int'"),
-        ({"column": "z"}, "encoding 'json'"),
-        ({"column": "b"}, "Pass dtype"),
-        ({"column": "tokens", "dtype": "uint32"}, "Leave dtype out"),
-        ({"column": "tokens", "dtype": "float32"}, "integers"),
-        ({"column": "tokens", "validate_hash": "sha1"}, "sha1"),
-        ({"column": "tokens", "validate_hash": "rot13"}, "rot13"),
-        ({"column": "tokens", "validate_hash": "xxh0"}, "xxh0"),
-        ({"column": "tokens", "loss_mask": "a"}, "loss_mask|integers"),
-        ({"column": "tokens", "loss_mask": "z"}, "encoding 'json'"),
+        ({"tokens": "nothing"}, "columns are: a, b, tokens, z"),
+        ({"tokens": "a"}, "encoding 'int'"),
+        ({"tokens": "z"}, "encoding 'json'"),
+        ({"tokens": "b"}, "Pass dtype"),
+        ({"tokens": "tokens", "dtype": "uint32"}, "Leave dtype out"),
+        ({"tokens": "tokens", "dtype": "float32"}, "integers"),
+        ({"tokens": "tokens", "validate_hash": "sha1"}, "sha1"),
+        ({"tokens": "tokens", "validate_hash": "rot13"}, "rot13"),
+        ({"tokens": "tokens", "validate_hash": "xxh0"}, "xxh0"),
+        ({"tokens": "tokens", "loss_mask": "a"}, "loss_mask|integers"),
+        ({"tokens": "tokens", "loss_mask": "z"}, "encoding 'json'"),
     ],
 )
 def test_arguments_that_cannot_work_are_explained(
@@ -379,7 +379,7 @@ def test_arguments_that_cannot_work_are_explained(
 def test_an_index_that_is_none_is_a_config_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "index.json").write_text(text)
     with pytest.raises(ConfigError, match=r"index\.json"):
-        MDS(tmp_path, column="t").prepare()
+        MDS(tmp_path, tokens="t").prepare()
 
 
 @pytest.mark.parametrize("version", [None, 0, 1, 3, "2", 2.5, True, [2]])
@@ -393,7 +393,7 @@ def test_a_version_that_is_not_known_is_refused(
     (index if of_all else index["shards"][-1])["version"] = version
     path.write_text(json.dumps(index))
     with pytest.raises(ConfigError, match=r"index\.json.* version.*Only MDS version 2"):
-        MDS(tmp_path / "c", column="tokens").prepare()
+        MDS(tmp_path / "c", tokens="tokens").prepare()
 
 
 def test_a_shard_without_a_version_is_refused_and_an_index_without_one_is_read(
@@ -404,11 +404,11 @@ def test_a_shard_without_a_version_is_refused_and_an_index_without_one_is_read(
     index = json.loads(path.read_text())
     del index["version"]  # as in one that was put together by hand: its shards say it
     path.write_text(json.dumps(index))
-    assert len(read_all(MDS(tmp_path / "c", column="tokens"))) == 5
+    assert len(read_all(MDS(tmp_path / "c", tokens="tokens"))) == 5
     del index["shards"][0]["version"]
     path.write_text(json.dumps(index))
     with pytest.raises(ConfigError, match="names no version"):
-        MDS(tmp_path / "c", column="tokens").prepare()
+        MDS(tmp_path / "c", tokens="tokens").prepare()
 
 
 @pytest.mark.parametrize("value", [-1, 2**70, 1.5, "12", None, True])
@@ -429,7 +429,7 @@ def test_sizes_in_an_index_are_checked(tmp_path: Path, field: str, value: object
 
     edit_index(tmp_path / "c", change)
     with pytest.raises(ConfigError, match=r"index\.json"):
-        MDS(tmp_path / "c", column="tokens").prepare()
+        MDS(tmp_path / "c", tokens="tokens").prepare()
 
 
 @pytest.mark.parametrize("place", ["k", "z"])
@@ -446,7 +446,7 @@ def test_an_index_with_sizes_that_overflow_is_refused(tmp_path: Path, place: str
 
     edit_index(tmp_path, claim)
     with pytest.raises(ConfigError, match=r"index\.json.*not a size"):
-        read_all(MDS(tmp_path, column="t"))
+        read_all(MDS(tmp_path, tokens="t"))
 
 
 @pytest.mark.parametrize("column", ["k", "t", "z"])
@@ -464,7 +464,7 @@ def test_columns_larger_than_their_samples_break_them(
 
     edit_index(tmp_path, claim)
     skips = Skips("skip")
-    assert read_all(MDS(tmp_path, column="t"), skips) == []
+    assert read_all(MDS(tmp_path, tokens="t"), skips) == []
     assert [record[1] for record in skips.records] == list(range(5))
 
 
@@ -474,12 +474,12 @@ def test_an_encoding_that_contradicts_its_size_is_refused(tmp_path: Path) -> Non
         encoding = f"ndarray:uint16:{length}"
         edit_index(tmp_path, lambda i, e=encoding: i["shards"][0].update(column_encodings=[e]))
         with pytest.raises(ConfigError, match="index"):
-            MDS(tmp_path, column="t").prepare()
+            MDS(tmp_path, tokens="t").prepare()
 
 
 def test_a_document_above_the_limit_is_a_broken_one(tmp_path: Path) -> None:
     write(tmp_path, {"t": "str"}, [{"t": "x" * n} for n in (5, 2000, 7)])
-    source = MDS(tmp_path, column="t", reading=Reading(max_document_bytes=100))
+    source = MDS(tmp_path, text="t", reading=Reading(max_document_bytes=100))
     skips = Skips("skip")
     assert read_all(source, skips) == ["x" * 5, "x" * 7]
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
@@ -500,10 +500,10 @@ def test_a_shard_that_claims_to_unfold_to_hundreds_of_times_its_size_is_refused(
         size = len(data)
         edit_index(tmp_path, lambda i: i["shards"][0]["zip_data"].update(bytes=size))
     with pytest.raises(ContentError, match=r"shard\.00000.* (unfolds|decompresses) to"):
-        read_all(MDS(tmp_path, column="tokens"))
+        read_all(MDS(tmp_path, tokens="tokens"))
     reading = Reading(max_document_bytes=1 << 33)
     with pytest.raises(ContentError, match=r"shard\.00000.* decompresses? to"):
-        read_all(MDS(tmp_path, column="tokens", reading=reading))
+        read_all(MDS(tmp_path, tokens="tokens", reading=reading))
 
 
 def small(folder: Path) -> Path:
@@ -522,7 +522,7 @@ def fit_index(shard: Path) -> None:
 def test_a_shard_cut_anywhere_is_refused_by_name(tmp_path: Path) -> None:
     shard = small(tmp_path)
     whole = shard.read_bytes()
-    honest = MDS(tmp_path, column="t")
+    honest = MDS(tmp_path, tokens="t")
     honest.prepare()
     for cut in range(len(whole)):
         shard.write_bytes(whole[:cut])
@@ -531,7 +531,7 @@ def test_a_shard_cut_anywhere_is_refused_by_name(tmp_path: Path) -> None:
         assert caught.value.rest_of_shard
         fit_index(shard)
         skips = Skips("skip")
-        assert read_all(MDS(tmp_path, column="t"), skips) == []
+        assert read_all(MDS(tmp_path, tokens="t"), skips) == []
         assert [record[:3] for record in skips.records] == [[0, 0, True]]
 
 
@@ -545,7 +545,7 @@ def test_a_compressed_shard_cut_short_or_too_long_is_refused(tmp_path: Path, cod
         size = shard.stat().st_size
         edit_index(tmp_path / "c", lambda i: i["shards"][0]["zip_data"].update(bytes=size))
         with pytest.raises(ContentError, match=shard.name) as caught:
-            read_all(MDS(tmp_path / "c", column="tokens"))
+            read_all(MDS(tmp_path / "c", tokens="tokens"))
         assert caught.value.rest_of_shard
 
     for cut in (0, 1, 10, len(whole) // 2, len(whole) - 1):
@@ -572,7 +572,7 @@ def test_a_table_that_leads_astray_is_refused(tmp_path: Path, place: int, value:
     data[4 * place : 4 * place + 4] = struct.pack("<I", value)
     shard.write_bytes(data)
     with pytest.raises(ContentError, match=r"shard\.00000\.mds") as caught:
-        read_all(MDS(tmp_path, column="t"))
+        read_all(MDS(tmp_path, tokens="t"))
     assert caught.value.rest_of_shard
 
 
@@ -596,9 +596,9 @@ def test_no_damage_crashes_or_reads_outside_of_the_shard(
         data[at % len(data)] = value
     shard.write_bytes(data)
     source = (
-        MDS(folder, column="t")
+        MDS(folder, text="t")
         if encoding == "str"
-        else MDS(folder, column="t", dtype="uint16" if encoding == "bytes" else None)
+        else MDS(folder, tokens="t", dtype="uint16" if encoding == "bytes" else None)
     )
     skips = Skips("skip")
     found = read_all(source, skips)
@@ -613,9 +613,9 @@ def test_a_changed_byte_is_found_by_the_digest(tmp_path: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
-    assert len(read_all(MDS(tmp_path / "c", column="tokens"))) == 50
+    assert len(read_all(MDS(tmp_path / "c", tokens="tokens"))) == 50
     with pytest.raises(ContentError, match="md5") as caught:
-        read_all(MDS(tmp_path / "c", column="tokens", validate_hash="md5"))
+        read_all(MDS(tmp_path / "c", tokens="tokens", validate_hash="md5"))
     assert caught.value.rest_of_shard
 
 
@@ -635,7 +635,7 @@ def test_what_is_no_list_of_ids_is_a_broken_document(
 ) -> None:
     good = np.arange(3).astype("int32" if value.dtype == np.int32 else "int64")
     write(tmp_path / "c", {"t": "ndarray"}, [{"t": v} for v in (good, value, good)])
-    source = MDS(tmp_path / "c", column="t")
+    source = MDS(tmp_path / "c", tokens="t")
     with pytest.raises(ContentError, match=rf"Document 1 .*{words}"):
         read_all(source)
     skips = Skips("skip")
@@ -646,8 +646,8 @@ def test_what_is_no_list_of_ids_is_a_broken_document(
 def test_text_that_is_not_utf8_is_a_broken_document(tmp_path: Path) -> None:
     write(tmp_path / "c", {"t": "str"}, [{"t": "a"}, {"t": b"\xff\xfe"}, {"t": "b"}])
     with pytest.raises(ContentError, match=r"Document 1 .*UTF-8"):
-        read_all(MDS(tmp_path / "c", column="t"))
-    assert read_all(MDS(tmp_path / "c", column="t"), Skips("skip")) == ["a", "b"]
+        read_all(MDS(tmp_path / "c", text="t"))
+    assert read_all(MDS(tmp_path / "c", text="t"), Skips("skip")) == ["a", "b"]
 
 
 def run_python(code: str) -> str:
@@ -661,7 +661,7 @@ def test_reading_plain_and_compressed_shards_imports_no_mosaicml_streaming(tmp_p
 import sys
 from streampack.sources.mds.source import MDS
 from streampack.reading.skips import Skips
-source = MDS({str(tmp_path / "c")!r}, column="tokens", validate_hash="sha256")
+source = MDS({str(tmp_path / "c")!r}, tokens="tokens", validate_hash="sha256")
 lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
 print(sum(len(block) for block, _ in lane.read(None, Skips())))
 print("streaming" in sys.modules, "torch" in sys.modules)
@@ -672,22 +672,23 @@ print("streaming" in sys.modules, "torch" in sys.modules)
 def test_a_mask_or_dtype_for_text_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "c", {"t": "str", "m": "bytes"}, [{"t": "abc", "m": b"111"}])
     for arguments in ({"dtype": "uint16"}, {"loss_mask": "m"}):
-        with pytest.raises(ConfigError, match="describe token ids"):
-            MDS(tmp_path / "c", column="t", **arguments).prepare()  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"describes token ids|no token ids yet"):
+            MDS(tmp_path / "c", text="t", **arguments).prepare()  # type: ignore[arg-type]
 
 
 def test_a_column_that_is_text_here_and_ids_there_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a", {"t": "str"}, [{"t": "abc"}])
     write(tmp_path / "b", {"t": "ndarray:uint16"}, [{"t": np.arange(3, dtype=np.uint16)}])
-    with pytest.raises(ConfigError, match="two sources"):
-        MDS([tmp_path / "a", tmp_path / "b"], column="t").prepare()
+    for named in ({"text": "t"}, {"tokens": "t"}, {}):
+        with pytest.raises(ConfigError, match="has the encoding"):
+            MDS([tmp_path / "a", tmp_path / "b"], **named).prepare()
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])
 def test_a_block_left_where_it_lies_is_taken_in_any_order(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, 60_000, n).astype(dtype) for n in rng.integers(1, 50, 40)]
-    source = MDS(write_mds(tmp_path, ids), column="t", reading=Reading(block_documents=16))
+    source = MDS(write_mds(tmp_path, ids), tokens="t", reading=Reading(block_documents=16))
     source.prepare()
     count = 0
     for shard in range(len(source.manifest)):

@@ -54,16 +54,17 @@ def test_the_field_of_records_is_found_as_in_tables(tmp_path: Path, name: str) -
         ({"tokens": IDS, "url": TEXTS}, IDS),
         ({"ids": IDS}, IDS),
         ({"content": TEXTS}, TEXTS),
-        ({"text": TEXTS, "input_ids": IDS}, IDS),
         ({"text": TEXTS, "tokens": [1, 2, 3]}, TEXTS),
     ):
         write(path, columns)
         assert read_all(sources.open(path)) == expected
         assert list(PackedDataset(path, seq_len=8)) if expected is IDS else True
     write(path, {"body": TEXTS, "ids": IDS})
-    assert read_all(sources.open(path, column="body")) == TEXTS
-    assert read_all(sources.open(path, column="ids")) == IDS
+    assert read_all(sources.open(path, text="body")) == TEXTS
     assert read_all(sources.open(path, tokens="ids")) == IDS
+    write(path, {"text": TEXTS, "input_ids": IDS})
+    with pytest.raises(ConfigError, match="'text' and 'input_ids' may be"):
+        sources.open(path)
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -97,13 +98,13 @@ def wrong_columns(folder: Path) -> dict[str, Callable[[], Any]]:
         )
         for name in RECORDS
     }
-    found["tar"] = lambda: sources.open(folder / "a.tar", key="json", text="text")
+    found["tar"] = lambda: sources.open(folder / "a.tar", text="json:text")
     found["table"] = lambda: sources.open(table, text="text")
     found["records"] = lambda: sources.open(rows, text="text")
     found["function"] = lambda: sources.open(lambda: iter(rows), tokens="tokens")
     mds = write_mds(folder, ARRAYS, column="ids")
-    found["MDS"] = lambda: sources.open(mds, column="tokens")
-    found["loss mask of MDS"] = lambda: sources.open(mds, column="ids", loss_mask="mask")
+    found["MDS"] = lambda: sources.open(mds, tokens="tokens")
+    found["loss mask of MDS"] = lambda: sources.open(mds, tokens="ids", loss_mask="mask")
     return found
 
 
@@ -165,10 +166,8 @@ def test_an_argument_of_another_format_is_refused_with_those_it_takes(tmp_path: 
     path = write_parquet(tmp_path / "a.parquet", {"text": TEXTS})
     with pytest.raises(ConfigError, match=r"eos_id=3 .*Parquet.*takes text, tokens.*--eos-id"):
         sources.open(path, eos_id=3)
-    with pytest.raises(ConfigError, match="Leave column out"):
-        sources.open(path, column="text", text="text")
-    with pytest.raises(ConfigError, match="Leave key out"):
-        sources.open(sources.open(path), key="npy")
+    with pytest.raises(ConfigError, match="Leave tokens out"):
+        sources.open(sources.open(path), tokens="npy")
     with pytest.raises(ConfigError, match="Leave eos_id out"):
         sources.open(TEXTS, eos_id=3)
 

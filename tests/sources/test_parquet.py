@@ -402,7 +402,7 @@ def test_damage_inside_a_file_that_is_cut_loses_nothing_before_it(
 def test_a_column_that_is_absent_is_refused_with_those_that_exist(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", {"content": ["a"], "n": [1]})
     for arguments in ({}, {"text": "body"}, {"tokens": "ids"}):
-        with pytest.raises(ConfigError, match=r'"content" \(string\), "n" \(int64\)'):
+        with pytest.raises(ConfigError, match=r'"content".*"n"'):
             Parquet(tmp_path, **arguments).prepare()
     with pytest.raises(ConfigError, match="should hold lists of integers"):
         Parquet(tmp_path, tokens="content").prepare()

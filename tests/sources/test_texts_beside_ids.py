@@ -80,19 +80,13 @@ def documents(dataset: PackedDataset) -> set[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_tokenizer_ids_are_read_with_their_labels(kind: str) -> None:
-    assert documents(packed(KINDS[kind](COLUMNS))) == {(-1, 8, 9), (-1, 6)}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_with_a_tokenizer_they_are_refused_and_both_ways_out_work(kind: str) -> None:
+def test_which_of_texts_and_ids_are_read_has_to_be_named(kind: str) -> None:
     data = KINDS[kind](COLUMNS)
-    with pytest.raises(ConfigError, match="Either may be the documents") as raised:
+    with pytest.raises(ConfigError, match="'text' and 'input_ids' may be the documents"):
         packed(data, tokenizer=byte_tokenizer())
-    assert "leave tokenizer= out" in raised.value.remedy
-    advised = re.search(r"sources\.open\(.*?\)(?=\.$)", raised.value.remedy)
-    assert advised is not None
-    texts = eval(advised[0], {"sources": sources, "source": data})
+    ids = sources.open(data, tokens="input_ids")
+    assert documents(packed(ids)) == {(-1, 8, 9), (-1, 6)}
+    texts = sources.open(data, text="text")
     assert len(documents(packed(texts, tokenizer=byte_tokenizer()))) == 2
     assert sorted(map(str, read_all_of(texts))) == sorted(TEXTS)
 
@@ -122,13 +116,6 @@ def test_the_advice_for_unknown_fields_works(kind: str) -> None:
     assert advised is not None
     named = eval(advised[0], {"sources": sources, "data": data})
     assert len(documents(packed(named, tokenizer=byte_tokenizer()))) == 2
-
-
-def test_a_mixture_of_them_is_refused_with_a_tokenizer_and_read_without() -> None:
-    mixture = sources.Mixture({"a": lines(COLUMNS)}, weights={"a": 1.0})
-    assert (-1, 6) in documents(packed(mixture))
-    with pytest.raises(ConfigError, match="Either may be"):
-        packed(mixture, tokenizer=byte_tokenizer())
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def shards(folder: Path, count: int = 200, per_shard: int = 40) -> list[list[int
 def one(folder: Path, content: bytes, name: str = "a.tar", **arguments: Any) -> WebDataset:
     path = folder / name
     path.write_bytes(content)
-    return WebDataset(path, **{"key": "npy", **arguments})
+    named = {} if {"text", "tokens"} & {*arguments} else {"tokens": "npy"}
+    return WebDataset(path, **{**named, **arguments})
 
 
 def theirs(path: Path, key: str) -> list[Any]:
@@ -109,7 +110,7 @@ def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
     expected = shards(tmp_path)
     source = WebDataset(
         f"{tmp_path}/shard-{{000..004}}.tar",
-        key="npy",
+        tokens="npy",
         reading=Reading(block_documents=7, block_bytes=500),
     )
     assert len(source.manifest) == 5
@@ -121,7 +122,7 @@ def test_documents_are_those_of_webdatasets_own_reader(
     tmp_path: Path, key: str, form: type
 ) -> None:
     shards(tmp_path, 60, 60)
-    found = read_all(WebDataset(tmp_path, key=key))
+    found = read_all(WebDataset(tmp_path, **{"text" if key == "txt" else "tokens": key}))
     expected = theirs(tmp_path / "shard-000.tar", key)
     assert found == [d if form is str else tuple(d.tolist()) for d in expected]
 
@@ -139,10 +140,10 @@ def test_every_integer_dtype_comes_back(tmp_path: Path, dtype: str, form: str) -
         for i, d in enumerate(made)
     ]
     if version is None:
-        source = one(tmp_path, archive(members), key="bin", dtype=dtype)
+        source = one(tmp_path, archive(members), tokens="bin", dtype=dtype)
     else:
         members = [(name.replace("bin", "npy"), content) for name, content in members]
-        source = one(tmp_path, archive(members), key=".NPY")
+        source = one(tmp_path, archive(members), tokens=".NPY")
     check_source_contract(source, [d.tolist() for d in made], lane_counts=(1,))
     block, _ = next(iter(source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, Skips())))
     assert isinstance(block, Documents)
@@ -174,7 +175,7 @@ def test_names_and_sizes_of_every_kind_are_understood(
     source = one(
         folder,
         content,
-        key="tokens.npy",
+        tokens="tokens.npy",
         reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
     check_source_contract(source, [d.tolist() for d in made], lane_counts=(1, 4), restarts=4)
@@ -263,7 +264,7 @@ def test_compressed_archives_are_read_like_plain_ones(tmp_path: Path, suffix: st
             else pyarrow.compress(data, "zstd", asbytes=True)
         )
         (tmp_path / "packed" / f"{path.stem}.{suffix}").write_bytes(packed)
-    source = WebDataset(tmp_path / "packed", key="npy", reading=Reading(block_documents=6))
+    source = WebDataset(tmp_path / "packed", tokens="npy", reading=Reading(block_documents=6))
     check_source_contract(source, expected, lane_counts=(1, 3, 9), restarts=3)
 
 
@@ -273,7 +274,7 @@ def test_an_object_store_gives_the_same_documents(
     expected = shards(tmp_path / "c", 80)
     url = s3.put_folder(tmp_path / "c", "corpus")
     for urls in (url, url + "/*.tar", url + "/shard-{000..001}.tar"):
-        source = WebDataset(urls, key="npy", storage=storage)
+        source = WebDataset(urls, tokens="npy", storage=storage)
         check_source_contract(source, expected, lane_counts=(1, 2), restarts=2)
 
 
@@ -282,7 +283,7 @@ def test_http_gives_the_same_documents_although_connections_break(
 ) -> None:
     expected = shards(http.folder, 80)
     http.cut_next = 1
-    source = WebDataset(f"{http.url}/shard-{{000..001}}.tar", key="npy", storage=storage)
+    source = WebDataset(f"{http.url}/shard-{{000..001}}.tar", tokens="npy", storage=storage)
     check_source_contract(source, expected, lane_counts=(1, 2), restarts=2)
 
 
@@ -294,12 +295,12 @@ def test_text_is_decoded_as_utf8_and_json_by_field(tmp_path: Path) -> None:
         members += [(f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(value).encode())]
     content = archive(members)
     check_source_contract(
-        one(tmp_path, content, key="txt", reading=Reading(block_documents=4)), texts
+        one(tmp_path, content, text="txt", reading=Reading(block_documents=4)), texts
     )
     check_source_contract(
-        one(tmp_path, content, key="json", reading=Reading(block_documents=4)), texts
+        one(tmp_path, content, text="json:text", reading=Reading(block_documents=4)), texts
     )
-    source = one(tmp_path, content, key="json", tokens="ids", reading=Reading(block_bytes=20))
+    source = one(tmp_path, content, tokens="json:ids", reading=Reading(block_bytes=20))
     assert source.tokenized
     check_source_contract(source, [list(range(i)) for i in range(len(texts))])
 
@@ -372,7 +373,7 @@ def test_a_wrong_key_is_told_with_the_endings_that_there_are(tmp_path: Path, nam
     content = archive(members, mode="w:gz" if name.endswith("gz") else "w")
     expected = r"no file \.tokens\.npy \(the first files of its shard end in \.ids\.npy, \.txt\)"
     with pytest.raises(ContentError, match=expected):
-        read_all(one(tmp_path, content, name, key="tokens.npy"))
+        read_all(one(tmp_path, content, name, tokens="tokens.npy"))
 
 
 def test_the_endings_are_not_told_where_other_samples_have_the_key(tmp_path: Path) -> None:
@@ -381,31 +382,32 @@ def test_the_endings_are_not_told_where_other_samples_have_the_key(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("key", "arguments", "content"),
+    ("column", "arguments", "content"),
     [
         ("txt", {}, b"\xff"),
-        ("json", {}, b"{"),
-        ("json", {}, b"[" * 100_000),
-        ("json", {}, b'"text"'),
-        ("json", {}, b'{"other": 1}'),
-        ("json", {}, b'{"text": 1}'),
-        ("json", {"tokens": "t"}, b'{"t": "12"}'),
-        ("json", {"tokens": "t"}, b'{"t": [1.5]}'),
-        ("json", {"tokens": "t"}, b'{"t": [[1]]}'),
-        ("json", {"tokens": "t"}, b'{"t": [1, [2]]}'),
-        ("json", {"tokens": "t"}, b'{"t": [true, false]}'),
-        ("json", {"tokens": "t"}, b'{"t": [-1]}'),
-        ("json", {"tokens": "t"}, b'{"t": [4294967296]}'),
-        ("json", {"tokens": "t"}, b'{"t": [99999999999999999999999]}'),
+        ("json:text", {}, b"{"),
+        ("json:text", {}, b"[" * 100_000),
+        ("json:text", {}, b'"text"'),
+        ("json:text", {}, b'{"other": 1}'),
+        ("json:text", {}, b'{"text": 1}'),
+        ("json:t", {}, b'{"t": "12"}'),
+        ("json:t", {}, b'{"t": [1.5]}'),
+        ("json:t", {}, b'{"t": [1, [2]]}'),
+        ("json:t", {}, b'{"t": [true, false]}'),
+        ("json:t", {}, b'{"t": [-1]}'),
+        ("json:t", {}, b'{"t": [4294967296]}'),
+        ("json:t", {}, b'{"t": [99999999999999999999999]}'),
         ("bin", {"dtype": "uint16"}, b"123"),
     ],
 )
 def test_broken_text_json_and_bare_arrays_are_broken_documents(
-    tmp_path: Path, key: str, arguments: dict[str, Any], content: bytes
+    tmp_path: Path, column: str, arguments: dict[str, Any], content: bytes
 ) -> None:
+    key = column.partition(":")[0]
+    named = {"text" if column in ("txt", "json:text") else "tokens": column}
     good = {"txt": b"ok", "json": b'{"text": "ok", "t": [1]}', "bin": b"\1\0"}[key]
     members = [(f"{i}.{key}", c) for i, c in enumerate((good, content, good))]
-    source = one(tmp_path, archive(members), key=key, **arguments)
+    source = one(tmp_path, archive(members), **named, **arguments)
     skips = Skips("skip")
     assert len(read_all(source, skips)) == 2
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
@@ -558,7 +560,7 @@ def test_an_archive_that_unfolds_to_hundreds_of_times_its_size_is_refused(
     source = one(tmp_path, pack[ending](content), f"a.tar.{ending}", reading=reading)
     with pytest.raises(ContentError, match=rf"a\.tar\.{ending} .*max_document_bytes of Reading"):
         read_all(source)
-    assert len(read_all(WebDataset(tmp_path, key="npy"))) == 1
+    assert len(read_all(WebDataset(tmp_path, tokens="npy"))) == 1
 
 
 @pytest.mark.parametrize("key", ["npy", "txt", "bin"])
@@ -567,8 +569,9 @@ def test_a_member_above_the_limit_is_a_broken_document(tmp_path: Path, key: str)
     if key != "npy":
         members = [(name, b"x" * (len(content) // 8 * 8)) for name, content in members]
     arguments = {"dtype": "uint16"} if key == "bin" else {}
+    arguments["text" if key == "txt" else "tokens"] = key
     reading = Reading(max_document_bytes=4000)
-    source = one(tmp_path, archive(members), key=key, reading=reading, **arguments)
+    source = one(tmp_path, archive(members), reading=reading, **arguments)
     skips = Skips("skip")
     assert len(read_all(source, skips)) == 2
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
@@ -579,11 +582,11 @@ def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:
     expected = shards(tmp_path, 40, 20)
     pipe = f"pipe:cat {tmp_path}/shard-{{000..001}}.tar"
     with pytest.raises(ConfigError, match="pipe"):
-        WebDataset(pipe, key="npy")
+        WebDataset(pipe, tokens="npy")
     with pytest.raises(ConfigError, match="pipe"):
-        WebDataset([tmp_path / "shard-000.tar", pipe], key="npy")
-    check_source_contract(WebDataset(pipe, key="npy", allow_pipe=True), expected, restarts=2)
-    broken = WebDataset("pipe:cat /nowhere/at/all 2>/dev/null", key="npy", allow_pipe=True)
+        WebDataset([tmp_path / "shard-000.tar", pipe], tokens="npy")
+    check_source_contract(WebDataset(pipe, tokens="npy", allow_pipe=True), expected, restarts=2)
+    broken = WebDataset("pipe:cat /nowhere/at/all 2>/dev/null", tokens="npy", allow_pipe=True)
     with pytest.raises(StorageError, match="nowhere"):
         read_all(broken)
 
@@ -591,11 +594,13 @@ def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"key": "pkl"}, "pickle"),
-        ({"key": "pyd"}, "pickle"),
-        ({"key": "jpg"}, "npy, npz, txt or json"),
-        ({"key": "bin", "dtype": "float16"}, "integers"),
-        ({"key": "npy", "tokens": "t"}, "Only JSON"),
+        ({"tokens": "pkl"}, "npy, npz, txt or json"),
+        ({"text": "jpg"}, "npy, npz, txt or json"),
+        ({"tokens": "bin", "dtype": "float16"}, "integers"),
+        ({"tokens": "npy:t"}, "names a field"),
+        ({"tokens": "npz"}, "names no field"),
+        ({"tokens": "txt"}, "hold text"),
+        ({"text": "npy"}, "hold ids"),
     ],
 )
 def test_arguments_that_cannot_work_are_explained(
@@ -607,13 +612,13 @@ def test_arguments_that_cannot_work_are_explained(
 
 def test_two_shards_are_cut_among_more_lanes_than_they_have_documents(tmp_path: Path) -> None:
     expected = shards(tmp_path, 40, 20)
-    source = WebDataset(tmp_path, key="npy", reading=Reading(block_documents=3))
+    source = WebDataset(tmp_path, tokens="npy", reading=Reading(block_documents=3))
     check_source_contract(source, expected, lane_counts=(3, 50))
 
 
 def test_nothing_that_can_be_found_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing"):
-        WebDataset(tmp_path / "nothing-*.tar", key="npy").prepare()
+        WebDataset(tmp_path / "nothing-*.tar", tokens="npy").prepare()
 
 
 def test_a_shard_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
@@ -626,7 +631,7 @@ def test_a_shard_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> 
 
 def test_a_shard_that_went_missing_is_a_storage_error(tmp_path: Path) -> None:
     shards(tmp_path, 20, 20)
-    source = WebDataset(tmp_path, key="npy")
+    source = WebDataset(tmp_path, tokens="npy")
     source.prepare()
     (tmp_path / "shard-000.tar").unlink()
     with pytest.raises(StorageError, match="shard-000"):

@@ -43,12 +43,12 @@ def _npy(folder: Path) -> Made:
                 member.size = stream.tell()
                 stream.seek(0)
                 archive.addfile(member, stream)
-    return folder / "gnu.tar", lambda: WebDataset(folder / "gnu.tar", key="npy")
+    return folder / "gnu.tar", lambda: WebDataset(folder / "gnu.tar", tokens="npy")
 
 
 def _pax(folder: Path) -> Made:
     _npy(folder)
-    return folder / "pax.tar", lambda: WebDataset(folder / "pax.tar", key="npy")
+    return folder / "pax.tar", lambda: WebDataset(folder / "pax.tar", tokens="npy")
 
 
 def _tar_of_json(folder: Path) -> Made:
@@ -58,13 +58,13 @@ def _tar_of_json(folder: Path) -> Made:
             member = tarfile.TarInfo(f"{i}.json")
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    return folder / "a.tar", lambda: WebDataset(folder / "a.tar", key="json", tokens="ids")
+    return folder / "a.tar", lambda: WebDataset(folder / "a.tar", tokens="json:ids")
 
 
 def _mds(folder: Path) -> Made:
     ids = [np.arange(n, dtype=np.uint16) for n in (3, 1, 300, 7)]
     out = Path(write_mds(folder, ids))
-    return out / "shard.00000.mds", lambda: MDS(out, column="t")
+    return out / "shard.00000.mds", lambda: MDS(out)
 
 
 def _mds_index(folder: Path) -> Made:

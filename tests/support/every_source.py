@@ -159,13 +159,11 @@ def chat_table(folder: Path) -> str:
 
 SMALL = {"reading": sources.Reading(block_documents=9)}
 SOURCES: dict[str, Callable[[Path], Any]] = {
-    "mds-tokens": lambda f: sources.MDS(write_mds(f, token_documents()), column="t", **SMALL),
-    "mds-text": lambda f: sources.MDS(write_mds(f, text_documents()), column="t", **SMALL),
-    "mds-zstd": lambda f: sources.MDS(
-        write_mds(f, token_documents(), compression="zstd"), column="t", **SMALL
-    ),
-    "tar": lambda f: sources.WebDataset(two_tars(f, False), key="npy", **SMALL),
-    "tar-gz": lambda f: sources.WebDataset(two_tars(f, True), key="npy", **SMALL),
+    "mds-tokens": lambda f: sources.MDS(write_mds(f, token_documents()), **SMALL),
+    "mds-text": lambda f: sources.MDS(write_mds(f, text_documents()), **SMALL),
+    "mds-zstd": lambda f: sources.MDS(write_mds(f, token_documents(), compression="zstd"), **SMALL),
+    "tar": lambda f: sources.WebDataset(two_tars(f, False), tokens="npy", **SMALL),
+    "tar-gz": lambda f: sources.WebDataset(two_tars(f, True), tokens="npy", **SMALL),
     "parquet-tokens": lambda f: sources.Parquet(
         parquet(f, "ids", pa.array([d.tolist() for d in token_documents()])), tokens="ids", **SMALL
     ),

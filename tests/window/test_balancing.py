@@ -199,7 +199,7 @@ def test_the_global_sequence_is_the_same_on_any_ranks_and_holds_every_document(
 ) -> None:
     lengths = documents(400, seed=5, longest=200)
     texts = [np.full(n, 1 + i, dtype=np.uint16) for i, n in enumerate(lengths)]
-    source = sources.MDS(write_mds(tmp_path, texts), column="t")
+    source = sources.MDS(write_mds(tmp_path, texts))
     one, two, four = (
         global_sequence(
             source, ranks, seq_len=64, batch_tokens=128, token_rules=TokenRules(pad_id=0, eos_id=0)

@@ -61,7 +61,7 @@ class Arrow(Parquet):
                 "Check the path, and that the files are complete.",
             )
         path, first = next(iter(schemas.items()))
-        self.fields = self.fields.with_masks(kinds_of(first), shown(path))
+        self.fields = self.fields.found_in(kinds_of(first), shown(path))
         narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
         column = first.field(self.column).type
         details = {

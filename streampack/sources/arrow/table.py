@@ -62,9 +62,8 @@ class Table(InMemory, Parquet):
 
     def list_shards(self) -> Manifest:
         count = len(self.data)
-        if not self.fields.masks_known:
-            kinds = kinds_of(self._rows(0, 1).schema)
-            self.fields = self.fields.with_masks(kinds, f"The {self.words[1]}")
+        kinds = kinds_of(self._rows(0, 1).schema)
+        self.fields = self.fields.found_in(kinds, f"The {self.words[1]}")
         first = self._batch(0, min(count, _BATCH_ROWS))
         narrow = self._check_schema(f"The {self.words[1]}", first.schema)
         sizes = self._row_sizes(first)

@@ -58,7 +58,7 @@ class ChatLines(_InShards, JSONL):
     """Conversations, or labelled ids, in JSON lines: what the first file holds."""
 
     def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
-        JSONL.__init__(self, named_paths(data), reading=reading, storage=storage)
+        JSONL.__init__(self, named_paths(data), text="messages", reading=reading, storage=storage)
 
     def _check_fields(self, path: str, size: int) -> None:
         names = set(self._first_fields(path, size))
@@ -75,7 +75,7 @@ class ChatRows(_InShards, Parquet):
     """Conversations, or labelled ids, in Parquet: what the columns say."""
 
     def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
-        Parquet.__init__(self, named_paths(data), reading=reading, storage=storage)
+        Parquet.__init__(self, named_paths(data), text="messages", reading=reading, storage=storage)
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         self.fields = Fields(holds_ids(set(schema.names), name, self.shape))
@@ -111,7 +111,7 @@ class ChatTable(ChatRows, Table):
     listing_fields = ()
 
     def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
-        Table.__init__(self, data, reading=reading)
+        Table.__init__(self, data, text="messages", reading=reading)
 
     def __repr__(self) -> str:
         return f"Chat({len(self.data):,} {self.words[0]}s)"

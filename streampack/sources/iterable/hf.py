@@ -73,7 +73,7 @@ class HFStream(ItemSource):
             else:
                 lists = {name for name in columns if hasattr(dataset.features[name], "feature")}
                 kinds = {name: "mask" if name in lists else "" for name in columns}
-                self.fields = self.fields.with_masks(kinds, "The dataset")
+                self.fields = self.fields.found_in(kinds, "The dataset")
         self.dataset = dataset
 
     def __repr__(self) -> str:

@@ -104,7 +104,6 @@ class Items(InMemory):
         self.data: Any = Rows(data) if is_table(data) else data
         self.words = ("item", kind.rpartition(".")[2])
         self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
-        self.texts_beside = self.fields.texts
 
     @property
     def grouped(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from streampack.arguments import with_article
 from streampack.errors import ConfigError
-from streampack.reading.fields import Fields, usual_fields
+from streampack.reading.fields import Fields
 from streampack.reading.records import BrokenDocumentError, kind_of
 from streampack.sources.iterable.items import ids_of, is_several
 from streampack.sources.iterable.objects import kind_name
@@ -86,17 +86,11 @@ def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
         ConfigError: it is none of these.
     """
     if isinstance(first, Mapping):
-        fields = usual_fields(
-            _kinds_of(first),
-            loss_mask,
-            "The items have the fields",
-            lambda name: f'sources.open(data, text="{name}"), or tokens=',
-            "Pass sources.Chat(data)",
-        )
-        where = f'The field "{fields.document}" of the first item'
+        fields = Fields.named(text=None, tokens=None, loss_mask=loss_mask)
+        fields = fields.found_in(_kinds_of(first), "The first item")
         if not is_several(first[fields.document]):
-            _holds_ids(first[fields.document], where)
-        return with_masks_of(fields, first)
+            _holds_ids(first[fields.document], f'The field "{fields.document}" of the first item')
+        return fields
     named = Fields.named(text=None, tokens=None, loss_mask=loss_mask, default=None)
     return replace(named, tokenized=_holds_ids(first, "The first item"))
 
@@ -133,7 +127,7 @@ def with_masks_of(fields: Fields, first: Any) -> Fields:
     """The fields, with the loss masks that the first item has, if nobody said which there are."""
     if not fields.tokenized or not isinstance(first, Mapping):
         return fields
-    return fields.with_masks(_kinds_of(first), "The first item")
+    return fields.found_in(_kinds_of(first), "The first item")
 
 
 def _kinds_of(record: Mapping[Any, Any]) -> dict[str, str]:

@@ -99,7 +99,6 @@ class Iterable(ItemSource):
         if called:
             self._check_function()
         self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
-        self.texts_beside = self.fields.texts
 
     def __repr__(self) -> str:
         fields = self.fields

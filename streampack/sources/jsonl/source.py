@@ -57,7 +57,8 @@ class JSONL(ShardedSource):
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
-        text: the field that holds the text; "text" if neither this nor `tokens` is given.
+        text: the field that holds the text. If neither this nor `tokens` is given, documents are in
+            "text", "txt", "tokens" or "input_ids", whichever is there alone, or in the only field.
         tokens: the field that holds a list of token ids (0 to 2**32 - 1), read as uint32.
         loss_mask: with `tokens`, a field with a list of as many true/false (or 1/0), or labels: a
             token's own id where it is learnt, and -100 where not. Of several fields, all must say
@@ -88,7 +89,7 @@ class JSONL(ShardedSource):
     ) -> None:
         super().__init__(reading=reading, storage=storage)
         self.paths = paths
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
 
     @property
     def grouped(self) -> bool:
@@ -181,12 +182,14 @@ class JSONL(ShardedSource):
         """Look at the first lines: a wrong name should fail here, not in every worker."""
         kinds = self._first_fields(path, size)
         names = set(kinds)
-        self.fields = self.fields.with_masks(kinds, f"{shown(path)}")
+        if not kinds:
+            return
+        self.fields = self.fields.found_in(kinds, f"{shown(path)}")
         wanted = (self.fields.document, *self.fields.loss_masks)
         missing = [name for name in wanted if name and name not in names]
-        if names and missing:
+        if missing:
             there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
-            chats = bool(chat_fields(names)) or {"instruction", "output"} <= names
+            chats = bool(chat_fields(names))
             raise ConfigError(
                 f'No line at the beginning of {shown(path)} has a field "{missing[0]}".',
                 f"The fields that exist are {there}.",
@@ -194,12 +197,6 @@ class JSONL(ShardedSource):
                 if chats
                 else "Pass the right one as text= (a string) or tokens= (a list of ids).",
             )
-
-    def first_fields(self) -> dict[str, str]:
-        """The fields of the first lines of the first file, by name; see `kind_of`."""
-        infos = self.storage.list(self.paths, endings=self.endings)
-        first = next((info for info in infos if info.num_bytes > 0), infos[0])
-        return self._first_fields(first.path, first.num_bytes)
 
     def _first_fields(self, path: str, size: int) -> dict[str, str]:
         """Those of the first lines; none if no line is short enough to be read."""

@@ -165,19 +165,37 @@ def _inside(name: Any, where: str) -> str:
     return str(name)
 
 
+def _number(layout: Layout, name: str, where: str) -> int:
+    if name not in layout.names:
+        raise ConfigError(
+            f"{where} has no column {name!r}.",
+            remedy=f"The columns are: {', '.join(layout.names)}.",
+        )
+    return layout.names.index(name)
+
+
+def text_column(layout: Layout, name: str, where: str) -> Column:
+    """How to read the column of text `name`.
+
+    Raises:
+        ConfigError: there is no such column, or it is of another encoding.
+    """
+    number = _number(layout, name, where)
+    if layout.encodings[number] != "str":
+        raise ConfigError(
+            f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}, not `str`.",
+            remedy="Name it as tokens= if it holds token ids, or name a column of text.",
+        )
+    return Column(number, 1, False)
+
+
 def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: str) -> Column:
     """How to read the integer column `name`; `argument` is the argument that names it.
 
     Raises:
         ConfigError: there is no such column, or its encoding is not one of integers.
     """
-    if name not in layout.names:
-        raise ConfigError(
-            f"{where} has no column {name!r}.",
-            f"The argument {argument} names it.",
-            f"The columns are: {', '.join(layout.names)}.",
-        )
-    number = layout.names.index(name)
+    number = _number(layout, name, where)
     base, *rest = layout.encodings[number].split(":")
     if base == "bytes" and not rest:
         if dtype is None:
@@ -209,8 +227,8 @@ def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: st
     raise ConfigError(
         f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}.",
         f"{argument} needs a column of integers, and pickled ones are never read.",
-        "Name another column, or write the shards again with one of the encoding "
-        "`ndarray:uint32`, or `str` for text.",
+        "Name another column, a text as text=, or write the shards again with one of the encoding "
+        "`ndarray:uint32`.",
     )
 
 

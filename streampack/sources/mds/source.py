@@ -13,7 +13,7 @@ from streampack.arguments import explained
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
 from streampack.reading.base import Block
-from streampack.reading.fields import Fields, named_masks
+from streampack.reading.fields import Fields
 from streampack.reading.integer_arrays import (
     INTEGER_DTYPES,
     Spans,
@@ -43,10 +43,10 @@ from streampack.sources.mds.index import (
     kinds_of,
     mask_column,
     parse_index,
+    text_column,
     token_column,
 )
 from streampack.sources.mds.samples import TOO_LONG, array_headers, problems_of, scan_samples
-from streampack.sources.mds.usual_column import usual_column
 from streampack.storage.decompression import DamagedError, decompress, map_file
 from streampack.storage.patterns import named_paths
 from streampack.storage.remote import shown
@@ -66,10 +66,11 @@ class MDS(ShardedSource):
 
     Args:
         paths: a directory, local or remote, that holds `index.json`, or that file; or several.
-        column: the column that holds the document; None is the only one, or "text", "tokens" or
-            "input_ids" if one of them is there. Its encoding says what it is: `str` is text;
-            `ndarray` with integers, with or without dtype and shape in the encoding, or `bytes`
-            (see `dtype`) are token ids. 64-bit ids become uint32 if they fit.
+        text: the column that holds the document, if it is text (`str`).
+        tokens: the column, if it holds token ids: `ndarray` with integers, with or without dtype
+            and shape in the encoding, or `bytes` (see `dtype`). 64-bit ids become uint32 if they
+            fit. If neither is given, documents are in "text", "txt", "tokens" or "input_ids",
+            whichever is there alone, or in the only column.
         loss_mask: column with as many integers of 0 and 1, `ndarray` or `bytes` of one byte each,
             or with labels: a token's own id where it is learnt, and -100 where not. Of several
             columns, all must say so. None is "loss_mask", "labels", "assistant_masks" and
@@ -93,7 +94,8 @@ class MDS(ShardedSource):
         self,
         paths: str | Path | Sequence[str | Path],
         *,
-        column: str | None = None,
+        text: str | None = None,
+        tokens: str | None = None,
         loss_mask: str | Sequence[str] | None = None,
         dtype: DTypeLike | None = None,
         validate_hash: str | None = None,
@@ -104,10 +106,7 @@ class MDS(ShardedSource):
         if dtype is not None:
             integer_kind(dtype)
         self.folders = folders_of(named_paths(paths))
-        if column is None:
-            column = usual_column(self.folders, named_masks(loss_mask), self.storage)
-        self.column = column
-        self.fields = Fields.named(text=None, tokens=column, loss_mask=loss_mask, default=None)
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.validate_hash = validate_hash
 
@@ -125,23 +124,15 @@ class MDS(ShardedSource):
                     name, size, hashes = shard.zip_name, shard.zip_bytes, shard.zip_hashes or {}
                 form = (shard.layout, (shard.codec or "nothing") if zipped else "")
                 if form not in forms:
-                    if not self._is_text(shard.layout):
-                        kinds = kinds_of(shard.layout)
-                        self.fields = self.fields.with_masks(kinds, shown(where))
-                        self.fields.refuse_unread(kinds, shown(where))
+                    kinds = kinds_of(shard.layout)
+                    self.fields = self.fields.found_in(kinds, shown(where))
+                    self.fields.refuse_unread(kinds, shown(where))
                     self._check_form(*form, where)
                 digests.append(self._digest(shard.name, hashes, where))
                 refuse_links(folder, name)
                 paths.append(f"{folder}/{name}")
                 number = forms.setdefault(form, len(forms))
                 sizes.append((shard.samples, size, shard.num_bytes, number))
-        if len({self._is_text(layout) for layout, _ in forms}) > 1:
-            raise ConfigError(
-                f"Column {self.column!r} is text in some shards of {self.folders} and token ids in "
-                "others.",
-                "The documents of a source are either text or token ids.",
-                "Read them as two sources, each by its own folders.",
-            )
         samples, stored, raw, number_of_form = np.array(sizes, dtype=np.int64).reshape(-1, 4).T
         details = {
             "forms": tuple(forms),
@@ -158,7 +149,7 @@ class MDS(ShardedSource):
     def _check_form(self, layout: Layout, codec: str, where: str) -> None:
         """Raise `ConfigError` for shards without the wanted columns or of unknown compression."""
         self._columns(layout, where)
-        field_columns(layout, self.field_types, not self._is_text(layout), where)
+        field_columns(layout, self.field_types, self.fields.tokenized, where)
         if codec and codec not in CODECS:
             raise ConfigError(
                 f"{where} lists shards compressed with {codec!r}.",
@@ -170,6 +161,7 @@ class MDS(ShardedSource):
         return {
             **super().describe(),
             "column": self.column,
+            "tokenized": self.tokenized,
             "loss_mask": self.fields.loss_mask,
             "dtype": self.dtype,
         }
@@ -178,7 +170,7 @@ class MDS(ShardedSource):
         layout = self._layout(0)
         kinds = [column.kind for column in self._columns(layout, "")]  # of ids and their masks
         token_bytes = sum(INTEGER_DTYPES[kind].itemsize if kind else 4 for kind in kinds)
-        return int(self.manifest.weights.sum()) // (4 if self._is_text(layout) else token_bytes)
+        return int(self.manifest.weights.sum()) // (token_bytes if self.fields.tokenized else 4)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
@@ -207,30 +199,27 @@ class MDS(ShardedSource):
         return form
 
     @property
-    def tokenized(self) -> bool:  # type: ignore[override]
-        """True if the column holds token ids, as its encoding in the index says."""
-        return not self._is_text(self._layout(0))
-
-    def _is_text(self, layout: Layout) -> bool:
-        return ("str", self.column) in zip(layout.encodings, layout.names, strict=True)
+    def column(self) -> str:
+        """The column that holds the documents."""
+        return self.fields.document or ""
 
     def _columns(self, layout: Layout, where: str) -> list[Column]:
         """How to read the wanted columns: the document's, then those of `_masks`."""
-        if self._is_text(layout):
-            if self.fields.loss_masks or self.dtype is not None:
+        if not self.fields.tokenized:
+            if self.dtype is not None:
                 raise ConfigError(
-                    f"loss_mask or dtype was given, and column {self.column!r} of {where} is text.",
-                    "Both describe token ids.",
-                    "Leave them out, or read a column of token ids.",
+                    f"dtype was given, and column {self.column!r} of {where} is text.",
+                    "It describes token ids.",
+                    "Leave it out, or read a column of token ids.",
                 )
-            return [Column(layout.names.index(self.column), 1, False)]
-        columns = [token_column(layout, self.column, "column", self.dtype, where)]
+            return [text_column(layout, self.column, where)]
+        columns = [token_column(layout, self.column, "tokens", self.dtype, where)]
         return [*columns, *(mask_column(layout, name, where) for name in self._masks(layout))]
 
     def _masks(self, layout: Layout) -> list[str]:
         """The columns that say which tokens are learnt, and which are padding."""
         there = [ATTENTION_MASK] if ATTENTION_MASK in layout.names else []
-        return [] if self._is_text(layout) else [*self.fields.loss_masks, *there]
+        return [*self.fields.loss_masks, *there] if self.fields.tokenized else []
 
     def _digest(self, name: str, hashes: dict[str, str], where: str) -> str:
         """The digest to check a shard with; "" if shards are not checked."""

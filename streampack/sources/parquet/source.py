@@ -74,7 +74,8 @@ class Parquet(ShardedSource):
         text: the column that holds the text (any string type).
         tokens: the column that holds lists of token ids, of any integer type. They become uint16
             where the column is uint8 or uint16 in all files, else uint32; an id outside of it
-            breaks its document. If neither is given, the column "text" is read.
+            breaks its document. If neither is given, the documents are in "text", "txt", "tokens"
+            or "input_ids", whichever is there alone and of its type, or else in the only column.
         loss_mask: with `tokens`, a column with lists of as many booleans (or 1 and 0), or labels: a
             token's own id where it is learnt, and -100 where not. Of several columns, all must say
             so. None is "loss_mask", "labels", "assistant_masks" and "completion_mask" where they
@@ -101,9 +102,13 @@ class Parquet(ShardedSource):
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading, storage=storage)
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default="text")
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
         self.paths = paths
-        self.column = self.fields.document or "text"
+
+    @property
+    def column(self) -> str:
+        """The column that holds the documents."""
+        return self.fields.document or ""
 
     def list_shards(self) -> Manifest:
         """The files with the bytes of their rows, from their footers, which are read in parallel.
@@ -114,8 +119,8 @@ class Parquet(ShardedSource):
         infos = self.storage.list(self.paths, endings=self.endings)
         step = -(-len(infos) // MOST_FOOTERS)
         seen = infos[::step]
-        if not self.fields.masks_known:
-            self.fields = self.fields.with_masks(self._kinds(infos), shown(infos[0].path))
+        if not self.fields.known or not self.fields.masks_known:
+            self.fields = self._fields_of_files(infos)
         footers = in_threads(
             lambda info: read_footer(self.storage, info, self._check_schema), seen, _FOOTER_THREADS
         )
@@ -183,13 +188,13 @@ class Parquet(ShardedSource):
                     raise
                 self._unreadable(shard, row, error)
 
-    def first_fields(self) -> dict[str, str]:
-        """The columns of the first file that can be read, by name; see `kinds_of`."""
-        return self._kinds(self.storage.list(self.paths, endings=self.endings))
-
-    def _kinds(self, infos: Sequence[FileInfo]) -> dict[str, str]:
-        schemas = (self._schema(info) for info in infos[:_LOOKED_AT])
-        return kinds_of(next((schema for schema in schemas if schema is not None), ()))
+    def _fields_of_files(self, infos: Sequence[FileInfo]) -> Fields:
+        """The fields, by the columns of the first file that can be read."""
+        for info in infos[:_LOOKED_AT]:
+            schema = self._schema(info)
+            if schema is not None:
+                return self.fields.found_in(kinds_of(schema), shown(info.path))
+        return self.fields
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
         """The schema of a file; None if it cannot be read."""

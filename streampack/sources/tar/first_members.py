@@ -1,4 +1,4 @@
-"""The first members of tar shards, and which hold the documents if nobody says so."""
+"""The first members of tar shards: what may be their documents, and what stands beside."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import PurePosixPath
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import ConfigError
-from streampack.reading.fields import IDS, Fields, may_be_mask, usual_fields
+from streampack.reading.fields import LOSS_FIELDS
+from streampack.reading.padding import ATTENTION_MASK
 from streampack.reading.records import BrokenDocumentError, kind_of, record_of
 from streampack.sources.tar.headers import is_header
+from streampack.sources.tar.key import TEXT_ENDINGS
 from streampack.storage.decompression import DamagedError, codec_of, open_content
-from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-KINDS = ("npy", "txt", "json")  # in the order in which they are preferred
 _PEEKED = 64  # members of a shard that are looked at
 _HEAD_BYTES = 4 << 20  # of a shard, in which they are looked for
 _PART = 64 << 10
@@ -35,8 +33,7 @@ class FirstMembers:
     Attributes:
         shard: its path.
         endings: their names after the first dot, in lower case, each once.
-        fields: of the first JSON or .npz file of an ending, its fields as `Fields.with_masks` has
-            them.
+        fields: of the first JSON or .npz file of an ending, the kinds of its fields by name.
     """
 
     shard: str
@@ -64,9 +61,9 @@ class FirstMembers:
         return cls(shard, tuple(fields), {name: found for name, found in fields.items() if found})
 
     def beside(self, key: str) -> Mapping[str, str]:
-        """What stands beside documents in files of an ending, as `Fields.with_masks` has it."""
+        """What stands beside documents in files of an ending."""
         arrays = [name for name in self.endings if name != key and name.endswith(".npy")]
-        return {**{name[:-4]: "mask" for name in arrays}, **self.fields.get(key, {})}
+        return {**{name[:-4]: "tokens" for name in arrays}, **self.fields.get(key, {})}
 
     def instead_of(self, key: str) -> str:
         """What a message adds about files of an ending that samples lack; "" if some have it."""
@@ -75,57 +72,20 @@ class FirstMembers:
         there = ", ".join(f".{name:.40}" for name in sorted(self.endings)[:9])
         return f" (the first files of its shard end in {there})"
 
-    def key(self, kinds: Sequence[str], given: str) -> str:
-        """The ending of the files that hold the documents.
-
-        Args:
-            kinds: what such files can end in, the best first.
-            given: the paths as code.
-
-        Raises:
-            ConfigError: there is no such file, or several of a sample may be.
+    def columns(self) -> dict[str, str]:
+        """What may be the documents: ".npy" and ".txt" files by their endings, and the fields of
+        JSON and .npz files as "json:text". Kinds are those of `Fields.found_in`.
         """
-        for kind in kinds:
-            found = [name for name in self.endings if name.rpartition(".")[2] == kind]
-            if kind == "npy":
-                found = [name for name in found if not ("mask" in name or may_be_mask(name))]
-                usual = {"npy", *(f"{name}.npy" for name in IDS)}
-                found = [name for name in found if name in usual] or found
-            if len(found) == 1:
-                return found[0]
-            if found:
-                raise ConfigError(
-                    f"{shown(self.shard)} has .{kind} files that end in {', '.join(found[:9])}.",
-                    "Which of them hold the documents is unknown.",
-                    f"Name the extension: sources.WebDataset({given}, key={found[0]!r}) (--key), "
-                    "with yours.",
-                )
-        there = f" (they end in {', '.join(sorted(self.endings)[:3])})" if self.endings else ""
-        raise ConfigError(
-            f"Which of the files in {shown(self.shard)} hold documents is unknown{there}.",
-            "Only .npy, .txt and .json files can be read without being named."
-            + ("" if self.endings or self.fields else " No pipe: is run to see them."),
-            f'Name the extension: sources.WebDataset({given}, key="npy") (--key), with yours.',
-        )
-
-    def named_in_json(self, key: str, given: str, loss_mask: Any) -> Fields:
-        """The field of JSON files that holds the documents.
-
-        Args:
-            key: their ending; given: the paths as code; loss_mask: the argument.
-
-        Raises:
-            ConfigError: nothing says which it is.
-        """
-        kinds = self.fields.get(key, {})
-        if not kinds:
-            return Fields.named(text=None, tokens=None, loss_mask=loss_mask, default="text")
-        return usual_fields(
-            kinds,
-            loss_mask,
-            f"The .json files in {shown(self.shard)} have the fields",
-            lambda name: f'sources.WebDataset({given}, key="{key}", text="{name}"), or tokens=',
-        )
+        kinds: dict[str, str] = {}
+        for name in self.endings:
+            last = name.rpartition(".")[2]
+            if last in ("json", "npz"):
+                kinds |= {f"{name}:{of}": kind for of, kind in self.fields.get(name, {}).items()}
+            elif last == "npy" and name[:-4] not in (*LOSS_FIELDS, ATTENTION_MASK):
+                kinds[name] = "tokens"
+            elif last in TEXT_ENDINGS:
+                kinds[name] = "text"
+        return kinds
 
 
 def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
@@ -134,7 +94,7 @@ def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
             return {name: kind_of(value) for name, value in record_of(content).items()}
         if ending.endswith("npz"):
             names = zipfile.ZipFile(BytesIO(content)).namelist()
-            return {name.removesuffix(".npy"): "mask" for name in names}
+            return {name.removesuffix(".npy"): "tokens" for name in names}
     except (BrokenDocumentError, zipfile.BadZipFile):
         pass
     return {}

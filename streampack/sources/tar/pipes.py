@@ -21,7 +21,7 @@ def refuse_pipes(paths: Sequence[str]) -> None:
             f'"{path}" is a pipe: URL.',
             "It would run a command in a shell, so it is refused.",
             "Name the shards by URL (s3://, https://, ...), or, if you wrote the command yourself, "
-            f'pass sources.WebDataset({path!r}, key="npy", allow_pipe=True) with your key.',
+            f'pass sources.WebDataset({path!r}, tokens="npy", allow_pipe=True) with your files.',
         )
 
 

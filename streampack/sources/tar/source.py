@@ -34,7 +34,7 @@ from streampack.reading.records import (
 )
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
-from streampack.sources.tar.first_members import KINDS, FirstMembers, head_of
+from streampack.sources.tar.first_members import FirstMembers, head_of
 from streampack.sources.tar.headers import (
     ALL,
     DUPLICATE,
@@ -46,7 +46,7 @@ from streampack.sources.tar.headers import (
     is_header,
     scan_tar,
 )
-from streampack.sources.tar.key import check_names, form_of
+from streampack.sources.tar.key import TarColumn
 from streampack.sources.tar.npy import array_headers
 from streampack.sources.tar.pipes import is_pipe, refuse_pipes, run_pipe
 from streampack.sources.tar.records import (
@@ -94,15 +94,14 @@ class WebDataset(ShardedSource):
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
-        key: extension of the wanted file, without the leading dot: "npy" (or "tokens.npy", ...)
-            for ids, "npz" for arrays of ids and fields, "txt" for text, "json" for an object with a
-            field of text or ids; any other with `dtype`. None is what the first samples have of
-            npy, txt or json, in this order; of several arrays, "npy", "input_ids.npy" or
-            "tokens.npy". Fields of the dataset lie in the JSON or the `.npz`, or beside the others:
-            the field "reward" in the sample's ".reward.npy".
-        text: for JSON, the field that holds a text.
-        tokens: for JSON, the field that holds a list of ids; for `.npz`, the array of ids. If
-            neither is given, the JSON of the first sample decides, as for files of them.
+        text: where the text is: the ending of the sample's file, "txt", or a field of its JSON,
+            "json:text".
+        tokens: where the token ids are: "npy" (or "tokens.npy", ...), "npz:input_ids" for an array
+            of a `.npz`, "json:input_ids" for a field of JSON; any ending with `dtype`. If neither
+            is given, one that the first samples have of "npy", "input_ids.npy", "tokens.npy",
+            "txt" and the usual fields of JSON and `.npz`, or else the only one. Fields of the
+            dataset lie in the JSON or the `.npz`, or beside the others: the field "reward" in the
+            sample's ".reward.npy".
         loss_mask: the field, array or file beside ids ("labels" is ".labels.npy") that says which
             of them are learnt, as for `Parquet`. None is what the first samples have of the usual
             names; behind `pipe:` URLs they are not looked for.
@@ -117,14 +116,13 @@ class WebDataset(ShardedSource):
     """
 
     endings = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
-    listing_fields: tuple[str, ...] = ("paths", "key", "fields")
+    listing_fields: tuple[str, ...] = ("paths", "fields")
 
     @explained
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
         *,
-        key: str | None = None,
         text: str | None = None,
         tokens: str | None = None,
         loss_mask: str | Sequence[str] | None = None,
@@ -138,43 +136,25 @@ class WebDataset(ShardedSource):
         if not allow_pipe:
             refuse_pipes(self.paths)
         self.dtype = None if dtype is None else np.dtype(dtype).name
-        Fields.named(text=text, tokens=tokens, loss_mask=None, default=None)  # do they go together?
-        unnamed = text is None and tokens is None
-        given = repr(self.paths[0] if len(self.paths) == 1 else self.paths)
-        if key is None:
-            known = () if dtype is not None else KINDS if unnamed else ("json",)
-            key = self._first_members.key(known, given)
-        self.key = key.lower().removeprefix(".")
-        self.form = form_of(self.key, self.dtype)
-        check_names(self.form, self.key, text, tokens)
-        if self.form == "json" and unnamed:
-            self.fields = self._first_members.named_in_json(self.key, given, loss_mask)
-            self.texts_beside = self.fields.texts
-        else:
-            tokens = self.key if self.form in ("npy", "raw") else tokens
-            self.fields = Fields.named(
-                text=text, tokens=tokens, loss_mask=loss_mask, default="text"
-            )
+        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
+        if self.fields.known:
+            _ = self.column
         self._rate: float | None = None  # tokens per byte, once they are counted
-        self._extension = np.frombuffer(self.key.encode(), dtype=np.uint8)
-        self._seeker = Seeker(self._extension)
         self._instead: dict[int, str] = {}  # of shards with samples that lack the file
 
     @cached_property
-    def _first_members(self) -> FirstMembers:
-        """Those of the first shard; one process of a job looks at them."""
-        described = {"members of": self.paths, "storage": self.storage.storage_options}
+    def column(self) -> TarColumn:
+        """Where the documents are; lists the shards if nobody said so."""
+        tokenized = self.tokenized
+        return TarColumn.of(self.fields.document or "", self.dtype, tokenized)
 
-        def look() -> FirstMembers:
-            shards = [path for path in self.paths if not is_pipe(path)]
-            listed = self.storage.list(shards[0], endings=self.endings) if shards else []
-            return (
-                FirstMembers.of(listed[0].path, self.storage)
-                if listed
-                else FirstMembers(self.paths[0])
-            )
+    @cached_property
+    def _extension(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.column.key.encode(), dtype=np.uint8)
 
-        return listed_once(described, look)
+    @cached_property
+    def _seeker(self) -> Seeker:
+        return Seeker(self._extension)
 
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
@@ -184,23 +164,27 @@ class WebDataset(ShardedSource):
         files += [FileInfo(url, 0) for url in pipes]
         first = next((file for file in files if file.num_bytes > 0), None)
         padded = False
-        if self.tokenized and first is not None:
-            members = FirstMembers.of(first.path, self.storage)
-            beside = members.beside(self.key)
-            self.fields = self.fields.with_masks(beside, shown(first.path))
+        members = None if first is None else FirstMembers.of(first.path, self.storage)
+        where = shown(self.paths[0] if first is None else first.path)
+        kinds = {} if members is None else members.columns()
+        self.fields = self.fields.with_document(kinds, where)
+        if self.fields.tokenized and members is not None:
+            beside = members.beside(self.column.key)
+            own = self.column.field
+            self.fields = self.fields.with_masks(
+                {n: kind for n, kind in beside.items() if n != own}
+            )
             padded = ATTENTION_MASK in beside
         weights = [_PIPE_BYTES if is_pipe(file.path) else max(file.num_bytes, 1) for file in files]
         details = {"fields": self.fields, "padded": padded}
         return Manifest.of_files(files, np.array(weights, dtype=np.int64), details)
 
     def describe(self) -> dict[str, Any]:
-        field: dict[str, Any] = (
-            {"field": self.fields.document} if self.form in ("json", "npz") else {}
-        )
+        field: dict[str, Any] = {"field": self.column.field} if self.column.field else {}
         field |= {"loss_mask": self.fields.loss_mask} if self.fields.loss_masks else {}
         return {
             **super().describe(),
-            "key": self.key,
+            "key": self.column.key,
             "tokenized": self.tokenized,
             "dtype": self.dtype,
             **field,
@@ -321,19 +305,19 @@ class WebDataset(ShardedSource):
         problems: dict[int, str] = {}
         if shard not in self._instead and (status == MISSING).any():
             first = FirstMembers.in_archive(self.manifest.paths[shard], data)
-            self._instead[shard] = first.instead_of(self.key)
+            self._instead[shard] = first.instead_of(self.column.key)
         for i in np.flatnonzero(status).tolist():
             if status[i] == MISSING:
-                problems[i] = f"has no file .{self.key}{self._instead[shard]}"
+                problems[i] = f"has no file .{self.column.key}{self._instead[shard]}"
             elif status[i] == DUPLICATE:
-                problems[i] = f"has several files .{self.key}"
+                problems[i] = f"has several files .{self.column.key}"
             else:
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
         block: Block | Spans
-        if self.form in ("json", "npz") or self.field_types or self._masks:
+        if self.column.field or self.field_types or self._masks:
             block = self._from_records(data, begin, starts, sizes, origin, problems)
-        elif self.form == "text":
+        elif self.column.form == "text":
             block = decoded_texts(data, starts, sizes, origin, problems)
         else:
             counts, kinds = array_headers(data, starts, sizes, status, problems, self.dtype)
@@ -352,10 +336,10 @@ class WebDataset(ShardedSource):
     ) -> Block:
         """One parse per document; the samples' headers begin at byte `begin`."""
         types, most = self.field_types, self.reading.most_bytes
-        field = self.fields.document or ""
+        field, form = self.column.field, self.column.form
         contents = list(pieces(data, starts, sizes))
         beside = {}
-        if self.form not in ("json", "npz"):
+        if not field:
             names = [*(types.token if self.tokenized else ()), *types.document, *self._masks]
             beside = {name: files_beside(data, begin, f"{name}.npy", len(starts)) for name in names}
 
@@ -363,13 +347,13 @@ class WebDataset(ShardedSource):
             if i in problems:
                 raise BrokenDocumentError(problems[i])
             content = bytes(contents[i])
-            if self.form == "json":
+            if form == "json":
                 record = record_of(content)
                 require_field(record, field)
                 if not self.tokenized:
                     return record, text_of(record, field, content)
                 return record, documents_of(record, field, content)
-            if self.form == "npz":
+            if form == "npz":
                 names = {field, *self._masks, ATTENTION_MASK, *types.token, *types.document}
                 arrays = npz_record(content, names, most)
                 return arrays, ids_in(arrays, field)
@@ -377,7 +361,7 @@ class WebDataset(ShardedSource):
                 name: field_beside(data, name, files, i, most) for name, files in beside.items()
             }
             there = {name: array for name, array in fields.items() if array is not None}
-            return there, document_in(content, self.form, self.key, self.dtype)
+            return there, document_in(content, form, self.column.key, self.dtype)
 
         kind = Documents if self.tokenized else Texts
         masks, unread = self.fields.loss_masks, self.fields.unread
