@@ -136,7 +136,7 @@ def test_an_absent_column_is_refused_and_those_that_exist_are_named(tmp_path: Pa
         load(sources.MDS(write_mds(tmp_path, ids(3)), tokens="tokens"))
     (tmp_path / "a.jsonl").write_text('{"body": "x"}\n')
     with pytest.raises(ConfigError, match="body"):
-        load(sources.JSONL(str(tmp_path / "a.jsonl")), tokenizer=byte_tokenizer())
+        load(sources.JSONL(str(tmp_path / "a.jsonl"), text="text"), tokenizer=byte_tokenizer())
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32])

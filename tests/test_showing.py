@@ -52,7 +52,7 @@ def test_sources_say_what_they_read(tmp_path: Path) -> None:
     records = sources.Iterable([{"ids": [1]}], tokens="ids")
     assert repr(records) == "Iterable(list of token ids in 'ids')"
     mixture = sources.Mixture({"web": path, "books": TEXTS}, weights={"web": 1, "books": 1})
-    assert repr(mixture) == f"Mixture(web=JSONL({path!r}), books=Items(list of 3 texts))"
+    assert repr(mixture) == f"Mixture(web=JSONL({path!r}, shards=1), books=Items(list of 3 texts))"
     assert "secret" not in repr(sources.JSONL("https://user:secret@host/a.jsonl?key=secret"))
 
 
