@@ -5,7 +5,7 @@
 
 Trains every run that the file of results lacks, on one thread, all arms of a seed before the next
 seed, and adds a line for each; then prints the tables. It may be stopped and started again at any
-time. `--report` only prints. Protocol, figures and what they say: docs/papers.md.
+time. `--report` only prints. What they say: docs/papers.md.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
 Trains the runs that the file of results lacks, for so many minutes: a run that is not through is
 kept as a checkpoint in the folder, beside the corpus, and the same command goes on with it.
 `--preset rehearsal --device cpu` does everything at a hundredth of the size. The corpus is made of
-the packages of the machine, so all pieces of an experiment belong on one machine. Protocol and
-state: docs/papers.md.
+the packages of the machine, so all pieces of an experiment belong on one machine.
 """
 
 from __future__ import annotations
