@@ -94,10 +94,11 @@ def test_records_are_no_paths(name: str) -> None:
             kind(given, **more).prepare()
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as found:
+def test_a_file_whose_name_is_misspelt_is_suggested(tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(ConfigError, match=r'/text.jsonl".*Did you mean "texts.jsonl"') as found:
         PackedDataset(str(tmp_path / "text.jsonl"), **ALONE, tokenizer=byte_tokenizer())
-    assert found.value.path == str(tmp_path / "text.jsonl")
+    assert ".ndjson" not in str(found.value)  # the name says what is meant
     with pytest.raises(ConfigError, match=r"that ends in \.jsonl"):
         sources.JSONL(str(tmp_path / "other")).prepare()
 

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from streampack.errors import ConfigError, StreampackError
-from streampack.storage.failures import without_secrets
+from streampack.storage.failures import explain, without_secrets
+from streampack.storage.remote import AZURE
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: What to install for a protocol; fsspec imports the implementation when it is first used.
@@ -61,11 +62,12 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
     except StreampackError:
         raise
     except Exception as error:
+        failure = explain(error)
         raise ConfigError(
             f"{protocol}:// cannot be opened ({type(error).__name__}: "
             f"{without_secrets(str(error))}).",
-            remedy="Check the credentials and the `storage_options` (docs/storage.md).",
-            setting="storage_options",
+            "The files cannot be reached.",
+            failure.remedy,
         ) from error
     _try_once(protocol, filesystem)
     _opened[id(filesystem)] = filesystem
@@ -110,7 +112,7 @@ def _try_once(protocol: str, filesystem: Any) -> None:
         once = getattr(type(filesystem)._request, "__wrapped__", None)
         if once is not None:
             filesystem._request = functools.partial(once, filesystem)
-    elif protocol in ("az", "abfs", "abfss"):
+    elif protocol in AZURE:
         with suppress(AttributeError):
             filesystem.service_client._config.retry_policy.total_retries = 0
 

@@ -24,12 +24,18 @@ from fsspec.callbacks import Callback
 
 from streampack.errors import StorageError, StreampackError
 from streampack.storage.failures import (
-    WORDS,
     TooSlowError,
-    failure_of,
+    code_of,
+    explain,
+    is_bare_refusal,
+    is_bucket_missing,
+    is_missing,
     retry_after_s,
     without_secrets,
 )
+
+#: Protocols of Azure Blob Storage.
+AZURE = ("az", "abfs", "abfss")
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +186,7 @@ class Pace:
         """The error for an answer of which so few bytes have come."""
         came = "the answer was not complete" if num_bytes is None else f"{num_bytes} bytes came"
         return TooSlowError(
-            f"{came} after {seconds:.3g} s; min_bytes_per_s is {self.min_bytes_per_s:g}"
+            f"{came} after {seconds:.3g} s; at least {self.min_bytes_per_s:g} bytes/s are wanted"
         )
 
     def call(self, filesystem: Any, method: Any, *args: Any, num_bytes: int, **options: Any) -> Any:
@@ -264,30 +270,6 @@ def _stream_file(filesystem: Any, url: str, path: str, progress: Progress) -> No
                 part.write(data)
 
 
-async def fetch_range(filesystem: Any, url: str, *, start: int, end: int) -> bytes | None:
-    """Bytes [start, end) of a file on an HTTP server; None if it only sends the whole file.
-
-    Raises:
-        OSError: it sent another range than was asked for, or more bytes.
-    """
-    options = dict(filesystem.kwargs)
-    headers = {**(options.pop("headers", None) or {}), "Range": f"bytes={start}-{end - 1}"}
-    session = await filesystem.set_session()
-    async with session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
-        answer.raise_for_status()
-        if answer.status == 200:
-            return None
-        said = answer.headers.get("Content-Range", "")
-        if answer.status != 206 or not said.lower().startswith(f"bytes {start}-{end - 1}/"):
-            raise OSError(f"bytes {start}-{end - 1} were asked for and {said or 'others'} came")
-        data = bytearray()
-        async for chunk in answer.content.iter_any():
-            data += chunk
-            if len(data) > end - start:
-                raise OSError(f"more than {end - start} bytes came")
-        return bytes(data)
-
-
 def split_url(path: str) -> tuple[str | None, str]:
     """(protocol, rest), the protocol being None for a local path; ``file://`` counts as local."""
     protocol, separator, rest = path.partition("://")
@@ -326,11 +308,29 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
         try:
             return info_of(filesystem, url, pace)
         except Exception as error:
-            if failure_of(error) in ("denied", "other"):  # only an answer with a body says why
+            if is_bare_refusal(error):  # what has a body says why
                 pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
+            elif is_missing(error):
+                ask_container(filesystem, url, pace)
             raise
 
     return with_retries(ask, doing="Looking up", url=url, retries=retries)
+
+
+def ask_container(filesystem: Any, url: str, pace: Pace) -> None:
+    """Raise what the store raises if a URL of Azure names a container that is not there.
+
+    What is asked of it, Azure calls missing alone. Whether there is one may be more than the
+    credentials may ask.
+    """
+    protocol, rest = split_url(url)
+    if protocol not in AZURE:
+        return
+    try:
+        pace.call(filesystem, "info", rest.partition("/")[0], num_bytes=0)
+    except Exception as error:
+        if is_bucket_missing(error):
+            raise
 
 
 def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int) -> T:
@@ -355,22 +355,20 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
         except StreampackError:
             raise
         except Exception as error:
-            failure = failure_of(error)
+            failure = explain(error, doing)
             original = error.__cause__ or error  # of the library, before fsspec translated it
             said = next(iter(str(original).replace(url, shown(url)).splitlines()), "")
-            words = without_secrets(f"{type(original).__name__}: {said}")
-            if failure == "transient" and attempt <= retries:
+            code = f" {code_of(error)}" if code_of(error) not in said else ""
+            words = without_secrets(f"{type(original).__name__}{code}: {said}")
+            if not failure.lasts and attempt <= retries:
                 bound = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1))
                 asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))
                 logger.info("%s %s: attempt %d failed (%s)", doing, shown(url), attempt, words)
                 time.sleep(asked + chance.uniform(0, bound))
                 continue
             times = "attempt" if attempt == 1 else "attempts"
-            fact, remedy = WORDS[failure]
-            failed = StorageError(
-                f"{doing} {shown(url)} failed after {attempt} {times}: {fact} ({words}).",
-                remedy=remedy,
-                path=shown(url),
-            )
-            failed.failure = failure
-            raise failed from error
+            raise StorageError(
+                f"{doing} {shown(url)} failed after {attempt} {times}: {failure.fact} ({words}).",
+                "Nothing is skipped, or the batches would depend on the network.",
+                failure.remedy,
+            ) from error

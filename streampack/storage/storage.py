@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from streampack.arguments import explained, real_number, whole_number
-from streampack.errors import ConfigError, ContentError, StateError, StorageError
+from streampack.errors import ContentError, StateError, StorageError
 from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import list_remote
+from streampack.storage.misnamed import found_twice, nothing_there, refuse_linked, refuse_repeated
 from streampack.storage.patterns import (
     expand_braces,
     local_files,
     local_names,
     named_paths,
-    refuse_repeated,
 )
 from streampack.storage.read_ahead import ReadAhead
 from streampack.storage.remote import (
     FileInfo,
     Pace,
     Progress,
-    fetch_range,
+    ask_container,
     info_of,
     is_another_version,
     look_up,
@@ -141,11 +141,13 @@ class Storage:
 
         Raises:
             ConfigError: a pattern, or one of the names its braces stand for, names nothing; two
-                of them name the same file; or a protocol needs a package.
+                of them name the same file, or a link to it; or a protocol needs a package.
             StorageError: the listing failed after all retries.
         """
-        found: list[FileInfo] = []
-        for pattern in named_paths(patterns):
+        found: dict[str, tuple[FileInfo, str]] = {}
+        several = named_paths(patterns)
+        refuse_repeated(several)
+        for pattern in several:
             protocol, rest = split_url(pattern)
             if protocol is None:
                 names = local_names(rest)
@@ -155,21 +157,25 @@ class Storage:
                 ]
             else:
                 names = builtins.list(expand_braces(pattern))
-                filesystem = self._filesystem(protocol)
                 listed = list_remote(
-                    filesystem, names, endings, pace=self._pace, retries=self.retries
+                    self._filesystem(protocol),
+                    names,
+                    endings,
+                    pace=self._pace,
+                    retries=self.retries,
                 )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
-                    kinds = f" that ends in {' or '.join(endings)}" if endings else ""
-                    raise ConfigError(
-                        f'No file{kinds} matches "{shown(name)}".',
-                        remedy="Check the path or URL.",
-                        path=shown(name),
-                    )
-                found += {info.path: info for info in infos}.values()  # ** may find a file twice
-        refuse_repeated(info.path for info in found)
-        return sorted(found, key=lambda info: info.path)
+                    if protocol is not None:
+                        ask = partial(ask_container, self._filesystem(protocol), name, self._pace)
+                        with_retries(ask, doing="Looking up", url=name, retries=0)
+                    raise nothing_there(name, endings, local=protocol is None)
+                own = {info.path: (info, pattern) for info in infos}  # ** may find a file twice
+                if twice := found.keys() & own.keys():
+                    raise found_twice(found[min(twice)][1], pattern, min(twice))
+                found |= own
+        refuse_linked(paths := sorted(found))
+        return [found[path][0] for path in paths]
 
     @contextmanager
     def local(self, path: str, version: str = "") -> Iterator[Path]:
@@ -249,18 +255,28 @@ class Storage:
         if over_http and not self._look_up(path).ranges:
             return self._range_of_copy(path, start, stop)
 
-        def read() -> bytes | None:
-            filesystem, size = self._filesystem(protocol), stop - start
-            method = partial(fetch_range, filesystem) if over_http else "cat_file"
-            data: bytes | None = self._pace.call(
-                filesystem, method, path, start=start, end=stop, num_bytes=size
-            )
-            if data is not None and len(data) != size:
-                raise OSError(f"{len(data)} bytes came instead of {size}")
+        def read() -> bytes:
+            filesystem = self._filesystem(protocol)
+            data: bytes
+            size = stop - start
+            if over_http:  # `cat_file` would read the whole file if ranges are ignored
+                with filesystem.open(path, "rb", cache_type="none", size=self.size(path)) as remote:
+                    fetch = remote.async_fetch_range
+                    data = self._pace.call(filesystem, fetch, start, stop, num_bytes=size)
+            else:
+                data = self._pace.call(
+                    filesystem, "cat_file", path, start=start, end=stop, num_bytes=size
+                )
+            if len(data) != stop - start:
+                raise OSError(f"{len(data)} bytes came instead of {stop - start}")
             return data
 
-        data = self._attempt("Reading", path, read)
-        return self._range_of_copy(path, start, stop) if data is None else data
+        try:
+            return self._attempt("Reading", path, read)
+        except StorageError as error:
+            if over_http and isinstance(error.__cause__, ValueError):  # too many bytes came
+                return self._range_of_copy(path, start, stop)
+            raise
 
     def _range_of_copy(self, path: str, start: int, stop: int) -> bytes:
         """The same from a cached copy, for servers that send the whole file for every range."""

@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer as Engine
 
 from streampack.errors import ConfigError
+from streampack.tokenization.tiktoken import engine_of_tiktoken
 
 # Names that these tokens have in common tokenizers. A name counts only if the tokenizer itself
 # declares the token special.
@@ -75,6 +76,9 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
         engine = tokenizer.backend_tokenizer
         settings = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _KINDS}
         settings["chat_template"] = getattr(tokenizer, "chat_template", None)
+    elif hasattr(tokenizer, "_mergeable_ranks"):  # a tiktoken.Encoding
+        engine = engine_of_tiktoken(tokenizer)
+        settings = {"eos_token": engine.id_to_token(tokenizer.eot_token), "bos_token": None}
     elif isinstance(tokenizer, Engine) or hasattr(tokenizer, "to_str"):
         engine, settings = tokenizer, {}
     elif hasattr(tokenizer, "convert_tokens_to_ids"):
@@ -88,8 +92,8 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
         raise ConfigError(
             f"{type(tokenizer).__name__} is not a tokenizer that streampack knows.",
             "Text cannot be turned into token ids.",
-            "Pass the path of a tokenizer.json, a tokenizers.Tokenizer, or a fast tokenizer of "
-            "transformers.",
+            "Pass the path of a tokenizer.json, a tokenizers.Tokenizer, a tiktoken.Encoding, or a "
+            "fast tokenizer of transformers.",
         )
     return _describe(_private_copy(engine), engine, settings)
 

@@ -49,7 +49,7 @@ def test_a_file_that_is_named_three_times_is_refused_and_the_advice_reads_it_so_
 ) -> None:
     path = str(texts(tmp_path / "a.jsonl"))
     other = str(texts(tmp_path / "b.jsonl", ["other"]))
-    advice = r'a\.jsonl" is named 3 times\..*epochs.*Mixture'
+    advice = r'a\.jsonl" is named 3 times\. Every file is read once.*epochs=.*Mixture'
     for make in (dataset, sources.JSONL, sources.Chat):
         with pytest.raises(ConfigError, match=advice):
             make([path] * 3).prepare() if make is not dataset else make([path] * 3)
@@ -62,15 +62,15 @@ def test_a_file_that_is_named_three_times_is_refused_and_the_advice_reads_it_so_
     "names",
     [("*.jsonl", "a.jsonl"), ("a.jsonl", "a*"), (".", "a.jsonl"), ("a.jsonl", "{0}/a.jsonl")],
 )
-def test_a_file_that_two_patterns_find_is_refused(
+def test_two_patterns_that_find_one_file_are_both_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     texts(tmp_path / "a.jsonl")
     first, second = (name.format(tmp_path) for name in names)
-    with pytest.raises(ConfigError) as caught:
+    message = f'"{re.escape(first)}" and "{re.escape(second)}" both name .*a.jsonl'
+    with pytest.raises(ConfigError, match=message):
         sources.JSONL([first, second]).prepare()
-    assert caught.value.path == str(tmp_path / "a.jsonl")
 
 
 def test_folders_of_mds_and_prefixes_of_megatron_are_read_once_as_well(tmp_path: Path) -> None:
@@ -89,8 +89,35 @@ def test_folders_of_mds_and_prefixes_of_megatron_are_read_once_as_well(tmp_path:
 
 def test_braces_that_name_a_file_twice_are_refused(tmp_path: Path) -> None:
     path = texts(tmp_path / "a.jsonl")
-    with pytest.raises(ConfigError, match=r'a\.jsonl" is named 2 times'):
+    with pytest.raises(ConfigError, match=r'"[^"]*\{a,a\}\.jsonl" names .*a\.jsonl more than once'):
         Storage().list(str(path).replace("a.jsonl", "{a,a}.jsonl"))
+
+
+def test_a_compressed_twin_is_named_once_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts(tmp_path / "both" / "a.jsonl")
+    texts(tmp_path / "both" / "a.jsonl.gz")
+    with caplog.at_level(logging.WARNING):
+        assert sum(delivered(str(tmp_path / "both")).values()) == 2 * len(TEXTS)
+    said = [record.getMessage() for record in caplog.records if "both read" in record.getMessage()]
+    assert len(said) == 1
+    assert "a.jsonl and " in said[0]
+
+
+def test_a_file_and_a_link_to_it_are_one(tmp_path: Path) -> None:
+    texts(tmp_path / "a" / "a.jsonl")
+    (tmp_path / "a" / "b.jsonl").symlink_to("a.jsonl")
+    (tmp_path / "again").symlink_to("a")
+    write_mds(tmp_path / "a", DOCUMENTS)
+    for twice in ("a", ["a/a.jsonl", "a/b.jsonl"], ["a/a.jsonl", "again/a.jsonl"], "a*/a.jsonl"):
+        paths = [str(tmp_path / path) for path in ([twice] if isinstance(twice, str) else twice)]
+        with pytest.raises(ConfigError, match=r"are one, by a link.*Name it once"):
+            sources.JSONL(paths).prepare()
+    for once in ("a/a.jsonl", "a/b.jsonl", "again/a.jsonl"):
+        assert sum(delivered(str(tmp_path / once)).values()) == len(TEXTS)
+    with pytest.raises(ConfigError, match="are one, by a link"):
+        sources.MDS([tmp_path / "a" / "mds", tmp_path / "again" / "mds"])
 
 
 def test_gzip_and_utf_16_under_the_name_of_a_plain_format_are_named(tmp_path: Path) -> None:
@@ -173,6 +200,14 @@ def test_a_pipe_is_refused_for_what_it_is_wherever_it_is_passed(tmp_path: Path) 
     assert delivered(["pipe: what a plumber mends"])  # a text
     with pytest.raises(ConfigError, match="tokens="):
         sources.WebDataset("pipe:cat a.tar", allow_pipe=True).prepare()
+
+
+def test_a_url_that_names_nothing_is_not_told_of_the_working_directory() -> None:
+    with pytest.raises(ConfigError, match=r'Did you mean "s3://corpus/a\.jsonl"'):
+        sources.JSONL("s3:/corpus/a.jsonl").prepare()
+    with pytest.raises(ConfigError, match="Check the URL") as found:
+        sources.JSONL("memory://nowhere/a.jsonl").prepare()
+    assert "working directory" not in str(found.value)
 
 
 def test_files_of_source_code_are_texts_and_images_are_nothing(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a name on the Hub": (lambda: "someone/fineweb", "load_dataset"),
     "a path as bytes": (lambda: b"web.jsonl", "decoded"),
     "a file of another kind": (lambda: "table.csv", "read_csv"),
-    "an empty folder": (lambda: Path("empty"), "No file"),
+    "an empty folder": (lambda: Path("empty"), "is empty"),
     "a folder of two kinds": (lambda: "both", "2 kinds"),
     "paths of two kinds": (lambda: ["web.jsonl", "other.parquet"], "2 kinds"),
     "a missing path in a list": (lambda: ["web.jsonl", "nowhere.jsonl"], "No file"),
@@ -139,7 +139,7 @@ def test_what_is_no_corpus_is_refused_in_three_sentences(name: str, folder: Path
     with pytest.raises(ConfigError, match=words) as raised:
         PackedDataset(make(), seq_len=8, tokenizer="tokenizer.json", topology=Topology())
     error = raised.value
-    for sentence in filter(None, (error.fact, error.consequence, error.remedy)):
+    for sentence in (error.fact, error.consequence, error.remedy):
         assert sentence[0].isupper() or sentence[0] == '"' or sentence.startswith("data ")
         assert sentence.endswith(".")
         assert len(sentence) < 600

@@ -443,7 +443,7 @@ def encode_in_worker(tokenizer: Tokenizer, queue: Any) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_worker_processes_encode_alike_with_one_thread(method: Any) -> None:
-    tokenizer = Tokenizer(small_engine("</s>"))
+    tokenizer = Tokenizer(small_engine("</s>"), engine="tokenizers")
     expected = ids(tokenizer.encode(texts(*["hello world"] * 300), Skips()))[299:]
     context = multiprocessing.get_context(method)
     queue = context.Queue()
@@ -462,7 +462,7 @@ from streampack.tokenization import load_tokenizer
 from streampack.documents import Texts, make_origin
 from streampack.reading.skips import Skips
 threads = json.loads(sys.argv[2])
-tokenizer = load_tokenizer(sys.argv[1], threads=threads)
+tokenizer = load_tokenizer(sys.argv[1], threads=threads, engine="tokenizers")
 block = Texts(["hello world"] * 300, make_origin(0, np.arange(300)))
 before = os.environ.get("TOKENIZERS_PARALLELISM")
 tokenizer.encode(block, Skips())

@@ -1,0 +1,234 @@
+"""The same ids several times faster: kitoken for byte-level BPE, proved beside `tokenizers`.
+
+Only tokenizers are taken of which every part is known to be equal: byte-level BPE with the pattern
+of GPT-2 or patterns that the file itself names, no normalizer or NFC, added tokens without
+conditions. Every process checks that the ids are equal: before the first ones on the texts at hand
+and on `HOSTILE`, and then on one text in 251.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from tokenizers import Tokenizer as Engine
+
+from streampack.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+EngineName = Literal["auto", "tokenizers", "kitoken"]
+
+CHECKED_EVERY = 251  # texts; a prime, so that no period of a corpus hides one
+PROOF_CHARACTERS = 1 << 18  # of the corpus, before the first ids
+THREAD_CHARACTERS = 1 << 16  # of a thread's share, or a thread costs more than it gives
+#: GPT-2's own, of which kitoken takes an approximation: https://github.com/openai/gpt-2
+_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+#: In runs like this kitoken's patterns would use up the stack of the process, or take minutes.
+_LONG_RUN = re.compile(r"[\s\x00-\x1f\x7f]{20000}")
+
+HOSTILE = (
+    *("", " ", "  ", "\n", "\r\n\r\n", " \n \t ", "a  b   c", "\n's", "x\n'll ", "it's I'M we'Re"),
+    *("\u00a0's", "a\u3000\u3000b", "\u2003\u2028\u2029\x85", "\ufeffa\u200bb\u200dc", "\x00\x01"),
+    *("e\u0301\u0308", "\u0301", "n\u0303o\u0308", "\u1100\u1161\u11a8", "İıſßǅ", "ﬁ", "½²Ⅷⓐ"),
+    *("0123456789", "1234 5", "٣४๕", "你好,世界。カタカナ한국어", "العربية हिन्दी ไทย", "Ꭰꭰ"),
+    *(
+        "🙂👍🏽👨‍👩‍👧🇩🇪",
+        "𝒜𝔅\U0010ffff\ue000\ufffd",
+        "<|endoftext|>",
+        " <|endoftext|> x",
+        "<|end",
+        "</s><s>",
+    ),
+    *("a" * 3000, " " * 3000 + "x", "\n" * 3000, "!?" * 1500, "7" * 1000, "人" * 1000),
+    *("http://a.b/c?d=e&f#g", "snake_case CamelCase", "(\t{[x]}\t);  # y", "--__--", "'\"`´’‘"),
+)
+
+
+class FastEngine:
+    """Token ids of texts by kitoken, as `tokenizers` gives them.
+
+    Args:
+        engine: what is to be equalled; special tokens in texts are read as its setting says.
+        threads: None is one in a worker process, and one for each core elsewhere.
+
+    Raises:
+        ConfigError: kitoken is not installed, or the tokenizer is of a kind that is not proved.
+    """
+
+    def __init__(self, engine: Engine, threads: int | None = None) -> None:
+        self._reference = engine
+        self._kitoken = _opened(engine)
+        self._threads = threads
+        self._proved = False
+        self._count = 0
+        self._pool: tuple[int, ThreadPoolExecutor] | None = None  # and the process it is of
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]] | None:
+        """The ids of each text; None if the engine differs here, and is not to be used.
+
+        Raises:
+            ConfigError: it gave other ids, after ids had been used.
+            UnicodeEncodeError, TypeError: a text is no text.
+        """
+        if not self._proved:
+            if (text := self._difference([*_sample(texts), *HOSTILE])) is not None:
+                logger.warning(
+                    "kitoken and tokenizers give other ids for %.200r: tokenizers is used, "
+                    "which is several times slower.",
+                    text,
+                )
+                return None
+            self._proved = True
+        first = -self._count % CHECKED_EVERY
+        self._count += len(texts)
+        if (text := self._difference(texts[first::CHECKED_EVERY])) is not None:
+            raise ConfigError(
+                f"kitoken and tokenizers give other ids for {text!r:.200}.",
+                "Documents since the check before this one may be wrong.",
+                'Resume from before with streampack.Tokenizer(..., engine="tokenizers").',
+                setting="engine",
+            )
+        return self._encode(texts)
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        found: list[list[int]] = []
+        if not any(len(text) >= 20_000 and _LONG_RUN.search(text) for text in texts):
+            threads = self._threads or _cores()
+            shares = min(threads, 1 + sum(map(len, texts)) // THREAD_CHARACTERS)
+            if shares == 1:
+                return self._kitoken.encode_all(texts, True)  # type: ignore[no-any-return]
+            order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+            piles = [order[n::shares] for n in range(shares)]
+            given = [[texts[i] for i in pile] for pile in piles]
+            made = self._in_threads(threads).map(self._kitoken.encode_all, given, [True] * shares)
+            found = [[]] * len(texts)
+            for pile, ids in zip(piles, made, strict=True):
+                for i, own in zip(pile, ids, strict=True):
+                    found[i] = own
+            return found
+        for text in texts:
+            found += [self._slow(text)] if _LONG_RUN.search(text) else self._encode([text])
+        return found
+
+    def _in_threads(self, threads: int) -> ThreadPoolExecutor:
+        if self._pool is None or self._pool[0] != os.getpid():  # a fork copies no threads
+            self._pool = os.getpid(), ThreadPoolExecutor(threads, "streampack-tokenize")
+        return self._pool[1]
+
+    def _slow(self, text: str) -> list[int]:
+        return self._reference.encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
+
+    def _difference(self, texts: Sequence[str]) -> str | None:
+        """The first text for which the engines give other ids."""
+        for text, ids in zip(texts, self._encode(texts) if texts else [], strict=True):
+            if ids != self._slow(text):
+                return text
+        return None
+
+
+def fast_engine(engine: Engine, name: EngineName, threads: int | None) -> FastEngine | None:
+    """The fast engine for a tokenizer; None if there is none for it and `name` is "auto".
+
+    Raises:
+        ConfigError: `name` is "kitoken", and it cannot be used; or there is no such engine.
+    """
+    if name == "tokenizers":
+        return None
+    try:
+        return FastEngine(engine, threads)
+    except ConfigError:
+        if name != "auto":
+            raise
+        return None
+
+
+def check_engine(name: str) -> None:
+    """Raise `ConfigError` unless there is an engine of this name."""
+    if name not in ("auto", "tokenizers", "kitoken"):
+        raise ConfigError(
+            f'There is no engine "{name}".', "No text could be encoded.",
+            'Pass engine="auto", "tokenizers" or "kitoken".',
+        )  # fmt: skip
+
+
+def _cores() -> int:
+    """Threads of this process: one in a worker, beside which others run."""
+    if multiprocessing.parent_process() is not None:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _sample(texts: Sequence[str]) -> list[str]:
+    """The first texts, of so many characters together."""
+    chosen, left = [], PROOF_CHARACTERS
+    for text in texts:
+        left -= len(text)
+        if left < 0:
+            break
+        chosen.append(text)
+    return chosen
+
+
+def _opened(engine: Engine) -> Any:
+    try:
+        from kitoken import Kitoken
+    except ImportError as error:
+        raise ConfigError(
+            "kitoken is not installed.", "Texts are encoded by tokenizers.",
+            'Run `pip install "streampack[fast]"`.',
+        ) from error  # fmt: skip
+    described = json.loads(engine.to_str())
+    patterns = _patterns(described)
+    if patterns is None:
+        raise ConfigError(
+            "The tokenizer is not a byte-level BPE of a kind that is proved.",
+            "Its ids could differ.",
+            'Pass engine="auto" or "tokenizers".',
+        )
+    if engine.encode_special_tokens:  # they are text like any other
+        added = [token for token in described["added_tokens"] if not token["special"]]
+        described["added_tokens"] = added
+    opened = Kitoken.from_tokenizers(json.dumps(described).encode())
+    config = opened.config()
+    split = [{"Pattern": {"pattern": {"Regex": one}, "behavior": "Isolate"}} for one in patterns]
+    opened.set_config({**config, "split": split})
+    return opened
+
+
+def _patterns(described: dict[str, Any]) -> list[str] | None:
+    """The patterns that cut a text before BPE; None unless all of the tokenizer is understood."""
+    model, normalizers = described["model"], _steps(described["normalizer"], "normalizers")
+    plain = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    conditions = ("lstrip", "rstrip", "single_word")
+    if (
+        model["type"] != "BPE"
+        or any(model.get(name) for name in (*plain, "dropout", "fuse_unk"))
+        or any(step["type"] != "NFC" for step in normalizers)
+        or any(token[name] for token in described["added_tokens"] for name in conditions)
+    ):
+        return None
+    steps = _steps(described["pre_tokenizer"], "pretokenizers")
+    if not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
+        return None
+    *splits, last = steps
+    patterns = []
+    for step in splits:
+        known = step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]
+        if not known or "Regex" not in step["pattern"]:
+            return None
+        patterns.append(step["pattern"]["Regex"])
+    return [*patterns, _GPT2] if last.get("use_regex", True) else patterns
+
+
+def _steps(described: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
+    """The steps of a part of a tokenizer, which may be none, one or a sequence."""
+    if described is None:
+        return []
+    return described[name] if described["type"] == "Sequence" else [described]

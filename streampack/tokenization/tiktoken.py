@@ -1,0 +1,77 @@
+"""An encoding of tiktoken as a tokenizer of the tokenizers library, with the same ids.
+
+Steps: bytes become the letters of byte-level BPE; the merge that makes a token is the last one of
+its own BPE by ranks; the pattern cuts texts; special tokens keep their ids.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+from tokenizers import Tokenizer as Engine
+
+from streampack.errors import ConfigError
+from streampack.tokenization.fast import HOSTILE
+
+
+def engine_of_tiktoken(encoding: Any) -> Engine:
+    """The tokenizer of a `tiktoken.Encoding`; about a second for 50,000 tokens.
+
+    Raises:
+        ConfigError: it gives other ids for one of some difficult texts.
+    """
+    ranks: dict[bytes, int] = encoding._mergeable_ranks
+    letters = _letters()
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        if len(token) > 1 and (pair := _last_merge(ranks, token, rank)) is not None:
+            merges.append(["".join(letters[byte] for byte in part) for part in pair])
+    special = [
+        {"id": number, "content": text, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for text, number in sorted(encoding._special_tokens.items(), key=lambda item: item[1])
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    whole = {**byte_level, "use_regex": False}
+    pattern = {"Regex": encoding._pat_str}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+    vocabulary = {"".join(letters[b] for b in token): rank for token, rank in ranks.items()}
+    vocabulary |= encoding._special_tokens  # where ids are left out, they keep theirs
+    described = {
+        "version": "1.0",
+        "added_tokens": special,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, whole]},
+        "decoder": {**byte_level, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": True},
+    }
+    engine = Engine.from_str(json.dumps(described))
+    for text in HOSTILE:
+        if engine.encode(text).ids != encoding.encode(text, allowed_special="all"):
+            raise ConfigError(
+                f"{encoding!r} and its conversion give other ids for {text!r:.80}.",
+                "Documents would be other ones.",
+                "Pass a tokenizer.json of this vocabulary.",
+            )
+    return engine
+
+
+def _letters() -> list[str]:
+    """The letter of each byte in byte-level BPE: itself if it can be seen, else one from 256 on."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in seen else next(others)) for byte in range(256)]
+
+
+def _last_merge(ranks: dict[bytes, int], token: bytes, rank: int) -> tuple[bytes, bytes] | None:
+    """The two parts that are merged last to make a token; None if lower ranks never make it."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        pairs = [ranks.get(left + right, rank) for left, right in pairwise(parts)]
+        least = min(pairs)
+        if least >= rank:
+            return None
+        at = pairs.index(least)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts[0], parts[1]

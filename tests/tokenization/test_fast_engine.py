@@ -1,0 +1,183 @@
+"""kitoken gives the ids of tokenizers, and where it does not, nobody gets its ids."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Engine
+
+from streampack.documents.blocks import Texts, make_origin
+from streampack.errors import ConfigError
+from streampack.reading.skips import Skips
+from streampack.tokenization import Tokenizer
+from streampack.tokenization.fast import CHECKED_EVERY, FastEngine
+from streampack.tokenization.tiktoken import _letters
+
+pytest.importorskip("kitoken")
+
+#: Patterns of families, as their tokenizer.json has them.
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+LETTERS = (
+    "abc XYZ 's 'll",
+    "  \t\n\r\u00a0\u3000\u2003\x85\x0b\u2028",
+    "0123456789٣४²½",
+    "éüñe\u0301\u0308",
+    "你好世界カタカナ한국어",
+    "العربية हिन्दी ไทย",
+    "🙂👍🏽\U0001f468\u200d\U0001f469\ufe0f\u200d",
+    "\x00\x01\x1f\x7f\ufeff\u200b",
+    "'’\"-_/\\.,!?()[]{}<>|",
+    "𝒜\U0001f1e9\U0010ffff\ue000\ufffd",
+    "İıſßǅ",
+    "<|endoftext|> <tool> <|end",
+)
+
+
+def trained(pattern: str | None, normalizer: Any = None) -> Engine:
+    engine = Engine(models.BPE())
+    if normalizer is not None:
+        engine.normalizer = normalizer
+    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
+    steps = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
+    engine.pre_tokenizer = pre_tokenizers.Sequence([*steps, whole]) if steps else whole
+    texts = [
+        path.read_text(errors="ignore") for path in sorted(Path(json.__file__).parent.glob("*.py"))
+    ]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, special_tokens=["<|endoftext|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    engine.train_from_iterator(texts, trainer)
+    engine.add_tokens([AddedToken("<tool>", special=False)])
+    return engine
+
+
+ENGINES = {
+    "gpt2": lambda: trained(None),
+    "llama3": lambda: trained(LLAMA3),
+    "qwen2": lambda: trained(QWEN2, normalizers.NFC()),
+}
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    rng = random.Random(seed)
+
+    def run() -> str:
+        letters = rng.choice(LETTERS)
+        times = rng.choice([1, 1, 1, 2, 40])
+        return rng.choice(["<|endoftext|>", "<tool>", *[rng.choice(letters) * times] * 20])
+
+    return ["".join(run() for _ in range(rng.randrange(30))) for _ in range(count)]
+
+
+def block(texts: list[Any]) -> Texts:
+    return Texts(texts, make_origin(0, np.arange(len(texts))))
+
+
+def encoded(tokenizer: Tokenizer, texts: list[Any], skips: Skips | None = None) -> list[list[int]]:
+    made = tokenizer.encode(block(texts), skips or Skips())
+    return [made.document(i).tolist() for i in range(len(made))]
+
+
+@pytest.mark.parametrize("special", ["encode", "split"])
+@pytest.mark.parametrize("name", ENGINES)
+def test_random_texts_of_many_scripts_have_the_same_ids(name: str, special: Any) -> None:
+    engine = ENGINES[name]()
+    fast, slow = (
+        Tokenizer(engine, eos="as-is", special_tokens_in_text=special, engine=kind)
+        for kind in ("kitoken", "tokenizers")
+    )
+    texts = [*random_texts(1, 4000), " " * 400_000, "\x00" * 30_000]
+    assert encoded(fast, texts) == encoded(slow, texts)
+    assert fast.fingerprint == slow.fingerprint
+    assert fast._fast is not None
+
+
+def test_the_pattern_of_gpt2_is_exact_at_apostrophes_after_white_space() -> None:
+    engine = ENGINES["gpt2"]()
+    fast = Tokenizer(engine, eos="as-is", engine="kitoken")
+    assert encoded(fast, ["a\n's"]) == [engine.encode("a\n's", add_special_tokens=False).ids]
+
+
+def test_broken_texts_are_skipped_as_before() -> None:
+    tokenizer = Tokenizer(ENGINES["gpt2"](), eos="as-is", engine="kitoken")
+    skips = Skips("skip")
+    assert len(encoded(tokenizer, ["good", "\ud800", None, "also good"], skips)) == 2
+    assert skips.count == 2
+
+
+class ErringKitoken:
+    """Gives other ids for texts that hold a word."""
+
+    def __init__(self, engine: Any, word: str) -> None:
+        self.engine, self.word = engine, word
+
+    def encode_all(self, texts: list[str], specials: bool) -> list[list[int]]:
+        found = self.engine.encode_all(texts, specials)
+        return [
+            [*ids[1:], 5] if self.word in text else ids
+            for text, ids in zip(texts, found, strict=True)
+        ]
+
+
+def test_an_engine_that_differs_on_the_first_texts_is_not_used() -> None:
+    engine = ENGINES["gpt2"]()
+    tokenizer = Tokenizer(engine, eos="as-is", engine="kitoken")
+    assert tokenizer._fast is not None
+    tokenizer._fast._kitoken = ErringKitoken(tokenizer._fast._kitoken, "wrong")
+    texts = ["fine", "a wrong text"]
+    assert encoded(tokenizer, texts) == [
+        engine.encode(text, add_special_tokens=False).ids for text in texts
+    ]
+
+
+def test_an_engine_that_errs_once_in_ten_thousand_texts_is_caught() -> None:
+    fast = FastEngine(ENGINES["gpt2"](), threads=1)
+    assert fast.encode(["first"])
+    fast._kitoken = ErringKitoken(fast._kitoken, "text 7777")
+    texts = [f"text {i}" for i in range(10_000)]
+
+    def encode_many() -> None:
+        for _ in range(CHECKED_EVERY):
+            fast.encode(texts)
+
+    with pytest.raises(ConfigError) as caught:
+        encode_many()
+    assert caught.value.setting == "engine"
+
+
+def test_kinds_that_are_not_proved_are_left_to_tokenizers() -> None:
+    with_space, stripped, pieces = ENGINES["gpt2"](), ENGINES["gpt2"](), Engine(models.Unigram())
+    with_space.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    stripped.add_tokens([AddedToken("<keep>", lstrip=True)])
+    for engine in (with_space, stripped, pieces):
+        assert Tokenizer(engine, eos="as-is")._fast is None
+        with pytest.raises(ConfigError):
+            Tokenizer(engine, eos="as-is", engine="kitoken")
+    with pytest.raises(ConfigError):
+        Tokenizer(with_space, eos="as-is", engine="quick")  # type: ignore[arg-type]
+
+
+def test_an_encoding_of_tiktoken_is_taken_with_its_ids() -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    vocabulary = json.loads(trained(LLAMA3).to_str())["model"]["vocab"]
+    letters = {letter: byte for byte, letter in enumerate(_letters())}
+    ranks = {bytes(letters[c] for c in text): n for text, n in vocabulary.items() if n}
+    ends = {"<|endoftext|>": 9000, "<|other|>": 9001}
+    encoding = tiktoken.Encoding("own", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens=ends)
+    tokenizer = Tokenizer(encoding, eos="as-is")
+    assert (tokenizer.eos_id, tokenizer.vocab_size) == (9000, 9002)
+    texts = [*random_texts(2, 3000), "a<|other|>b"]
+    assert encoded(tokenizer, texts) == encoding.encode_batch(texts, allowed_special="all")
+    assert tokenizer._fast is not None
+    assert tokenizer.decode(np.array(encoding.encode("two words"))) == "two words"
