@@ -47,7 +47,7 @@ def test_sources_say_what_they_read(tmp_path: Path) -> None:
     assert repr(listed) == f"JSONL({path!r}, and 1 more, shards=2)"
     assert repr(sources.MDS(folder, tokens="tokens")) == f"MDS({folder!r})"
     assert repr(sources.WebDataset(tar, tokens="npy")) == f"WebDataset({tar!r})"
-    assert repr(sources.Chat(path)) == f"Chat({path!r})"
+    assert repr(sources.Chat(path)) == f"Chat(JSONL({path!r}))"
     assert repr(sources.Iterable(TEXTS)) == "Iterable(list of texts)"
     records = sources.Iterable([{"ids": [1]}], tokens="ids")
     assert repr(records) == "Iterable(list of token ids in 'ids')"

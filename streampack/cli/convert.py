@@ -105,8 +105,8 @@ def named_tokenizer(tokenizer: str | None, eos_id: int | None) -> Tokenizer | No
 
 def _documents(source: Source) -> int | None:
     """Documents in the source where its listing says so."""
-    if isinstance(source, ShardedSource):
-        documents = source.manifest.details.get("documents")
+    if isinstance(source.inner, ShardedSource):
+        documents = source.inner.manifest.details.get("documents")
         return None if documents is None else int(documents.clip(0).sum())
     return None
 

@@ -196,7 +196,7 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     preparation = config.preparation
     own = replace(preparation, tokenizers=preparation.tokenizers[number : number + 1])
     alone = replace(config, source=source, preparation=own, epochs=1, order=None)
-    finer = FINER if isinstance(source, InMemory) else 1
+    finer = FINER if isinstance(source.inner, InMemory) else 1
     places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
     alone = replace(alone, lanes=places)
     found = [_place(alone, place, finer) for place in range(places)]
@@ -204,7 +204,7 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     if all(whole for _, whole, _ in found):
         tokens = float(lengths.sum())
         return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), lengths)
-    if not isinstance(source, ShardedSource):
+    if not isinstance(source.inner, ShardedSource):
         return None
     read = np.array([units for units, _, _ in found], dtype=np.float64)
     held = np.array([own.sum() for _, _, own in found], dtype=np.float64)
@@ -213,7 +213,7 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
         return None if rough is None else _Size(float(rough), rough / 2, 0.0, lengths)
     per_unit = held.sum() / read.sum()
     residual = float(((held - per_unit * read) ** 2).sum())
-    units = float(source.weight)
+    units = float(source.inner.weight)
     spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
     tokens = per_unit * units
     documents = tokens / max(float(lengths.mean()), 1e-9)
@@ -237,7 +237,7 @@ def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, NDA
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
     """The weight before a cursor of one place; all of it if it is None."""
-    source = config.source
+    source = config.source.inner
     if not isinstance(source, ShardedSource):
         return 1.0
     low, high = source.share(place, config.lanes)

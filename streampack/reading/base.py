@@ -73,6 +73,11 @@ class Source(ABC):
         """What it is called in messages and fingerprints."""
         return type(self).__name__
 
+    @property
+    def inner(self) -> Source:
+        """What is read: the source itself, or the one whose records it interprets."""
+        return self
+
     def with_fields(self, types: FieldTypes) -> Source:
         """The same source, whose blocks have these fields of its records."""
         made = copy.copy(self)

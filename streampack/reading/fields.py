@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.reading.padding import ATTENTION_MASK
 
@@ -17,6 +21,40 @@ _OF_CHATS = ("messages", "conversations", "completion", "chosen")
 #: What says which token ids are learnt, where it stands beside them: one that is in several of them
 #: is learnt where all say so.
 LOSS_FIELDS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
+
+
+class RecordReader(Protocol):
+    """What makes blocks of whole records, where a document is not one field of them."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The fields that are read."""
+
+    def hold_ids(self, names: Collection[str], where: str) -> bool:
+        """True if records with fields of these names hold ids; raises `ConfigError` if nothing
+        can be read from them.
+        """
+
+    def size(self, record: Any, tokenized: bool) -> int:
+        """About the bytes of the documents in a record: one per character, four per id."""
+
+    def block(
+        self,
+        items: Iterable[Any],
+        origin: NDArray[np.void],
+        types: FieldTypes,
+        tokenized: bool,
+        parse: Callable[[Any], Any] | None = None,
+    ) -> tuple[Any, dict[int, str]]:
+        """A block of the good ones of N items, and what is wrong with the others, by number.
+
+        Args:
+            items: N records, or what `parse` makes one of.
+            origin: (N,) theirs.
+            types: the fields that are read besides.
+            tokenized: what `hold_ids` said.
+            parse: makes a record of an item; raises `BrokenDocumentError` where it is none.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +71,7 @@ class Fields:
             that has one would be read without it.
         others: fields beside token ids that are not read.
         several: True if the field has lists of ids, which are the documents of a group.
+        records: what reads whole records, in place of a field.
     """
 
     tokenized: bool
@@ -42,6 +81,7 @@ class Fields:
     unread: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     several: bool = False
+    records: RecordReader | None = None
 
     @classmethod
     def named(
@@ -95,6 +135,8 @@ class Fields:
         Raises:
             ConfigError: there is none or several such fields.
         """
+        if self.records is not None:
+            return replace(self, tokenized=self.records.hold_ids(kinds, where), document=None)
         return self.with_document(kinds, where).with_masks(kinds)
 
     def with_masks(self, kinds: Mapping[str, str]) -> Fields:
@@ -144,6 +186,14 @@ class Fields:
                     "Give it to all of them, or make them two sources of a Mixture; loss_mask=[] "
                     '(--loss-mask "") reads none.',
                 )
+
+    @property
+    def in_words(self) -> str:
+        """What the documents are: "token ids in 'tokens'"."""
+        if self.records is not None:
+            return "records"
+        of = "" if self.document is None else f" in {self.document!r}"
+        return f"{'token ids' if self.tokenized else 'texts'}{of}"
 
     @property
     def loss_mask(self) -> str | list[str] | None:

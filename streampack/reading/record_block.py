@@ -13,10 +13,15 @@ from streampack.arguments import type_in_words
 from streampack.documents.blocks import TOKEN_DTYPES, Documents, Fields, Texts, joined_groups
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
+from streampack.documents.ragged import offsets_of
+from streampack.reading.fields import LOSS_FIELDS
+from streampack.reading.loss_masks import LABELS
 from streampack.reading.padding import ATTENTION_MASK, with_masks
 from streampack.reading.records import BrokenDocumentError, require_field
 
 Item = TypeVar("Item")
+
+_UNLEARNT = "has no token that carries loss"
 
 #: A record, and what it holds: ids, a list of the ids of several documents, a text, a conversation.
 Read = tuple[Any, Any]
@@ -28,7 +33,7 @@ def record_block(
     kind: type[Any],
     origin: NDArray[np.void],
     types: FieldTypes,
-    masks: Collection[str] = (),
+    masks: Collection[str] | None = (),
     unread: Collection[str] = (),
 ) -> tuple[Documents | Texts | Conversations, dict[int, str]]:
     """A block of the good ones of N items, and what is wrong with the others, by number.
@@ -40,7 +45,8 @@ def record_block(
             no token dtype, become uint32.
         origin: (N,) of dtype `ORIGIN`.
         types: the fields that are read besides.
-        masks: the fields with loss masks or labels of ids.
+        masks: the fields with loss masks or labels of ids. None is whichever of `LOSS_FIELDS` a
+            record has; one has to be there, and a token that carries loss.
         unread: fields that a record of ids may not have; see `Fields`.
     """
     fields: list[tuple[dict[str, NDArray[Any]], dict[str, Any]]] = []
@@ -57,7 +63,7 @@ def record_block(
                 more = _fields_in(record, num_tokens, types)
                 masked = {}
                 if num_tokens is not None:
-                    masked = masks_in(record, num_tokens, masks, unread)
+                    masked = _masks_in(record, num_tokens, masks, unread)
                 held.append((document, more, masked))
         except BrokenDocumentError as reason:
             problems[i] = str(reason)
@@ -75,16 +81,26 @@ def record_block(
         found = [array.astype(np.uint32) for array in found]
     of_tokens = _joined([arrays for arrays, _ in fields], np.concatenate)
     block = Documents.from_arrays(found, origin[good], None, of_tokens, of_documents)
-    if any(ATTENTION_MASK in arrays for arrays in beside):
+    for name in {name: None for arrays in beside for name in arrays}:
         for arrays, ids in zip(beside, found, strict=True):
-            arrays.setdefault(ATTENTION_MASK, np.ones(len(ids), dtype=np.bool_))
+            if name not in arrays:  # nothing is padding, and all is learnt
+                arrays[name] = ids if name == LABELS else np.ones(len(ids), dtype=np.bool_)
     block, wrong = with_masks(block, _joined(beside, np.concatenate))
+    if masks is None:
+        wrong = dict.fromkeys(_unlearnt(block), _UNLEARNT) | wrong
     problems |= {good[row]: reason for row, reason in wrong.items()}
     rows = np.array(good, dtype=np.int64)
     if wrong:  # a record with all its documents
         kept = np.flatnonzero(~np.isin(rows, rows[[*wrong]]))
         block, rows = block.take(kept), rows[kept]
     return _in_groups(block, rows), problems
+
+
+def _unlearnt(block: Documents) -> list[int]:
+    """Numbers of the documents of which no token carries loss."""
+    learnt = offsets_of(block.loss_mask_or_ones.astype(np.int64))
+    found: list[int] = np.flatnonzero(np.diff(learnt[block.offsets]) == 0).tolist()
+    return found
 
 
 def _documents_in(record: Any, held: Any) -> list[Read]:
@@ -111,8 +127,8 @@ def _in_groups(block: Documents, rows: NDArray[np.int64]) -> Documents:
     return joined_groups(block, np.concatenate([[0], begins, [len(rows)]]))
 
 
-def masks_in(
-    record: Any, num_tokens: int, masks: Collection[str], unread: Collection[str] = ()
+def _masks_in(
+    record: Any, num_tokens: int, masks: Collection[str] | None, unread: Collection[str] = ()
 ) -> dict[str, NDArray[Any]]:
     """By name, the masks and labels in a record of so many token ids; see `record_block`.
 
@@ -125,6 +141,11 @@ def masks_in(
                 f'has "{name}", and the first document has not, so its tokens would be learnt '
                 "whatever that says: give it to all of them, or pass loss_mask=[], which reads none"
             )
+    if masks is None:
+        masks = [name for name in LOSS_FIELDS if given.get(name) is not None]
+        if not masks:
+            known = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
+            raise BrokenDocumentError(f"has none of {known} beside its ids")
     for name in masks:
         require_field(given, name)
     names = [*masks]

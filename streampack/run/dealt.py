@@ -143,17 +143,18 @@ def _may_be_dealt(config: LaneConfig) -> bool:
 def _sources(
     config: LaneConfig, run_epochs: int | None = None
 ) -> dict[str, tuple[Any, int | None, int]]:
-    """Of every source by name: itself, its epochs, and its share of the tokens, at most `ONE`.
+    """By name, the inner source of every source, its epochs, and its share of tokens up to `ONE`.
 
     With `run_epochs` in the place of the run's epochs.
     """
     source, run_epochs = config.source, config.epochs if run_epochs is None else run_epochs
     if not isinstance(source, Mixture):
-        return {"": (source, run_epochs, ONE)}
+        return {"": (source.inner, run_epochs, ONE)}
     knots = [shares for _, shares in source.shares.knots]
     most = [max(shares) for shares in zip(*knots, strict=True)]
     found = zip(source.sources.items(), source.source_epochs(run_epochs), most, strict=True)
     total = max(sum(most), WHOLE)
     return {
-        name: (part, epochs, max(share * ONE // total, 1)) for (name, part), epochs, share in found
+        name: (part.inner, epochs, max(share * ONE // total, 1))
+        for (name, part), epochs, share in found
     }

@@ -82,6 +82,7 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
             "Pass one of those that dataset.locate(batch) returns.",
         )
     found = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
+    found = found and found.inner
     if not isinstance(found, ShardedSource) or piece.shard not in found.manifest.paths:
         raise ConfigError(
             f"The piece is of {piece.shard!r}, which is no file of the dataset's source.",

@@ -210,8 +210,8 @@ def _supply(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -
     source = config.source
     if dealer is None or line not in dealer.rule.lines:
         return EqualParts(source, lane, config.lanes, config.seed, config.shuffle, config.epochs)
-    assert isinstance(source, ShardedSource)
-    return DealtParts(source, lane, config.seed, config.shuffle, dealer, line)
+    assert isinstance(source.inner, ShardedSource)
+    return DealtParts(source.inner, lane, config.seed, config.shuffle, dealer, line)
 
 
 def _chunks(block: Block) -> Iterator[Block]:

@@ -64,6 +64,39 @@ def test_contract_of_parquet(tmp_path: Path) -> None:
     check_source_contract(sources.Chat(tmp_path / "a.parquet", **SMALL), EXPECTED)
 
 
+def test_contract_of_arrow(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(RECORDS)
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=25)
+    check_source_contract(sources.Chat(tmp_path / "a.arrow", **SMALL), EXPECTED)
+
+
+def test_tables_of_conversations_and_of_ids_are_no_one_source(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
+    ids = pa.Table.from_pylist([{"input_ids": [1, 2], "labels": [-100, 2]}])
+    pq.write_table(ids, tmp_path / "b.parquet")
+    with pytest.raises(ConfigError, match=r"b\.parquet"):
+        sources.Chat(tmp_path / "*.parquet").prepare()
+
+
+def test_a_record_may_have_another_mask_than_the_one_before(tmp_path: Path) -> None:
+    records = [
+        {"input_ids": [11, 12, 13], "labels": [-100, 12, 13]},
+        {"input_ids": [21, 22, 23], "loss_mask": [True, False, True]},
+        {"input_ids": [31, 32, 33], "labels": [31, 32, -100], "completion_mask": [0, 1, 1]},
+        {
+            "input_ids": [0, 41, 42, 0],
+            "assistant_masks": [0, 0, 1, 1],
+            "attention_mask": [0, 1, 1, 0],
+        },
+    ]
+    source = sources.Chat(write_lines(tmp_path / "a.jsonl", records))
+    (batch,) = PackedDataset(source, seq_len=32, batch_size=1, topology=Topology())
+    learnt = batch.labels[batch.labels != -100].tolist()
+    assert sorted(learnt) == [12, 13, 23, 32, 42]  # a first token is never predicted
+    assert 0 not in batch.input_ids[0, : batch.num_tokens].tolist()
+
+
 def test_fields_that_other_messages_have_do_not_appear_in_tables(tmp_path: Path) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     chat = [

@@ -317,7 +317,7 @@ def test_following_the_advice_of_the_dataset_works(kind: str, shape: str) -> Non
 def test_a_stream_has_as_many_lanes_as_shards() -> None:
     source = chat(hf_dataset(CHATS).to_iterable_dataset(num_shards=4))
     assert said(loader(source, lanes=4, shuffle=True)) == said(loader(chat(CHATS)))
-    with pytest.raises(ConfigError, match="Chat can be split into 4 lanes at most, not 5"):
+    with pytest.raises(ConfigError, match="can be split into 4 lanes at most, not 5"):
         loader(source, lanes=5)
 
 

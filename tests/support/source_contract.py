@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.documents.conversations import Conversations
-from streampack.reading.base import Block, Cursor, LaneReader
+from streampack.reading.base import Block, Cursor, LaneReader, Source
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 
@@ -50,7 +50,7 @@ def read_lane(
     return blocks
 
 
-def read_all(source: ShardedSource, skips: Skips | None = None) -> list[Document]:
+def read_all(source: Source, skips: Skips | None = None) -> list[Document]:
     """Every document of a source, in the order of the shards and their contents."""
     source.prepare()
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
@@ -62,7 +62,7 @@ def _size(document: Document, itemsize: int) -> int:
     return len(document.encode()) if isinstance(document, str) else len(document) * itemsize
 
 
-def _check_blocks(source: ShardedSource, blocks: list[tuple[list[Named], Cursor]]) -> None:
+def _check_blocks(source: Source, blocks: list[tuple[list[Named], Cursor]]) -> None:
     """Blocks keep their limits and, unshuffled, the order of their shard."""
     for block, _ in blocks:
         assert len(block) <= source.reading.documents_per_block
@@ -74,7 +74,7 @@ def _check_blocks(source: ShardedSource, blocks: list[tuple[list[Named], Cursor]
 
 
 def check_source_contract(
-    source: ShardedSource,
+    source: Source,
     expected_documents: Sequence[str | Sequence[int]],
     *,
     lane_counts: Sequence[int] | None = None,
@@ -93,18 +93,20 @@ def check_source_contract(
         for document in expected_documents
     ]
     source.prepare()
+    inner = source.inner
+    assert isinstance(inner, ShardedSource)
     described: dict[str, Any] = json.loads(json.dumps(source.describe()))
-    copy: ShardedSource = pickle.loads(pickle.dumps(source))
+    copy: Source = pickle.loads(pickle.dumps(source))
     assert copy.describe() == described, "a pickled source describes itself differently"
     if lane_counts is None:
-        lane_counts = sorted({1, 2, 3, 7, max(7, len(source.manifest) + 1)})
+        lane_counts = sorted({1, 2, 3, 7, max(7, len(inner.manifest) + 1)})
     for shuffle in (False, True):
         for n in lane_counts:
             everything: list[Named] = []
-            lanes = source.lanes(n, seed=3, epoch=1, shuffle=shuffle)
+            lanes: Any = source.lanes(n, seed=3, epoch=1, shuffle=shuffle)
             others = copy.lanes(n, seed=3, epoch=1, shuffle=shuffle)
             assert len(lanes) == n
-            assert sum(lane.left(None) for lane in lanes) == source.weight
+            assert sum(lane.left(None) for lane in lanes) == inner.weight
             for number in range(n):
                 blocks = read_lane(lanes[number])
                 left = [lanes[number].left(cursor) for cursor in (None, *(c for _, c in blocks))]

@@ -63,14 +63,19 @@ class Arrow(Parquet):
         path, first = next(iter(schemas.items()))
         self.fields = self.fields.found_in(kinds_of(first), shown(path))
         narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
-        column = first.field(self.column).type
         details = {
             "dtype": self._dtype_name(all(narrow)),
             "documents": None,
             "fields": self.fields,
-            "item_bytes": column.value_type.bit_width // 8 if self.tokenized else 4,
+            "item_bytes": self._item_bytes(first),
         }
         return Manifest.of_files(infos, details=details)
+
+    def _item_bytes(self, schema: pa.Schema) -> int:
+        """Bytes per token."""
+        if not self.fields.tokenized or self.fields.records is not None:
+            return 4
+        return int(schema.field(self.column).type.value_type.bit_width) // 8
 
     def estimate_tokens(self) -> int:
         """A rough number of tokens: all bytes are ids, or four of them a token of text."""

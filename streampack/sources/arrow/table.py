@@ -58,7 +58,7 @@ class Table(InMemory, Parquet):
         self.data = data.with_format("arrow") if indexed else arrow_table(data)
 
     def __repr__(self) -> str:
-        return f"Table({len(self.data):,} rows, {self.column!r})"
+        return f"Table({len(self.data):,} rows, {self.fields.in_words})"
 
     def list_shards(self) -> Manifest:
         count = len(self.data)
@@ -87,6 +87,10 @@ class Table(InMemory, Parquet):
 
     def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         """(N,) how much each row holds: bytes of text, or ids."""
+        if (reader := self.fields.records) is not None:
+            width = 4 if self.fields.tokenized else 1
+            sizes = [reader.size(row, self.fields.tokenized) // width for row in batch.to_pylist()]
+            return np.array(sizes, dtype=np.int64)
         return row_sizes(batch.column(self.column))
 
     def _rows(self, low: int, high: int) -> pa.Table:

@@ -1,7 +1,7 @@
 """Chat: conversations in files or in memory, of which only the assistant's turns are learnt.
 
-The source reads and checks records. `streampack.tokenization.chat` renders and tokenizes them, and
-decides which tokens carry loss.
+Another source gives the records, `ChatReader` checks them. `streampack.tokenization.chat` renders
+and tokenizes them, and decides which tokens carry loss.
 """
 
 from __future__ import annotations
@@ -9,20 +9,35 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from streampack.arguments import explained
 from streampack.documents.conversations import PARTS, TurnRules
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow
-from streampack.reading.base import Source
+from streampack.reading.base import LaneReader, Source
+from streampack.reading.fields import Fields
 from streampack.reading.options import Reading
+from streampack.reading.sharded import ShardedSource
+from streampack.sources.arrow.source import Arrow
+from streampack.sources.arrow.table import Table
+from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
-from streampack.sources.iterable.objects import kind_name
+from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.indexed import Items
+from streampack.sources.iterable.item_source import ItemSource
+from streampack.sources.iterable.objects import is_random_access, kind_name
+from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream, refuse_no_corpus
+from streampack.sources.iterable.source import Iterable
+from streampack.sources.jsonl.source import JSONL
+from streampack.sources.parquet.source import Parquet
+from streampack.storage.patterns import has_ending, named_paths
 from streampack.storage.storage import Storage
 
 
@@ -51,9 +66,9 @@ class Chat(Source):
 
     Args:
         data: files, directories, globs or brace expansions, local or any fsspec URL, read as
-            Parquet if all names end so, otherwise as JSON lines (plain or compressed). Or records
-            in memory: a list of them, a dataset of Hugging Face, a table of pyarrow, pandas or
-            polars, and whatever else `Iterable` takes. Lists and tables are cut among any number
+            Parquet or Arrow if all names end so, otherwise as JSON lines (plain or compressed). Or
+            records in memory: a list of them, a dataset of Hugging Face, a table of pyarrow, pandas
+            or polars, and whatever else `Iterable` takes. Lists and tables are cut among any number
             of lanes; of what comes one by one there are as many as `Iterable` and `HFStream` give.
         template: a Jinja chat template, or the path of one. None is the tokenizer's.
         template_kwargs: what the template can use besides, by name, such as
@@ -76,15 +91,6 @@ class Chat(Source):
 
     overflow: Overflow = "truncate"
 
-    kind = "Chat"
-
-    def __new__(cls, data: Any = None, **_: Any) -> Chat:
-        """One of the classes of `forms`, by how the data can be read."""
-        from streampack.sources.chat.forms import class_of
-
-        # Of another class it was made already, and is copied or sent to another process.
-        return super().__new__(class_of(data) if cls is Chat else cls)
-
     @explained
     def __init__(
         self,
@@ -99,33 +105,50 @@ class Chat(Source):
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
-        if storage is not None and not names_files(data):
-            raise ConfigError(
-                f"storage was given, and data is {kind_name(data)}.",
-                "It says how files are reached.",
-                "Leave storage out.",
-            )
         self.template = None if template is None else _read_template(template)
         self.template_kwargs = _checked_kwargs(template_kwargs or {})
         self.rules = TurnRules.of(turns, thoughts, learn)
         if turns == "each":  # what is learnt comes last
             self.overflow = "drop"
         self.shape = _checked_shape(shape)
-        self._open(data, reading, storage)
+        self._records: Source = _source_of_records(data, ChatReader(self.shape), reading, storage)
+        self.reading, self.once = self._records.reading, self._records.once
+
+    def __repr__(self) -> str:
+        return f"Chat({self._records!r})"
+
+    @property
+    def inner(self) -> Source:
+        """The source of the records."""
+        return self._records
+
+    @property
+    def tokenized(self) -> bool:  # type: ignore[override]
+        """True if the records hold ids; lists files to find out."""
+        return self._records.tokenized
 
     @property
     def grouped(self) -> bool:
         """True if the two sides of a pair can be told apart."""
         return "chosen" in self.field_types.document
 
-    @abstractmethod
-    def _open(self, data: Any, reading: Reading | None, storage: Storage | None) -> None:
-        """Take the data."""
+    def with_fields(self, types: FieldTypes) -> Chat:
+        made = cast(Chat, super().with_fields(types))
+        made._records = self._records.with_fields(types)
+        return made
 
-    def described_rules(self) -> dict[str, Any]:
-        """The form of the records, the template that was given, and what is learnt."""
+    def prepare(self) -> None:
+        self._records.prepare()
+
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
+        return self._records.lanes(n, seed=seed, epoch=epoch, shuffle=shuffle)
+
+    def describe(self) -> dict[str, Any]:
+        """Adds the shape of the records, the template that was given, and what is learnt."""
         template = self.template
         described = {
+            **self._records.describe(),
+            "kind": self.kind,
             "tokenized": self.tokenized,
             "template": template and hashlib.blake2b(template.encode(), digest_size=8).hexdigest(),
             **self.rules.describe(),
@@ -133,8 +156,82 @@ class Chat(Source):
         chosen = {"template_kwargs": self.template_kwargs, "shape": self.shape}
         return described | {name: value for name, value in chosen.items() if value}
 
+    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+        self._records.check_lanes(n, seed=seed, shuffle=shuffle)
 
-def names_files(data: Any) -> bool:
+    def max_lanes(self) -> int | None:
+        return self._records.max_lanes()
+
+    def reader_bytes(self) -> int:
+        return self._records.reader_bytes()
+
+    def estimate_tokens(self) -> int | None:
+        return self._records.estimate_tokens()
+
+    def shard_name(self, shard: int) -> str:
+        return self._records.shard_name(shard)
+
+    def document_name(self, origin: np.void) -> str:
+        return self._records.document_name(origin)
+
+
+def _source_of_records(
+    data: Any, reader: ChatReader, reading: Reading | None, storage: Storage | None
+) -> ShardedSource | ItemSource:
+    """The source of files, or of what is in memory, that gives its records to the reader."""
+    fields = Fields(False, "", records=reader)
+    made: ShardedSource | ItemSource
+    if _names_files(data):
+        paths = named_paths(data)
+        columnar = (
+            form for form in (Parquet, Arrow) if all(has_ending(p, form.endings) for p in paths)
+        )
+        made = next(columnar, JSONL)(paths, reading=reading, storage=storage)
+        made.fields = fields
+        return made
+    if storage is not None:
+        raise ConfigError(
+            f"storage was given, and data is {kind_name(data)}.",
+            "It says how files are reached.",
+            "Leave storage out.",
+        )
+    refuse_no_corpus(data)
+    if is_by_columns(data):
+        made = Table(data, reading=reading)
+        made.fields = fields
+        return made
+    if is_random_access(data):
+        made = Items(data, text="messages", reading=reading)
+        first, where = made.first_items(), f"The {made.words[1]}"
+    else:
+        made = Iterable(data, text="messages", reading=reading)
+        first, where = [made.first_item()], "The first item of data"
+        if is_hf_stream(data):
+            made = HFStream(data, text=next(iter(first[0]), None), reading=reading)
+    made.fields = fields.found_in(dict.fromkeys(_field_names(first), ""), where)
+    return made
+
+
+def _field_names(items: Sequence[Any]) -> set[str]:
+    """The fields that records in memory have; raises `ConfigError` if there are no records."""
+    if not len(items):
+        raise ConfigError(
+            "There are no items in data.",
+            "There is nothing to read.",
+            "Pass data that holds records.",
+        )
+    names = {str(name) for item in items if isinstance(item, Mapping) for name in item}
+    if not names:
+        raise ConfigError(
+            f"The first item of data is {items[0]!r:.80} ({type(items[0]).__name__}).",
+            "A conversation is in a record, a mapping with fields.",
+            'Pass records, such as [{"messages": messages} for messages in data]; paths go in a '
+            "list.",
+        )
+    return names
+
+
+def _names_files(data: Any) -> bool:
     """True for a path, or a list of them."""
     one = data[0] if isinstance(data, Sequence) and len(data) else data
     return isinstance(one, (str, os.PathLike))

@@ -77,8 +77,7 @@ class HFStream(ItemSource):
         self.dataset = dataset
 
     def __repr__(self) -> str:
-        kind = "tokens" if self.tokenized else "text"
-        return f"HFStream({kind}={self.fields.document!r}, shards={self.dataset.num_shards})"
+        return f"HFStream({self.fields.in_words}, shards={self.dataset.num_shards})"
 
     def max_lanes(self) -> int | None:
         return int(self.dataset.num_shards)

@@ -110,10 +110,7 @@ class Items(InMemory):
         return self.fields.several
 
     def __repr__(self) -> str:
-        fields = self.fields
-        what = "token ids" if fields.tokenized else "texts"
-        of = "" if fields.document is None else f" in {fields.document!r}"
-        return f"Items({self.words[1]} of {len(self.data):,} {what}{of})"
+        return f"Items({self.words[1]} of {len(self.data):,} {self.fields.in_words})"
 
     def describe(self) -> dict[str, Any]:
         fields = self.fields

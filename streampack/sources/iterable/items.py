@@ -23,6 +23,8 @@ _LARGEST = 2**32 - 1
 
 def item_size(item: Any, fields: Fields) -> int:
     """About the bytes of a document: one per character of text, four per id."""
+    if fields.records is not None:
+        return fields.records.size(item, fields.tokenized)
     try:
         document = _document_of(item, fields.document)
         if fields.several:
@@ -34,6 +36,8 @@ def item_size(item: Any, fields: Fields) -> int:
 
 def item_sizes(items: Sequence[Any], fields: Fields) -> list[int]:
     """The size of each item."""
+    if fields.records is not None:
+        return [fields.records.size(item, fields.tokenized) for item in items]
     if fields.document is None:
         width = 4 if fields.tokenized else 1
         try:
@@ -47,6 +51,8 @@ def item_block(
     items: Sequence[Any], fields: Fields, origin: NDArray[np.void], types: FieldTypes
 ) -> tuple[Block, dict[int, str]]:
     """A block from items, without the broken ones, and what is wrong with those, by number."""
+    if fields.records is not None:
+        return fields.records.block(items, origin, types, fields.tokenized)
     if fields.tokenized and fields.document is None:
         types = FieldTypes()  # items are ids and nothing else
         if (whole := _joined_arrays(items, origin)) is not None:

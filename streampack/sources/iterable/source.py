@@ -101,10 +101,7 @@ class Iterable(ItemSource):
         self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
 
     def __repr__(self) -> str:
-        fields = self.fields
-        what = "token ids" if fields.tokenized else "texts"
-        of = "" if fields.document is None else f" in {fields.document!r}"
-        return f"Iterable({self._kind} of {what}{of})"
+        return f"Iterable({self._kind} of {self.fields.in_words})"
 
     def _check_function(self) -> None:
         items = self._items(0, 1)

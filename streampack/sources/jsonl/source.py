@@ -160,6 +160,9 @@ class JSONL(ShardedSource):
         self, lines: list[bytes | None], origin: NDArray[np.void]
     ) -> tuple[Block, dict[int, str]]:
         """The good ones of N lines, and what is wrong with the others, by number."""
+        if (reader := self.fields.records) is not None:
+            form = (self.field_types, self.tokenized)
+            return reader.block(lines, origin, *form, self.record_of)
         kind = Documents if self.tokenized else Texts
         masks, unread = self.fields.loss_masks, self.fields.unread
         return record_block(lines, self._read, kind, origin, self.field_types, masks, unread)

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack.arguments import explained
+from streampack.documents.blocks import make_origin
 from streampack.documents.ragged import offsets_of
 from streampack.errors import ConfigError
 from streampack.reading.base import Block
@@ -37,6 +38,7 @@ from streampack.sources.parquet.columns import (
     BlockMaker,
     TextBlocks,
     TokenBlocks,
+    cut,
     kinds_of,
     placed_blocks,
 )
@@ -215,9 +217,21 @@ class Parquet(ShardedSource):
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for a file of another schema; True if its ids fit into uint16."""
+        if self.fields.records is not None:
+            self._check_records(name, schema)
+            return False
         return check_schema(
             name, schema, self.column, self.fields, self.tokenized, self.field_types
         )
+
+    def _check_records(self, name: str, schema: pa.Schema) -> None:
+        found = self.fields.found_in(kinds_of(schema), shown(name))
+        if self.fields.known and found.tokenized != self.fields.tokenized:
+            raise ConfigError(
+                f"{shown(name)} has records of another kind than the first file.",
+                "A source has conversations or token ids.",
+                "Make them two sources of a Mixture.",
+            )
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
         """Where the row groups of a file lie, after the file is compared with the listing."""
@@ -258,6 +272,9 @@ class Parquet(ShardedSource):
 
     def _columns(self, schema: pa.Schema) -> list[str]:
         """The columns that are read from a file of this schema."""
+        if (reader := self.fields.records) is not None:
+            more = [*reader.columns, *self.field_types.token, *self.field_types.document]
+            return [name for name in dict.fromkeys(more) if name in schema.names]
         own = [self.column, *self.fields.loss_masks]
         more = [*self._token_fields, *self.field_types.document]
         more += [ATTENTION_MASK] if self.tokenized else []
@@ -276,6 +293,8 @@ class Parquet(ShardedSource):
 
     def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
         """What makes blocks of the rows of a file."""
+        if self.fields.records is not None:
+            return self._record_blocks(shard, skips)
 
         def broken(row: int, reason: str) -> None:
             skips.handle(self.broken_document(shard, row, reason))
@@ -299,6 +318,27 @@ class Parquet(ShardedSource):
             token,
             document,
         )
+
+    def _record_blocks(self, shard: int, skips: Skips) -> BlockMaker:
+        """What makes blocks of whole rows."""
+        reader, tokenized = self.fields.records, self.fields.tokenized
+        assert reader is not None
+        limits = (self.reading.documents_per_block, self.reading.block_bytes)
+
+        def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
+            start = 0
+            while start < rows.num_rows:
+                records = rows.slice(start, limits[0]).to_pylist()
+                sizes = np.array([reader.size(record, tokenized) for record in records])
+                _, count = next(cut(sizes, limits))
+                numbers = np.arange(first + start, first + start + count, dtype=np.int64)
+                origin = make_origin(shard, numbers)
+                block, problems = reader.block(records[:count], origin, self.field_types, tokenized)
+                self.report_broken(origin, problems, skips)
+                start += count
+                yield block, start
+
+        return blocks
 
     def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"

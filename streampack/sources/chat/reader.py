@@ -1,0 +1,131 @@
+"""ChatReader: blocks of conversations, or of ids and masks, from records, wherever these were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import Documents
+from streampack.documents.conversations import Conversations
+from streampack.documents.fields import FieldTypes
+from streampack.errors import ConfigError
+from streampack.reading.base import Block
+from streampack.reading.fields import LOSS_FIELDS
+from streampack.reading.nesting import MOST_NESTED
+from streampack.reading.padding import ATTENTION_MASK
+from streampack.reading.record_block import Read, record_block
+from streampack.reading.records import BrokenDocumentError, ids_of, require_field
+from streampack.sources.chat.records import RECORD_FIELDS, conversation_of, known_shapes, shape_of
+
+_IDS = "input_ids"
+_UNWANTED = (
+    'has a "label" that is false, as unwanted answers have (KTO), and would be learnt like the '
+    'others; to have the label in batches, pass document_fields={"label": "bool"}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReader:
+    """Makes blocks of chat records; see `RecordReader`.
+
+    Attributes:
+        shape: of all conversations; None tells it by each one's fields.
+    """
+
+    shape: str | None = None
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The fields that are read."""
+        return (*RECORD_FIELDS, _IDS, *LOSS_FIELDS, ATTENTION_MASK)
+
+    def hold_ids(self, names: Collection[str], where: str) -> bool:
+        """True if records with these fields hold ids; `ConfigError` if they hold no chats."""
+        try:
+            if self.shape is not None or shape_of(names):
+                return False
+        except BrokenDocumentError as reason:
+            raise ConfigError(
+                f"{where} {str(reason).partition(';')[0]}.",
+                "One record would be learnt in two ways.",
+                'Pass shape="messages" or "sharegpt" for conversations, or shape="preference" for '
+                "pairs.",
+            ) from None
+        if _IDS in names:
+            return True
+        there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
+        masks = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
+        raise ConfigError(
+            f"{where} has the fields {there}.",
+            f'Chat reads {known_shapes()}; and "{_IDS}" with one of {masks}.',
+            "Bring the records into one of these forms.",
+        )
+
+    def size(self, record: Any, tokenized: bool) -> int:
+        """About the bytes of the documents in a record: one per character, four per id."""
+        if tokenized and isinstance(record, Mapping):
+            return _size(record.get(_IDS))
+        return _size(record)
+
+    def block(
+        self,
+        items: Iterable[Any],
+        origin: NDArray[np.void],
+        types: FieldTypes,
+        tokenized: bool,
+        parse: Callable[[Any], Any] | None = None,
+    ) -> tuple[Block, dict[int, str]]:
+        """What N items hold, without the broken ones, and what is wrong with those, by number."""
+
+        def read_ids(item: Any) -> Read:
+            record = _plain(item, parse)
+            require_field(record, _IDS)
+            return record, ids_of(record, _IDS)
+
+        def read_chat(item: Any) -> Read:
+            record = _plain(item, parse)
+            made = conversation_of(record, self.shape)
+            label = record.get("label")
+            if isinstance(label, bool | np.bool_) and not label and "label" not in types.document:
+                raise BrokenDocumentError(_UNWANTED)
+            if made.rejected is not None:
+                record |= {"chosen": True}  # filled in with the two documents
+            return record, made
+
+        if tokenized:
+            return record_block(items, read_ids, Documents, origin, types, masks=None)
+        return record_block(items, read_chat, Conversations, origin, types)
+
+
+def _plain(item: Any, parse: Callable[[Any], Any] | None) -> dict[str, Any]:
+    """A copy of the record of an item, with lists where one in memory has arrays or tuples."""
+    record = item if parse is None else parse(item)
+    if not isinstance(record, Mapping):
+        raise BrokenDocumentError(f"is of the type {type(record).__name__}, not a record")
+    return {name: _listed(value) for name, value in record.items()}
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, str | list):
+        return value
+    if isinstance(value, tuple):
+        return list(value)
+    return value.tolist() if getattr(value, "ndim", 0) else value
+
+
+def _size(value: Any, depth: int = 0) -> int:
+    """About the bytes of a value, without what is nested deeper than one may be."""
+    if isinstance(value, str):
+        return len(value)
+    if depth > MOST_NESTED:
+        return 0
+    if isinstance(value, Mapping):
+        return sum(_size(item, depth + 1) for item in value.values())
+    if isinstance(value, list | tuple):
+        is_ids = len(value) > 0 and isinstance(value[0], int)
+        return 4 * len(value) if is_ids else sum(_size(item, depth + 1) for item in value)
+    return 4 * len(value) if getattr(value, "ndim", 0) else 4
