@@ -31,7 +31,6 @@ from streampack.cli.say import say
 from streampack.conversion.destination import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
-from streampack.corpus_order.plan import plan_corpus
 from streampack.reading.options import Reading
 from streampack.sources.infer import open as open_source
 
@@ -84,12 +83,6 @@ def order(
         int | None,
         typer.Option(min=0, help="On this machine: default one per core; 0 uses no Ray."),
     ] = None,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Measure, and print time, memory and disk; do nothing.")
-    ] = False,
-    documents: Annotated[
-        int | None, typer.Option(min=1, help="With --plan: so many instead of the source's.")
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a corpus in an order in which related documents lie side by side.
@@ -123,9 +116,6 @@ def order(
         on_error=on_error,
     )
     console = Console(stderr=True)
-    if plan:
-        _print_plan(job, documents, workers, as_json)
-        return
     with Progress(
         TextColumn("{task.description:<10}"),
         BarColumn(),
@@ -166,32 +156,6 @@ def _stages(found: Summary) -> Table:
         size = _size(found.num_bytes.get(stage, 0))
         table.add_row(stage, _time(found.seconds.get(stage, 0.0)), size)
     return table
-
-
-def _print_plan(
-    job: CorpusOrder, documents: int | None, workers: int | None, as_json: bool
-) -> None:
-    found = plan_corpus(job, documents, workers)
-    if as_json:
-        print(json.dumps(asdict(found)))
-        return
-    exact = (
-        "every pair" if found.exact else f"{found.lists:,} lists, {found.probes} of them searched"
-    )
-    print(
-        f"About {found.documents:,} documents of {found.mean_units:,.0f} tokens (bytes, if they "
-        f"stay text), {found.workers} workers as fast as this machine's cores are now; "
-        f"search: {exact}"
-    )
-    print(f"{'stage':<12}{'time':>12}{'memory':>12}{'disk':>12}")
-    for stage, cost in found.stages.items():
-        sizes = f"{_size(cost.memory):>12}{_size(cost.disk):>12}"
-        print(f"{stage:<12}{_time(cost.seconds):>12}{sizes}")
-    total = sum(cost.seconds for cost in found.stages.values())
-    disk = sum(cost.disk for cost in found.stages.values())
-    most = max(cost.memory for cost in found.stages.values())
-    print(f"{'all':<12}{_time(total):>12}{_size(most):>12}{_size(disk):>12}")
-    print("Memory is of all workers together, besides what the system keeps of files it may drop.")
 
 
 def _time(seconds: float) -> str:

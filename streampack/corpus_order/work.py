@@ -72,8 +72,7 @@ class Work:
             raise StorageError(
                 f"{path} cannot be written: {os.strerror(error.errno or 0)}.",
                 "The stage stops; what is finished stays.",
-                "Make room (--plan says how much is needed) and repeat the command: it goes on "
-                "from there.",
+                "Make room and repeat the command: it goes on from there.",
             ) from error
 
     def save(self, name: str, values: NDArray[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,18 +23,6 @@ def test_it_says_what_came_of_it(tmp_path: Path) -> None:
     files = ["documents.parquet", "duplicates.jsonl", "runs.npy", "summary.json"]
     assert names == files
     assert sum(1 for _ in (out / "_order" / "duplicates.jsonl").open()) == COPIES
-
-
-def test_a_plan_writes_nothing(tmp_path: Path) -> None:
-    source = write_topics(tmp_path / "in", count=100)
-    asked = ("order", source, tmp_path / "out", "--plan", "--documents", 10**9)
-    stages = ["embed", "index", "search", "duplicates", "path", "write"]
-    said, named = output_of(*asked), json.loads(output_of(*asked, "--json"))
-    assert "1,000,000,000 documents" in said
-    assert [line.split()[0] for line in said.splitlines()[2:8]] == stages
-    assert named["documents"] == 10**9
-    assert list(named["stages"]) == stages
-    assert not (tmp_path / "out").exists()
 
 
 def test_texts_become_parquet_by_convert_too(tmp_path: Path) -> None:

@@ -239,7 +239,6 @@ def test_where_nothing_more_can_be_written_it_says_so_and_goes_on_later(
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert "cannot be written: File too large" in run.stdout
-    assert "--plan" in run.stdout
     run_job(make_job(corpus, out), workers=0)
     run_job(make_job(corpus, tmp_path / "whole"), workers=0)
     assert shards_of(out) == shards_of(tmp_path / "whole")

@@ -1,18 +1,13 @@
-"""Rules of the stages by themselves: the index's size, where shards begin, the plan."""
+"""Rules of the stages by themselves: the index's size, where shards begin."""
 
 from __future__ import annotations
-
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.corpus_order.index import shape_of
-from streampack.corpus_order.plan import Rates, expect
 from streampack.corpus_order.write import cut_shards
-from tests.support.ordered_corpora import make_job, write_topics
 
 
 def test_the_rule_gives_the_papers_lists_for_its_corpus() -> None:
@@ -45,21 +40,3 @@ def test_shards_fit_and_begin_where_runs_do_unless_a_run_is_larger(
             run = runs[np.searchsorted(runs, start) - 1]
             stop = runs[np.searchsorted(runs, start)]
             assert sizes[run:stop].sum() > limit
-
-
-def test_a_plan_reaches_a_billion_documents_and_grows_with_them(tmp_path: Path) -> None:
-    job = make_job(write_topics(tmp_path / "in", count=50), tmp_path / "out")
-    rates = Rates(
-        dimension=1024, mean_units=1000, unit_bytes=4, read=1e4, embedded=1e4, walked=1e6,
-        written=1e4, multiplied=1e10, scanned=1e9, refined=1e6,
-    )  # fmt: skip
-    plans = [expect(job, rates, n, 2) for n in (10**5, 10**7, 10**9)]
-    for less, more in pairwise(plans):
-        for stage, cost in less.stages.items():
-            assert more.stages[stage].seconds > cost.seconds
-            assert more.stages[stage].disk > cost.disk
-            assert more.stages[stage].memory >= cost.memory
-    assert expect(job, rates, 10**5, 4).stages["search"].seconds * 2 == (
-        plans[0].stages["search"].seconds
-    )
-    assert expect(job, rates, 60_000, 2).exact
