@@ -41,6 +41,5 @@ from .streams.hooks import Hook as Hook
 from .tokenization import Tokenizer as Tokenizer
 from .tokenization import TokenRules as TokenRules
 from .window.config import WindowConfig as WindowConfig
-from .window.context_schedule import ContextSchedule as ContextSchedule
 
 __version__: str

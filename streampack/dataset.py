@@ -29,7 +29,6 @@ from streampack.packing import Packer
 from streampack.run.measuring import evaluation_lanes, lane_tokens
 from streampack.run.options import (
     check_balance,
-    check_boundaries,
     check_kinds,
     check_switches,
     checked_counts,
@@ -48,7 +47,6 @@ from streampack.sources.mixture.source import Mixture
 from streampack.streams.hooks import Hook
 from streampack.tokenization import TokenRules
 from streampack.window.config import WindowConfig
-from streampack.window.context_schedule import ContextSchedule
 
 
 class PackedDataset(IterableDataset[PackedBatch]):
@@ -84,8 +82,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
             with ``attention="row"`` and a packer that keeps the order.
         balance: "attention" gives every rank batches whose attention costs about the same in
             each step; None goes by no costs. See docs/balance.md.
-        boundaries: how far attention reaches back in each batch, few tokens at first and then
-            more: a `ContextSchedule`. Rows and labels stay as they are. None does not limit it.
         window: how far a lane looks ahead.
         seed: of every random decision.
         shuffle: shuffle shards, and documents inside blocks.
@@ -121,7 +117,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
         document_fields: Mapping[str, Any] | None = None,
         order: DocumentOrder | None = None,
         balance: Literal["attention"] | None = None,
-        boundaries: ContextSchedule | None = None,
         window: WindowConfig | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -134,7 +129,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         super().__init__()
         check_kinds(
             window=window, topology=topology, token_rules=token_rules, order=order,
-            boundaries=boundaries, filter=filter, map=map,
+            filter=filter, map=map,
         )  # fmt: skip
         seed, epochs, lanes = checked_counts(seed, epochs, lanes)
         check_switches(shuffle=shuffle, provenance=provenance)
@@ -147,7 +142,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
         consequence = "It decides where attention segments end."
         one_of("attention", attention, ("document", "row"), consequence)
         schedule = check_balance(balance, attention, packer)
-        check_boundaries(boundaries, balance, packer)
         say_if_kept_apart(order, attention)
         self._detected = topology is None
         topology = Topology.detect() if topology is None else topology
@@ -188,7 +182,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
             on_error=on_error,
             order=order,
             balance=schedule,
-            boundaries=boundaries,
         )
         if lanes:
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
@@ -237,11 +230,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
     def __repr__(self) -> str:
         config, place = self._config, self.topology
         lanes = self._plan.config.lanes if self._plan is not None else config.lanes
-        boundaries = f"boundaries={config.boundaries!r}, " if config.boundaries else ""
         return (
             f"PackedDataset({config.source!r}, packer={config.packer!r}, "
             f"batch_tokens={config.batch_tokens}, lanes={lanes or None}, epochs={config.epochs}, "
-            f"{boundaries}seed={config.seed}, rank={place.rank} of {place.world_size})"
+            f"seed={config.seed}, rank={place.rank} of {place.world_size})"
         )
 
     def check_topology(self) -> None:

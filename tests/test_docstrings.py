@@ -14,7 +14,6 @@ import pytest
         "packing.plan",
         "window.entries",
         "window.packed_rows",
-        "window.context_schedule",
         "in_memory.pack",
         "batch.packed_batch",
         "batch.loss",

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from streampack.arguments import one_of, whole_number
 from streampack.batch.block_mask import segment_block_mask
 from streampack.batch.padded_segments import are_padding, pad_cu_seqlens
+from streampack.batch.tensors import label_positions
 
 if TYPE_CHECKING:
     from streampack.batch.packed_batch import PackedBatch
@@ -86,7 +87,7 @@ def next_tokens(batch: PackedBatch, depth: int = 1) -> Tensor:
     """Targets of multi-token prediction: what comes `depth` tokens later.
 
     (rows, seq_len) int64, shifted: compare them with what slot t predicts, without shifting.
-    -100 where that lies beyond the attention segment (as it is without a `ContextSchedule`), or
+    -100 where that lies beyond the attention segment (as it is without `limit_context`), or
     carries no loss.
 
     Args:
@@ -96,9 +97,9 @@ def next_tokens(batch: PackedBatch, depth: int = 1) -> Tensor:
         ConfigError: `depth` is no whole number of at least one.
     """
     depth = whole_number("depth", depth, "The next token is 1 later.")
-    inside = batch._label_positions() >= depth
-    labels = batch.labels.view(-1).masked_fill(~inside, -100)
     slots = batch.rows * batch.seq_len
+    inside = label_positions(batch._tensors, slots) >= depth
+    labels = batch.labels.view(-1).masked_fill(~inside, -100)
     return pad(labels[depth:], (0, min(depth, slots)), value=-100).view(batch.rows, batch.seq_len)
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from streampack.batch import boundaries, hf_arguments, misuse, numpy_arrays, text
+from streampack.batch import boundaries, context, hf_arguments, misuse, numpy_arrays, text
 from streampack.batch import context_parallel as _context_parallel
 from streampack.batch import loss as _loss
 from streampack.batch import megatron as _megatron
@@ -23,7 +23,6 @@ from streampack.batch.tensors import (
     compact_tensors,
     fields_on_device,
     fields_on_host,
-    positions_in,
 )
 from streampack.errors import ConfigError
 from streampack.lane.batch import LaneBatch
@@ -57,8 +56,7 @@ class PackedBatch:
 
     Attributes:
         cu_seqlens: (segments + 1,) int32, ends of the attention segments over the flattened rows;
-            padding segments included, none empty, the last entry is R * seq_len. A
-            `ContextSchedule` cuts them further; labels are those without it.
+            padding segments included, none empty, the last entry is R * seq_len.
         num_segments: attention segments, padding segments included.
         max_seqlen: longest attention segment, padding segments included (an int, on the host).
         num_documents: document pieces in the batch.
@@ -192,6 +190,7 @@ class PackedBatch:
     pairs = _pairs.pairs
     decode = text.decode
     show = text.show
+    limit_context = context.limit_context
     __getitem__ = misuse.no_item
     keys = misuse.no_keys
 
@@ -291,13 +290,6 @@ class PackedBatch:
             self._compact = compact_tensors(self._packed)
         return self._compact
 
-    def _label_positions(self) -> Tensor:
-        """(T,) int64: every slot's place in what its label may be predicted from."""
-        uncut = self._tensors.get("uncut")
-        if uncut is None:
-            return self.position_ids.view(-1)
-        return positions_in(uncut, self.rows * self.seq_len)
-
     @property
     def _derived(self) -> dict[str, Tensor]:
         if self._fields is None:
@@ -309,23 +301,21 @@ class PackedBatch:
 
     def _with_input_ids(self, input_ids: Tensor) -> Self:
         """The batch with other ids in the same places, (rows, seq_len) int64."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
         labels = torch.where(self.labels == -100, self.labels, input_ids)
-        other._fields = {**self._derived, "input_ids": input_ids, "labels": labels}
-        return other
+        return self._with(_fields={**self._derived, "input_ids": input_ids, "labels": labels})
 
     def _moved(self, copy: Callable[[Tensor], Tensor], pin: bool = False) -> Self:
         """The batch in a copy of its staging buffer; per-token fields are made again there."""
         staged = self._staged
         if staged is None or pin:
             staged = stage(self._tensors, pin=pin)
-        moved = object.__new__(type(self))
-        moved.__dict__.update(self.__dict__)
-        moved._packed = moved._fields = None
-        moved._staged = staged._replace(buffer=copy(staged.buffer))
-        moved._compact = moved._staged.views()
-        return moved
+        staged = staged._replace(buffer=copy(staged.buffer))
+        return self._with(_packed=None, _fields=None, _staged=staged, _compact=staged.views())
+
+    def _with(self, **attributes: Any) -> Self:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, **attributes)
+        return other
 
 
 misuse.refuse_collating(PackedBatch)

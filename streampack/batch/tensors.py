@@ -60,7 +60,7 @@ def fields_on_device(compact: dict[str, Tensor], rows: int, seq_len: int) -> dic
     ids = tokens.to(torch.int64) & ((1 << (8 * tokens.element_size())) - 1)
     cu_seqlens, boundaries = compact["cu_seqlens"], compact["boundaries"]
     positions = positions_in(cu_seqlens, slots)
-    uncut = positions_in(compact["uncut"], slots) if "uncut" in compact else positions
+    uncut = label_positions(compact, slots)
     documents = torch.repeat_interleave(compact["piece"], boundaries.diff(), output_size=slots)
     ignored = (uncut == 0) | (documents < 0)
     if "loss_mask" in compact:
@@ -72,6 +72,11 @@ def fields_on_device(compact: dict[str, Tensor], rows: int, seq_len: int) -> dic
         "labels": ids.masked_fill(ignored, -100).view(shape),
         "document_ids": documents.view(shape),
     }
+
+
+def label_positions(compact: dict[str, Tensor], slots: int) -> Tensor:
+    """(T,) int64: every slot's place in what its label may be predicted from."""
+    return positions_in(compact.get("uncut", compact["cu_seqlens"]), slots)
 
 
 def positions_in(ends: Tensor, slots: int) -> Tensor:

@@ -120,5 +120,5 @@ def packed_by(
         packer=packer,
         batch_tokens=batch_tokens,
         window=WindowConfig().resolve(packer, batch_tokens),
-        **{"order": None, "balance": None, "boundaries": None, **others},
+        **{"order": None, "balance": None, **others},
     )

@@ -12,7 +12,6 @@ from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
-from streampack.window.context_schedule import ContextSchedule
 from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import PackedRows
@@ -28,7 +27,6 @@ class LaneConfig(StreamConfig):
         packer, window (resolved), batch_tokens: how rows are made and grouped.
         row_format: how they are written.
         balance: the schedule of costs, measured; None goes by no costs.
-        boundaries: how far attention reaches back in each batch; None does not limit it.
         dealing: how the lanes are dealt the source; None divides every epoch equally among them.
     """
 
@@ -37,7 +35,6 @@ class LaneConfig(StreamConfig):
     batch_tokens: int
     row_format: RowFormat
     balance: Balance | None = None
-    boundaries: ContextSchedule | None = None
     dealing: DealRule | None = None
 
     def empty_batch(self, step: int) -> PackedRows:

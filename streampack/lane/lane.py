@@ -28,7 +28,6 @@ from streampack.packing.rng import derive_seed
 from streampack.reading.skips import Skips
 from streampack.streams.base import LaneStream, Mark, Outlook
 from streampack.streams.lane_stream import open_stream
-from streampack.window.context_schedule import cut_context
 from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows
 from streampack.window.packed_rows import PackedRows
@@ -127,7 +126,7 @@ class Lane:
             started = self._round
             assert started is not None
             if self._emitted < len(self._batches):
-                rows = self._cut(self._batches[self._emitted])
+                rows = self._batches[self._emitted]
                 self._emitted += 1
                 self._step += 1
                 metrics = self._report() if self._unreported else None
@@ -135,13 +134,6 @@ class Lane:
             if started.final:
                 return LaneEnd(self.lane, self._step, started, self._emitted, self._report())
             self._round = None
-
-    def _cut(self, rows: PackedRows) -> PackedRows:
-        """The rows of the next batch, with the attention segments that its number gives them."""
-        schedule, config = self.config.boundaries, self.config
-        if schedule is None:
-            return rows
-        return cut_context(rows, schedule.window_at(self._step * config.lanes + self.lane))
 
     def _report(self) -> Metrics:
         """What was lost and spent since the last report."""

@@ -34,7 +34,6 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "packer": config.packer.describe(),
         "attention": "row" if config.row_format.attention_by_row else "document",
         "balance": config.balance.describe() if config.balance else None,
-        "boundaries": config.boundaries.describe() if config.boundaries else None,
         "window": config.window.describe(),
         "batch_tokens": config.batch_tokens,
         "seed": config.seed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +23,6 @@ from streampack.streams.preparation import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
 from streampack.tokenization.rules import checked_id
 from streampack.window.config import WindowConfig
-from streampack.window.context_schedule import ContextSchedule
 from streampack.window.gather import RowFormat
 
 logger = logging.getLogger(__name__)
@@ -140,28 +138,6 @@ def say_if_kept_apart(order: DocumentOrder | None, attention: str) -> None:
         )
 
 
-def check_boundaries(
-    boundaries: ContextSchedule | None, balance: str | None, packer: Packer
-) -> None:
-    """Raise `ConfigError` unless the schedule goes with balance and packer."""
-    if boundaries is None:
-        return
-    if balance is not None:
-        raise ConfigError(
-            f'balance is "{balance}", and there are boundaries.',
-            "Attention inside windows does not cost what the lengths of documents say.",
-            "Leave out balance= or boundaries=.",
-        )
-    align = getattr(packer, "align", 1)
-    if boundaries.multiple % align:
-        raise ConfigError(
-            f"Windows are a multiple of {boundaries.multiple}, and the packer has align={align}.",
-            "A window could not be split evenly over context-parallel ranks.",
-            f"Pass ContextSchedule(multiple={math.lcm(boundaries.multiple, align)}) or another "
-            f"multiple of {align}.",
-        )
-
-
 def tokens_per_batch(batch_size: int | None, batch_tokens: int | None, packer: Packer) -> int:
     """Tokens per batch; raises `ConfigError` unless they are whole rows.
 
@@ -219,7 +195,6 @@ _NAMELESS = "A saved state knows a hook by its name, and this has none."
 _OTHER = "It is of another kind."
 #: Of arguments that are objects of ours: their kind, what another means, and what to pass.
 _KINDS: dict[str, tuple[type, str, str]] = {
-    "boundaries": (ContextSchedule, _OTHER, "ContextSchedule(start=, end=, batches=)"),
     "filter": (Hook, _NAMELESS, 'Hook("a-name", function), whose function takes documents, seeds'),
     "map": (Hook, _NAMELESS, 'Hook("a-name", function), whose function takes documents, seeds'),
     "order": (DocumentOrder, _OTHER, "SimilarityOrder() or what has the same attributes"),

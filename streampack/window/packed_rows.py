@@ -47,8 +47,7 @@ class PackedRows(NamedTuple):
         seq_len: slots per row.
         tokens: (T,) uint16 or uint32.
         boundaries: (P + 1,) int32, 0 and the ends of the P runs (document pieces and padding).
-        piece: (P,) int32, number of the document piece in each run, -1 for padding. A piece is one
-            run, or several where a `ContextSchedule` cuts it.
+        piece: (P,) int32, number of the document piece in each run, -1 for padding.
         cu_seqlens: (A + 1,) int32, 0 and the ends of the attention segments, padding's included.
         loss_mask: (T,) bool or None.
         source_ids: (D,) int32, source of each document piece.
@@ -61,8 +60,8 @@ class PackedRows(NamedTuple):
         document_fields: by name, (D,) values of the documents that the pieces belong to.
         by_source: of a mixture, (sources, 4) int64: tokens, documents, loss tokens, and the epochs
             of which the lane has read all its part; or None.
-        uncut: `cu_seqlens` as it was before a `ContextSchedule` cut segments, int32; the first
-            token of these has no label. None if it is `cu_seqlens`.
+        uncut: `cu_seqlens` as it was before `limit_context` cut segments, int32; the first token of
+            these has no label. None if it is `cu_seqlens`.
     """
 
     seq_len: int

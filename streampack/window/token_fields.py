@@ -24,8 +24,8 @@ def derive_fields(packed: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int
     seq_len) int32.
 
     Positions count from the start of each attention segment. Labels are the ids, unshifted, and
-    -100 on padding, on the first token of every attention segment (but not where a
-    `ContextSchedule` cut one) and where the mask says so.
+    -100 on padding, on the first token of every attention segment (but not where
+    `limit_context` cut one) and where the mask says so.
     """
     slots, seq_len = len(packed.tokens), packed.seq_len
     wide = np.empty((3, slots // seq_len, seq_len), dtype=np.int64)

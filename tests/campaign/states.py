@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from streampack import ContextSchedule, PackedDataset, PackedLoader, Topology, WindowConfig, sources
+from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
 from streampack.cli.replay import replay
 from streampack.packing import BestFitDecreasing
 from tests.campaign.attack import Attack, FoundError
 from tests.campaign.hostile import hostile
-from tests.support.every_source import MIXTURES, PACKERS, SEQ_LEN, SOURCES
+from tests.support.every_source import MIXTURES, PACKERS, SOURCES
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import maker
 from tests.support.runs import identity
@@ -39,11 +39,7 @@ def attack_states(folder: Path) -> Attack:
             ("chat", PACKERS[0], {}),
             ("mixture-columns", PACKERS[2], {}),
             ("mixture-streams", PACKERS[0], {"attention": "row"}),
-            (
-                "parquet-tokens",
-                PACKERS[4],
-                {"boundaries": ContextSchedule(start=4, end=SEQ_LEN, batches=8)},
-            ),
+            ("parquet-tokens", PACKERS[4], {}),
             ("tar", PACKERS[5], {}),
         ]
     ):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from streampack import (
-    ContextSchedule,
     Hook,
     PackedDataset,
     PackedLoader,
@@ -65,7 +64,6 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("balance", {}, {"balance": "attention"}),
     ("batch_tokens", {}, {"batch_size": 3}),
     ("batch_tokens", {}, {"batch_size": None, "batch_tokens": 128}),
-    ("boundaries", {}, {"boundaries": ContextSchedule(start=4, end=32, batches=9, multiple=4)}),
     ("eos", {}, {"token_rules": TokenRules(eos="append", eos_id=5)}),
     ("fields", {}, SCORES),
     ("fields", {}, {"token_fields": {"weights": "float32"}}),

@@ -1,9 +1,7 @@
-"""ContextSchedule: windows by the number of the batch, rows and labels as without it."""
+"""limit_context: attention within windows, rows and labels as without it."""
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from streampack import (
     BestFitDecreasing,
     Buckets,
     Concat,
-    ContextSchedule,
     PackedBatch,
     PackedDataset,
     PackedLoader,
@@ -24,13 +21,15 @@ from streampack import (
     WindowConfig,
     sources,
 )
-from streampack.errors import ConfigError, StateError
-from streampack.window.context_schedule import cut_context
-from streampack.window.token_fields import derive_fields
+from streampack.errors import ConfigError
 from tests.support.memory_source import heavy_tailed
 
 SEQ_LEN = 32
-SCHEDULE = ContextSchedule(start=5, end=SEQ_LEN, batches=30)
+
+
+def window_at(number: int) -> int:
+    """A schedule: from five tokens to whole rows within thirty batches."""
+    return 5 + (SEQ_LEN - 5) * min(number, 30) // 30
 
 
 def dataset(*, topology: Topology | None = None, **changes: Any) -> PackedDataset:
@@ -43,7 +42,6 @@ def dataset(*, topology: Topology | None = None, **changes: Any) -> PackedDatase
         "window": WindowConfig(rows=12),
         "lanes": 2,
         "topology": topology or Topology(),
-        "boundaries": SCHEDULE,
     }
 
     def part(lane: int, lanes: int) -> list[list[int]]:
@@ -54,6 +52,10 @@ def dataset(*, topology: Topology | None = None, **changes: Any) -> PackedDatase
 
 def number(batch: PackedBatch) -> int:
     return batch.step * 2 + batch.lane
+
+
+def limited(batch: PackedBatch) -> PackedBatch:
+    return batch.limit_context(window_at(number(batch)))
 
 
 def ends_without(batch: PackedBatch, attention: str) -> list[int]:
@@ -83,9 +85,9 @@ def ends_without(batch: PackedBatch, attention: str) -> list[int]:
 def test_segments_end_at_multiples_of_the_window_and_nothing_else_changes(
     attention: Any, packer: Any
 ) -> None:
-    found = list(dataset(attention=attention, packer=packer))
-    plain = list(dataset(attention=attention, packer=packer, boundaries=None))
-    assert len(found) == len(plain) > 40
+    plain = list(dataset(attention=attention, packer=packer))
+    found = list(map(limited, plain))
+    assert len(plain) > 40
     for batch, other in zip(found, plain, strict=True):
         for name in ("input_ids", "labels", "document_ids", "source_ids"):
             assert getattr(batch, name).equal(getattr(other, name))
@@ -94,7 +96,7 @@ def test_segments_end_at_multiples_of_the_window_and_nothing_else_changes(
         assert batch.next_tokens(2).equal(other.next_tokens(2))
         if not batch.num_documents:
             continue
-        window = SCHEDULE.window_at(number(batch))
+        window = window_at(number(batch))
         ends = set(ends_without(other, attention))
         assert sorted(ends) == other.cu_seqlens[1:].tolist()
         for row in range(batch.rows):
@@ -125,7 +127,7 @@ def by_segment(segment: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("attention", ["document", "row"])
 def test_every_form_has_the_same_boundaries(attention: Any) -> None:
-    batches = [b for b in dataset(attention=attention) if b.num_documents][:10]
+    batches = [limited(b) for b in dataset(attention=attention) if b.num_documents][:10]
     for batch in batches:
         mask = allowed(batch)
         slots = len(mask)
@@ -167,114 +169,56 @@ def test_every_form_has_the_same_boundaries(attention: Any) -> None:
 def test_fields_made_on_a_device_are_those_made_on_the_host() -> None:
     for batch in list(dataset())[:12]:
         moved = batch._moved(lambda buffer: buffer.clone())
+        here, there = limited(batch), limited(moved)
+        again = here._moved(lambda buffer: buffer.clone())
         for name in ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens"):
-            assert getattr(moved, name).equal(getattr(batch, name))
-        assert moved.next_tokens(3).equal(batch.next_tokens(3))
+            assert getattr(there, name).equal(getattr(here, name))
+            assert getattr(again, name).equal(getattr(here, name))
+        assert there.next_tokens(3).equal(here.next_tokens(3))
 
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_labels_and_counts_are_those_of_the_rows_that_are_cut(data: Any) -> None:
+def test_a_limit_within_a_limit_keeps_labels(data: Any) -> None:
     batch = data.draw(st.sampled_from(PLAIN))
-    window = data.draw(st.integers(1, SEQ_LEN + 3))
-    packed = batch._packed
-    cut = cut_context(packed, window)
-    (ids, _, labels), document_ids = derive_fields(packed)
-    (ids_after, positions, labels_after), document_ids_after = derive_fields(cut)
-    assert np.array_equal(ids, ids_after)
-    assert np.array_equal(labels, labels_after)
-    assert np.array_equal(document_ids, document_ids_after)
-    assert positions.max() < window
-    assert set(packed.cu_seqlens) <= set(cut.cu_seqlens) <= set(cut.boundaries)
+    windows = data.draw(st.lists(st.integers(1, SEQ_LEN + 3), min_size=1, max_size=3))
+    cut = batch
+    for window in windows:
+        cut = cut.limit_context(window)
+    for name in ("input_ids", "labels", "document_ids"):
+        assert getattr(cut, name).equal(getattr(batch, name))
+    assert cut.position_ids.max() < min(windows)
+    assert set(batch.cu_seqlens.tolist()) <= set(cut.cu_seqlens.tolist())
 
 
-PLAIN = list(dataset(boundaries=None))[:20]
+PLAIN = list(dataset())[:20]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_batch_has_its_window_on_any_number_of_ranks_and_workers(ranks: int) -> None:
-    expected = {number(b): b.cu_seqlens.tolist() for b in dataset() if b.num_documents}
-    found = {}
-    for rank in range(ranks):
-        topology = Topology(rank=rank, world_size=ranks)
-        for batch in dataset(topology=topology):
-            if batch.num_documents:
-                found[number(batch)] = batch.cu_seqlens.tolist()
-    assert found == expected
-
-
-def test_a_run_goes_on_with_the_windows_that_were_to_follow() -> None:
-    batches = list(PackedLoader(dataset()))
-    loader = PackedLoader(dataset(), num_workers=1)
+def test_a_loader_gives_batches_with_their_windows_wherever_it_resumes() -> None:
+    expected = [limited(batch).cu_seqlens.tolist() for batch in PackedLoader(dataset())]
+    loader = PackedLoader(dataset(), num_workers=1, transform=limited)
     coming = iter(loader)
     for _ in range(9):
         next(coming)
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = loader.state_dict()
     coming.close()
-    again = PackedLoader(dataset())
+    again = PackedLoader(dataset(), transform=limited)
     again.load_state_dict(state)
-    rest = list(again)
-    assert [b.cu_seqlens.tolist() for b in rest] == [b.cu_seqlens.tolist() for b in batches[9:]]
-    other = PackedLoader(dataset(boundaries=ContextSchedule(start=6, end=SEQ_LEN, batches=30)))
-    with pytest.raises(StateError, match=r"boundaries\.start"):
-        other.load_state_dict(state)
-    with pytest.raises(StateError, match="boundaries"):
-        PackedLoader(dataset(boundaries=None)).load_state_dict(state)
+    assert [batch.cu_seqlens.tolist() for batch in again] == expected[9:]
 
 
-@given(st.integers(1, 500), st.integers(0, 500), st.integers(1, 300), st.integers(1, 40))
-def test_a_window_grows_linearly_and_is_rounded_up(
-    start: int, more: int, batches: int, multiple: int
-) -> None:
-    end = -(-(start + more) // multiple) * multiple
-    schedule = ContextSchedule(start=start, end=end, batches=batches, multiple=multiple)
-    windows = [schedule.window_at(batch) for batch in range(batches + 3)]
-    for batch, window in enumerate(windows):
-        exact = start + (end - start) * min(batch, batches) / batches
-        assert window % multiple == 0
-        assert exact - 1e-6 <= window < exact + multiple + 1e-6
-    assert windows == sorted(windows)
-    assert windows[batches] == end
-    assert windows[0] == math.ceil(start / multiple) * multiple
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"boundaries": 512}, "Pass boundaries=ContextSchedule"),
-        ({"balance": "attention"}, "Leave out balance= or boundaries="),
-        (
-            {"packer": BestFitDecreasing(seq_len=SEQ_LEN, align=4)},
-            r"ContextSchedule\(multiple=4\)",
-        ),
-    ],
-    ids=str,
-)
-def test_settings_that_do_not_go_together_are_refused(changes: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        dataset(**changes)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"start": 0}, {"start": 64}, {"end": 33, "multiple": 2}, {"batches": 0}, {"start": 2.5}],
-    ids=str,
-)
-def test_senseless_schedules_are_refused(changes: Any) -> None:
+@pytest.mark.parametrize("tokens", [0, -1, 2.5, None])
+def test_a_limit_is_a_number_of_tokens(tokens: Any) -> None:
     with pytest.raises(ConfigError):
-        ContextSchedule(**{"start": 4, "end": 32, "batches": 10, **changes})
+        PLAIN[0].limit_context(tokens)
 
 
 def test_windows_of_aligned_documents_are_split_over_context_parallel_ranks() -> None:
-    schedule = ContextSchedule(start=4, end=SEQ_LEN, batches=30, multiple=4)
     packer = BestFitDecreasing(seq_len=SEQ_LEN, align=4)
-    for batch in list(dataset(packer=packer, boundaries=schedule))[:15]:
+    for plain in list(dataset(packer=packer))[:15]:
+        batch = plain.limit_context(8)
         parts = [batch.context_parallel("zigzag", cp_size=2, cp_rank=rank) for rank in (0, 1)]
         slots = torch.cat([part["slots"] for part in parts])
         assert sorted(slots.tolist()) == list(range(batch.rows * batch.seq_len))
         labels = torch.cat([part["shift_labels"].view(-1) for part in parts])
         assert (labels >= 0).sum() == batch.num_loss_tokens
-
-
-def test_it_shows_in_the_repr() -> None:
-    assert "boundaries=ContextSchedule(start=5, end=32, batches=30" in repr(dataset())
