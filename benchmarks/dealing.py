@@ -6,7 +6,7 @@
 
 Each corpus is read, packed and counted through a `PackedLoader`, without tokens: documents have a
 size in bytes, by which the line is cut, and a length in tokens, which nobody knows before it is
-read. Prints docs/dealing.md's table: the share of the batches of a finite run that are empty, in
+read. Prints docs/benchmarks.md's table: the share of the batches of a finite run that are empty, in
 12 lanes on 1 rank, 48 on 8 and 64 on 64, and by how many steps the run is above what its batches
 would need if any rank could take any of them. One rank runs them all here: which steps more ranks
 would take follows from the numbers of the batches.

@@ -151,10 +151,12 @@ def _number(value: float) -> str:
 
 def _settings(jobs: Sequence[Job]) -> str:
     seen: dict[str, type[Runner]] = {r.label: r for job in jobs for r in job.runners}
+    labels: dict[tuple[str, str], list[str]] = {}  # of the runners with the same settings
+    for label, runner in seen.items():
+        labels.setdefault((runner.settings, runner.delivers), []).append(label)
     lines = [
-        f"- {label}: {runner.settings}"
-        + (f". Done when: {runner.delivers}." if runner.delivers else ".")
-        for label, runner in seen.items()
+        f"- {'; '.join(same)}: {settings}" + (f". Done when: {delivers}." if delivers else ".")
+        for (settings, delivers), same in labels.items()
     ]
     return "### Settings\n\n" + "\n".join(lines)
 

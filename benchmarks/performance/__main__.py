@@ -1,10 +1,10 @@
-"""The tables and pictures of docs/performance.md.
+"""The tables and pictures of docs/benchmarks.md.
 
     python -m benchmarks.performance [--only PART ...] [--rounds 3] [--tokens 10e9]
 
 Measures the parts, keeps their figures in docs/performance/results.json beside those of parts that
 are not measured now, and writes pictures and tables anew from that file: tables go between the
-marks of docs/performance.md. `--only` without a part measures nothing and writes them again.
+marks of docs/benchmarks.md. `--only` without a part measures nothing and writes them again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def write(results: dict[str, Any], out: Path) -> None:
     """Pictures into the folder; tables into the page beside it, or printed where there is none."""
-    page = out.with_suffix(".md")
+    page = out.parent / "benchmarks.md"
     for name, found in results.items():
         text = PARTS[name].table(found["figures"])
         print(f"{text}\n")
@@ -86,7 +86,7 @@ def write(results: dict[str, Any], out: Path) -> None:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.performance", description="Figures of docs/performance.md."
+        prog="python -m benchmarks.performance", description="Figures of docs/benchmarks.md."
     )
     add = parser.add_argument
     add("--only", nargs="*", choices=list(PARTS), metavar="PART", help=", ".join(PARTS))
@@ -95,7 +95,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--scale", type=float, default=1.0, help="share of the documents")
     add("--tokens", type=float, default=1e9, help="of the stream that memory is read over")
     add("--data", type=Path, help="folder that keeps the workloads' files")
-    add("--out", type=Path, default=OUT, help="folder; its page is the file of that name with .md")
+    add(
+        "--out",
+        type=Path,
+        default=OUT,
+        help="folder of the pictures, beside the page benchmarks.md",
+    )
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""docs/performance.md is written by the command that measures it."""
+"""docs/benchmarks.md is written by the command that measures it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TINY = ["--scale", "0.01", "--rounds", "1", "--seconds", "0.01", "--tokens", "1e
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    shutil.copy(DOCS / "performance.md", tmp_path)
-    return tmp_path / "performance.md"
+    shutil.copy(DOCS / "benchmarks.md", tmp_path)
+    return tmp_path / "benchmarks.md"
 
 
 def run(page: Path, *arguments: str) -> dict[str, Any]:
-    out = page.with_suffix("")
+    out = page.parent / "performance"
     main(["--out", str(out), "--data", str(page.parent / "data"), *TINY, *arguments])
     return dict(json.loads((out / "results.json").read_text()))
 
@@ -36,8 +36,8 @@ def test_a_part_is_measured_written_and_drawn(page: Path) -> None:
     assert found["by window, %"][0] <= found["by window, %"][-1] <= found["whole, %"] <= 100
     text = page.read_text()
     assert f"| {found['by window, %'][0]:.2f} % |" in text
-    assert (page.with_suffix("") / "utilisation.png").stat().st_size > 5000
-    main(["--out", str(page.with_suffix("")), "--only"])  # from the file, nothing measured
+    assert (page.parent / "performance" / "utilisation.png").stat().st_size > 5000
+    main(["--out", str(page.parent / "performance"), "--only"])  # from the file, nothing measured
     assert page.read_text() == text
 
 
@@ -55,11 +55,11 @@ def test_parts_that_are_not_measured_keep_their_figures(page: Path) -> None:
 def test_every_part_runs(page: Path) -> None:
     results = run(page)
     assert set(results) == set(PARTS)
-    assert all((page.with_suffix("") / f"{name}.png").exists() for name in PARTS)
+    assert all((page.parent / "performance" / f"{name}.png").exists() for name in PARTS)
 
 
 def test_the_pages_have_a_place_for_every_part() -> None:
-    text = (DOCS / "performance.md").read_text()
+    text = (DOCS / "benchmarks.md").read_text()
     for name in PARTS:
         assert text.count(f"<!-- performance {name}: begin -->\n") == 1
         assert text.count(f"<!-- performance {name}: end -->") == 1
