@@ -30,6 +30,7 @@ class _Dealt:
         self.place = Place(0, 0)
         self.cuts: list[Cut] = []
         self.weight = np.zeros(lanes, dtype=np.int64)  # of every lane
+        self.alike = True  # whether lanes were so in all deals
 
     @property
     def is_over(self) -> bool:
@@ -111,6 +112,8 @@ class Dealer:
                 continue
             if reports is not None:
                 left, rate, alike = _outlook(dealt.weight, *reports)
+                # Over several epochs all lanes come near the mean, however they differ.
+                alike = alike and (dealt.alike or not dealt.place.epoch)
             cuts, dealt.place = deal(
                 rule, line, number, dealt.place, left, rate, among=among, alike=alike
             )
@@ -119,6 +122,7 @@ class Dealer:
             dealt.cuts += cuts
             if cuts:
                 self._gave.add((number, i))
+                dealt.alike = alike or not number
 
 
 def _outlook(

@@ -8,6 +8,10 @@ next one mends, and the last ones are small. (Loop scheduling knows this as fact
 Schonberg and Flynn, "Factoring: a method for scheduling parallel loops", Communications of the ACM
 35(8), 1992.)
 
+What is left is the rest of the run, but no more than an epoch, or than half of what was dealt
+before: so the deals of a run grow with the logarithm of its epochs, and lanes that read at other
+rates stay about as many epochs apart, in proportion.
+
 If all lanes have found about the same, a deal gives half of what is left. Otherwise it gives a
 quarter, and late deals give every lane parts from several places, so that what nobody could foresee
 of a shard falls on all lanes.
@@ -20,12 +24,12 @@ numbers, so that every machine finds the same.
 Each source of a mixture has a line of its own. What lanes should have of it in reserve is its share
 of what they draw, among the sources that are not dealt to their end.
 
-Cost: sorting the lanes, once per deal; 8 to 20 deals of an epoch give something.
+Cost: sorting the lanes, once per deal; 8 to 20 deals of a run of one epoch give something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -38,9 +42,10 @@ from numpy.typing import NDArray
 #: reports, a step may take batches of two numbers, and a lane makes a round one batch ahead, to say
 #: whether another batch follows.
 LAG = 4
-REVISION = 3  # of the rule: with another, lanes would get other documents
+REVISION = 4  # of the rule: with another, lanes would get other documents
 SHARE = 4  # a deal gives one part in so many of what is left
 SHARE_ALIKE = 2  # the same, where lanes are alike
+BEFORE = 2  # a deal divides an epoch, or one part in so many of what was dealt before it
 LATE = 16  # a deal is late if no more is left than so many times the reserve
 STRIPES = 4  # that a late deal has at most, each of a quarter of `every` batches per lane or more
 ALIKE = 8  # lanes are alike that have found tokens per weight within one part in so many
@@ -237,7 +242,8 @@ def deal(
         alike: whether lanes have found about as many tokens per weight as one another.
     """
     cuts: list[Cut] = []
-    rate = min(rate, (MOST_TOKENS << FRACTION) // line.weight)
+    at, end = place.epoch * line.weight + place.at, line.epochs * line.weight
+    rate = min(rate, (MOST_TOKENS << FRACTION) // max(line.weight, at // BEFORE))
     level, interval = (
         max(tokens * line.share // max(among, line.share), 1)
         for tokens in (rule.reserve, rule.lanes * rule.batch_tokens * rule.every)
@@ -245,14 +251,8 @@ def deal(
     if not number:
         level *= UNSURE
     late = LATE * level * rule.lanes
-    epoch, low = place
-    while epoch < line.epochs:
-        rest = line.weight - low
-        if not rest:
-            epoch, low = epoch + 1, 0
-            continue
-        if int(left.min()) >= level:
-            break
+    while at < end and int(left.min()) < level:
+        rest = min(end - at, max(line.weight, at // BEFORE))
         if not cuts:  # no lane needs all of its reserve, and what is dealt later is dealt better
             level -= level // 4
         tokens = rest * rate >> FRACTION
@@ -267,12 +267,24 @@ def deal(
             given = min(max((int(poured.sum()) << FRACTION) // rate, 1), rest)
         striped = tokens < late and not alike
         stripes = min(STRIPES, max(4 * amount // interval, 1)) if striped else 1
-        ends = [low + given * n // stripes for n in range(stripes + 1)]
-        cuts += [Cut(number, epoch, a + _parts(poured, b - a)) for a, b in pairwise(ends)]
-        left, low = left + poured, low + given
+        ends = [at + given * n // stripes for n in range(stripes + 1)]
+        for low, high in pairwise(ends):
+            cuts += _cuts(number, line.weight, low, high, poured)
+        left, at = left + poured, at + given
         if not amount and line.epochs == UNENDING:
             break  # epochs without tokens would go on for ever
-    return cuts, Place(epoch, low)
+    return cuts, Place(*divmod(at, line.weight))
+
+
+def _cuts(
+    number: int, weight: int, low: int, high: int, poured: NDArray[np.int64]
+) -> Iterator[Cut]:
+    """A stripe [low, high) of epochs of that weight one after the other: a cut of each of them."""
+    while low < high:
+        epoch, first = divmod(low, weight)
+        stop = min(high, low - first + weight)
+        yield Cut(number, epoch, first + _parts(poured, stop - low))
+        low = stop
 
 
 def _poured(left: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
