@@ -20,11 +20,9 @@ from streampack import (
     BestFitDecreasing,
     ConfigError,
     ContentError,
-    Hook,
     PackedBatch,
     PackedDataset,
     PackedLoader,
-    TokenRules,
     Topology,
     WindowConfig,
     sources,
@@ -259,26 +257,6 @@ def test_a_record_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_pat
         assert loader.metrics().skipped == 1
 
 
-@pytest.mark.parametrize("wrong", [10**30, 2**63, 0.5, -(2**63) - 1])
-def test_values_beside_one_that_does_not_fit_stay_what_they_are(wrong: Any, tmp_path: Path) -> None:
-    large = 2**53 + 1  # which no float is
-    rows = [{"ids": [n], "size": large + n, "places": [large + n]} for n in range(7)]
-    rows[3] |= {"size": wrong}
-    path = _lines(tmp_path, rows)
-    for source in (sources.JSONL(path, tokens="ids"), sources.Iterable(rows, tokens="ids")):
-        loader = PackedLoader(
-            dataset(
-                source,
-                on_error="skip",
-                token_fields={"places": "int64"},
-                document_fields={"size": "int64"},
-            )
-        )
-        found = [n for batch in loader for n in batch.document_fields["size"].tolist()]
-        assert sorted(found) == [large + n for n in range(7) if n != 3]
-        assert loader.metrics().skipped == 1
-
-
 def test_rows_of_a_table_whose_fields_do_not_fit_are_skipped(tmp_path: Path) -> None:
     rows = [
         {"ids": [1] * 5, "place": [0.5] * 5, "score": 1.0},
@@ -313,28 +291,6 @@ def test_a_column_that_is_not_there_or_of_another_kind_is_refused(
             dataset(IDS[kind](tmp_path), **options)
         if kind == "mds":
             break
-
-
-def test_a_map_may_make_what_the_records_lack(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    def add(documents: Any, seeds: Any) -> Any:
-        return replace(
-            documents,
-            token_fields={**documents.token_fields, "made": documents.tokens * 2},
-        )
-
-    for kind in IDS:
-        (tmp_path / kind).mkdir()
-        made = dataset(
-            IDS[kind](tmp_path / kind),
-            map=Hook("add", add),
-            token_fields={"made": "int32", "place": "float32"},
-            document_fields=None,
-            token_rules=TokenRules(pad_id=0),
-        )
-        for batch in PackedLoader(made):
-            assert batch.fields["made"].equal(2 * batch.input_ids.int())
 
 
 @pytest.mark.parametrize("kind", ["npz", "npy", "raw"])
@@ -376,46 +332,3 @@ IN_TAR: dict[str, tuple[dict[str, bytes], str]] = {
     "no ids": ({"ids.npy": _npy([-1, 2]), "place.npy": _npy([0.5, 1])}, "negative"),
     "floats": ({"ids.npy": _npy([1.5]), "place.npy": _npy([0.5])}, "where ids were expected"),
 }
-
-
-@pytest.mark.parametrize("name", IN_TAR)
-def test_a_sample_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_path: Path) -> None:
-    members, words = IN_TAR[name]
-    good = {"ids.npy": _npy([1, 2, 3]), "place.npy": _npy([0.0, 1.0, 2.0])}
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for i, files in enumerate([good, members, good]):
-            for extension, data in files.items():
-                info = tarfile.TarInfo(f"{i}.{extension}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-    source = sources.WebDataset(tmp_path / "a.tar", tokens="ids.npy")
-    fields: dict[str, Any] = {"token_fields": {"place": "float32"}, "document_fields": None}
-    with pytest.raises(ContentError, match=words):
-        list(PackedLoader(dataset(source, **fields)))
-    loader = PackedLoader(dataset(source, on_error="skip", **fields))
-    assert sum(batch.num_tokens for batch in loader) == 6
-    assert loader.metrics().skipped == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"PK no zip", r"is not a \.npz file"),
-        (_npz_member({"other": [1]})["npz"], 'has no field "ids"'),
-        (_npz_member({"ids": np.zeros(1 << 17, np.int64)})["npz"], "longer than max_document"),
-        (_npz_member({"ids": [[1, 2]]})["npz"], r"shape \(1, 2\)"),
-    ],
-)
-def test_npz_files_that_are_no_documents_are_named(
-    content: bytes, words: str, tmp_path: Path
-) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        info = tarfile.TarInfo("0.npz")
-        info.size = len(content)
-        archive.addfile(info, io.BytesIO(content))
-    reading = sources.Reading(max_document_bytes=1 << 18)
-    source = sources.WebDataset(tmp_path / "a.tar", tokens="npz:ids", reading=reading)
-    with pytest.raises(ContentError, match=words):
-        list(PackedLoader(dataset(source, token_fields=None, document_fields=None)))
-    with pytest.raises(ConfigError, match="names no field"):
-        sources.WebDataset(tmp_path / "a.tar", tokens="npz")

@@ -110,16 +110,6 @@ def test_mapped_and_filtered_datasets_resume_exactly(stream: Any) -> None:
     )
 
 
-def test_formatted_datasets_give_arrays(stream: Any) -> None:
-    source = HFStream(
-        stream.select_columns(["ids", "mask"]).with_format("numpy"),
-        tokens="ids",
-        loss_mask="mask",
-        reading=Reading(block_documents=4),
-    )
-    restarts(source, IDS, lane_counts=(1, 3))
-
-
 def test_epochs_hold_the_same_documents_and_resume_exactly(stream: Any) -> None:
     source = HFStream(stream, text="text", reading=Reading(block_documents=4))
     for epoch in (1, 2):
@@ -130,12 +120,6 @@ def test_epochs_hold_the_same_documents_and_resume_exactly(stream: Any) -> None:
             for k, (_, cursor) in enumerate(blocks):
                 check_rest(lane, cursor, blocks[k + 1 :])
         assert sorted(found) == sorted(TEXTS)
-
-
-def test_unshuffled_lanes_are_the_same_in_every_epoch(stream: Any) -> None:
-    source = HFStream(stream, text="text")
-    first, later = (source.lanes(2, seed=0, epoch=e, shuffle=False) for e in (0, 3))
-    assert [read_lane(lane) for lane in first] == [read_lane(lane) for lane in later]
 
 
 def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
@@ -163,41 +147,11 @@ def test_as_a_plain_iterable_it_is_one_lane_with_its_state(stream: Any) -> None:
     restarts(mapped, TEXTS)
 
 
-def test_inside_a_dataloader_worker_nothing_is_divided_twice(stream: Any) -> None:
-    torch_data = pytest.importorskip("torch.utils.data")
-    source = HFStream(stream, text="text")
-
-    class Lanes(torch_data.IterableDataset):  # type: ignore[misc, name-defined]
-        def __iter__(self) -> Any:
-            worker = torch_data.get_worker_info().id
-            for block, _ in read_lane(source.lanes(2, seed=0, epoch=0, shuffle=False)[worker]):
-                yield from (document for _, document in block)
-
-    loader = torch_data.DataLoader(
-        Lanes(), num_workers=2, batch_size=None, multiprocessing_context="fork"
-    )
-    assert sorted(loader) == sorted(TEXTS)
-
-
 def test_fewer_shards_than_lanes_is_refused_with_the_numbers(stream: Any) -> None:
     source = HFStream(stream, text="text")
     assert source.max_lanes() == 6
     with pytest.raises(ConfigError, match=r"6 lanes at most, not 7.*6 shards"):
         source.lanes(7, seed=0, epoch=0, shuffle=False)
-
-
-def test_arguments_that_cannot_work_are_explained(stream: Any) -> None:
-    if stream.features is not None:
-        with pytest.raises(ConfigError, match=r"'body'.*text, ids, mask, n"):
-            HFStream(stream, text="body")
-    with pytest.raises(ConfigError, match="Neither tokens nor text"):
-        HFStream(stream)
-    with pytest.raises(ConfigError, match="streaming=True"):
-        HFStream(datasets.Dataset.from_dict({"text": TEXTS}), text="text")
-    from datasets.distributed import split_dataset_by_node
-
-    with pytest.raises(ConfigError, match="split by node"):
-        HFStream(split_dataset_by_node(stream, rank=0, world_size=2), text="text")
 
 
 def test_datasets_given_as_iterables_give_every_row_once_and_stay_as_they_are() -> None:

@@ -20,8 +20,6 @@ from streampack import PackedDataset, sources
 from streampack.errors import ConfigError
 from streampack.sources.infer import as_source
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
-from tests.support.flat_files import write_datatrove, write_megatron
-from tests.support.servers import s3_server
 from tests.support.source_contract import check_source_contract, read_all
 
 TEXTS = ["a", "größer", "漢字"]
@@ -114,24 +112,6 @@ def test_text_files_are_documents_in_any_number_of_lanes(tmp_path: Path) -> None
     assert sum(int(batch.num_documents) for batch in dataset) == 30
 
 
-def test_a_name_that_does_not_say_the_format_lists_the_sources(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.lines"
-    path.write_bytes(write(tmp_path / "a.jsonl").read_bytes())
-    with pytest.raises(ConfigError, match="no kinds") as raised:
-        as_source(str(path))
-    found = {type(source): source for source in remedy(raised.value)}
-    assert set(found) == {sources.JSONL, sources.TextFiles}
-    assert read_all(found[sources.JSONL]) == TEXTS
-
-
-def test_files_of_two_formats_are_two_sources(tmp_path: Path) -> None:
-    paths = [write(tmp_path / "a.jsonl"), write(tmp_path / "b.parquet")]
-    with pytest.raises(ConfigError, match=r"2 kinds.*a\.jsonl.*b\.parquet.*Mixture"):
-        as_source(paths)
-    mixture = sources.Mixture({"a": paths[0], "b": paths[1]}, weights={"a": 1, "b": 1})
-    assert [read_all(source) for source in mixture.sources.values()] == [TEXTS, TEXTS]  # type: ignore[arg-type]
-
-
 def test_strings_that_cannot_be_paths_are_documents() -> None:
     for texts in (["one text", "another"], ["hello"], ["Hello.", "a/b or c"], deque(["a\nb.json"])):
         source: Any = as_source(texts)
@@ -170,37 +150,3 @@ def test_datasets_of_hugging_face_are_read_as_what_they_are() -> None:
     with pytest.raises(ConfigError, match=r'one split.*dataset\["?\'?train') as raised:
         as_source(datasets.DatasetDict({"train": whole, "test": whole}))
     assert "dataset['train']" in raised.value.remedy
-
-
-def test_a_dataset_of_megatron_is_known_by_either_file_its_prefix_or_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "data").mkdir()
-    write_megatron(tmp_path / "data" / "a", [[ids] for ids in DOCUMENTS], "uint16")
-    monkeypatch.chdir(tmp_path)
-    paths = ["data", "data/a", "data/a.idx", "data/a.bin", "data/*.bin", str(tmp_path / "data/a")]
-    for given in (*paths, ["data/a.bin"], tmp_path / "data" / "a.bin"):
-        source: Any = as_source(given)
-        assert isinstance(source, sources.MegatronIndexed)
-        assert read_all(source) == [tuple(ids.tolist()) for ids in DOCUMENTS]
-    with s3_server() as server:
-        for ending in ("bin", "idx"):
-            server.put(f"known/a.{ending}", (tmp_path / f"data/a.{ending}").read_bytes())
-        for path in ("known", "known/a.bin", "known/a.idx"):
-            source = as_source(f"s3://{server.bucket}/{path}")
-            assert read_all(source) == [tuple(ids.tolist()) for ids in DOCUMENTS]
-
-
-def test_flat_files_of_tokens_ask_for_what_they_do_not_say(tmp_path: Path) -> None:
-    tokens = np.array([1, 50256, 2, 3, 50256], dtype=np.uint16)
-    np.save(tmp_path / "a.npy", tokens)
-    tokens.tofile(tmp_path / "a.bin")
-    for name in ("a.npy", "a.bin"):
-        with pytest.raises(ConfigError, match="eos_id is not given") as raised:
-            PackedDataset(tmp_path / name, seq_len=8)
-        assert read_all(remedy(raised.value)[0]) == [(1, 50256), (2, 3, 50256)]
-    ds: Any = as_source(write_datatrove(tmp_path / "a.ds", DOCUMENTS))
-    assert read_all(ds) == [tuple(ids.tolist()) for ids in DOCUMENTS]
-    write_megatron(tmp_path / "b", [[ids] for ids in DOCUMENTS], "uint16")
-    with pytest.raises(ConfigError, match="2 kinds"):
-        as_source(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +21,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.iterable.source import Iterable
 from tests.support.corpora import byte_tokenizer
 from tests.support.restarts import restarts
-from tests.support.source_contract import Document, read_all, read_lane
+from tests.support.source_contract import Document, read_lane
 
 IDS = [list(range(i % 9)) for i in range(50)]
 TEXTS = [f"document {i}" * (i % 5) for i in range(50)]
@@ -156,36 +155,12 @@ def test_a_state_is_used_instead_of_reading_again() -> None:
     assert (data.start, cursor) == (0, {"count": 30, "state": {"at": 30}})
 
 
-def test_a_stateful_iterable_that_cannot_be_copied_is_refused() -> None:
-    data = Stateful()
-    data.handle = (x for x in IDS)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="cannot be copied"):
-        documents(Iterable(data))
-    assert documents(Iterable(lambda lane, lanes: data)) == [tuple(ids) for ids in IDS]
-
-
-def test_reading_again_is_announced(caplog: pytest.LogCaptureFixture) -> None:
-    source = Iterable(IDS, reading=Reading(block_documents=10))
-    lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
-    blocks = read_lane(lane)
-    with caplog.at_level(logging.WARNING):
-        assert read_lane(lane, blocks[3][1]) == blocks[4:]
-    assert "list cannot be resumed in the middle: lane 0 reads 40 items again" in caplog.text
-
-
 def test_data_that_became_shorter_is_a_state_error() -> None:
     lane = Iterable(IDS[:5]).lanes(1, seed=0, epoch=0, shuffle=False)[0]
     with pytest.raises(StateError, match="before item 6"):
         read_lane(lane, {"count": 6, "state": None})
     with pytest.raises(StateError, match="load_state_dict"):
         read_lane(lane, {"count": 2, "state": {"at": 2}})
-
-
-@pytest.mark.parametrize("value", [object(), {1: 2}, (1, 2), float("nan"), b"x"])
-def test_a_state_that_json_cannot_hold_is_refused(value: Any) -> None:
-    lane = Iterable(Stateful(lambda at: value)).lanes(1, seed=0, epoch=0, shuffle=False)[0]
-    with pytest.raises(ConfigError, match="JSON"):
-        read_lane(lane)
 
 
 @pytest.mark.parametrize(
@@ -270,13 +245,6 @@ def test_a_token_dtype_is_kept(dtype: str) -> None:
     assert block.tokens.dtype == dtype
 
 
-def test_tensors_are_ids_too() -> None:
-    torch = pytest.importorskip("torch")
-    restarts(Iterable([torch.tensor(ids, dtype=torch.int64) for ids in IDS if ids]), [
-        ids for ids in IDS if ids
-    ])  # fmt: skip
-
-
 class Counting:
     """Goes on where it was left, as a dataset with a state may."""
 
@@ -314,14 +282,6 @@ class Epochs(Counting):
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
-
-
-class TorchIterable(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
-    def __init__(self) -> None:
-        self.inner = Counting()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.inner)
 
 
 class TorchByIndex(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -370,30 +330,6 @@ def test_an_iterable_gives_every_document_once_and_stays_as_it_is(data: Any) -> 
     assert SHARED.at == 0
 
 
-def test_torch_datasets_with_a_state_inside_give_every_document_of_each_epoch() -> None:
-    data = TorchIterable()
-    assert documents(Iterable(lambda lane, lanes: TorchIterable())) == TEXTS
-    source = Iterable(data)
-    assert documents(source) == documents(source) == TEXTS
-
-
-def test_a_function_that_gives_the_same_generator_twice_is_refused() -> None:
-    generator = generated()
-    with pytest.raises(ConfigError, match="same generator twice"):
-        Iterable(lambda lane, lanes: generator)
-    with pytest.raises(ConfigError, match="Make a new one"):
-        Iterable(lambda: generator, text="t")
-    assert next(generator) == TEXTS[0]
-    assert documents(Iterable(lambda: generated())) == TEXTS
-
-
-def test_a_function_that_cannot_be_called_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"takes \(path\).* \(lane, lanes\)"):
-        Iterable(lambda path: TEXTS)
-    with pytest.raises(ConfigError, match="returned NoneType"):
-        Iterable(lambda: None)
-
-
 def test_a_second_epoch_is_announced_to_data_that_wants_to_know() -> None:
     class Reordered:
         epoch = 0
@@ -413,59 +349,6 @@ def test_a_second_epoch_is_announced_to_data_that_wants_to_know() -> None:
             (int(o["index"]), t) for b in blocks for o, t in zip(b.origin, b.texts, strict=True)
         ]  # type: ignore[union-attr]
         assert [t for _, t in sorted(in_order)] == (TEXTS[::-1] if epoch else TEXTS)
-
-
-class WorkerAware:
-    """Yields only its worker's part, as datasets for a plain DataLoader do."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        import torch.utils.data
-
-        info = torch.utils.data.get_worker_info()
-        step, first = (1, 0) if info is None else (info.num_workers, info.id)
-        for i in range(first, len(IDS), step):
-            assert torch.utils.data.get_worker_info() == info or info is None
-            yield IDS[i]
-
-
-def test_a_dataset_that_asks_for_its_worker_is_not_divided_a_second_time() -> None:
-    torch_data = pytest.importorskip("torch.utils.data")
-    source = Iterable(WorkerAware(), reading=Reading(block_documents=7))
-
-    class Lane(torch_data.IterableDataset):  # type: ignore[misc, name-defined]
-        def __iter__(self) -> Iterator[Any]:
-            if torch_data.get_worker_info().id == 1:
-                yield from documents(source)
-                assert torch_data.get_worker_info() is not None
-
-    loader = torch_data.DataLoader(
-        Lane(), num_workers=2, batch_size=None, multiprocessing_context="fork"
-    )
-    assert [tuple(document) for document in loader] == [tuple(ids) for ids in IDS]
-
-
-@pytest.mark.parametrize(
-    ("data", "arguments", "words"),
-    [
-        (5, {}, "cannot be iterated"),
-        ([], {}, "no items"),
-        ([{"a": 1, "b": 2}], {}, 'fields "a", "b"'),
-        (IDS, {"tokens": "a", "text": "b"}, "Pass one"),
-        (IDS, {"loss_mask": "m"}, "without tokens"),
-    ],
-)
-def test_arguments_that_cannot_work_are_explained(
-    data: Any, arguments: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Iterable(data, **arguments)
-
-
-def test_a_document_is_named_by_item_and_lane() -> None:
-    source = Iterable(lambda lane, lanes: TEXTS[lane::lanes], reading=Reading(block_documents=4))
-    lane = source.lanes(3, seed=0, epoch=0, shuffle=False)[2]
-    _, second = (block for block, _ in list(lane.read(None, Skips()))[:2])
-    assert source.document_name(second.origin[1]) == "item 5 of lane 2"
 
 
 class BeginsAgain:
@@ -490,9 +373,3 @@ class BeginsAgain:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         raise AssertionError
-
-
-def test_an_iterator_that_begins_again_gives_every_item_once() -> None:
-    texts = [f"document {number}" for number in range(100)]
-    source = Iterable(BeginsAgain(texts), reading=Reading(block_documents=7))
-    assert read_all(source) == texts

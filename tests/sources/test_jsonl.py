@@ -11,14 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
-from streampack.errors import ConfigError, ContentError, StateError
+from streampack.errors import ContentError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
-from streampack.sources.jsonl.lines import line_number
 from streampack.sources.jsonl.source import JSONL
-from streampack.storage.decompression import CODEC_OF_ENDING
-from streampack.storage.storage import Storage
-from tests.support.servers import S3Server
 from tests.support.source_contract import check_source_contract, read_all, read_lane
 
 
@@ -50,13 +46,6 @@ def corpus(folder: Path, ending: str, shards: int = 4, n: int = 60) -> list[str]
         write(folder / f"shard-{shard:03d}{ending}", lines(texts))
         everything += texts
     return everything
-
-
-@pytest.mark.parametrize("ending", [".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".json.bz2"])
-def test_every_document_comes_once_and_restarts_are_exact(tmp_path: Path, ending: str) -> None:
-    expected = corpus(tmp_path, ending)
-    source = JSONL(tmp_path, reading=Reading(block_documents=7, block_bytes=1500))
-    check_source_contract(source, expected)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -133,25 +122,6 @@ BROKEN = [
 ]
 
 
-def test_lines_are_numbered_as_editors_do_and_only_where_little_lies_before_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = [b'{"text": "%d"}\r\n' % number for number in range(1, 3000)]
-    content = b"".join(lines)
-    for ending in (".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2"):
-        path = write(tmp_path / f"x{ending}", content)
-        for number in (1, 2, 1500, 2999):
-            byte = sum(map(len, lines[: number - 1]))
-            codec = CODEC_OF_ENDING.get(ending.removeprefix(".jsonl"))
-            assert line_number(path, codec, byte) == number
-    plain = write(tmp_path / "y.jsonl", content)
-    assert line_number(plain, None, len(content) + 5) is None
-    assert line_number(plain, "gz", 10) is None
-    assert line_number(tmp_path / "missing", None, 10) is None
-    monkeypatch.setattr("streampack.sources.jsonl.lines.MOST_BYTES", 100)
-    assert line_number(plain, None, 101) is None
-
-
 @pytest.mark.parametrize(("line", "words"), BROKEN)
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst"])
 def test_a_broken_line_is_named_and_skipped(
@@ -189,15 +159,6 @@ def test_a_mask_that_does_not_fit_breaks_its_document(tmp_path: Path, mask: str)
     assert read_all(source, Skips("skip")) == [(1, 2), (1, 2)]
 
 
-def test_a_wrong_field_name_is_refused_with_the_names_that_exist(tmp_path: Path) -> None:
-    for ending in (".jsonl", ".jsonl.gz"):
-        folder = tmp_path / ending
-        write(folder / f"x{ending}", lines(["a", "b"], field="content"))
-        with pytest.raises(ConfigError, match=r'"id", "content"'):
-            JSONL(folder).prepare()
-        assert read_all(JSONL(folder, text="content")) == ["a", "b"]
-
-
 def test_plain_and_compressed_files_are_one_source(tmp_path: Path) -> None:
     everything = []
     for i, ending in enumerate((".jsonl", ".jsonl.zst", ".jsonl.gz", ".json", ".ndjson.bz2")):
@@ -211,32 +172,6 @@ def test_plain_and_compressed_files_are_one_source(tmp_path: Path) -> None:
     assert weights.tolist() == np.where(plain, sizes, 4 * sizes).tolist()
 
 
-def test_files_of_an_unknown_compression_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "c.jsonl.xz", lines(["c"]))
-    with pytest.raises(ConfigError, match="not supported"):
-        JSONL(tmp_path / "c.jsonl.xz").prepare()
-
-
-@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst"])
-def test_a_truncated_compressed_file_gives_what_it_has_and_is_named(
-    tmp_path: Path, ending: str
-) -> None:
-    texts = [f"{i} " + "word " * (i % 50) for i in range(5000)]
-    path = write(tmp_path / f"x{ending}", lines(texts))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) - 20])
-    source = JSONL(path, reading=Reading(block_documents=16))
-    with pytest.raises(ContentError, match=r"does not decompress|breaks off"):
-        read_all(source)
-    skips = Skips("skip")
-    found = read_all(source, skips)
-    assert found == texts[: len(found)]
-    assert len(found) > 4000
-    read = len(lines(found))
-    assert [record[:3] for record in skips.records] == [[0, read, True]]
-    assert f"after byte {read}, " in skips.records[0][3]
-
-
 def test_a_decompression_bomb_is_one_broken_line(tmp_path: Path) -> None:
     bomb = b'{"text": "' + b"0" * (40 << 20) + b'"}\n'
     path = write(tmp_path / "x.jsonl.zst", lines(["a"]) + bomb + lines(["b"]))
@@ -245,55 +180,8 @@ def test_a_decompression_bomb_is_one_broken_line(tmp_path: Path) -> None:
     assert read_all(source, Skips("skip")) == ["a", "b"]
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
-def test_files_of_no_bytes_are_named(
-    ending: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(tmp_path / f"b.{ending}", lines(["a"]))
-    for name in "ac":
-        (tmp_path / f"{name}.{ending}").touch()
-    source = JSONL(f"{tmp_path}/*.{ending}")
-    assert read_all(source) == ["a"]
-    first = f"the first is {tmp_path}/a.{ending}."
-    assert caplog.messages == [f"2 of 3 files have no bytes, and give nothing; {first}"]
-
-
-def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.jsonl", lines(["a", "b"]))
-    source = JSONL(path)
-    source.prepare()
-    path.write_bytes(lines(["a", "b", "c"]))
-    with pytest.raises(StateError, match="when it was listed"):
-        read_all(source)
-
-
-def test_the_same_stream_comes_from_an_object_store(
-    tmp_path: Path, s3: S3Server, storage: Storage
-) -> None:
-    expected = corpus(tmp_path / "local", ".jsonl.zst", shards=3, n=20)
-    url = s3.put_folder(tmp_path / "local", "corpus")
-    source = JSONL(url, storage=storage, reading=Reading(block_documents=8))
-    check_source_contract(source, expected, lane_counts=(1, 3), restarts=2)
-    assert (
-        source.describe()
-        == JSONL(tmp_path / "local", reading=Reading(block_documents=8)).describe()
-    )
-
-
 def test_a_directory_is_searched_for_lines_only(tmp_path: Path) -> None:
     expected = corpus(tmp_path / "deep" / "er", ".jsonl", shards=2, n=3)
     write(tmp_path / "README.md", b"no lines")
     write(tmp_path / "_temporary" / "x.jsonl", lines(["hidden"]))
     assert read_all(JSONL(tmp_path)) == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"text": "a", "tokens": "b"}, "Both"),
-        ({"text": "a", "loss_mask": "m"}, "without tokens"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(arguments: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        JSONL("x.jsonl", **arguments)  # type: ignore[arg-type]

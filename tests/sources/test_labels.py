@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,12 +99,6 @@ def test_naming_the_ids_reads_the_masks_beside_them(kind: str, name: str) -> Non
     assert learnt(sources.open(KINDS[kind](columns), tokens="input_ids")) == EXPECTED
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_naming_the_ids_of_a_source_reads_the_masks_beside_them(kind: str) -> None:
-    path = KINDS[kind]({"ids": IDS, "labels": LABELS})
-    assert learnt(FILES[kind](path, tokens="ids")) == EXPECTED
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_list_of_masks_reads_none(kind: str) -> None:
     data = KINDS[kind]({"input_ids": IDS, "labels": LABELS})
@@ -144,12 +136,6 @@ def test_labels_are_known_by_their_name_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_text_is_no_mask_whatever_its_name(kind: str) -> None:
-    data = KINDS[kind]({"input_ids": IDS, "mask": ["a.png", "b.png", "c.png"]})
-    assert learnt(sources.open(data, tokens="input_ids")) == ALL
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_label_that_is_not_the_id_is_named(kind: str) -> None:
     shifted = [[*row[1:], -100] for row in LABELS]
     with pytest.raises(ContentError, match=r"has the label .* the model that shifts"):
@@ -160,13 +146,6 @@ def test_a_label_that_is_not_the_id_is_named(kind: str) -> None:
 def test_a_class_per_document_is_no_loss_mask(kind: str) -> None:
     with pytest.raises((ConfigError, ContentError), match=r"loss mask|labels"):
         learnt(KINDS[kind]({"input_ids": IDS, "labels": [0, 1, 2]}))
-
-
-def test_zeros_and_ones_are_labels_in_a_field_of_that_name() -> None:
-    ids, values = np.array([0, 1]), np.array([0, 1])
-    assert alone(values, ids, "loss_mask") == ([False, True], None)
-    assert alone(values, ids, "labels") == ([True, True], None)
-    assert alone(np.array([-100, 0]), np.array([5, 0]), "my_labels") == ([False, True], None)
 
 
 def alone(values: Any, ids: Any, name: str) -> tuple[list[bool] | None, str | None]:
@@ -208,44 +187,6 @@ def test_padding_is_left_out_with_its_labels(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("mask", "words"),
-    [([1, 0, 1], "zeros between ones"), ([1, 2, 0], "other than 0 and 1"), ([1, 1], "3 ids and 2")],
-)
-def test_an_attention_mask_that_is_none_is_refused_by_name(
-    kind: str, mask: list[int], words: str
-) -> None:
-    columns = {"input_ids": [[1, 2], [3, 4, 5]], "attention_mask": [[1, 1], mask]}
-    with pytest.raises(ContentError, match=f"1 .*{words}|line 2.*{words}"):
-        learnt(KINDS[kind](columns))
-
-
-@pytest.mark.parametrize("kind", ["Parquet", "Arrow", "save_to_disk"])
-def test_a_column_that_is_no_attention_mask_is_refused(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r'"attention_mask" .* Drop the column'):
-        learnt(KINDS[kind]({"input_ids": IDS, "attention_mask": ["a", "b", "c"]}))
-
-
-def test_padding_is_left_out_where_the_ids_are_named() -> None:
-    padded = {name: PADDED[name] for name in ("input_ids", "attention_mask")}
-    assert learnt(sources.Parquet(parquet(padded), tokens="input_ids")) == ALL
-    assert learnt(sources.JSONL(lines(padded), tokens="input_ids")) == ALL
-    assert learnt(sources.Iterable(records(padded), tokens="input_ids")) == ALL
-
-
-@pytest.mark.parametrize("kind", ["JSON lines", "Parquet", "Dataset", "records", "streaming"])
-def test_padding_of_labelled_chats_is_left_out(kind: str) -> None:
-    columns = {name: values[:3] for name, values in PADDED.items()}
-    assert learnt(sources.Chat(KINDS[kind](columns))) == EXPECTED
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["assistant_masks", "completion_mask"])
-def test_masks_of_other_libraries_are_found(kind: str, name: str) -> None:
-    assert learnt(KINDS[kind]({"input_ids": IDS, name: MASKS})) == EXPECTED
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_of_several_masks_all_must_say_so(kind: str) -> None:
     columns = {
         "input_ids": IDS,
@@ -254,20 +195,6 @@ def test_of_several_masks_all_must_say_so(kind: str) -> None:
         "assistant_masks": [[1, 1, 1, 1], [0, 1], [1, 1, 0]],
     }
     assert learnt(KINDS[kind](columns)) == EXPECTED
-
-
-@pytest.mark.parametrize("kind", ["JSON lines", "Parquet", "Dataset", "records", "streaming"])
-def test_of_several_masks_of_a_chat_all_must_say_so(kind: str) -> None:
-    labels = [[-100, 12, 13, 14], [-100, 22], [31, 32, 33]]
-    columns = {"input_ids": IDS, "labels": labels, "assistant_masks": MASKS}
-    assert learnt(sources.Chat(KINDS[kind](columns))) == EXPECTED
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_that_is_none_is_called_what_it_is(kind: str) -> None:
-    columns = {"input_ids": [[1, 2, 3]], "loss_mask": [[0, 2, 1]]}
-    with pytest.raises(ContentError, match='value 2 at token 1 in "loss_mask", so it is no mask'):
-        learnt(KINDS[kind](columns))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=6))
@@ -288,15 +215,6 @@ def test_padding_at_either_end_changes_nothing_else(shapes: list[tuple[int, int,
         assert found.tokens[part].tolist() == found.token_fields["f"][part].tolist() == own.tolist()
         assert found.loss_mask is not None
         assert found.loss_mask[part].tolist() == (own > 8).tolist()
-
-
-@given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=5))
-def test_zeros_between_ones_are_found_in_their_document(masks: list[list[int]]) -> None:
-    reasons: dict[int, str] = {}
-    values = np.array([value for mask in masks for value in mask], dtype=np.int64)
-    kept_tokens(values, offsets_of(np.array([len(mask) for mask in masks])), reasons)
-    expected = [i for i, m in enumerate(masks) if "01" in "".join(map(str, m)).lstrip("0")]
-    assert sorted(reasons) == expected
 
 
 def mds(encodings: dict[str, str], columns: Columns) -> str:
@@ -339,18 +257,6 @@ def test_masks_beside_ids_in_mds_are_found(name: str, encoding: str) -> None:
         assert learnt(none) == ALL
 
 
-def test_labels_in_mds_are_not_counted_as_tokens() -> None:
-    ids = [list(range(200))] * 50
-    encodings = {"input_ids": "ndarray:uint16", "labels": "ndarray:int64"}
-    path = mds(encodings, {"input_ids": ids, "labels": ids})
-    estimate = sources.open(path).estimate_tokens()
-    assert estimate is not None
-    assert abs(estimate - 10_000) < 500
-    shutil.rmtree(path)
-    text = sources.open(mds({"text": "str"}, {"text": ["abcd" * 200] * 50}))
-    assert abs((text.estimate_tokens() or 0) - 10_000) < 500
-
-
 def test_wrong_labels_in_mds_are_named_and_may_be_left_out() -> None:
     shifted = [LABELS[0], [22, -100], LABELS[2]]
     encodings = {"input_ids": "ndarray:int32", "labels": "ndarray:int32"}
@@ -371,16 +277,6 @@ def test_padding_beside_ids_in_mds_is_left_out_with_its_labels() -> None:
     path = mds(encodings, {name: PADDED[name] for name in encodings})
     assert learnt(path) == EXPECTED
     assert learnt(sources.MDS(path, tokens="input_ids", loss_mask=[])) == ALL
-
-
-def test_a_column_of_json_in_mds_is_refused_with_what_can_be_read() -> None:
-    path = mds({"input_ids": "json"}, {"input_ids": IDS})
-    with pytest.raises(ConfigError, match="write the shards again") as raised:
-        learnt(path)
-    encoding = re.search(r"`(ndarray:\w+)`", raised.value.remedy)
-    assert encoding is not None
-    shutil.rmtree(path)
-    assert learnt(mds({"input_ids": encoding[1]}, {"input_ids": IDS})) == ALL
 
 
 def shards(write: Callable[[Columns], str], of_each: list[Columns]) -> str:
@@ -406,19 +302,3 @@ def test_shards_of_which_some_have_labels_are_refused(
     assert learnt(sources.open(path, loss_mask=[])) == ALL
     files = sorted(map(str, Path(path).iterdir()))
     assert learnt(sources.Mixture(dict(zip("ab", files, strict=True)))) == ALL | EXPECTED
-
-
-@pytest.mark.parametrize("before", [1, 300])
-@pytest.mark.parametrize("name", ["labels", "completion_mask"])
-def test_a_mask_that_begins_later_is_refused(before: int, name: str) -> None:
-    items = [{"input_ids": [5, 6, 7]}] * before + [{"input_ids": IDS[1], name: [0, 1]}]
-    for data in (items, lambda: iter(items)):
-        with pytest.raises(ContentError, match=f'Item {before} .* has "{name}", and the first'):
-            learnt(data)
-        read = sources.open(data, loss_mask=[])
-        assert learnt(read) == {((5, 6, 7), (-100, 6, 7)), ((21, 22), (-100, 22))}
-
-
-def test_a_mask_that_is_none_is_no_mask() -> None:
-    items = [{"input_ids": IDS[0]}, {"input_ids": IDS[1], "labels": None}]
-    assert len(learnt(items)) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from streampack.metrics import LaneTimes
 from streampack.packing import Concat
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
-from streampack.sources import JSONL, Chat, Iterable, Mixture
+from streampack.sources import JSONL, Iterable, Mixture
 from streampack.sources.mixture.source import earlier_mixture
 from streampack.streams.base import Mark
 from streampack.streams.lane_stream import open_stream
@@ -115,12 +114,6 @@ def test_a_temperature_evens_out_the_sizes() -> None:
     assert shares(None) == shares(1) == pytest.approx([0.9, 0.1])
     assert shares(2) == pytest.approx([0.75, 0.25])
     assert shares(1e9) == pytest.approx([0.5, 0.5])
-
-
-def test_a_temperature_needs_every_size_and_names_the_one_that_is_unknown() -> None:
-    mixture = Mixture({"a": ids(1, 9), "stream": Iterable([[1, 2]])}, temperature=2)
-    with pytest.raises(ConfigError, match='"stream"'):
-        dataset(mixture, lanes=1)
 
 
 def test_a_schedule_goes_by_the_tokens_of_the_run() -> None:
@@ -214,17 +207,6 @@ def test_a_source_that_is_empty_in_every_lane_leaves_the_others_alone() -> None:
     nothing = Iterable(lambda lane, lanes: iter(()), tokens="ids")
     mixture = Mixture({"nothing": nothing, "b": ids(2, 40)}, weights={"nothing": 1, "b": 1})
     assert tokens_by_source(PackedLoader(dataset(mixture)), 2) == [0, 800]
-
-
-def test_an_endless_source_without_documents_is_named() -> None:
-    nothing = Iterable(lambda lane, lanes: iter(()), tokens="ids")
-    mixture = Mixture(
-        {"b": ids(2, 40), "nothing": nothing},
-        weights={"nothing": 1, "b": 1},
-        epochs={"nothing": None},
-    )
-    with pytest.raises(ConfigError, match='source "nothing" found no document'):
-        list(PackedLoader(dataset(mixture)))
 
 
 # ---------------------------------------------------------------------- identity
@@ -355,49 +337,6 @@ def test_what_was_skipped_stays_skipped_once_it_can_be_read(tmp_path: Path) -> N
 # ---------------------------------------------------------------------- settings and states
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: Mixture({}), "at least one"),
-        (lambda: Mixture([1]), "have a name"),  # type: ignore[arg-type]
-        (lambda: Mixture({"a": Mixture({"b": [[1]]})}), '"a" is a Mixture itself'),
-        (lambda: Mixture({"a": [[1]]}, weights={"b": 1}), "lack a"),
-        (lambda: Mixture({"a": [[1]]}, weights={"a": 1, "b": 1}), "name b"),
-        (lambda: Mixture({"a": [[1]]}, weights={"a": 0}), "cannot be shares"),
-        (lambda: Mixture({"a": [[1]]}, weights={"a": float("nan")}), "cannot be shares"),
-        (lambda: Mixture({"a": [[1]]}, weights=[(1, {"a": 1})]), "begin at 0"),
-        (lambda: Mixture({"a": [[1]]}, weights=5), "which share"),  # type: ignore[arg-type]
-        (lambda: Mixture({"a": [[1]]}, weights={"a": "1"}), "which share"),  # type: ignore[dict-item]
-        (lambda: Mixture({"a": [[1]]}, weights=[(0, 5)]), "which share"),  # type: ignore[list-item]
-        (lambda: Mixture({"a": [[1]]}, weights=[("0", {"a": 1})]), "which share"),  # type: ignore[list-item]
-        (lambda: Mixture({"a": [[1]]}, weights={"a": 1}, temperature=2), "Leave out the other"),
-        (lambda: Mixture({"a": [[1]]}, weights={"a": 1}, transition="jump"), "transition"),  # type: ignore[arg-type]
-        (lambda: Mixture({"a": [[1]]}, temperature=0), "positive number"),
-        (lambda: Mixture({"a": [[1]]}, epochs={"b": 1}), "no source"),
-        (lambda: Mixture({"a": [[1]]}, epochs={"a": 0}), "nothing to read"),
-        (lambda: Mixture({"a": [[1]]}, at_end="repeat"), "at_end"),  # type: ignore[arg-type]
-        (lambda: Mixture({"a": [[1]]}, quantum_documents=0), "quantum_documents"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        make()
-
-
-def test_lanes_that_a_source_cannot_give_are_refused_with_its_name() -> None:
-    mixture = Mixture({"a": ids(1, 40), "made": lambda: [[1, 2]]}, weights={"a": 1, "made": 1})
-    with pytest.raises(ConfigError, match='source "made"'):
-        dataset(mixture, lanes=2)
-
-
-def test_conversations_and_texts_need_a_rule_for_what_is_too_long(tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    path.write_text(json.dumps({"input_ids": [1, 2], "labels": [-100, 2]}) + "\n")
-    mixture = Mixture({"chat": Chat(str(path)), "a": ids(1, 9)}, weights={"chat": 1, "a": 1})
-    with pytest.raises(ConfigError, match="One rule holds for all"):
-        dataset(mixture)
-
-
 def test_a_state_of_another_mixture_is_refused_with_the_field() -> None:
     def make(weight: float) -> PackedLoader:
         mixture = Mixture({"a": ids(1, 40), "b": ids(2, 40)}, weights={"a": 1, "b": weight})
@@ -407,16 +346,6 @@ def test_a_state_of_another_mixture_is_refused_with_the_field() -> None:
     next(iter(loader))
     with pytest.raises(StateError, match=r"source\.shares"):
         make(2).load_state_dict(loader.state_dict())
-
-
-def test_ten_sources_fit_in_a_state_of_16_kib_per_lane() -> None:
-    members = {f"source-{i}": ids(i, 400, 11 + i) for i in range(10)}
-    mixture = Mixture(members, weights=dict.fromkeys(members, 1))
-    window = WindowConfig(rows=1562, documents=10_000)
-    loader = PackedLoader(dataset(mixture, lanes=2, window=window))
-    for _ in loader:
-        for lane in loader.state_dict()["lanes"].values():
-            assert len(json.dumps(lane)) < 16 * 1024
 
 
 @pytest.mark.parametrize("order_window", [5, 40])
@@ -481,15 +410,6 @@ def test_an_added_source_starts_at_its_beginning_and_catches_nothing_up(behind: 
     again = lane_stream(grown(2), mark=Mark(later.serial, json.loads(json.dumps(later.cursor))))
     read(again, 203 - later.serial)
     assert read(again, 400) == following
-
-
-def test_the_mixture_of_then_is_made_from_the_one_of_now() -> None:
-    before, now = first_two(), grown(1)
-    for mixture in (before, now):
-        mixture.prepare()
-    earlier = earlier_mixture(now, before.describe(), now.describe())
-    assert earlier.describe() == before.describe()
-    assert list(now.sources) == ["a", "b", "new"]
 
 
 def test_a_source_that_changed_or_went_is_no_added_source() -> None:
@@ -560,18 +480,3 @@ def test_what_cannot_join_a_run_is_refused() -> None:
         pass
     with pytest.raises(StateError, match="Lane 0 has ended"):
         PackedLoader(dataset(grown(1))).load_state_dict(ended.state_dict(), allow={"source"})
-
-
-def test_a_state_of_other_weights_is_refused_by_the_weights() -> None:
-    def loader(weights: dict[str, float]) -> PackedLoader:
-        mixture = Mixture({"a": [[1, 2]] * 9, "b": [[3, 4]] * 9}, weights=weights)
-        return PackedLoader(
-            PackedDataset(mixture, seq_len=8, batch_size=1, epochs=None, topology=Topology())
-        )
-
-    state = loader({"a": 0.7, "b": 0.3}).state_dict()
-    with pytest.raises(StateError) as caught:
-        loader({"a": 1, "b": 3}).load_state_dict(state)
-    assert "was 0.7, 0.3 when" in str(caught.value)
-    assert "is 0.25, 0.75 now" in str(caught.value)
-    assert 'allow={"source"}' in str(caught.value)

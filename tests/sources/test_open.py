@@ -122,18 +122,6 @@ def test_a_wrong_column_is_told_the_right_ones(tmp_path: Path, what: str) -> Non
     assert what.endswith("MDS") or "body" in str(raised.value)
 
 
-@pytest.mark.parametrize("library", ["datasets", "pandas", "polars"])
-def test_a_wrong_column_of_a_dataset_or_frame_is_told_the_right_ones(library: str) -> None:
-    found: Any = pytest.importorskip(library)
-    columns = {"body": TEXTS, "ids": [list(ids) for ids in IDS]}
-    made = [found.Dataset.from_dict(columns)] if library == "datasets" else []
-    made += [one.to_iterable_dataset() for one in made] or [found.DataFrame(columns)]
-    for data in made:
-        with pytest.raises(ConfigError, match=r"body.*ids"):
-            sources.open(data, text="text")
-        assert read_all(sources.open(data, tokens="ids")) == IDS
-
-
 def test_files_of_tokens_are_asked_for_what_they_do_not_say(tmp_path: Path) -> None:
     write_megatron(tmp_path / "m", [[ids] for ids in ARRAYS], "uint16")
     datatrove = write_datatrove(tmp_path / "a.ds", ARRAYS)
@@ -152,16 +140,6 @@ def test_files_of_tokens_are_asked_for_what_they_do_not_say(tmp_path: Path) -> N
     assert read_all(sources.open(tmp_path / "a.npy", eos_id=0)) == ended
 
 
-def test_a_saved_dataset_is_a_folder(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    one = datasets.Dataset.from_dict({"input_ids": [list(ids) for ids in IDS]})
-    one.save_to_disk(str(tmp_path / "one"))
-    assert read_all(sources.open(tmp_path / "one")) == IDS
-    datasets.DatasetDict({"train": one}).save_to_disk(str(tmp_path / "several"))
-    with pytest.raises(ConfigError, match="several/train"):
-        sources.open(tmp_path / "several")
-
-
 def test_an_argument_of_another_format_is_refused_with_those_it_takes(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", {"text": TEXTS})
     with pytest.raises(ConfigError, match=r"eos_id=3 .*Parquet.*takes text, tokens.*--eos-id"):
@@ -170,17 +148,3 @@ def test_an_argument_of_another_format_is_refused_with_those_it_takes(tmp_path: 
         sources.open(sources.open(path), tokens="npy")
     with pytest.raises(ConfigError, match="Leave eos_id out"):
         sources.open(TEXTS, eos_id=3)
-
-
-def test_a_source_that_is_opened_still_says_which_fields_it_lacks(tmp_path: Path) -> None:
-    path = write_parquet(tmp_path / "a.parquet", {"input_ids": IDS, "score": [1.0, 2.0, 3.0]})
-    with pytest.raises(ConfigError, match=r'no column "rank".*"score"'):
-        PackedDataset(sources.open(path), seq_len=8, document_fields={"rank": "float32"})
-
-
-def test_chunks_of_litdata_are_refused_with_what_reads_them(tmp_path: Path) -> None:
-    index = {"chunks": [{"filename": "chunk-0-0.bin"}], "config": {"data_format": ["str"]}}
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    (tmp_path / "chunk-0-0.bin").write_bytes(bytes(20))
-    with pytest.raises(ConfigError, match=r"index of litdata.*range\(len\(dataset\)\)"):
-        sources.open(tmp_path)

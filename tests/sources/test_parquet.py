@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
-from streampack.errors import ConfigError, ContentError, StateError
+from streampack.errors import ContentError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.parquet import source as parquet
@@ -54,13 +54,6 @@ def ids_of(rng: np.random.Generator, n: int, high: int, width: int | None) -> li
     return [rng.integers(0, high, size).tolist() for size in sizes]
 
 
-def test_every_text_comes_once_and_restarts_are_exact(tmp_path: Path) -> None:
-    expected = text_corpus(tmp_path)
-    check_source_contract(
-        Parquet(tmp_path, reading=Reading(block_documents=16, block_bytes=1000)), expected
-    )
-
-
 @pytest.mark.parametrize("rows_per_group", [50, 7])
 def test_files_too_many_for_their_footers_weigh_what_is_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_group: int
@@ -81,23 +74,6 @@ def test_files_too_many_for_their_footers_weigh_what_is_stored(
     assert source.manifest.details["documents"] is None
 
 
-def test_a_first_row_group_that_weighs_nothing_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a file that weighs its stored bytes, one row is less than one of them."""
-    monkeypatch.setattr(parquet, "MOST_FOOTERS", 1)
-    rows = [[7], [7] * 200_000]
-    for name in "ab":
-        columns = {"ids": pa.array(rows, pa.list_(pa.int64()))}
-        write(tmp_path / f"{name}.parquet", columns, 1, use_dictionary=False, compression="zstd")
-    source = Parquet(tmp_path, tokens="ids")
-    groups = pq.read_metadata(tmp_path / "a.parquet")
-    sizes = [groups.row_group(i).total_byte_size for i in range(2)]
-    if sizes[0] * int(source.manifest.weights[0]) >= sum(sizes):
-        pytest.skip("this pyarrow stores both row groups in nearly as many bytes")
-    check_source_contract(source, rows * 2, lane_counts=(1, 2, 3))
-
-
 def test_a_file_without_row_groups_is_read_as_the_empty_one_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,21 +86,6 @@ def test_a_file_without_row_groups_is_read_as_the_empty_one_it_is(
         write(tmp_path / f"{name}.parquet", {"ids": pa.array([[1], [2]], schema.field(0).type)})
     source = Parquet(tmp_path, tokens="ids")
     check_source_contract(source, [[1], [2]] * 2, lane_counts=(1, 2, 40))
-
-
-def test_a_file_of_more_rows_than_bytes_is_cut_among_lanes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parquet, "MOST_FOOTERS", 1)
-    rows = [[i] if i % 100 == 0 else [] for i in range(10_000)]
-    for name in "ab":
-        columns = {"ids": pa.array(rows, pa.list_(pa.uint16()))}
-        write(tmp_path / f"{name}.parquet", columns, 10_000)
-    source = Parquet(tmp_path, tokens="ids")
-    assert source.weight < 10_000
-    check_source_contract(source, rows * 2, lane_counts=(1, 5), restarts=2)
-    for lane in source.lanes(4, seed=0, epoch=0, shuffle=False):
-        assert sum(len(block) for block, _ in lane.read(None, Skips())) in range(4500, 5500)
 
 
 def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
@@ -292,23 +253,6 @@ def test_masks_stay_with_their_tokens(tmp_path: Path, kind: pa.DataType) -> None
     assert [record[1] for record in skips.records] == [1, 2, 5, 6]
 
 
-def test_masks_come_as_views_when_everything_fits(tmp_path: Path) -> None:
-    rng = np.random.default_rng(5)
-    ids = ids_of(rng, 200, 60_000, None)
-    masks = [[token % 3 == 0 for token in row] for row in ids]
-    write(tmp_path / "x.parquet", {"ids": pa.array(ids, pa.list_(pa.uint16())), "m": masks})
-    source = Parquet(tmp_path, tokens="ids", loss_mask="m", reading=Reading(block_documents=16))
-    source.prepare()
-    weight, read = source.weight, 0
-    for block, _, _ in source.read_shard(0, weight // 6, weight - weight // 9, None, Skips()):
-        read += len(block)
-        assert isinstance(block, Documents)
-        assert block.loss_mask is not None
-        inside = slice(int(block.offsets[0]), int(block.offsets[-1]))
-        assert (block.loss_mask[inside] == (block.tokens[inside] % 3 == 0)).all()
-    assert 100 < read < 180
-
-
 def test_texts_of_every_string_type_are_read(tmp_path: Path) -> None:
     texts = ["a", "ä", "", "a", "😀"]
     for i, kind in enumerate(
@@ -325,52 +269,6 @@ def test_text_that_is_not_utf8_breaks_its_document(tmp_path: Path) -> None:
     skips = Skips("skip")
     assert read_all(Parquet(path), skips) == ["good", "ä"]
     assert [record[1] for record in skips.records] == [1]
-
-
-@pytest.mark.parametrize("keep", [0, 3, 11, 100, -1, -9, -200])
-def test_a_truncated_parquet_file_is_named_and_skipped(tmp_path: Path, keep: int) -> None:
-    expected = text_corpus(tmp_path, shards=3, n=20)
-    broken = tmp_path / "01.parquet"
-    broken.write_bytes(broken.read_bytes()[:keep])
-    source = Parquet(tmp_path)
-    with pytest.raises(ContentError, match=r"01\.parquet") as caught:
-        read_all(source)
-    assert caught.value.rest_of_shard
-    skips = Skips("skip")
-    assert read_all(source, skips) == expected[:20] + expected[41:]
-    assert [record[:3] for record in skips.records] == [[1, 0, True]]
-
-
-@pytest.mark.parametrize("footers", [1, 8192], ids=["footer-unseen", "footer-listed"])
-def test_a_file_whose_column_names_are_no_utf8_is_named_and_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, footers: int
-) -> None:
-    monkeypatch.setattr(parquet, "MOST_FOOTERS", footers)
-    for name in "ab":
-        values = pa.array([[1, 2], [3]], pa.list_(pa.int64()))
-        pq.write_table(pa.table({"ids": values}), tmp_path / f"{name}.parquet", store_schema=False)
-    broken = tmp_path / "b.parquet"
-    data = broken.read_bytes()
-    at = data.index(b"ids")  # in the schema; the names in chunks are not looked at
-    broken.write_bytes(data[:at] + b"i\xe4s" + data[at + 3 :])
-    with pytest.raises(ContentError, match=r"b\.parquet"):
-        read_all(Parquet(tmp_path, tokens="ids"))
-    assert read_all(Parquet(tmp_path, tokens="ids"), Skips("skip")) == [(1, 2), (3,)]
-
-
-def test_damage_inside_a_file_loses_what_lies_behind_it_only(tmp_path: Path) -> None:
-    texts = [f"{i} " + "word " * (i % 50) for i in range(400)]
-    path = write(tmp_path / "x.parquet", {"text": texts}, 100, compression="zstd")
-    metadata = pq.read_metadata(path)
-    chunk = metadata.row_group(2).column(0)
-    start = chunk.dictionary_page_offset or chunk.data_page_offset
-    data = bytearray(path.read_bytes())
-    data[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
-    path.write_bytes(bytes(data))
-    source = Parquet(path)
-    skips = Skips("skip")
-    assert read_all(source, skips) == texts[:200]
-    assert [record[:3] for record in skips.records] == [[0, 200, True]]
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 7, 20])
@@ -399,17 +297,6 @@ def test_damage_inside_a_file_that_is_cut_loses_nothing_before_it(
     assert {index for _, index, *_ in reports} <= set(range(200, 301))
 
 
-def test_a_column_that_is_absent_is_refused_with_those_that_exist(tmp_path: Path) -> None:
-    write(tmp_path / "x.parquet", {"content": ["a"], "n": [1]})
-    for arguments in ({}, {"text": "body"}, {"tokens": "ids"}):
-        with pytest.raises(ConfigError, match=r'"content".*"n"'):
-            Parquet(tmp_path, **arguments).prepare()
-    with pytest.raises(ConfigError, match="should hold lists of integers"):
-        Parquet(tmp_path, tokens="content").prepare()
-    with pytest.raises(ConfigError, match="should hold strings"):
-        Parquet(tmp_path, text="n").prepare()
-
-
 def test_files_with_and_without_wide_ids_come_in_one_dtype(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"ids": pa.array([[1]], pa.list_(pa.uint16()))})
     write(tmp_path / "b.parquet", {"ids": pa.array([[70_000]], pa.list_(pa.int64()))})
@@ -420,29 +307,6 @@ def test_files_with_and_without_wide_ids_come_in_one_dtype(tmp_path: Path) -> No
         assert isinstance(block, Documents)
         assert block.tokens.dtype == np.uint32
     assert read_all(source) == [(1,), (70_000,)]
-
-
-def test_nothing_but_broken_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.parquet").write_bytes(b"not parquet at all")
-    with pytest.raises(ConfigError, match="not a Parquet file"):
-        Parquet(tmp_path).prepare()
-
-
-def test_a_footer_that_claims_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.parquet", {"text": ["a"]})
-    data = path.read_bytes()
-    path.write_bytes(data[:-8] + (2**31 - 1).to_bytes(4, "little") + b"PAR1")
-    with pytest.raises(ConfigError, match="its footer would have 2147483647"):
-        Parquet(path).prepare()
-
-
-def test_a_file_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.parquet", {"text": ["a"]})
-    source = Parquet(path)
-    source.prepare()
-    write(path, {"text": ["a", "b"] * 100})
-    with pytest.raises(StateError, match="when it was listed"):
-        read_all(source)
 
 
 def test_listing_an_object_store_reads_footers_only(
@@ -475,15 +339,3 @@ def test_listing_works_with_and_without_range_requests(
     cached = list((storage.cache_dir or Path()).glob("*"))
     assert bool(cached) != ranges
     assert read_all(source) == texts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"text": "a", "tokens": "b"}, "Both"),
-        ({"text": "a", "loss_mask": "m"}, "without tokens"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Parquet("x.parquet", **arguments)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,40 +83,3 @@ def test_any_parts_of_a_file_hold_what_was_written(
             assert _read(source, low, high, row)[0] == rows[row : len(found) + len(documents)]
         found += documents
     assert found == rows
-
-
-@pytest.mark.parametrize("encoding", ["DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"])
-def test_rarer_encodings_are_read(tmp_path: Path, encoding: str) -> None:
-    path, rows = tmp_path / "a.parquet", [[5, 6, 7], [], [8] * 100]
-    column = {"ids.list.element": encoding}
-    _write(path, rows, use_dictionary=False, column_encoding=column)
-    assert _read(Parquet(path, tokens="ids"))[0] == rows
-
-
-def test_many_pages_and_dictionaries_of_every_width(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for entries in (1, 2, 9, 300, 5000, 70_000, 300_000):
-        ids = rng.integers(0, entries, 400_000)
-        cuts = np.sort(rng.choice(400_000, 700, replace=False))
-        rows = [part.tolist() for part in np.split(ids, cuts)]
-        _write(tmp_path / "a.parquet", rows, dictionary_pagesize_limit=4 << 20)
-        reading = Reading(block_documents=100)
-        source = Parquet(tmp_path / "a.parquet", tokens="ids", reading=reading)
-        assert _read(source, row=17)[0] == rows[17:]
-        third = source.weight // 3
-        parts = [_read(source, n * third, (n + 1) * third)[0] for n in range(2)]
-        assert 0.3 < len(parts[0]) / len(rows) < 0.37
-        assert [*parts[0], *parts[1]] == rows[: len(parts[0]) + len(parts[1])]
-
-
-def test_blocks_are_the_same_from_wherever_a_lane_begins(tmp_path: Path) -> None:
-    path, rng = tmp_path / "a.parquet", np.random.default_rng(0)
-    rows = [rng.integers(0, 900, n).tolist() for n in rng.integers(0, 900, 3000)]
-    _write(path, rows, row_group_size=1700, data_page_size=4000)
-    reading = Reading(block_documents=30, block_bytes=20_000)
-    source = Parquet(path, tokens="ids", reading=reading)
-    documents, ends = _read(source)
-    assert documents == rows
-    for k in range(0, len(ends), 40):
-        start = ends[k - 1] if k else 0
-        assert _read(source, row=start) == (rows[start:], ends[k:])

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ContentError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import Items, Table
@@ -78,8 +78,3 @@ def test_loss_masks_are_read_and_wrong_rows_break_alone() -> None:
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
     (block,) = [block for block, _ in lane.read(None, Skips("skip"))]
     assert block.loss_mask.tolist() == [True, False, True]  # type: ignore[union-attr]
-
-
-def test_a_wrong_column_is_told_the_right_ones() -> None:
-    with pytest.raises(ConfigError, match=r'"n".*"text"'):
-        Table(pa.table({"n": [1], "text": ["a"]}), text="body").prepare()

@@ -110,24 +110,6 @@ def test_padding_beside_ids_is_left_out() -> None:
     assert learnt(path) == EXPECTED
 
 
-def test_a_label_that_is_not_the_id_is_named() -> None:
-    path = write(columns(npy=IDS, labels=[[*row[1:], -100] for row in LABELS]))
-    with pytest.raises(ContentError, match=r"Document 0 of .*a\.tar has the label 13 at token 1"):
-        learnt(path)
-
-
-def test_masks_are_no_documents() -> None:
-    for name in ("labels.npy", "attention_mask.npy"):
-        assert not sources.open(write([{name: [1], "txt": b"a text"}])).tokenized
-
-
-def test_masks_in_other_files_than_the_ids_are_not_passed_over() -> None:
-    path = write([{"json": {"input_ids": i}, "labels.npy": i} for i in IDS])
-    with pytest.raises(ContentError, match='no field "labels"'):
-        learnt(path)
-    assert learnt(sources.open(path, loss_mask=[])) == ALL
-
-
 def test_of_several_files_of_a_sample_the_documents_are_asked_for() -> None:
     path = write(columns(chosen=IDS, rejected=MASKS))
     with pytest.raises(ConfigError, match=r'"chosen\.npy", "rejected\.npy"'):
@@ -136,20 +118,6 @@ def test_of_several_files_of_a_sample_the_documents_are_asked_for() -> None:
     for several in (columns(input_ids=IDS, tokens=IDS), [{"npy": [1], "txt": b"a text"}]):
         with pytest.raises(ConfigError, match="may be the documents"):
             sources.open(write(several))
-
-
-def test_records_in_json_are_what_they_are() -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    with pytest.raises(ConfigError, match="None of them"):
-        sources.open(write([{"json": {"messages": messages}}]))
-    with pytest.raises(ConfigError, match=r'the fields "json:a", "json:b".*None of them is known'):
-        sources.open(write([{"json": {"a": "x", "b": "y"}}]))
-    assert not sources.open("a.tar", text="json:a").tokenized
-    path = write([{"json": {"text": "x", "input_ids": ids}} for ids in IDS])
-    with pytest.raises(ConfigError, match="may be the documents"):
-        sources.open(path)
-    assert learnt(sources.open(path, tokens="json:input_ids")) == ALL
-    assert learnt(write([{"json": {"url": "x", "input_ids": ids}} for ids in IDS])) == ALL
 
 
 def short_samples(count: int) -> list[dict[str, Any]]:
@@ -183,19 +151,3 @@ def test_tokens_are_estimated_whatever_holds_them(column: str) -> None:
     estimate = sources.WebDataset(path, **named).estimate_tokens()
     assert estimate is not None
     assert abs(estimate - 50 * 300) < 500
-
-
-def test_what_is_broken_is_said_once_and_by_who_reads_it(caplog: pytest.LogCaptureFixture) -> None:
-    samples = [{"npy": [1.5]}] + [{"npy": list(range(50))}] * 2000 + [{"npy": [1.5]}] * 1500
-    source = sources.open(write(samples), tokens="npy")
-    estimate = source.estimate_tokens()
-    assert estimate is not None
-    assert abs(estimate - 100_000) < 20_000
-    assert not caplog.records
-
-
-def test_a_sample_longer_than_what_is_looked_at_is_estimated_too() -> None:
-    path = write([{"npy": np.arange(3 << 20, dtype=np.uint16)}])
-    estimate = sources.WebDataset(path, tokens="npy").estimate_tokens()
-    assert estimate is not None
-    assert 1 << 20 < estimate < 9 << 20

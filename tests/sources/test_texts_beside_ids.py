@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ConfigError
 from tests.support.corpora import byte_tokenizer
 
 datasets = pytest.importorskip("datasets")
@@ -105,75 +104,3 @@ def read_all_of(source: Any) -> list[Any]:
 def test_what_is_named_like_ids_and_holds_none_leaves_the_texts(kind: str, tokens: Any) -> None:
     data = KINDS[kind]({"tokens": tokens, "text": TEXTS})
     assert len(documents(packed(data, tokenizer=byte_tokenizer()))) == 2
-
-
-@pytest.mark.parametrize("kind", ["Dataset", "a frame", "records", "a table", "streaming"])
-def test_the_advice_for_unknown_fields_works(kind: str) -> None:
-    data = KINDS[kind]({"body": TEXTS, "url": TEXTS})
-    with pytest.raises(ConfigError) as raised:
-        packed(data, tokenizer=byte_tokenizer())
-    advised = re.search(r"sources\.open\(.*?\)", raised.value.remedy)
-    assert advised is not None
-    named = eval(advised[0], {"sources": sources, "data": data})
-    assert len(documents(packed(named, tokenizer=byte_tokenizer()))) == 2
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"__key__": "000", "__url__": "a.tar", "txt": "hello"},
-        {"__key__": "000", "txt": "hello", "json": {"lang": "en"}},
-        {"__key__": "000", "text": "hello", "url": "x"},
-    ],
-)
-def test_records_of_webdataset_are_read_by_their_text(record: dict[str, Any]) -> None:
-    assert read_all_of(sources.Iterable([record])) == ["hello"]
-
-
-def test_names_of_a_pipeline_are_never_advised() -> None:
-    data = [{"__key__": "000", "caption": "hello", "title": "a"}]
-    with pytest.raises(ConfigError) as raised:
-        sources.Iterable(data)
-    assert "__key__" not in str(raised.value)
-    advised = re.search(r"sources\.open\(.*?\)", raised.value.remedy)
-    assert advised is not None
-    assert read_all_of(eval(advised[0], {"sources": sources, "data": data})) == ["hello"]
-
-
-@pytest.mark.parametrize("text", ["hello</s>", "<p>one</p>", 'say/"it"', "a|b/c"])
-def test_a_text_with_a_slash_among_marks_is_no_path(text: str) -> None:
-    assert read_all_of(sources.open([text])) == [text]
-
-
-@pytest.mark.parametrize("path", ["data/train", "a.jsonl", "/data/corpus", "x.bin"])
-def test_a_list_of_paths_that_do_not_exist_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match="No file"):
-        sources.open([path])
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [([1.0, 2.0], "wrong id"), ([True, False], "true or false"), (["a", "b"], "wrong id")],
-)
-def test_tokens_that_are_no_ids_are_called_so(values: list[Any], words: str) -> None:
-    with pytest.raises(ContentError, match=f'{words} in "tokens"'):
-        documents(packed(lines({"tokens": [values]})))
-
-
-def test_answers_as_texts_are_not_called_conversations() -> None:
-    data = [{"prompt": "1 + 1 = ", "completion": "2"}]
-    with pytest.raises(ConfigError, match=r'With "completion" they are what sources\.Chat reads'):
-        packed(data, tokenizer=byte_tokenizer())
-    assert len(documents(packed(sources.Chat(data), tokenizer=byte_tokenizer()))) == 1
-
-
-def test_messages_as_json_are_refused_and_following_the_advice_works() -> None:
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    data = [{"messages": json.dumps(talk)}]
-    with pytest.raises(ContentError, match=r"json\.loads"):
-        documents(packed(sources.Chat(data, template=template), tokenizer=byte_tokenizer()))
-    loaded = [{"messages": json.loads(record["messages"])} for record in data]
-    assert len(
-        documents(packed(sources.Chat(loaded, template=template), tokenizer=byte_tokenizer()))
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streampack import PackedDataset, PackedLoader, Topology
-from streampack.errors import ConfigError, ContentError, StateError, StreampackError
+from streampack.errors import ContentError
 from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
-from streampack.sources import Storage, Tokens
+from streampack.sources import Tokens
 from tests.support.flat_files import write_datatrove
-from tests.support.servers import s3_server
 from tests.support.source_contract import check_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=3, block_bytes=200)
@@ -33,10 +29,6 @@ def ended(seed: int = 0, count: int = 30) -> list[list[int]]:
 
 def flat(documents: list[list[int]], dtype: str) -> np.ndarray:
     return np.array([token for document in documents for token in document], dtype=dtype)
-
-
-def tuples(documents: list[list[int]]) -> list[Any]:
-    return [tuple(document) for document in documents]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -126,47 +118,6 @@ def test_files_of_datatrove_are_read_by_their_index(dtype: str, tmp_path: Path) 
         check_source_contract(source, documents, restarts=2)
 
 
-def test_buckets_are_read_through_the_cache(tmp_path: Path) -> None:
-    documents = ended()
-    write_datatrove(tmp_path / "a.ds", [np.array(d, dtype=np.uint16) for d in documents])
-    np.save(tmp_path / "a.npy", flat(documents, "uint16"))
-    storage = Storage(cache_dir=tmp_path / "cache")
-    with s3_server() as server:
-        for name in ("a.ds", "a.ds.index", "a.npy"):
-            server.put(f"flat/{name}", (tmp_path / name).read_bytes())
-        for path, eos in (("a.ds", None), ("*.ds", None), ("a.npy", EOS)):
-            source = Tokens(f"s3://{server.bucket}/flat/{path}", eos_id=eos, storage=storage)
-            assert read_all(source) == tuples(documents)
-
-
-def test_a_missing_argument_is_asked_for_by_its_name(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", flat(ended(), "uint16"))
-    flat(ended(), "uint16").tofile(tmp_path / "a.bin")
-    for name, options, match in (
-        ("a.npy", {}, "eos_id is not given"),
-        ("a.bin", {"dtype": "uint16"}, "eos_id is not given"),
-        ("a.bin", {"eos_id": EOS}, "dtype is not given"),
-        ("a.bin", {"dtype": "float32", "eos_id": EOS}, "dtype is 'float32'"),
-        ("a.npy", {"eos_id": -1}, "eos_id"),
-        ("a.npy", {"eos_id": "x"}, "eos_id"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            Tokens(tmp_path / name, **options).prepare()  # type: ignore[arg-type]
-    write_datatrove(tmp_path / "a.ds", [np.arange(3, dtype=np.uint16)])
-    with pytest.raises(ConfigError, match="Leave eos_id out"):
-        Tokens(tmp_path / "a.ds", eos_id=EOS).prepare()
-    with pytest.raises(ConfigError, match="two kinds"):
-        Tokens(tmp_path, eos_id=EOS).prepare()
-
-
-def test_an_end_token_that_does_not_occur_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    np.save(tmp_path / "a.npy", flat(ended(), "uint16"))
-    Tokens(tmp_path / "a.npy", eos_id=70_000).prepare()
-    assert "eos_id=70000" in caplog.text
-
-
 BROKEN: dict[str, Any] = {
     "odd bytes": ("b.bin", b"\1\2\3", "no whole number of uint16"),
     "header cut short": ("b.npy", b"\x93NUMPY\1\0\x76\0{'descr'", "not a .npy file"),
@@ -175,91 +126,3 @@ BROKEN: dict[str, Any] = {
     "big-endian": ("b.npy", np.arange(3, dtype=">u2"), "little-endian"),
     "two dimensions": ("b.npy", np.zeros((2, 3), dtype="<u2"), "one dimension"),
 }
-
-
-@pytest.mark.parametrize("name", BROKEN)
-@pytest.mark.parametrize("first", ["a", "c"])
-def test_a_broken_file_is_an_error_that_names_it_and_the_others_are_read(
-    first: str, name: str, tmp_path: Path
-) -> None:
-    path, content, match = BROKEN[name]
-    np.save(tmp_path / f"{first}.npy", np.array([1, EOS], dtype=np.uint16))
-    if isinstance(content, bytes):
-        (tmp_path / path).write_bytes(content)
-    else:
-        np.save(tmp_path / path, content)
-    source = Tokens(tmp_path, dtype="uint16", eos_id=EOS)
-    with pytest.raises(ContentError, match=rf"{path} is broken.*{match}"):
-        read_all(source)
-    skips = Skips("skip")
-    assert read_all(source, skips) == [(1, EOS)]
-    assert skips.count == 1
-
-
-def test_a_header_that_promises_more_than_there_is_is_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", flat(ended(), "uint16"))
-    whole = (tmp_path / "a.npy").read_bytes()
-    for size in (len(whole) - 2, len(whole) - 1, 200, 130):
-        (tmp_path / "a.npy").write_bytes(whole[:size])
-        with pytest.raises(ContentError, match="bytes follow its header"):
-            read_all(Tokens(tmp_path / "a.npy", eos_id=EOS))
-
-
-def test_every_wrong_number_of_an_index_is_noticed(tmp_path: Path) -> None:
-    documents = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10], [11]]
-    path = write_datatrove(tmp_path / "a.ds", [np.array(d, dtype=np.uint16) for d in documents])
-    index = Path(f"{path}.index")
-    whole = struct.unpack("<5Q", index.read_bytes())
-    for number in range(5):
-        for wrong in (0, 1, 5, 12, 1 << 40, 1 << 63, (1 << 64) - 1):
-            changed = list(whole)
-            changed[number] = wrong
-            index.write_bytes(struct.pack("<5Q", *changed))
-            try:
-                found = read_all(Tokens(path, reading=Reading(block_documents=2)))
-            except ContentError as error:
-                assert "a.ds" in str(error)  # noqa: PT017
-            else:  # documents may be divided otherwise: all tokens are still there, in order
-                assert [token for d in found for token in d] == list(range(1, 12))
-    for size in (0, 7, 39):
-        index.write_bytes(struct.pack("<5Q", *whole)[:size])
-        with pytest.raises(ContentError, match="index"):
-            read_all(Tokens(path))
-    index.unlink()
-    with pytest.raises(ConfigError, match=r"a\.ds\.index"):
-        Tokens(path).prepare()
-
-
-def test_files_that_change_during_a_run_are_noticed(tmp_path: Path) -> None:
-    path = write_datatrove(tmp_path / "a.ds", [np.arange(9, dtype=np.uint16)])
-    source = Tokens(path)
-    source.prepare()
-    with open(f"{path}.index", "ab") as file:
-        file.write(bytes(8))
-    with pytest.raises(StateError, match="when it was listed"):
-        read_all(source)
-
-
-def test_a_document_that_is_too_long_breaks_alone(tmp_path: Path) -> None:
-    flat([[1, EOS], [2] * 100 + [EOS], [3, EOS]], "uint16").tofile(tmp_path / "a.bin")
-    reading = Reading(max_document_bytes=100)
-    source = Tokens(tmp_path / "a.bin", dtype="uint16", eos_id=EOS, reading=reading)
-    with pytest.raises(ContentError, match=r"The document at token 2 of .* longer than"):
-        read_all(source)
-    assert read_all(source, Skips("skip")) == [(1, EOS), (3, EOS)]
-
-
-def test_a_file_gives_batches_with_all_of_its_tokens(tmp_path: Path) -> None:
-    documents = ended()
-    np.save(tmp_path / "a.npy", flat(documents, "uint16"))
-    source = Tokens(tmp_path / "a.npy", eos_id=EOS)
-    loader = PackedLoader(PackedDataset(source, seq_len=64, topology=Topology()))
-    assert sum(int(batch.num_tokens) for batch in loader) == sum(map(len, documents))
-
-
-@pytest.mark.parametrize("num_bytes", [4, 11, 12, 1023])
-def test_a_file_shorter_than_its_header_is_named(num_bytes: int, tmp_path: Path) -> None:
-    head = np.array([20240520, 1, 0, *[0] * 253], dtype="<i4").tobytes()
-    (tmp_path / "a.bin").write_bytes(head[:num_bytes])
-    with pytest.raises(StreampackError, match=r"a\.bin.*its header"):
-        read_all(Tokens(tmp_path / "a.bin", dtype="uint16", eos_id=0))

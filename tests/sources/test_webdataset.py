@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
 import json
 import pickle
-import random
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
-from streampack.errors import ConfigError, ContentError, StateError, StorageError
+from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.tar.headers import scan_tar
 from streampack.sources.tar.seek import Seeker
 from streampack.sources.tar.source import WebDataset
-from streampack.storage.storage import Storage
-from tests.support.servers import HTTPServer, S3Server
 from tests.support.source_contract import check_source_contract, read_all
 
 wds = pytest.importorskip("webdataset")
@@ -184,17 +178,6 @@ def test_names_and_sizes_of_every_kind_are_understood(
     ]
 
 
-def test_very_long_names_are_told_apart(tmp_path: Path) -> None:
-    made = documents(6)
-    members = [("n" * 1000 + f"{i}.npy", npy(d)) for i, d in enumerate(made)]
-    for format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        source = one(tmp_path, archive(members, format))
-        check_source_contract(source, [d.tolist() for d in made])
-    source = one(tmp_path, archive([("n" * 5000 + ".npy", npy(made[0]))], tarfile.PAX_FORMAT))
-    with pytest.raises(ContentError, match="4096"):
-        read_all(source)
-
-
 def test_sizes_in_pax_and_binary_form_count(tmp_path: Path) -> None:
     content = npy(np.arange(5, dtype=np.uint16))
     plain = archive([("0.npy", content), ("1.npy", content)])
@@ -246,45 +229,6 @@ def test_archives_laid_end_to_end_are_all_read(tmp_path: Path) -> None:
     made = documents(9)
     parts = [archive([(f"{i}.npy", npy(d))]) for i, d in enumerate(made)]
     check_source_contract(one(tmp_path, b"".join(parts)), [d.tolist() for d in made])
-
-
-@pytest.mark.parametrize("suffix", ["tar.gz", "tgz", "tar.bz2", "tar.zst"])
-def test_compressed_archives_are_read_like_plain_ones(tmp_path: Path, suffix: str) -> None:
-    import pyarrow
-
-    expected = shards(tmp_path / "plain", 80, 20)
-    (tmp_path / "packed").mkdir()
-    for path in (tmp_path / "plain").iterdir():
-        data = path.read_bytes()
-        packed = (
-            gzip.compress(data[:3000]) + gzip.compress(data[3000:])
-            if "g" in suffix
-            else bz2.compress(data)
-            if suffix.endswith("bz2")
-            else pyarrow.compress(data, "zstd", asbytes=True)
-        )
-        (tmp_path / "packed" / f"{path.stem}.{suffix}").write_bytes(packed)
-    source = WebDataset(tmp_path / "packed", tokens="npy", reading=Reading(block_documents=6))
-    check_source_contract(source, expected, lane_counts=(1, 3, 9), restarts=3)
-
-
-def test_an_object_store_gives_the_same_documents(
-    tmp_path: Path, s3: S3Server, storage: Storage
-) -> None:
-    expected = shards(tmp_path / "c", 80)
-    url = s3.put_folder(tmp_path / "c", "corpus")
-    for urls in (url, url + "/*.tar", url + "/shard-{000..001}.tar"):
-        source = WebDataset(urls, tokens="npy", storage=storage)
-        check_source_contract(source, expected, lane_counts=(1, 2), restarts=2)
-
-
-def test_http_gives_the_same_documents_although_connections_break(
-    http: HTTPServer, storage: Storage
-) -> None:
-    expected = shards(http.folder, 80)
-    http.cut_next = 1
-    source = WebDataset(f"{http.url}/shard-{{000..001}}.tar", tokens="npy", storage=storage)
-    check_source_contract(source, expected, lane_counts=(1, 2), restarts=2)
 
 
 def test_text_is_decoded_as_utf8_and_json_by_field(tmp_path: Path) -> None:
@@ -339,22 +283,6 @@ def test_what_is_no_array_of_ids_is_a_broken_document(
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
 
 
-def test_the_same_damage_is_told_in_the_same_words(tmp_path: Path) -> None:
-    damaged = GOOD.replace(b"e, 'shape':", b"06326530527")  # which Python reads as a call
-    source = one(tmp_path, archive([("0.npy", GOOD), ("1.npy", damaged)]))
-    told = [Skips("skip"), Skips("skip")]
-    for skips in told:
-        read_all(source, skips)
-    assert told[0].records == told[1].records != []
-    assert "0x" not in told[0].records[0][3]
-
-
-def test_an_unusual_but_valid_header_is_read(tmp_path: Path) -> None:
-    spaced = GOOD.replace(b"{'descr': '<u2', ", b'{"descr":   "<u2",').replace(b"  \n", b" \n")
-    spaced = spaced[: len(GOOD)]
-    assert read_all(one(tmp_path, archive([("0.npy", spaced)]))) == [(0, 1, 2)]
-
-
 def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Path) -> None:
     content = archive(
         [("0.npy", GOOD), ("1.txt", b""), ("2.npy", GOOD), ("2.NPY", GOOD), ("3.npy", GOOD)]
@@ -365,20 +293,6 @@ def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Pat
     assert [record[:3] for record in skips.records] == [[0, 1, False], [0, 2, False]]
     with pytest.raises(ContentError, match=r"Document 1 .*no file \.npy"):
         read_all(source)
-
-
-@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
-def test_a_wrong_key_is_told_with_the_endings_that_there_are(tmp_path: Path, name: str) -> None:
-    members = [(f"{i}.{ending}", GOOD) for i in range(3) for ending in ("ids.npy", "TXT")]
-    content = archive(members, mode="w:gz" if name.endswith("gz") else "w")
-    expected = r"no file \.tokens\.npy \(the first files of its shard end in \.ids\.npy, \.txt\)"
-    with pytest.raises(ContentError, match=expected):
-        read_all(one(tmp_path, content, name, tokens="tokens.npy"))
-
-
-def test_the_endings_are_not_told_where_other_samples_have_the_key(tmp_path: Path) -> None:
-    with pytest.raises(ContentError, match=r"no file \.npy\.?(?! \()"):
-        read_all(one(tmp_path, archive([("0.npy", GOOD), ("1.txt", b"")])))
 
 
 @pytest.mark.parametrize(
@@ -413,116 +327,6 @@ def test_broken_text_json_and_bare_arrays_are_broken_documents(
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
 
 
-def test_an_archive_cut_anywhere_loses_nothing_before_the_cut(tmp_path: Path) -> None:
-    made = [np.arange(n, dtype=np.uint16) for n in (3, 0, 200)]
-    whole = archive(
-        [(f"{i}.{ext}", npy(d)) for i, d in enumerate(made) for ext in ("npy", "x")],
-        tarfile.PAX_FORMAT,
-    )
-    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:  # where each document's file ends
-        ends = [m.offset_data + m.size for m in tar.getmembers() if m.name.endswith("npy")]
-    closed = max(i for i in range(0, len(whole), 512) if any(whole[i : i + 512])) + 1024
-    for cut in sorted(
-        {*range(0, len(whole), 997), *ends, *(e - 1 for e in ends), closed - 1, closed}
-    ):
-        source = one(tmp_path, whole[:cut])
-        complete = sum(end <= cut for end in ends)
-        skips = Skips("skip")
-        expected = [tuple(d.tolist()) for d in made[:complete]]
-        assert read_all(source, skips) == expected
-        wanted = [] if cut >= closed else [[0, complete, True]]
-        assert [record[:3] for record in skips.records] == wanted
-        if wanted:
-            with pytest.raises(ContentError, match=r"a\.tar"):
-                read_all(source)
-
-
-def test_a_gzip_cut_anywhere_loses_nothing_that_still_unpacks(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    made = [np.array([rng.randrange(60_000) for _ in range(300)], "uint16") for _ in range(8)]
-    whole = gzip.compress(archive([(f"{i}.npy", npy(d)) for i, d in enumerate(made)]))
-    previous = 0
-    for cut in range(0, len(whole), 211):
-        source = one(tmp_path, whole[:cut], "a.tar.gz")
-        skips = Skips("skip")
-        found = read_all(source, skips)
-        assert found == [tuple(d.tolist()) for d in made[: len(found)]]
-        assert len(found) >= previous
-        previous = len(found)
-        assert [record[1:3] for record in skips.records] == [[len(found), True]]
-    assert previous >= 7
-    damaged = bytearray(whole)
-    damaged[len(whole) // 2] ^= 255
-    with pytest.raises(ContentError, match="decompress") as caught:
-        read_all(one(tmp_path, bytes(damaged), "a.tar.gz"))
-    assert caught.value.rest_of_shard
-
-
-def test_a_restart_behind_skipped_documents_goes_on_the_same_way(tmp_path: Path) -> None:
-    members = [(f"{i}.{'txt' if i % 5 == 2 else 'npy'}", npy(np.array([i]))) for i in range(30)]
-    source = one(tmp_path, archive(members)[:-12_000], reading=Reading(block_documents=4))
-    lane = source.lanes(1, seed=5, epoch=0, shuffle=True)[0]
-    first = Skips("skip")
-    blocks = [(b.document(0)[0], len(b), c, len(first.records)) for b, c in lane.read(None, first)]  # type: ignore[union-attr]
-    for k, (_, _, cursor, recorded) in enumerate(blocks):
-        skips = Skips("skip")
-        skips.expect(first.records[:recorded], recorded)
-        rest = [(b.document(0)[0], len(b)) for b, _ in lane.read(cursor, skips)]  # type: ignore[union-attr]
-        assert rest == [(head, n) for head, n, _, _ in blocks[k + 1 :]]
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    edits=st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 255)), min_size=1, max_size=4),
-    format=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
-    fix=st.booleans(),
-)
-@example(edits=[(578, 0)], format=tarfile.USTAR_FORMAT, fix=False)  # a header numpy cannot tokenize
-def test_no_damage_crashes_or_reads_outside_of_the_archive(
-    tmp_path_factory: pytest.TempPathFactory,
-    edits: list[tuple[int, int]],
-    format: int,
-    fix: bool,
-) -> None:
-    name = "d" * 60 + "/" + "n" * 60
-    data = bytearray(archive([(f"{name}{i}.npy", GOOD) for i in range(3)], format))
-    for at, value in edits:
-        data[at % len(data)] = value
-    if fix:  # checksums that fit, as an attacker would make them
-        for at in range(0, len(data), 512):
-            header = data[at : at + 512]
-            if header[257:262] == b"ustar":
-                header[148:156] = b" " * 8
-                header[148:156] = b"%06o\0 " % sum(header)
-                data[at : at + 512] = header
-    skips = Skips("skip")
-    source = one(tmp_path_factory.mktemp("wds"), bytes(data))
-    found = read_all(source, skips)
-    assert len(found) <= 3
-    for document in found:
-        assert len(document) == 3
-
-
-@pytest.mark.parametrize("extra", [b"11 path=ab\n\0", b"9999 path=ab\n", b"x", b"12 size=-1\n\n"])
-def test_pax_records_that_make_no_sense_end_the_shard(tmp_path: Path, extra: bytes) -> None:
-    data = archive([("0.npy", GOOD), ("1.npy", GOOD)])
-    header = bytearray(data[:512])
-    header[124:136] = b"%011o\0" % len(extra)
-    header[156:157] = b"x"
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    at = 512 + (len(GOOD) + 511) // 512 * 512
-    broken = data[:at] + bytes(header) + extra.ljust(512, b"\0") + data[at:]
-    skips = Skips("skip")
-    found = read_all(one(tmp_path, broken), skips)
-    if extra.startswith(b"11 path"):  # a good one: the member is now called "ab"
-        assert found == [(0, 1, 2)]
-        assert skips.records == []
-    else:
-        assert found == [(0, 1, 2)]
-        assert [record[:3] for record in skips.records] == [[0, 1, True]]
-
-
 def test_sparse_files_are_refused(tmp_path: Path) -> None:
     data = bytearray(archive([("0.npy", GOOD), ("1.npy", GOOD)]))
     at = 512 + (len(GOOD) + 511) // 512 * 512
@@ -532,50 +336,6 @@ def test_sparse_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContentError, match="sparse") as caught:
         read_all(one(tmp_path, bytes(data)))
     assert (caught.value.index, caught.value.rest_of_shard) == (1, True)
-
-
-@pytest.mark.parametrize("magic", ["BZh", "\x1f\x8b", "(\xb5/\xfd", "P*M\x18"])
-def test_a_member_that_is_named_like_compressed_data_hides_no_document(
-    tmp_path: Path, magic: str
-) -> None:
-    stream = io.BytesIO()
-    form = tarfile.GNU_FORMAT
-    with tarfile.open(fileobj=stream, mode="w", format=form, encoding="latin-1") as tar:
-        for name in (f"{magic}.npy", "1.npy"):
-            info = tarfile.TarInfo(name)
-            info.size = len(GOOD)
-            tar.addfile(info, io.BytesIO(GOOD))
-    source = one(tmp_path, stream.getvalue())
-    assert (tmp_path / "a.tar").read_bytes().startswith(magic.encode("latin-1"))
-    assert len(read_all(source)) == 2
-
-
-@pytest.mark.parametrize("ending", ["gz", "bz2", "zst"])
-def test_an_archive_that_unfolds_to_hundreds_of_times_its_size_is_refused(
-    tmp_path: Path, ending: str
-) -> None:
-    content = archive([("0.npy", GOOD)]) + bytes(40 << 20)
-    pack = {"gz": gzip.compress, "bz2": bz2.compress, "zst": lambda c: pa.compress(c, "zstd", True)}
-    reading = Reading(max_document_bytes=1 << 20)
-    source = one(tmp_path, pack[ending](content), f"a.tar.{ending}", reading=reading)
-    with pytest.raises(ContentError, match=rf"a\.tar\.{ending} .*max_document_bytes of Reading"):
-        read_all(source)
-    assert len(read_all(WebDataset(tmp_path, tokens="npy"))) == 1
-
-
-@pytest.mark.parametrize("key", ["npy", "txt", "bin"])
-def test_a_member_above_the_limit_is_a_broken_document(tmp_path: Path, key: str) -> None:
-    members = [(f"{i}.{key}", npy(np.arange(n))) for i, n in enumerate([5, 2000, 7])]
-    if key != "npy":
-        members = [(name, b"x" * (len(content) // 8 * 8)) for name, content in members]
-    arguments = {"dtype": "uint16"} if key == "bin" else {}
-    arguments["text" if key == "txt" else "tokens"] = key
-    reading = Reading(max_document_bytes=4000)
-    source = one(tmp_path, archive(members), reading=reading, **arguments)
-    skips = Skips("skip")
-    assert len(read_all(source, skips)) == 2
-    assert [record[:3] for record in skips.records] == [[0, 1, False]]
-    assert "max_document_bytes=4000" in skips.records[0][3]
 
 
 def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:
@@ -589,50 +349,3 @@ def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:
     broken = WebDataset("pipe:cat /nowhere/at/all 2>/dev/null", tokens="npy", allow_pipe=True)
     with pytest.raises(StorageError, match="nowhere"):
         read_all(broken)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"tokens": "pkl"}, "npy, npz, txt or json"),
-        ({"text": "jpg"}, "npy, npz, txt or json"),
-        ({"tokens": "bin", "dtype": "float16"}, "integers"),
-        ({"tokens": "npy:t"}, "names a field"),
-        ({"tokens": "npz"}, "names no field"),
-        ({"tokens": "txt"}, "hold text"),
-        ({"text": "npy"}, "hold ids"),
-    ],
-)
-def test_arguments_that_cannot_work_are_explained(
-    tmp_path: Path, arguments: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        WebDataset(tmp_path, **arguments)
-
-
-def test_two_shards_are_cut_among_more_lanes_than_they_have_documents(tmp_path: Path) -> None:
-    expected = shards(tmp_path, 40, 20)
-    source = WebDataset(tmp_path, tokens="npy", reading=Reading(block_documents=3))
-    check_source_contract(source, expected, lane_counts=(3, 50))
-
-
-def test_nothing_that_can_be_found_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing"):
-        WebDataset(tmp_path / "nothing-*.tar", tokens="npy").prepare()
-
-
-def test_a_shard_that_changed_since_it_was_listed_is_refused(tmp_path: Path) -> None:
-    source = one(tmp_path, archive([("0.npy", GOOD), ("1.npy", GOOD)]))
-    source.prepare()
-    one(tmp_path, archive([(f"{i}.npy", GOOD) for i in range(20)]))
-    with pytest.raises(StateError, match="when it was listed"):
-        read_all(source)
-
-
-def test_a_shard_that_went_missing_is_a_storage_error(tmp_path: Path) -> None:
-    shards(tmp_path, 20, 20)
-    source = WebDataset(tmp_path, tokens="npy")
-    source.prepare()
-    (tmp_path / "shard-000.tar").unlink()
-    with pytest.raises(StorageError, match="shard-000"):
-        read_all(source)

@@ -1,0 +1,166 @@
+"""What every format promises about damage: files cut short, flipped, empty, replaced or missing."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from streampack.errors import ConfigError, ContentError, StateError, StorageError, StreampackError
+from streampack.reading.options import Reading
+from streampack.reading.sharded import ShardedSource
+from streampack.reading.skips import Skips
+from tests.support.every_source import SOURCES
+from tests.support.source_contract import Document, read_all
+
+#: Of every format in files. In those that are "open", a file that ends early may be a whole one.
+FORMATS = {
+    "mds-tokens": "closed",
+    "mds-text": "closed",
+    "mds-zstd": "closed",
+    "tar": "closed",
+    "tar-gz": "closed",
+    "parquet-tokens": "closed",
+    "parquet-text": "closed",
+    "arrow-stream": "closed",
+    "arrow-file": "closed",
+    "jsonl": "open",
+    "jsonl-gz": "closed",
+    "megatron": "closed",
+    "npy": "closed",
+    "raw": "open",
+    "datatrove": "closed",
+    "chat": "open",
+    "chat-parquet": "closed",
+}
+
+Corpus = tuple[Callable[[], ShardedSource], list[Document], list[Path]]
+
+
+def corpus(kind: str, folder: Path) -> Corpus:
+    """A function that opens it anew, its documents and its files."""
+    unopened = pickle.dumps(SOURCES[kind](folder))
+
+    def make() -> ShardedSource:
+        return pickle.loads(unopened)  # type: ignore[no-any-return]
+
+    documents = read_all(make())
+    return make, documents, sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def assert_named(error: StreampackError, path: Path) -> None:
+    """The error says which file it is about, by the part that an index and its data share."""
+    assert path.name.split(".")[0] in str(error)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_cut_short_is_named_and_what_lies_before_the_cut_is_read(
+    kind: str, tmp_path: Path
+) -> None:
+    make, whole, files = corpus(kind, tmp_path)
+    for path in files:
+        content = path.read_bytes()
+        step = max(1, len(content) // 9)
+        for size in sorted({*range(1, len(content), step), len(content) - 1}):
+            path.write_bytes(content[:size])
+            try:
+                found = read_all(make())
+            except (ConfigError, ContentError) as error:
+                assert_named(error, path)
+            else:
+                if found == whole:
+                    continue  # of a tar only the padding behind its end was cut
+                assert FORMATS[kind] == "open", f"a cut at byte {size} of {path} went unnoticed"
+                assert found[:-1] == whole[: len(found) - 1]
+            skips = Skips("skip")
+            try:
+                found = read_all(make(), skips)
+            except ConfigError as error:
+                assert_named(error, path)
+            else:
+                assert skips.count or FORMATS[kind] == "open"
+                assert len(found) <= len(whole)
+                assert FORMATS[kind] == "open" or {*found} <= {*whole}
+        path.write_bytes(content)
+    assert read_all(make()) == whole
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_flipped_bytes_give_an_error_of_ours_or_other_documents(kind: str, tmp_path: Path) -> None:
+    make, whole, files = corpus(kind, tmp_path)
+    rng = random.Random(0)
+    for path in files:
+        content = path.read_bytes()
+        for _ in range(60):
+            damaged = bytearray(content)
+            for _ in range(rng.randint(1, 3)):
+                damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+            path.write_bytes(damaged)
+            skips = Skips("skip")
+            try:
+                found = read_all(make(), skips)
+            except StreampackError:
+                continue
+            assert FORMATS[kind] == "open" or len(found) <= len(whole)
+        path.write_bytes(content)
+    assert read_all(make()) == whole
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_empty_file_is_named_or_gives_nothing(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, whole, files = corpus(kind, tmp_path)
+    path = files[-1]
+    path.write_bytes(b"")
+    try:
+        found = read_all(make())
+    except (ConfigError, ContentError) as error:
+        if len(files) > 1 or FORMATS[kind] == "closed":
+            assert_named(error, path)
+    else:
+        assert len(found) < len(whole)
+        assert path.name in caplog.text
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_that_is_replaced_after_it_was_listed_is_refused(kind: str, tmp_path: Path) -> None:
+    make, _, files = corpus(kind, tmp_path)
+    source = make()
+    source.prepare()
+    path = max(files, key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes() + path.read_bytes())
+    with pytest.raises((StateError, ContentError)) as caught:
+        read_all(source)
+    assert_named(caught.value, path)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_that_goes_missing_after_it_was_listed_is_named(kind: str, tmp_path: Path) -> None:
+    make, _, files = corpus(kind, tmp_path)
+    source = make()
+    source.prepare()
+    path = max(files, key=lambda path: path.stat().st_size)
+    path.unlink()
+    with pytest.raises(StorageError) as caught:
+        read_all(source)
+    assert_named(caught.value, path)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_document_longer_than_the_limit_is_one_skip(kind: str, tmp_path: Path) -> None:
+    make, whole, _ = corpus(kind, tmp_path)
+    lengths = sorted(map(len, whole))
+    source = make()
+    source.reading = Reading(block_documents=9, max_document_bytes=12 * lengths[-1] // 10)
+    skips = Skips("skip")
+    found = read_all(source, skips)
+    assert [document for document in whole if document in found] == found
+    assert skips.count == len(whole) - len(found)
+    with pytest.raises(ContentError) if skips.count else nullcontext():
+        read_all(source)
+    assert FORMATS[kind] == "open" or lengths[0] == min(map(len, found))
