@@ -16,12 +16,12 @@ from streampack import (
     WindowConfig,
     sources,
 )
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ContentError
 from streampack.forecast.dry_run import stream_plan
 from streampack.lane.batch import LaneEnd
 from streampack.lane.lane import Lane
 from streampack.metrics import Metrics
-from streampack.packing import BestFitDecreasing, Composition, Concat, Seamless, check_plan
+from streampack.packing import BestFitDecreasing, Concat, Seamless, check_plan
 from tests.support.lanes import SEQ_LEN, composition_of, lane_config, run
 from tests.support.memory_source import MemorySource
 
@@ -46,23 +46,6 @@ def loader_over(lengths: list[int], workers: int = 0, **options: Any) -> PackedL
 
 def counts(metrics: Metrics) -> tuple[Any, ...]:
     return metrics.batches, metrics.composition, metrics.empty_documents, metrics.skipped
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_documents_lost_without_any_batch_are_counted(workers: int) -> None:
-    loader = loader_over([100, 0, 200, 0, 300, 0], workers)
-    assert list(loader) == []
-    metrics = loader.metrics()
-    assert metrics.empty_documents == 3
-    assert metrics.composition == Composition(dropped=600, documents_cropped=3, documents_lost=3)
-
-
-def test_what_is_lost_behind_the_last_batch_is_counted() -> None:
-    loader = loader_over([SEQ_LEN] * 8 + [100, 0, 100, 0, 0], lanes=1)
-    list(loader)
-    metrics = loader.metrics()
-    assert (metrics.composition.placed, metrics.composition.dropped) == (8 * SEQ_LEN, 200)
-    assert metrics.empty_documents == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -126,34 +109,6 @@ def test_a_document_whose_last_piece_is_dropped_in_a_later_round_still_counts_as
             pieces[shard, index] = pieces.get((shard, index), 0) + 1
     cut = sum(count > 1 for count in pieces.values())
     assert composition_of(batches).documents_cut == cut
-
-
-@pytest.mark.parametrize("rows", [1, 4, 9])
-@pytest.mark.parametrize("short", [False, True], ids=["", "protect_short"])
-def test_the_smallest_window_gives_batches_where_rows_drop_nearly_a_row(
-    rows: int, short: bool
-) -> None:
-    packer = BestFitDecreasing(seq_len=4, extra_capacity=3, protect_short=short)
-    lengths = [1, 1, 2, 1, 3] * 200
-    least = -(-7 * rows // 4) + 2
-    with pytest.raises(ConfigError, match="what rows may drop") as refused:
-        WindowConfig(rows=least - 1).resolve(packer, 4 * rows)
-    assert f"WindowConfig(rows={least})" in refused.value.remedy
-    for documents in (1, 65_536):
-        window = WindowConfig(rows=least, documents=documents)
-        dataset = PackedDataset(
-            corpus(lengths),
-            packer=packer,
-            batch_tokens=4 * rows,
-            window=window,
-            lanes=1,
-            topology=Topology(),
-        )
-        loader = PackedLoader(dataset)
-        list(loader)
-        composition = loader.metrics().composition
-        assert composition.placed + composition.dropped == sum(lengths)
-        assert composition.dropped <= composition.rows * 3
 
 
 @pytest.mark.parametrize("rows", [1, 4, 9])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,10 @@ from streampack import (
     StateError,
     TokenRules,
     Topology,
-    merge_states,
     sources,
 )
 from streampack.sources import Mixture
 from tests.support.grouped_runs import (
-    FIELDS,
     LENGTHS,
     WHOLE,
     dataset,
@@ -47,10 +44,6 @@ from tests.support.runs import gone_on, identities
 def test_every_group_is_in_one_row_with_all_its_documents(shuffle: bool, lanes: int) -> None:
     made = dataset(lanes=lanes, shuffle=shuffle)
     assert sorted(groups_of(made)) == WHOLE
-
-
-def test_several_epochs_give_each_group_as_often() -> None:
-    assert sorted(groups_of(dataset(epochs=3))) == sorted(3 * WHOLE)
 
 
 def on_ranks(number: int, function: Any) -> list[Any]:
@@ -239,22 +232,9 @@ def test_what_cannot_keep_documents_together_packs_them_apart_and_says_so(
         batches[0].pairs()
 
 
-def test_a_field_has_not_the_name_of_the_numbers_of_groups() -> None:
-    with pytest.raises(ConfigError, match='A field is named "group_ids"'):
-        dataset(document_fields={**FIELDS, "group_ids": "int32"})
-
-
 def test_a_state_is_of_a_run_with_the_same_groups() -> None:
     loader = PackedLoader(dataset())
     next(iter(loader))
     other = PackedLoader(dataset(packer=FirstFitDecreasing(seq_len=64, overflow="drop")))
     with pytest.raises(StateError, match="`grouped` was True"):
         other.load_state_dict(loader.state_dict(), allow={"packer"})
-
-
-def test_states_of_ranks_merge() -> None:
-    results = on_ranks(2, lambda loader: (list(islice(loader, 4)), loader.state_dict()))
-    loader = PackedLoader(dataset())
-    loader.load_state_dict(merge_states([state for _, state in results]))
-    batches = [batch for taken, _ in results for batch in taken]
-    assert sorted(groups_of([*batches, *loader])) == WHOLE

@@ -1,0 +1,297 @@
+"""Calls that cannot work: the class of the error, and the setting or name that it is about."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from streampack import (
+    BestFitDecreasing,
+    Buckets,
+    Concat,
+    ConfigError,
+    ContentError,
+    PackedDataset,
+    PackedLoader,
+    Pad,
+    StateError,
+    TokenRules,
+    Topology,
+    WindowConfig,
+    merge_states,
+    pack,
+    packing,
+    sources,
+)
+from tests.support.corpora import byte_tokenizer, write_mds, write_tar
+
+IDS = [[1, 2, 3]] * 20
+TEXTS = ["one text", "another text"]
+
+
+def dataset(source: Any = IDS, **options: Any) -> PackedDataset:
+    rows = {} if {"packer", "seq_len"} & {*options} else {"seq_len": 16}
+    return PackedDataset(source, topology=Topology(), **{**rows, **options})
+
+
+def loader(**options: Any) -> PackedLoader:
+    return PackedLoader(dataset(lanes=1), **options)
+
+
+def batch() -> Any:
+    return next(iter(PackedLoader(dataset(batch_size=4))))
+
+
+def each(make: Callable[..., Any], **wrong: list[Any]) -> dict[str, tuple[Any, str]]:
+    """A call for every wrong value of every setting."""
+    return {
+        f"{make.__name__} {name}={value!r}": (lambda n=name, v=value: make(**{n: v}), name)
+        for name, values in wrong.items()
+        for value in values
+    }
+
+
+def rules(**options: Any) -> TokenRules:
+    return TokenRules(**options)
+
+
+def evaluation(**options: Any) -> PackedDataset:
+    return PackedDataset.evaluation(IDS, **{"seq_len": 16, "topology": Topology(), **options})
+
+
+def mixture(**options: Any) -> sources.Mixture:
+    return sources.Mixture({"web": [[1]], "books": [[2]]}, **options)
+
+
+#: What is refused as a ConfigError, and the name that the error has in it.
+SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
+    **each(
+        dataset,
+        seq_len=[1, True, 16.0],
+        batch_size=[0, 1.5, 1 << 28],
+        lanes=[2.5, True, -1],
+        seed=["x", 0.5],
+        epochs=[1.5, 0],
+        window=[3],
+        packer=[3, "bfd", Pad],
+        attention=["diagonal"],
+        token_rules=[{"eos_id": 1}, TokenRules(eos="append")],
+        shuffle=["no", 0, None],
+        provenance=["no", 1],
+        token_fields=[["reward"], "reward"],
+        document_fields=[("reward",)],
+    ),
+    **each(loader, device=["nonsense", 1.5]),
+    **each(
+        WindowConfig,
+        min_fill=["x", 1.5, float("nan")],
+        carry=[None, 0.99],
+        rows=[4.5, 0],
+        documents=[1000.5, None],
+        max_carries=[2.5, True, -1],
+    ),
+    **each(
+        sources.Reading,
+        block_documents=["x", 0],
+        block_bytes=[-1],
+        open_shards=[1.5],
+        max_document_bytes=[True],
+    ),
+    **each(
+        sources.Storage,
+        cache_limit_bytes=["x"],
+        retries=[1.5, -1],
+        timeout_s=[None],
+        read_ahead_bytes=[0.5],
+    ),
+    **each(
+        rules,
+        pad_id=[-1, 1 << 32],
+        eos_id=[1.5],
+        vocab_size=[0],
+        eos=["sometimes"],
+    ),
+    **each(evaluation, lanes=[True, 1.5, 0, "x"]),
+    **each(
+        mixture,
+        weights=[{"web": 1, "boks": 2}, {"web": 1}, {"web": 0, "books": 0}, 5, [(1, {"web": 1})]],
+        temperature=[0],
+        epochs=[{"other": 1}, {"web": 0}, 2],
+        at_end=["repeat"],
+        transition=["jump"],
+        quantum_documents=[0],
+    ),
+    "weights and a temperature": (
+        lambda: mixture(weights={"web": 1, "books": 1}, temperature=2),
+        "temperature",
+    ),
+    "no source": (lambda: sources.Mixture({}), "source"),
+    "a mixture in a mixture": (lambda: sources.Mixture({"a": mixture()}), '"a"'),
+    "an eos outside of the vocabulary": (lambda: rules(eos_id=51, vocab_size=50), "eos_id"),
+    "a pad outside of the vocabulary": (lambda: rules(pad_id=50, vocab_size=50), "pad_id"),
+    "a topology of numbers": (
+        lambda: PackedDataset(IDS, seq_len=8, topology=(0, 1)).plan,
+        "Topology",
+    ),
+    "another policy for errors": (lambda: list(dataset(on_error="ignore")), "ignore"),
+    "a place that is none": (lambda: Topology(1, 1), "rank"),
+    "a place of floats": (lambda: Topology(0, 1.5), "world_size"),  # type: ignore[arg-type]
+    "rows without a packer's length": (lambda: Buckets(seq_lens=(64, 256), shares=(1,)), "shares"),
+    "Pad without an end": (lambda: list(dataset(packer=Pad(seq_len=16))), "eos_id"),
+    "a group of no batches": (lambda: loader().accumulate(0), "batches"),
+    "a skip of half a batch": (lambda: loader().skip(1.5), "batches"),  # type: ignore[arg-type]
+    "text and tokens": (lambda: sources.JSONL("x.jsonl", text="a", tokens="b"), "tokens"),
+    "a mask of a text": (lambda: sources.Parquet("x.parquet", text="a", loss_mask="m"), "tokens"),
+    "no column": (lambda: sources.Iterable([{"a": 1, "b": 2}]), '"a", "b"'),
+    "a reading that is none": (lambda: sources.MDS("a", reading=8), "reading"),  # type: ignore[arg-type]
+    "a column of MDS": (lambda: sources.MDS("mds", tokens="other").prepare(), "other"),
+    "a hash of MDS": (lambda: sources.MDS("mds", validate_hash="rot13").prepare(), "rot13"),
+    "a dtype of MDS": (lambda: sources.MDS("mds", dtype="uint32").prepare(), "dtype"),
+    "a key of a tar": (lambda: sources.WebDataset("a.tar", tokens="pkl"), "pkl"),
+    "a text of a tar as ids": (lambda: sources.WebDataset("a.tar", tokens="txt"), "txt"),
+    "no field of npz": (lambda: sources.WebDataset("a.tar", tokens="npz"), "npz"),
+    "a pipe": (lambda: sources.WebDataset("pipe:cat a.tar", tokens="npy"), "allow_pipe"),
+    "no end token": (lambda: sources.Tokens("a.npy").prepare(), "eos_id"),
+    "no dtype": (lambda: sources.Tokens("a.bin", eos_id=7).prepare(), "dtype"),
+    "an argument of another format": (lambda: sources.open("web.jsonl", eos_id=3), "eos_id"),
+    "a list of weights for the loss": (
+        lambda: batch().loss(torch.zeros(4, 16, 9), weights=2.0),
+        "weights",
+    ),
+    "logits of another shape": (lambda: batch().loss(torch.zeros(8, 8, 9)), "(4, 16"),
+    "logits of too few ids": (lambda: batch().loss(torch.zeros(4, 16, 3)), "vocab_size="),
+    "a dict of logits": (lambda: batch().loss({"loss": 1}), "dict"),
+}
+
+#: What is no corpus. The paths are those of `folder`.
+CORPORA: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "a number": lambda: 5,
+    "a module": lambda: sys,
+    "a text": lambda: "a text by itself\nof two lines",
+    "an empty text": lambda: "",
+    "a missing path": lambda: "nowhere/a.jsonl",
+    "a pattern that nothing matches": lambda: "nowhere-*.jsonl",
+    "a name on the Hub": lambda: "someone/fineweb",
+    "a path as bytes": lambda: b"web.jsonl",
+    "a file of another kind": lambda: "table.csv",
+    "an empty folder": lambda: Path("empty"),
+    "a file without a document": lambda: "none.jsonl",
+    "a folder of two kinds": lambda: "both",
+    "a missing path in a list": lambda: ["web.jsonl", "nowhere.jsonl"],
+    "a path among texts": lambda: ["web.jsonl", "a text of words"],
+    "a file that is named twice": lambda: ["web.jsonl", "web.jsonl"],
+    "sources in a list": lambda: [sources.JSONL("web.jsonl")],
+    "names that come one by one": lambda: (p for p in ["web.jsonl"]),
+    "a dict of paths": lambda: {"web": "web.jsonl"},
+    "a record": lambda: {"text": "one"},
+    "an Arrow column": lambda: pa.chunked_array([TEXTS]),
+    "a table of texts and ids": lambda: pa.table({"text": TEXTS, "tokens": [[1], [2]]}),
+    "a table of neither": lambda: pa.table({"url": TEXTS, "body": TEXTS}),
+    "a table of numbers": lambda: pa.table({"text": [1.5, 2.5]}),
+    "ids of one document": lambda: [1, 2, 3],
+    "an array of one document": lambda: np.arange(5),
+    "an array of floats": lambda: np.ones((2, 2)),
+    "an array of three axes": lambda: np.ones((2, 2, 2), dtype=np.int64),
+    "negative ids": lambda: [[-1, 2]],
+    "texts as bytes": lambda: [b"one", b"two"],
+    "words": lambda: [["one", "text"], ["two"]],
+    "no documents": list,
+    "documents that are None": lambda: [None, None],
+    "a set": lambda: set(TEXTS),
+    "bytes in memory": lambda: io.BytesIO(b"x"),
+    "a class": lambda: list,
+    "a function of a path": lambda: lambda path: TEXTS,
+    "a function without a result": lambda: lambda lane, lanes: None,
+    "a loader": lambda: loader(),
+    "a tokenizer": byte_tokenizer,
+    "conversations": lambda: [{"messages": [{"role": "user", "content": "x"}]}],
+    "a tokenizer that is not there": lambda: PackedDataset(TEXTS, seq_len=8, tokenizer="gone.json"),
+    "texts without a tokenizer": lambda: PackedDataset(TEXTS, seq_len=8, topology=Topology()),
+}
+
+WITHOUT_NAMES: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
+    "one state as several": (lambda: merge_states(loader().state_dict()), StateError),
+    "no state": (lambda: loader().load_state_dict({}), StateError),
+    "an unknown change": (
+        lambda: loader().load_state_dict(loader().state_dict(), allow=["nothing"]),
+        StateError,
+    ),
+    "a path as a dataset": (lambda: PackedLoader("texts.jsonl"), ConfigError),  # type: ignore[arg-type]
+    "a negative id": (lambda: list(dataset([[1], [1, -7]])), ContentError),
+    "an unknown argument of a dataset": (lambda: dataset(max_lenght=8), TypeError),
+    "an unknown argument of a loader": (lambda: loader(max_lenght=8), TypeError),
+    "an unknown argument of a source": (lambda: sources.JSONL("a.jsonl", x=8), TypeError),  # type: ignore[call-arg]
+    "an unknown argument of pack": (lambda: pack([3], seq_len=8, x=8), TypeError),
+    "seq_len by position": (lambda: Concat(8), TypeError),  # type: ignore[misc]
+    "a source without its paths": (lambda: sources.TextFiles(), TypeError),  # type: ignore[call-arg]
+}
+
+
+@pytest.fixture
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    byte_tokenizer().save("tokenizer.json")
+    (tmp_path / "both").mkdir()
+    (tmp_path / "empty").mkdir()
+    for name in ("web.jsonl", "both/a.jsonl"):
+        Path(name).write_text('{"text": "a"}\n')
+    for name in ("none.jsonl", "both/b.txt"):
+        Path(name).write_text("")
+    Path("table.csv").write_text("text\nx\n")
+    pq.write_table(pa.table({"url": TEXTS}), "other.parquet")
+    write_mds(tmp_path, [np.arange(5, dtype=np.uint16)])
+    write_tar(tmp_path / "a.tar", [np.arange(5, dtype=np.uint16)])
+    np.save("a.npy", np.arange(5, dtype=np.uint16))
+    np.arange(5, dtype=np.uint16).tofile("a.bin")
+
+
+@pytest.mark.usefixtures("_folder")
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_cannot_work_is_refused_by_its_name(name: str) -> None:
+    call, setting = SETTINGS[name]
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert setting in (caught.value.setting or str(caught.value))
+
+
+@pytest.mark.usefixtures("_folder")
+@pytest.mark.parametrize("name", CORPORA)
+def test_what_is_no_corpus_is_refused_before_the_first_batch(name: str) -> None:
+    def made() -> Any:
+        return PackedDataset(
+            CORPORA[name](), seq_len=8, tokenizer="tokenizer.json", topology=Topology()
+        ).plan
+
+    with pytest.raises(ConfigError):
+        made()
+
+
+@pytest.mark.usefixtures("_folder")
+@pytest.mark.parametrize("name", WITHOUT_NAMES)
+def test_a_call_that_cannot_work_raises_the_class_that_is_documented(name: str) -> None:
+    call, kind = WITHOUT_NAMES[name]
+    with pytest.raises(kind):
+        call()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: BestFitDecreasing(seq_len=i(16), align=i(1), extra_capacity=i(0)),
+        lambda i: Concat(seq_len=i(16), atom=i(4)),
+        lambda i: packing.Seamless(seq_len=i(16), extra_capacity=i(2)),
+        lambda i: Buckets(seq_lens=(i(16),), align=i(2)),
+    ],
+)
+def test_integers_of_numpy_count_as_integers(make: Any) -> None:
+    assert make(np.int64).describe() == make(int).describe()
