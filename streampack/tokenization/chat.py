@@ -34,9 +34,10 @@ from streampack.reading.options import Reading
 from streampack.reading.records import too_long
 from streampack.reading.skips import Skips
 from streampack.tokenization.boundaries import apply_bos, apply_eos
-from streampack.tokenization.template import ChatTemplate, Rendered
+from streampack.tokenization.script import RenderError
+from streampack.tokenization.template import ChatTemplate
 from streampack.tokenization.tokenizer import Tokenizer
-from streampack.tokenization.turns import RenderError
+from streampack.tokenization.turns import Rendered
 
 logger = logging.getLogger(__name__)
 

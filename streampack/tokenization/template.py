@@ -1,58 +1,27 @@
-"""Chat templates: a conversation to texts, and which of their characters carry loss.
+"""Chat templates: a conversation to text, by a template in the language Jinja.
 
-If the template marks the assistant's turns (with ``{% generation %}`` blocks, as in transformers),
-the marks count. Otherwise turns are found by rendering parts of the conversation, as
-`streampack.tokenization.turns` says.
-
-A turn ends with the special token that closes it. White space after that token is not part of the
-turn; a special token that directly follows the turn is.
-
-With turns="each" every turn that is learnt is a text of its own: what comes before it, as the
-template renders it with the generation prompt, and the turn.
+The template's generation blocks are places in that text. `turns` says which of its characters
+carry loss.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from streampack.cached import cached_property
-from streampack.documents.conversations import PARTS, Conversation, TurnRules
+from streampack.documents.conversations import Conversation, TurnRules
 from streampack.errors import ConfigError
-from streampack.tokenization.messages import (
-    answer_of,
-    forms,
-    parts_of,
-    with_parts,
-    without_thoughts,
-)
-from streampack.tokenization.next_header import next_header
+from streampack.tokenization.messages import answer_of, forms, with_parts
+from streampack.tokenization.script import Messages, RenderError, Script, next_header
 from streampack.tokenization.special import SpecialTokens
-from streampack.tokenization.turns import MARK_REMEDY, RenderError, Turns
+from streampack.tokenization.turns import Rendered, rendered
 
 if TYPE_CHECKING:
     from streampack.tokenization._bounded import BoundedTemplate
-
-Messages = Sequence[Mapping[str, Any]]
-Span = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A conversation as text.
-
-    Attributes:
-        text: all of it.
-        spans: (start, stop) characters that carry loss, in order, none empty.
-        closed: False if the last message is the assistant's and no special token ends it.
-    """
-
-    text: str
-    spans: list[tuple[int, int]]
-    closed: bool
 
 
 class ChatTemplate:
@@ -111,12 +80,13 @@ class ChatTemplate:
         """
         self._compiled[0].work.begin(len(conversation.messages), conversation.num_characters)
         conversation, text, marks = self._in_form(conversation)
-        if self._rules.turns == "whole":
-            return [self._rendered(conversation, text, marks)]
-        learnt = self._learnt(conversation)
-        if not learnt:
-            raise _nothing()
-        return [self._alone(conversation, i) for i in learnt]
+        _, marked, prompted = self._compiled
+
+        def render(messages: Messages, prompt: bool) -> tuple[str, list[int]]:
+            return self._render(conversation, messages, prompt)
+
+        script = Script(render, prompted, marked, self._special, self._next_header)
+        return rendered(script, conversation, text, marks, self._rules)
 
     def _in_form(self, conversation: Conversation) -> tuple[Conversation, str, list[int]]:
         """The conversation in the first form that the template takes, and what it renders to.
@@ -143,75 +113,6 @@ class ChatTemplate:
             return silent
         assert refused is not None
         raise refused
-
-    def _learnt(self, conversation: Conversation) -> list[int]:
-        """Numbers of the messages with something to learn."""
-        messages, wanted = conversation.messages, set(self._rules.learn)
-        learnt = [i for i in range(len(messages)) if conversation.learns(i)]
-        if self._rules.learn == PARTS:
-            return learnt
-        return [i for i in learnt if parts_of(messages[i]) & wanted]
-
-    def _rendered(
-        self, conversation: Conversation, text: str, marks: list[int], alone: bool = False
-    ) -> Rendered:
-        """The text with its spans that carry loss; of the last turn alone, if so asked."""
-        messages, learn = conversation.messages, self._rules.learn
-        _, marked, prompted = self._compiled
-
-        def render(part: Messages, prompt: bool) -> str:
-            made, _ = self._render(conversation, part, prompt)
-            return made if prompt else self._without_next_header(made)
-
-        def turns_in(text: str) -> Turns:
-            return Turns(
-                render, prompted, self._special, messages, self._without_next_header(text), alone
-            )
-
-        if alone and prompted and not marked:
-            text = turns_in(text).as_generated()
-        turns = turns_in(text)
-        spans: list[Span] = []
-        if marked:
-            spans = self._marked(conversation, text, marks, turns)
-        else:
-            for i in self._learnt(conversation):
-                start, stop = turns.turn(i, learn)
-                by_next = not turns.opens_answer(i, start, stop)
-                span = self._special.closed(text, start, stop, by_next=by_next)
-                spans += turns.parts(i, *span, learn)
-        spans = [(start, stop) for start, stop in spans if start < stop]
-        if not spans:
-            raise _nothing()
-        ends = messages[-1]["role"] == "assistant" and not text[spans[-1][1] :].strip()
-        return Rendered(text, spans, closed=not ends or self._special.ends(text, *spans[-1]))
-
-    def _alone(self, conversation: Conversation, i: int) -> Rendered:
-        """Turn i with what comes before it, as it is when it is generated."""
-        messages = list(conversation.messages[: i + 1])
-        if self._rules.thoughts == "strip-history":
-            learns = {"role": "assistant"}.items()
-            messages[:i] = [
-                without_thoughts(message) if learns <= message.items() else message
-                for message in messages[:i]
-            ]
-        part = replace(conversation, messages=messages, first_learnt=i, left_out=frozenset())
-        made = self._rendered(part, *self._render(part, messages), alone=True)
-        following_role = [message["role"] for message in conversation.messages[i + 1 : i + 2]]
-        if made.closed or following_role in ([], ["assistant"]):
-            return made
-        # A turn that the next one's token closes (the model stops at it).
-        following, _ = self._render(part, [*messages, conversation.messages[i + 1]])
-        stop = self._special.end(following, len(made.text))
-        if stop is None or not following.startswith(made.text):
-            return made
-        spans = [*made.spans[:-1], (made.spans[-1][0], stop)]
-        return Rendered(following[:stop], spans, closed=True)
-
-    def _without_next_header(self, text: str) -> str:
-        """The text without the header that some templates write after the last turn, unasked."""
-        header = self._next_header
-        return text.rstrip().removesuffix(header) if header else text
 
     @cached_property
     def _next_header(self) -> str:
@@ -253,45 +154,6 @@ class ChatTemplate:
         except Exception as error:  # templates fail with anything, from errors in records too
             raise RenderError(*_explained(error)) from error
         return "".join(pieces), marks
-
-    def _marked(
-        self, conversation: Conversation, text: str, marks: list[int], turns: Turns
-    ) -> list[Span]:
-        """What the template marks, of the turns that are learnt."""
-        messages, learn = conversation.messages, self._rules.learn
-        spans = [
-            self._special.closed(text, start, stop)
-            for start, stop in zip(marks[::2], marks[1::2], strict=True)
-        ]
-        for i in self._learnt(conversation):
-            turns.check_extras(i, learn)
-        all_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if len(all_turns) == len(spans):
-            learnt = set(self._learnt(conversation))
-            kept = [(i, span) for i, span in zip(all_turns, spans, strict=True) if i in learnt]
-            for i, span in kept:
-                turns.check_content(i, *span, learn)
-            return [part for i, span in kept for part in turns.parts(i, *span, learn)]
-        if conversation.left_out or learn != PARTS:
-            raise RenderError(
-                f"has turns or parts that are not learnt, and the template marks {len(spans)} "
-                f"parts of {len(all_turns)} turns of the assistant",
-                "Use a template with one {% generation %} block for each turn.",
-            )
-        if conversation.first_learnt:
-            before, _ = self._render(conversation, messages[: conversation.first_learnt])
-            if not text.startswith(before):
-                raise RenderError(
-                    "looks different up to the prompt than as a whole, so what follows the prompt "
-                    "cannot be found",
-                    "Use a template with one {% generation %} block for each turn.",
-                )
-            spans = [span for span in spans if span[0] >= len(before)]
-        return spans
-
-
-def _nothing() -> RenderError:
-    return RenderError("has nothing that the template marks as the assistant's", MARK_REMEDY)
 
 
 def _said_by_template(error: BaseException | None) -> bool:

@@ -1,6 +1,7 @@
-"""Turns: where a message of the assistant stands in a rendered conversation, and its parts in it.
+"""Turns: a conversation as texts, and which of their characters carry loss.
 
-A turn is found by rendering the conversation up to it:
+If the template marks the assistant's turns (with ``{% generation %}`` blocks, as in transformers),
+the marks count. Otherwise a turn is found by rendering the conversation up to it:
 
   1. before = the messages before the turn, with the generation prompt;
      after = the messages up to the turn, and the turn;
@@ -14,277 +15,304 @@ A turn is found by rendering the conversation up to it:
      follows that content in both, or up to a special token that closes it;
   5. anything else is refused: a guess would teach the model the user's words, or not its own.
 
-The place of the content is found by exchanging it for a text that occurs nowhere else: it is what
-lies between the same beginning and the same end. Thoughts and calls of tools that are to be learnt
-are exchanged as well; if the text does not change with them, the template leaves them out.
+A turn ends with the special token that closes it. White space after that token is not part of the
+turn; a special token that directly follows the turn is.
 
-Cost: two renderings per turn (four without generation prompt), one more with thoughts or calls, and
-up to three where parts are kept apart.
+With turns="each" every turn that is learnt is a text of its own: what comes before it, as the
+template renders it with the generation prompt, and the turn.
+
+Cost: two renderings per turn (four without generation prompt), and those of `parts`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from streampack.documents.conversations import PARTS
-from streampack.tokenization.messages import (
-    PROBE,
-    answer_of,
-    call_probes,
-    parts_of,
-    with_answer,
-    with_probed_calls,
-    with_probed_thoughts,
+from streampack.documents.conversations import PARTS, Conversation, TurnRules
+from streampack.tokenization.messages import parts_of, without_thoughts
+from streampack.tokenization.parts import (
+    check_content,
+    check_extras,
+    learnt_parts,
+    place_of_content,
 )
-from streampack.tokenization.special import SpecialTokens, after_space
+from streampack.tokenization.script import Messages, RenderError, Script, Span
+from streampack.tokenization.special import after_space
 
-Message = Mapping[str, Any]
-Span = tuple[int, int]
-#: The text of messages, with the generation prompt or without.
-Render = Callable[[Sequence[Message], bool], str]
-
-MARK_REMEDY = "Mark the assistant's turns with {% generation %} blocks, end-of-turn token included."
-_WORDS = {"thinking": "thoughts", "content": "content", "tool_calls": "calls of tools"}
+_MARK_REMEDY = (
+    "Mark the assistant's turns with {% generation %} blocks, end-of-turn token included."
+)
+_ONE_FOR_EACH = "Use a template with one {% generation %} block for each turn."
 
 
-class RenderError(Exception):
-    """Why a conversation cannot be rendered; ends the sentence "document X ...".
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text.
 
-    `remedy` says what to do, and `setting` is the argument that it is about.
+    Attributes:
+        text: all of it.
+        spans: (start, stop) characters that carry loss, in order, none empty.
+        closed: False if the last message is the assistant's and no special token ends it.
     """
 
-    def __init__(self, reason: str, remedy: str = "", setting: str | None = None) -> None:
-        super().__init__(reason, remedy)
-        self.reason = reason
-        self.remedy = remedy
-        self.setting = setting
+    text: str
+    spans: list[Span]
+    closed: bool
 
 
-class Turns:
-    """The assistant's turns in `text`, which is all messages rendered.
+def rendered(
+    script: Script, conversation: Conversation, text: str, marks: Sequence[int], rules: TurnRules
+) -> list[Rendered]:
+    """The conversation as one text, or as one for every turn that is learnt.
 
-    `prompted` is True if the template has a generation prompt, `alone` if only the last turn is
-    wanted, as it is when it is generated.
+    Args:
+        script: writes its messages.
+        conversation: in the form that the template takes.
+        text, marks: what the script makes of it.
+        rules: what is learnt.
+
+    Raises:
+        RenderError: the assistant's parts cannot be found, or there is none to learn.
+    """
+    if rules.turns == "whole":
+        return [_with_spans(script, conversation, text, marks, rules)]
+    learnt = _learnt(conversation, rules)
+    if not learnt:
+        raise _nothing()
+    return [_alone(script, conversation, i, rules) for i in learnt]
+
+
+def _learnt(conversation: Conversation, rules: TurnRules) -> list[int]:
+    """Numbers of the messages with something to learn."""
+    messages, wanted = conversation.messages, set(rules.learn)
+    learnt = [i for i in range(len(messages)) if conversation.learns(i)]
+    if rules.learn == PARTS:
+        return learnt
+    return [i for i in learnt if parts_of(messages[i]) & wanted]
+
+
+def _alone(script: Script, conversation: Conversation, i: int, rules: TurnRules) -> Rendered:
+    """Turn i with what comes before it, as it is when it is generated."""
+    messages = list(conversation.messages[: i + 1])
+    if rules.thoughts == "strip-history":
+        learns = {"role": "assistant"}.items()
+        messages[:i] = [
+            without_thoughts(message) if learns <= message.items() else message
+            for message in messages[:i]
+        ]
+    part = replace(conversation, messages=messages, first_learnt=i, left_out=frozenset())
+    text, marks = script.render(messages, False)
+    if script.prompted and not script.marked:
+        text = _as_generated(script, messages, script.turns_in(text))
+    made = _with_spans(script, part, text, marks, rules, alone=True)
+    following_role = [message["role"] for message in conversation.messages[i + 1 : i + 2]]
+    if made.closed or following_role in ([], ["assistant"]):
+        return made
+    # A turn that the next one's token closes (the model stops at it).
+    following, _ = script.render([*messages, conversation.messages[i + 1]], False)
+    stop = script.special.end(following, len(made.text))
+    if stop is None or not following.startswith(made.text):
+        return made
+    spans = [*made.spans[:-1], (made.spans[-1][0], stop)]
+    return Rendered(following[:stop], spans, closed=True)
+
+
+def _as_generated(script: Script, messages: Messages, text: str) -> str:
+    """The text, with the messages before the last turn as they are when it is generated.
+
+    Some templates write a turn's context otherwise once there is the turn, for example without
+    the thoughts of calls that it answers. Then what is prompted for takes the place of the
+    text up to the turn, if both end with the same generation prompt.
+    """
+    before, history = (script.text(messages[:-1], prompt) for prompt in (True, False))
+    prompt = before.removeprefix(history)
+    if text.startswith((before, history)) or not before.startswith(history) or not prompt:
+        return text
+    header = _Turns(script, messages, text).after_header(len(messages) - 1, 0) or 0
+    begin = text.rfind(prompt, 0, header)
+    return text if begin < 0 else before + text[begin + len(prompt) :]
+
+
+def _with_spans(
+    script: Script,
+    conversation: Conversation,
+    text: str,
+    marks: Sequence[int],
+    rules: TurnRules,
+    alone: bool = False,
+) -> Rendered:
+    """The text with its spans that carry loss; of the last turn alone, if so asked."""
+    messages, special = conversation.messages, script.special
+    learnt, learn = _learnt(conversation, rules), rules.learn
+    if script.marked:
+        spans = _marked(script, conversation, text, marks, learnt, learn)
+    else:
+        spans = _found(script, messages, text, learnt, learn, alone)
+    spans = [(start, stop) for start, stop in spans if start < stop]
+    if not spans:
+        raise _nothing()
+    ends = messages[-1]["role"] == "assistant" and not text[spans[-1][1] :].strip()
+    return Rendered(text, spans, closed=not ends or special.ends(text, *spans[-1]))
+
+
+# ---------------------------------------------------------------------- turns that are marked
+
+
+def _marked(
+    script: Script,
+    conversation: Conversation,
+    text: str,
+    marks: Sequence[int],
+    learnt: Sequence[int],
+    learn: Sequence[str],
+) -> list[Span]:
+    """What the template marks, of the turns that are learnt."""
+    messages = conversation.messages
+    spans = [
+        script.special.closed(text, start, stop)
+        for start, stop in zip(marks[::2], marks[1::2], strict=True)
+    ]
+    for i in learnt:
+        check_extras(script, messages, i, learn)
+    all_turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if len(all_turns) == len(spans):
+        kept = [(i, span) for i, span in zip(all_turns, spans, strict=True) if i in learnt]
+        body = script.turns_in(text)
+        for i, (start, stop) in kept:
+            check_content(messages, i, body[start:stop], learn)
+        return [
+            part
+            for i, turn in kept
+            for part in learnt_parts(script, messages, body, i, turn, learn)
+        ]
+    if conversation.left_out or tuple(learn) != PARTS:
+        raise RenderError(
+            f"has turns or parts that are not learnt, and the template marks {len(spans)} "
+            f"parts of {len(all_turns)} turns of the assistant",
+            _ONE_FOR_EACH,
+        )
+    if conversation.first_learnt:
+        before, _ = script.render(messages[: conversation.first_learnt], False)
+        if not text.startswith(before):
+            raise RenderError(
+                "looks different up to the prompt than as a whole, so what follows the prompt "
+                "cannot be found",
+                _ONE_FOR_EACH,
+            )
+        spans = [span for span in spans if span[0] >= len(before)]
+    return spans
+
+
+# ---------------------------------------------------------------------- turns that are found
+
+
+def _found(
+    script: Script,
+    messages: Messages,
+    text: str,
+    learnt: Sequence[int],
+    learn: Sequence[str],
+    alone: bool,
+) -> list[Span]:
+    """What is learnt of these turns of the assistant, where it stands in the text."""
+    turns = _Turns(script, messages, script.turns_in(text), alone)
+    spans: list[Span] = []
+    for i in learnt:
+        check_extras(script, messages, i, learn)
+        start, stop = turns.turn(i)
+        check_content(messages, i, turns.text[start:stop], learn)
+        by_next = not turns.opens_answer(i, start, stop)
+        turn = script.special.closed(text, start, stop, by_next=by_next)
+        spans += learnt_parts(script, messages, turns.text, i, turn, learn)
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """The assistant's turns in `text`, which is all messages, without a header after them.
+
+    `alone` is True if only the last turn is wanted, as it is when it is generated.
     """
 
-    def __init__(
-        self,
-        render: Render,
-        prompted: bool,
-        special: SpecialTokens,
-        messages: Sequence[Message],
-        text: str,
-        alone: bool = False,
-    ) -> None:
-        self._render = render
-        self._prompted = prompted
-        self._special = special
-        self._messages = messages
-        self._text = text
-        self._alone = alone
+    script: Script
+    messages: Messages
+    text: str
+    alone: bool = False
 
-    def turn(self, i: int, learn: Collection[str]) -> Span:
-        """The characters of message i, which has all of its parts that are to be learnt.
+    def turn(self, i: int) -> Span:
+        """The characters of message i, without what closes them.
 
         Raises:
-            RenderError: it cannot be found, or the template leaves out a part.
+            RenderError: it cannot be found.
         """
-        self.check_extras(i, learn)
         start = self._start(i)
-        stop = self._stop(i, start)
-        self.check_content(i, start, stop, learn)
-        return start, stop
+        return start, self._stop(i, start)
 
-    def check_content(self, i: int, start: int, stop: int, learn: Collection[str]) -> None:
-        """Raise `RenderError` if text[start:stop] lacks the content of message i, to be learnt."""
-        if (
-            "content" in learn
-            and answer_of(self._messages[i]).strip() not in self._text[start:stop]
-        ):
-            raise RenderError(
-                f"has a message {i} of the assistant that the template leaves out in part or "
-                "rewrites",
-                "Use a template that writes the assistant's content as it is.",
-            )
+    def opens_answer(self, i: int, start: int, stop: int) -> bool:
+        """Whether the token after message i, text[start:stop], is the header of another answer."""
+        following = self.messages[i + 1 : i + 2]
+        if not following or following[0]["role"] != "assistant":
+            return False
+        text = self.text
+        begin = after_space(text, stop)
+        token = text[begin : self.script.special.end(text, begin)]
+        return bool(token) and text[:start].rstrip().endswith(token)
 
-    def check_extras(self, i: int, learn: Collection[str]) -> None:
-        """Raise `RenderError` if thoughts or calls of message i are to be learnt and not there."""
-        wanted = parts_of(self._messages[i]) & set(learn) - {"content"}
-        if wanted:
-            self._check_written(i, wanted)
-
-    def parts(self, i: int, start: int, stop: int, learn: Collection[str]) -> list[Span]:
-        """The parts of message i, in text[start:stop], that are to be learnt, joined where they
-        touch: thoughts and all before the content, the content, and calls with the turn's end.
-
-        Raises:
-            RenderError: not all are to be learnt, and they cannot be told apart.
-        """
-        if len(learn) == len(PARTS) or parts_of(self._messages[i]) <= set(learn):
-            return [(start, stop)]
-        message = self._messages[i]
-        place = self._content(self._messages, self._text, i)
-        if place is None or not self._in_order(i, place, start, stop):
-            told = " and ".join(_WORDS[part] for part in sorted(parts_of(message)))
-            raise RenderError(
-                f"has a message {i} whose parts ({told}) cannot be told apart in what the template "
-                "writes, and not all of them are learnt",
-                'Learn them all: thoughts="keep" and the default learn=.',
-            )
-        first, end = max(start, place[0]), max(start, place[1])
-        if not message.get("tool_calls"):
-            end = stop  # what closes the turn belongs to its last part
-        cuts = {"thinking": (start, first), "content": (first, end), "tool_calls": (end, stop)}
-        spans: list[Span] = []
-        for part, span in cuts.items():
-            if part not in learn or span[0] >= span[1]:
-                continue
-            if spans and spans[-1][1] == span[0]:
-                span = (spans.pop()[0], span[1])
-            spans.append(span)
-        return spans
-
-    # ------------------------------------------------------------------ where a turn begins
-
-    def as_generated(self) -> str:
-        """The text, with the messages before the last turn as they are when it is generated.
-
-        Some templates write a turn's context otherwise once there is the turn, for example without
-        the thoughts of calls that it answers. Then what is prompted for takes the place of the
-        text up to the turn, if both end with the same generation prompt.
-        """
-        text, last = self._text, len(self._messages) - 1
-        before = self._render(self._messages[:last], True)
-        history = self._render(self._messages[:last], False)
-        prompt = before.removeprefix(history)
-        if text.startswith((before, history)) or not before.startswith(history) or not prompt:
-            return text
-        header = self._after_header(last, 0) or 0
-        begin = text.rfind(prompt, 0, header)
-        return text if begin < 0 else before + text[begin + len(prompt) :]
+    def after_header(self, i: int, least: int) -> int | None:
+        """Where renderings of turn i with different contents begin to differ from the text."""
+        turns = [{"role": "assistant", "content": content} for content in ("a", "b")]
+        probes = [self.script.text([*self.messages[:i], turn]) for turn in turns]
+        start = len(os.path.commonprefix([*probes, self.text]))  # noqa: RUF071  of texts, not paths
+        return start if start >= least else None
 
     def _start(self, i: int) -> int:
-        text, prompted = self._text, self._prompted
-        before = "" if i == 0 and not prompted else self._render(self._messages[:i], prompted)
+        text, prompted = self.text, self.script.prompted
+        messages = self.messages[:i]
+        before = "" if i == 0 and not prompted else self.script.text(messages, prompted)
         found: int | None = None
         if text.startswith(before):
             written = prompted and self._is_prompted(i, before)
-            found = len(before) if written else self._after_header(i, len(before))
+            found = len(before) if written else self.after_header(i, len(before))
         elif prompted:
-            history = self._render(self._messages[:i], False)
+            history = self.script.text(messages)
             if text.startswith(history):
-                if self._alone:
+                if self.alone:
                     raise _not_as_prompted(i, before.removeprefix(history))
-                place = self._content(self._messages, text, i)
-                found = self._after_header(i, len(history)) if place else None
+                place = place_of_content(self.script, self.messages, text, i)
+                found = self.after_header(i, len(history)) if place else None
                 found = min(found, place[0]) if found is not None and place else None
         if found is None:
-            raise _rewritten(f"what comes before message {i}", self._alone)
+            raise _rewritten(f"what comes before message {i}", self.alone)
         return found
 
     def _is_prompted(self, i: int, before: str) -> bool:
         """Whether `before` ends with a generation prompt; some write none after an answer."""
-        if i == 0 or self._messages[i - 1]["role"] != "assistant":
+        if i == 0 or self.messages[i - 1]["role"] != "assistant":
             return True
-        return before != self._render(self._messages[:i], False)
-
-    def _after_header(self, i: int, least: int) -> int | None:
-        """Where renderings of turn i with different contents begin to differ from the text."""
-        turns = [{"role": "assistant", "content": content} for content in ("a", "b")]
-        probes = [self._render([*self._messages[:i], turn], False) for turn in turns]
-        start = len(os.path.commonprefix([*probes, self._text]))  # noqa: RUF071  of texts, not paths
-        return start if start >= least else None
-
-    # ------------------------------------------------------------------ where it ends
+        return before != self.script.text(self.messages[:i])
 
     def _stop(self, i: int, start: int) -> int:
-        messages, text = self._messages, self._text
+        messages, text, special = self.messages, self.text, self.script.special
         if i == len(messages) - 1:
             return len(text)
-        after = self._render(messages[: i + 1], False)
+        after = self.script.text(messages[: i + 1])
         if text.startswith(after) and len(after) >= start:
             return len(after)
-        here = self._content(messages, text, i)
+        here = place_of_content(self.script, messages, text, i)
         if here is not None and here[0] >= start:
-            there = self._content(messages[: i + 1], after, i)
+            there = place_of_content(self.script, messages[: i + 1], after, i)
             if there is not None and text.startswith(after[there[1] :], here[1]):
                 return here[1] + len(after) - there[1]
-            closing = self._special.end(text, after_space(text, here[1]))
+            closing = special.end(text, after_space(text, here[1]))
             if closing is not None and not messages[i].get("tool_calls"):
                 return here[1] if self.opens_answer(i, start, here[1]) else closing
-        raise _rewritten(f"message {i}", self._alone)
+        raise _rewritten(f"message {i}", self.alone)
 
-    def _content(self, messages: Sequence[Message], text: str, i: int) -> Span | None:
-        """The characters of the content of message i, or where it would be if it is empty."""
-        probe = self._changed(messages, i, with_answer(messages[i], PROBE))
-        if probe is None or probe.count(PROBE) != 1:
-            return None
-        first = probe.index(PROBE)
-        if not text.startswith(probe[:first]):
-            return None
-        content = answer_of(messages[i]).strip()
-        if not content:
-            return first, first
-        tail = probe[first + len(PROBE) :]
-        end = len(text) - len(tail)
-        if end < first or not text.endswith(tail) or text[first:end].strip() != content:
-            return None
-        return first, end
 
-    def opens_answer(self, i: int, start: int, stop: int) -> bool:
-        """Whether the token after message i, text[start:stop], is the header of another answer."""
-        following = self._messages[i + 1 : i + 2]
-        if not following or following[0]["role"] != "assistant":
-            return False
-        text = self._text
-        begin = after_space(text, stop)
-        token = text[begin : self._special.end(text, begin)]
-        return bool(token) and text[:start].rstrip().endswith(token)
-
-    # ------------------------------------------------------------------ its parts
-
-    def _check_written(self, i: int, wanted: Collection[str]) -> None:
-        message = self._messages[i]
-        probed = message
-        if "thinking" in wanted:
-            probed = with_probed_thoughts(probed)
-        if "tool_calls" in wanted:
-            probed = with_probed_calls(probed)
-        text = self._changed(self._messages, i, probed)
-        if "tool_calls" in wanted and not (
-            text is not None and all(probe in text for probe in call_probes(message))
-        ):
-            raise _left_out(i, "tool_calls")
-        if text is not None and "tool_calls" in wanted:
-            for probe in call_probes(message):
-                text = text.replace(probe, "")
-        if "thinking" in wanted and not (text is not None and PROBE in text):
-            raise _left_out(i, "thinking", earlier=i < len(self._messages) - 1)
-
-    def _in_order(self, i: int, place: Span, start: int, stop: int) -> bool:
-        """True if thoughts stand before the content at `place`, and calls after it."""
-        message, text = self._messages[i], self._text
-        if not start <= max(start, place[0]) <= max(start, place[1]) <= stop:
-            return False
-        has = parts_of(message)
-        if "thinking" in has:
-            other = self._changed(self._messages, i, with_probed_thoughts(message))
-            if other is None or not other.endswith(text[place[1] :]):
-                return False
-        if "tool_calls" in has:
-            other = self._changed(self._messages, i, with_probed_calls(message))
-            if other is None or not other.startswith(text[: place[1]]):
-                return False
-        return True
-
-    def _changed(self, messages: Sequence[Message], i: int, message: Message) -> str | None:
-        """The text with another message i; None if the template refuses it."""
-        try:
-            return self._render([*messages[:i], message, *messages[i + 1 :]], False)
-        except RenderError:
-            return None
+def _nothing() -> RenderError:
+    return RenderError("has nothing that the template marks as the assistant's", _MARK_REMEDY)
 
 
 def _rewritten(what: str, alone: bool) -> RenderError:
@@ -305,13 +333,4 @@ def _not_as_prompted(i: int, prompt: str) -> RenderError:
         f'Pass template_kwargs= that change the prompt, such as {{"enable_thinking": {closed}}}; '
         f"{'take out its thoughts' if closed else 'give the message its thoughts'}; or pass "
         'turns="whole".',
-    )
-
-
-def _left_out(i: int, part: str, earlier: bool = False) -> RenderError:
-    others = tuple(name for name in PARTS if name != part)
-    each = 'Pass turns="each", which learns every turn as the last one, or ' if earlier else "Pass "
-    return RenderError(
-        f"has {_WORDS[part]} in message {i} that the template leaves out",
-        f"{each}learn={others} to learn the rest without them, or use another template.",
     )

@@ -13,8 +13,9 @@ import pytest
 
 from streampack.documents.conversations import TurnRules
 from streampack.sources.chat.records import conversation_of
-from streampack.tokenization.template import ChatTemplate, Rendered
-from streampack.tokenization.turns import RenderError
+from streampack.tokenization.script import RenderError
+from streampack.tokenization.template import ChatTemplate
+from streampack.tokenization.turns import Rendered
 
 FOUND = find_spec("trl")
 FOLDER = Path(((FOUND and FOUND.submodule_search_locations) or ["nowhere"])[0]) / "chat_templates"

@@ -8,8 +8,8 @@ import pytest
 
 from streampack.documents.conversations import Conversation
 from streampack.errors import ConfigError
+from streampack.tokenization.script import RenderError
 from streampack.tokenization.template import ChatTemplate
-from streampack.tokenization.turns import RenderError
 from tests.support.chats import CHATML, messages
 
 LOOP = "{% for i in range(99999) %}"

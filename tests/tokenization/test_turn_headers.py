@@ -12,8 +12,9 @@ from tokenizers import AddedToken
 from streampack.documents.conversations import TurnRules
 from streampack.sources.chat.records import conversation_of
 from streampack.tokenization import load_tokenizer
-from streampack.tokenization.template import ChatTemplate, Rendered
-from streampack.tokenization.turns import RenderError
+from streampack.tokenization.script import RenderError
+from streampack.tokenization.template import ChatTemplate
+from streampack.tokenization.turns import Rendered
 from tests.support import chats
 from tests.support.chat_masks import KINDS, asked, said
 from tests.support.chat_templates import SPECIAL, TEMPLATES
