@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import Any, Literal, TypeVar
 
 from tokenizers import Tokenizer as Engine
 
@@ -24,14 +24,15 @@ from streampack.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 EngineName = Literal["auto", "tokenizers", "kitoken"]
+Result = TypeVar("Result")
 
 CHECKED_EVERY = 251  # texts; a prime, so that no period of a corpus hides one
 PROOF_CHARACTERS = 1 << 18  # of the corpus, before the first ids
-THREAD_CHARACTERS = 1 << 16  # of a thread's share, or a thread costs more than it gives
+LONG_RUN = 20_000  # characters
 #: GPT-2's own, of which kitoken takes an approximation: https://github.com/openai/gpt-2
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 #: In runs like this kitoken's patterns would use up the stack of the process, or take minutes.
-_LONG_RUN = re.compile(r"[\s\x00-\x1f\x7f]{20000}")
+_LONG_RUN = re.compile(rf"[\s\x00-\x1f\x7f]{{{LONG_RUN}}}")
 
 HOSTILE = (
     *("", " ", "  ", "\n", "\r\n\r\n", " \n \t ", "a  b   c", "\n's", "x\n'll ", "it's I'M we'Re"),
@@ -56,19 +57,16 @@ class FastEngine:
 
     Args:
         engine: what is to be equalled; special tokens in texts are read as its setting says.
-        threads: None is one in a worker process, and one for each core elsewhere.
 
     Raises:
         ConfigError: kitoken is not installed, or the tokenizer is of a kind that is not proved.
     """
 
-    def __init__(self, engine: Engine, threads: int | None = None) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._reference = engine
-        self._kitoken = _opened(engine)
-        self._threads = threads
+        self._described, self._patterns = _described(engine)
         self._proved = False
         self._count = 0
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None  # and the process it is of
 
     def encode(self, texts: Sequence[str]) -> list[list[int]] | None:
         """The ids of each text; None if the engine differs here, and is not to be used.
@@ -98,32 +96,19 @@ class FastEngine:
         return self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        found: list[list[int]] = []
-        if not any(len(text) >= 20_000 and _LONG_RUN.search(text) for text in texts):
-            threads = self._threads or _cores()
-            shares = min(threads, 1 + sum(map(len, texts)) // THREAD_CHARACTERS)
-            if shares == 1:
-                return self._kitoken.encode_all(texts, True)  # type: ignore[no-any-return]
-            order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-            piles = [order[n::shares] for n in range(shares)]
-            given = [[texts[i] for i in pile] for pile in piles]
-            made = self._in_threads(threads).map(self._kitoken.encode_all, given, [True] * shares)
-            found = [[]] * len(texts)
-            for pile, ids in zip(piles, made, strict=True):
-                for i, own in zip(pile, ids, strict=True):
-                    found[i] = own
-            return found
-        for text in texts:
-            found += [self._slow(text)] if _LONG_RUN.search(text) else self._encode([text])
-        return found
+        if not any(len(text) >= LONG_RUN and _LONG_RUN.search(text) for text in texts):
+            return self._by_kitoken(texts)
+        return [
+            self._slow(text) if _LONG_RUN.search(text) else self._by_kitoken([text])[0]
+            for text in texts
+        ]
 
-    def _in_threads(self, threads: int) -> ThreadPoolExecutor:
-        if self._pool is None or self._pool[0] != os.getpid():  # a fork copies no threads
-            self._pool = os.getpid(), ThreadPoolExecutor(threads, "streampack-tokenize")
-        return self._pool[1]
+    def _by_kitoken(self, texts: Sequence[str]) -> list[list[int]]:
+        return _in_thread(_encode_all, self._described, self._patterns, list(texts))
 
     def _slow(self, text: str) -> list[int]:
-        return self._reference.encode(text, add_special_tokens=False).ids  # type: ignore[no-any-return]
+        ids: list[int] = self._reference.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _difference(self, texts: Sequence[str]) -> str | None:
         """The first text for which the engines give other ids."""
@@ -133,7 +118,7 @@ class FastEngine:
         return None
 
 
-def fast_engine(engine: Engine, name: EngineName, threads: int | None) -> FastEngine | None:
+def fast_engine(engine: Engine, name: EngineName) -> FastEngine | None:
     """The fast engine for a tokenizer; None if there is none for it and `name` is "auto".
 
     Raises:
@@ -142,7 +127,7 @@ def fast_engine(engine: Engine, name: EngineName, threads: int | None) -> FastEn
     if name == "tokenizers":
         return None
     try:
-        return FastEngine(engine, threads)
+        return FastEngine(engine)
     except ConfigError:
         if name != "auto":
             raise
@@ -158,13 +143,6 @@ def check_engine(name: str) -> None:
         )  # fmt: skip
 
 
-def _cores() -> int:
-    """Threads of this process: one in a worker, beside which others run."""
-    if multiprocessing.parent_process() is not None:
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _sample(texts: Sequence[str]) -> list[str]:
     """The first texts, of so many characters together."""
     chosen, left = [], PROOF_CHARACTERS
@@ -176,14 +154,13 @@ def _sample(texts: Sequence[str]) -> list[str]:
     return chosen
 
 
-def _opened(engine: Engine) -> Any:
-    try:
-        from kitoken import Kitoken
-    except ImportError as error:
+def _described(engine: Engine) -> tuple[bytes, tuple[str, ...]]:
+    """The tokenizer as kitoken reads it, and the patterns that cut a text before BPE."""
+    if find_spec("kitoken") is None:
         raise ConfigError(
             "kitoken is not installed.", "Texts are encoded by tokenizers.",
             'Run `pip install "streampack[fast]"`.',
-        ) from error  # fmt: skip
+        )  # fmt: skip
     described = json.loads(engine.to_str())
     patterns = _patterns(described)
     if patterns is None:
@@ -195,11 +172,7 @@ def _opened(engine: Engine) -> Any:
     if engine.encode_special_tokens:  # they are text like any other
         added = [token for token in described["added_tokens"] if not token["special"]]
         described["added_tokens"] = added
-    opened = Kitoken.from_tokenizers(json.dumps(described).encode())
-    config = opened.config()
-    split = [{"Pattern": {"pattern": {"Regex": one}, "behavior": "Isolate"}} for one in patterns]
-    opened.set_config({**config, "split": split})
-    return opened
+    return json.dumps(described).encode(), tuple(patterns)
 
 
 def _patterns(described: dict[str, Any]) -> list[str] | None:
@@ -232,3 +205,43 @@ def _steps(described: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     if described is None:
         return []
     return described[name] if described["type"] == "Sequence" else [described]
+
+
+# ------------------------------------------------------------------ the thread that calls kitoken
+
+#: Its memory allocator fails where threads come and go, so that one thread of a process makes,
+#: uses and forgets its objects. Other threads run meanwhile: it releases the interpreter's lock.
+_thread = ThreadPoolExecutor(1, "streampack-tokenize")
+_opened: dict[tuple[bytes, tuple[str, ...]], Any] = {}
+_of_parents: list[Any] = []
+KEPT = 4  # tokenizers
+
+
+def _after_fork() -> None:
+    global _thread, _opened
+    _of_parents.append(_opened)  # which are of a thread that a fork does not copy
+    _thread, _opened = ThreadPoolExecutor(1, "streampack-tokenize"), {}
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+    return _thread.submit(function, *arguments).result()
+
+
+def _encode_all(described: bytes, patterns: tuple[str, ...], texts: list[str]) -> list[list[int]]:
+    key = described, patterns
+    if key not in _opened:
+        from kitoken import Kitoken
+
+        while len(_opened) >= KEPT:
+            del _opened[next(iter(_opened))]
+        opened = Kitoken.from_tokenizers(described)
+        split = [
+            {"Pattern": {"pattern": {"Regex": one}, "behavior": "Isolate"}} for one in patterns
+        ]
+        opened.set_config({**opened.config(), "split": split})
+        _opened[key] = opened
+    found: list[list[int]] = _opened[key].encode_all(texts, True)
+    return found

@@ -82,7 +82,7 @@ class Tokenizer:
         engine: what encodes texts: "tokenizers", "kitoken" (several times faster, the same ids), or
             "auto": kitoken where it is installed and proved for this kind of tokenizer (byte-level
             BPE). It is compared with tokenizers before the first ids and on one text in 251.
-            Conversations are encoded by tokenizers.
+            Conversations are encoded by tokenizers. kitoken uses one thread of a process.
         threads: threads of the tokenizers library; None means one in worker processes and the
             library's own choice elsewhere. The environment variables TOKENIZERS_PARALLELISM and
             RAYON_NUM_THREADS win if they are set. A process that is forked after its parent used
@@ -152,7 +152,7 @@ class Tokenizer:
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         self._engine = vocabulary.engine
         self.engine: EngineName = engine
-        self._fast: FastEngine | None = fast_engine(self._engine, engine, threads)
+        self._fast: FastEngine | None = fast_engine(self._engine, engine)
         self.splits_special_tokens = vocabulary.engine.encode_special_tokens
         self.fingerprint = self._digest()
         self.chat_template = vocabulary.chat_template
@@ -167,7 +167,7 @@ class Tokenizer:
         self.__dict__.update(state)
         self._engine = Engine.from_str(state["_engine"])
         self._engine.encode_special_tokens = self.splits_special_tokens
-        self._fast = fast_engine(self._engine, self.engine, self.threads)
+        self._fast = fast_engine(self._engine, self.engine)
 
     def _digest(self) -> str:
         rules = (self.eos, self.eos_id, self.bos, self.bos_id, self.splits_special_tokens)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,25 +118,22 @@ def test_broken_texts_are_skipped_as_before() -> None:
     assert skips.count == 2
 
 
-class ErringKitoken:
-    """Gives other ids for texts that hold a word."""
+def err(fast: FastEngine, word: str) -> None:
+    """Make an engine give other ids for texts that hold a word."""
+    right = fast._by_kitoken
 
-    def __init__(self, engine: Any, word: str) -> None:
-        self.engine, self.word = engine, word
+    def wrong(texts: Sequence[str]) -> list[list[int]]:
+        found = zip(texts, right(texts), strict=True)
+        return [[*ids[1:], 5] if word in text else ids for text, ids in found]
 
-    def encode_all(self, texts: list[str], specials: bool) -> list[list[int]]:
-        found = self.engine.encode_all(texts, specials)
-        return [
-            [*ids[1:], 5] if self.word in text else ids
-            for text, ids in zip(texts, found, strict=True)
-        ]
+    fast._by_kitoken = wrong  # type: ignore[method-assign]
 
 
 def test_an_engine_that_differs_on_the_first_texts_is_not_used() -> None:
     engine = ENGINES["gpt2"]()
     tokenizer = Tokenizer(engine, eos="as-is", engine="kitoken")
     assert tokenizer._fast is not None
-    tokenizer._fast._kitoken = ErringKitoken(tokenizer._fast._kitoken, "wrong")
+    err(tokenizer._fast, "wrong")
     texts = ["fine", "a wrong text"]
     assert encoded(tokenizer, texts) == [
         engine.encode(text, add_special_tokens=False).ids for text in texts
@@ -142,9 +141,9 @@ def test_an_engine_that_differs_on_the_first_texts_is_not_used() -> None:
 
 
 def test_an_engine_that_errs_once_in_ten_thousand_texts_is_caught() -> None:
-    fast = FastEngine(ENGINES["gpt2"](), threads=1)
+    fast = FastEngine(ENGINES["gpt2"]())
     assert fast.encode(["first"])
-    fast._kitoken = ErringKitoken(fast._kitoken, "text 7777")
+    err(fast, "text 7777")
     texts = [f"text {i}" for i in range(10_000)]
 
     def encode_many() -> None:
@@ -181,3 +180,15 @@ def test_an_encoding_of_tiktoken_is_taken_with_its_ids() -> None:
     assert encoded(tokenizer, texts) == encoding.encode_batch(texts, allowed_special="all")
     assert tokenizer._fast is not None
     assert tokenizer.decode(np.array(encoding.encode("two words"))) == "two words"
+
+
+def test_threads_that_come_and_go_make_and_use_tokenizers_at_once() -> None:
+    engine = ENGINES["gpt2"]()
+    expected = engine.encode("a text", add_special_tokens=False).ids
+
+    def make(_: int) -> list[list[int]]:
+        return encoded(Tokenizer(engine, eos="as-is", engine="kitoken"), ["a text"] * 20)
+
+    for _ in range(20):
+        with ThreadPoolExecutor(5) as pool:
+            assert all(found == [expected] * 20 for found in pool.map(make, range(10)))
