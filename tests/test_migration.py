@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,26 @@ def nanogpt() -> Ids:
     return as_ids(np.split(mapped, np.flatnonzero(mapped == EOS) + 1)[:-1])
 
 
+def nanochat() -> Ids:
+    tiktoken = pytest.importorskip("tiktoken")
+    bos = 256
+    encoding = tiktoken.Encoding(
+        "bytes",
+        pat_str=r"\s+|\S+",
+        mergeable_ranks={bytes([n]): n for n in range(bos)},
+        special_tokens={"<|bos|>": bos},
+    )
+    for name in ("tokenizer", "base_data"):
+        Path(name).mkdir()
+    Path("tokenizer/tokenizer.pkl").write_bytes(pickle.dumps(encoding))
+    texts = ["".join(chr(97 + n % 26) for n in ids) for ids in DOCUMENTS]
+    for number in range(3):
+        held_out = number == 2
+        table = pa.table({"text": ["held out"] if held_out else texts[number::2]})
+        pq.write_table(table, f"base_data/shard_{number:05d}.parquet")
+    return as_ids([bos, *text.encode()] for text in texts)
+
+
 def megatron() -> Ids:
     Path("megatron").mkdir()
     write_megatron(Path("megatron/corpus_text_document"), [[ids] for ids in DOCUMENTS], "uint16")
@@ -105,6 +126,7 @@ PEERS: dict[str, Callable[[], Ids]] = {
     "Packing in TRL": tokenized,
     "Packing in axolotl": axolotl,
     "nanoGPT": nanogpt,
+    "nanochat": nanochat,
     "Megatron-LM": megatron,
     "Megatron-Energon": energon,
     "Grain": grain,

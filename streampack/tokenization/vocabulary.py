@@ -78,7 +78,9 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
         settings["chat_template"] = getattr(tokenizer, "chat_template", None)
     elif hasattr(tokenizer, "_mergeable_ranks"):  # a tiktoken.Encoding
         engine = engine_of_tiktoken(tokenizer)
-        settings = {"eos_token": engine.id_to_token(tokenizer.eot_token), "bos_token": None}
+        end = "<|endoftext|>"  # nanochat's encodings have none
+        has_end = end in tokenizer.special_tokens_set
+        settings = {"eos_token": end if has_end else None, "bos_token": None}
     elif isinstance(tokenizer, Engine) or hasattr(tokenizer, "to_str"):
         engine, settings = tokenizer, {}
     elif hasattr(tokenizer, "convert_tokens_to_ids"):
