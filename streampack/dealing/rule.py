@@ -71,8 +71,8 @@ class Report(NamedTuple):
 
     Attributes:
         until: how far it sees: the weight, of what it was dealt, up to the end of its part.
-        ahead: tokens up to there that it has still to give, with the padding of their rows.
-        found: tokens up to there in all.
+        ahead: tokens up to there that it has still to give; found: tokens up to there in all. Both
+            with the padding of their rows.
     """
 
     until: int

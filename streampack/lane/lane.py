@@ -255,7 +255,7 @@ class Lane:
         total = max(int(held.sum()), 1)
         sizes = [rows.composition.placed - rows.composition.repeated for rows in self._batches]
         after = (total - np.cumsum(sizes, dtype=np.int64)).tolist()
-        # What is left counts as the room that it takes, in rows as full as those of this round.
+        # Tokens count as the room that they take, in rows as full as those of this round.
         placed = sum(sizes)
         slots = sum(rows.composition.slots for rows in self._batches) if placed else 1
         outlooks = self._stream.outlooks()
@@ -264,8 +264,9 @@ class Lane:
             waiting = max(after[dealer.rule.step(number) - self._step], 0)
             for line, (source, until, ahead, tokens) in enumerate(outlooks):
                 own = int(held[source]) if source < len(held) and not waits else 0
-                left = (ahead + own * waiting // total) * slots // max(placed, 1)
-                report = Report(until, left, tokens + ahead)
+                numbers = ahead + own * waiting // total, tokens + ahead
+                left, found = (number * slots // max(placed, 1) for number in numbers)
+                report = Report(until, left, found)
                 self._reports.append([number, line, *report])
                 dealer.board.put(number, self.lane, line, report)
             self._reported_deal = number

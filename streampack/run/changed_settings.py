@@ -32,6 +32,7 @@ from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane, held_by_source
 from streampack.lane.state import Round
 from streampack.packing.balancing import Balance
+from streampack.packing.packer import Packer
 from streampack.packing.rebuilding import rebuild_packer
 from streampack.run.dealt import epochs_before
 from streampack.sources.mixture.source import Mixture, earlier_mixture
@@ -39,6 +40,8 @@ from streampack.streams.mixed_place import changed_cursor
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
 from streampack.window.planned import PlannedWindow, needed_tokens
+
+ROWS = 64  # about so many are packed to see what room documents take
 
 
 def previous_config(
@@ -158,19 +161,35 @@ def carry_over(
         reported_deal=place.reported_deal,
     )
     if dealer is not None and config.dealing is not None:
-        reports = _reports(restored, following, dealer, config.dealing)
+        room = _room(packer, entries.held - entries.repeated)
+        reports = _reports(restored, following, dealer, config.dealing, room)
         following = replace(following, reports=reports, reported_deal=config.dealing.first)
     return following.state(0)
 
 
-def _reports(restored: Lane, following: Round, dealer: Dealer, rule: DealRule) -> list[list[int]]:
+def _room(packer: Packer, lengths: NDArray[np.int64]) -> tuple[int, int]:
+    """Slots and tokens of the rows that a packer makes of documents of these lengths (N,)."""
+    longest = packer.seq_lens[-1]
+    lengths = lengths[(lengths > 0) & ((lengths <= longest) | (packer.overflow == "split"))]
+    if packer.packs_members or not len(lengths):
+        return 1, 1
+    times = min(ROWS * longest // int(lengths.sum()) + 1, ROWS)  # or the last row would count much
+    plan = packer.plan(np.tile(lengths, times), final=True, seed=0)
+    return int(plan.seq_len.sum()), int((plan.stop - plan.start).sum())
+
+
+def _reports(
+    restored: Lane, following: Round, dealer: Dealer, rule: DealRule, room: tuple[int, int]
+) -> list[list[int]]:
     """What a lane has reported for deals by other settings, and what it reports for the first one.
 
     Args:
         restored: the lane under the settings of before, which `dealer` dealt by.
         following: its next round.
         rule: from now on.
+        room: slots of its rows from now on, and the tokens in them.
     """
+    slots, placed = room
     reports = [report for report in following.reports if report[0] < rule.first]
     ended = range(following.reported_deal + 1, rule.first)  # it had, and now it goes on
     lines = range(len(dealer.rule.lines))
@@ -178,7 +197,9 @@ def _reports(restored: Lane, following: Round, dealer: Dealer, rule: DealRule) -
     held = held_by_source(following)
     for line, (source, until, ahead, tokens) in enumerate(restored.outlooks()):
         own = int(held[source]) if source < len(held) else 0
-        reports.append([rule.first, line, *Report(until, ahead + own, tokens + ahead)])
+        numbers = ahead + own, tokens + ahead
+        left, found = (number * slots // max(placed, 1) for number in numbers)
+        reports.append([rule.first, line, *Report(until, left, found)])
     added = range(len(dealer.rule.lines), len(rule.lines))
     return reports + [[rule.first, line, *Report(0, 0, 0)] for line in added]
 

@@ -110,6 +110,23 @@ def test_a_state_saved_under_the_deals_of_smaller_batches_is_dealt_by_its_own() 
     assert_once([*found, *to_the_end(loader, 8)], size(source))
 
 
+@pytest.mark.parametrize("stop", [0, 30, 90, 180, 250])
+@pytest.mark.parametrize("first", [Concat(seq_len=64), BestFitDecreasing(seq_len=128)])
+def test_lanes_end_together_where_later_rows_are_nearly_all_padding(
+    first: Packer, stop: int
+) -> None:
+    source, lanes, batch_tokens = corpus(30_000), 3, first.seq_lens[-1]
+    window = WindowConfig(rows=4)
+    begun = PackedLoader(dataset(source, first, batch_tokens, lanes=lanes, window=window))
+    found = list(islice(begun, stop))
+    loader = PackedLoader(dataset(source, Pad(seq_len=1024), 1024, lanes=lanes, window=window))
+    loader.load_state_dict(json.loads(json.dumps(begun.state_dict())), allow=CHANGED)
+    rest = list(loader)
+    assert_once([*found, *rest], size(source))
+    turns = Counter(batch.lane for batch in rest)
+    assert max(turns.values()) - min(turns.values()) <= 12
+
+
 @st.composite
 def stages(draw: st.DrawFn) -> dict[str, Any]:
     seq_len = draw(st.sampled_from([32, 64, 256, 1024]))
@@ -124,7 +141,7 @@ def stages(draw: st.DrawFn) -> dict[str, Any]:
     return {"packer": packer, "batch_tokens": seq_len * rows, "window": window}
 
 
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=16, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     lanes=st.integers(2, 9),
     epochs=st.lists(st.integers(1, 3), min_size=3, max_size=3),
@@ -141,7 +158,7 @@ def test_no_lane_waits_for_nothing_over_any_chain_of_changes(
     ranks: int,
     seed: int,
 ) -> None:
-    source, found, state = corpus(30_000, seed), [], ""
+    source, found, state = corpus(15_000, seed), [], ""
     passes = 1
     for number, leg in enumerate(legs):
         last = number == len(legs) - 1
