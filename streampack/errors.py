@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+#: What the failure of a store means; "transient" ones were tried again.
+StoreFailure = Literal["missing", "denied", "transient", "other"]
+
 
 class StreampackError(Exception):
     """Base of every error raised on purpose.
@@ -93,7 +98,12 @@ class StateError(StreampackError, ValueError):
 
 
 class StorageError(StreampackError, OSError):
-    """Reading or writing storage failed, after the retries that were allowed."""
+    """Reading or writing storage failed, after the retries that were allowed.
+
+    `failure` says why; the error of the file system is the cause (``__cause__``).
+    """
+
+    failure: StoreFailure = "other"
 
     def __str__(self) -> str:  # OSError formats two arguments as an errno pair otherwise
         return StreampackError.__str__(self)

@@ -249,7 +249,7 @@ class Cache:
             try:
                 fetch(entry.part)
             except StorageError as error:
-                if entry.part.parent.is_dir():
+                if lock.is_of(entry.part):
                     raise
                 raise _RemovedError from error
             if not lock.is_of(entry.part):  # what is there may be another process's half of it

@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from streampack.errors import ConfigError, StreampackError
-from streampack.storage.failures import explain, without_secrets
-from streampack.storage.remote import AZURE
+from streampack.storage.failures import without_secrets
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: What to install for a protocol; fsspec imports the implementation when it is first used.
@@ -62,12 +61,11 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
     except StreampackError:
         raise
     except Exception as error:
-        failure = explain(error)
         raise ConfigError(
             f"{protocol}:// cannot be opened ({type(error).__name__}: "
             f"{without_secrets(str(error))}).",
-            "The files cannot be reached.",
-            failure.remedy,
+            remedy="Check the credentials and the `storage_options` (docs/storage.md).",
+            setting="storage_options",
         ) from error
     _try_once(protocol, filesystem)
     _opened[id(filesystem)] = filesystem
@@ -112,7 +110,7 @@ def _try_once(protocol: str, filesystem: Any) -> None:
         once = getattr(type(filesystem)._request, "__wrapped__", None)
         if once is not None:
             filesystem._request = functools.partial(once, filesystem)
-    elif protocol in AZURE:
+    elif protocol in ("az", "abfs", "abfss"):
         with suppress(AttributeError):
             filesystem.service_client._config.retry_policy.total_retries = 0
 

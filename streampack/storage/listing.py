@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from streampack.errors import ConfigError, StorageError
-from streampack.storage.failures import is_missing
 from streampack.storage.patterns import has_glob, wanted
 from streampack.storage.remote import (
     FileInfo,
@@ -114,7 +113,7 @@ def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, FileIn
             lambda: filesystem.ls(folder, detail=True), doing="Listing", url=folder, retries=retries
         )
     except StorageError as error:
-        if is_missing(error):
+        if error.failure == "missing":
             return {}
         raise
     root = filesystem._strip_protocol(folder).rstrip("/") + "/"
@@ -130,7 +129,7 @@ def _list_named(
     try:
         info = look_up(filesystem, url, pace=pace, retries=retries)
     except StorageError as error:
-        if is_missing(error):
+        if error.failure == "missing":
             return []
         raise
     if info.get("type") != "directory":

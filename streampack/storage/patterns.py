@@ -5,12 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from streampack.arguments import type_in_words
 from streampack.errors import ConfigError
+from streampack.storage.remote import shown
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
 
@@ -32,6 +34,18 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
                 "conversations to sources.Chat(records).",
             )
     return list(map(str, listed))
+
+
+def refuse_repeated(paths: Iterable[str]) -> None:
+    """Raise `ConfigError` if a path is there more than once: a file is read once per epoch."""
+    for path, times in sorted(Counter(paths).items()):
+        if times > 1:
+            raise ConfigError(
+                f'"{shown(path)}" is named {times} times.',
+                remedy="Name it once; `epochs` of PackedDataset or of sources.Mixture reads it "
+                "several times.",
+                path=shown(path),
+            )
 
 
 def expand_braces(pattern: str) -> Iterator[str]:

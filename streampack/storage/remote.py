@@ -24,18 +24,12 @@ from fsspec.callbacks import Callback
 
 from streampack.errors import StorageError, StreampackError
 from streampack.storage.failures import (
+    WORDS,
     TooSlowError,
-    code_of,
-    explain,
-    is_bare_refusal,
-    is_bucket_missing,
-    is_missing,
+    failure_of,
     retry_after_s,
     without_secrets,
 )
-
-#: Protocols of Azure Blob Storage.
-AZURE = ("az", "abfs", "abfss")
 
 logger = logging.getLogger(__name__)
 
@@ -186,7 +180,7 @@ class Pace:
         """The error for an answer of which so few bytes have come."""
         came = "the answer was not complete" if num_bytes is None else f"{num_bytes} bytes came"
         return TooSlowError(
-            f"{came} after {seconds:.3g} s; at least {self.min_bytes_per_s:g} bytes/s are wanted"
+            f"{came} after {seconds:.3g} s; min_bytes_per_s is {self.min_bytes_per_s:g}"
         )
 
     def call(self, filesystem: Any, method: Any, *args: Any, num_bytes: int, **options: Any) -> Any:
@@ -308,29 +302,11 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
         try:
             return info_of(filesystem, url, pace)
         except Exception as error:
-            if is_bare_refusal(error):  # what has a body says why
+            if failure_of(error) in ("denied", "other"):  # only an answer with a body says why
                 pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
-            elif is_missing(error):
-                ask_container(filesystem, url, pace)
             raise
 
     return with_retries(ask, doing="Looking up", url=url, retries=retries)
-
-
-def ask_container(filesystem: Any, url: str, pace: Pace) -> None:
-    """Raise what the store raises if a URL of Azure names a container that is not there.
-
-    What is asked of it, Azure calls missing alone. Whether there is one may be more than the
-    credentials may ask.
-    """
-    protocol, rest = split_url(url)
-    if protocol not in AZURE:
-        return
-    try:
-        pace.call(filesystem, "info", rest.partition("/")[0], num_bytes=0)
-    except Exception as error:
-        if is_bucket_missing(error):
-            raise
 
 
 def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int) -> T:
@@ -355,20 +331,22 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
         except StreampackError:
             raise
         except Exception as error:
-            failure = explain(error, doing)
+            failure = failure_of(error)
             original = error.__cause__ or error  # of the library, before fsspec translated it
             said = next(iter(str(original).replace(url, shown(url)).splitlines()), "")
-            code = f" {code_of(error)}" if code_of(error) not in said else ""
-            words = without_secrets(f"{type(original).__name__}{code}: {said}")
-            if not failure.lasts and attempt <= retries:
+            words = without_secrets(f"{type(original).__name__}: {said}")
+            if failure == "transient" and attempt <= retries:
                 bound = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1))
                 asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))
                 logger.info("%s %s: attempt %d failed (%s)", doing, shown(url), attempt, words)
                 time.sleep(asked + chance.uniform(0, bound))
                 continue
             times = "attempt" if attempt == 1 else "attempts"
-            raise StorageError(
-                f"{doing} {shown(url)} failed after {attempt} {times}: {failure.fact} ({words}).",
-                "Nothing is skipped, or the batches would depend on the network.",
-                failure.remedy,
-            ) from error
+            fact, remedy = WORDS[failure]
+            failed = StorageError(
+                f"{doing} {shown(url)} failed after {attempt} {times}: {fact} ({words}).",
+                remedy=remedy,
+                path=shown(url),
+            )
+            failed.failure = failure
+            raise failed from error

@@ -11,28 +11,26 @@ import builtins
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from streampack.arguments import explained, real_number, whole_number
-from streampack.errors import ContentError, StateError, StorageError
+from streampack.errors import ConfigError, ContentError, StateError, StorageError
 from streampack.storage.cache import Cache, Entry, default_cache_dir
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import list_remote
-from streampack.storage.misnamed import found_twice, nothing_there, refuse_linked, refuse_repeated
 from streampack.storage.patterns import (
     expand_braces,
     local_files,
     local_names,
     named_paths,
+    refuse_repeated,
 )
 from streampack.storage.read_ahead import ReadAhead
 from streampack.storage.remote import (
     FileInfo,
     Pace,
     Progress,
-    ask_container,
     info_of,
     is_another_version,
     look_up,
@@ -141,13 +139,11 @@ class Storage:
 
         Raises:
             ConfigError: a pattern, or one of the names its braces stand for, names nothing; two
-                of them name the same file, or a link to it; or a protocol needs a package.
+                of them name the same file; or a protocol needs a package.
             StorageError: the listing failed after all retries.
         """
-        found: dict[str, tuple[FileInfo, str]] = {}
-        several = named_paths(patterns)
-        refuse_repeated(several)
-        for pattern in several:
+        found: list[FileInfo] = []
+        for pattern in named_paths(patterns):
             protocol, rest = split_url(pattern)
             if protocol is None:
                 names = local_names(rest)
@@ -157,25 +153,21 @@ class Storage:
                 ]
             else:
                 names = builtins.list(expand_braces(pattern))
+                filesystem = self._filesystem(protocol)
                 listed = list_remote(
-                    self._filesystem(protocol),
-                    names,
-                    endings,
-                    pace=self._pace,
-                    retries=self.retries,
+                    filesystem, names, endings, pace=self._pace, retries=self.retries
                 )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
-                    if protocol is not None:
-                        ask = partial(ask_container, self._filesystem(protocol), name, self._pace)
-                        with_retries(ask, doing="Looking up", url=name, retries=0)
-                    raise nothing_there(name, endings, local=protocol is None)
-                own = {info.path: (info, pattern) for info in infos}  # ** may find a file twice
-                if twice := found.keys() & own.keys():
-                    raise found_twice(found[min(twice)][1], pattern, min(twice))
-                found |= own
-        refuse_linked(paths := sorted(found))
-        return [found[path][0] for path in paths]
+                    kinds = f" that ends in {' or '.join(endings)}" if endings else ""
+                    raise ConfigError(
+                        f'No file{kinds} matches "{shown(name)}".',
+                        remedy="Check the path or URL.",
+                        path=shown(name),
+                    )
+                found += {info.path: info for info in infos}.values()  # ** may find a file twice
+        refuse_repeated(info.path for info in found)
+        return sorted(found, key=lambda info: info.path)
 
     @contextmanager
     def local(self, path: str, version: str = "") -> Iterator[Path]:

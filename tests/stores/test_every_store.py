@@ -88,23 +88,25 @@ def test_a_file_that_is_replaced_is_refused(store: Store, storage: Storage, tmp_
         again.local(url, listed.version).__enter__()
 
 
-def test_a_missing_file_is_not_a_missing_bucket(store: Store, storage: Storage) -> None:
+def test_a_missing_file_and_a_missing_bucket_are_errors(store: Store, storage: Storage) -> None:
     store.write("there.bin", b"x")
-    with pytest.raises(StorageError, match="no such file"):
+    with pytest.raises(StorageError) as caught:
         storage.size(f"{store.root}/missing.bin")
+    assert caught.value.failure == "missing"
     for pattern in ("missing.bin", "missing/*.bin", "missing/**/*.bin", "missing"):
         with pytest.raises(ConfigError, match="No file"):
             storage.list(f"{store.root}/{pattern}")
     for act in ALL:
-        with pytest.raises(StorageError, match="no such bucket"):
+        with pytest.raises((ConfigError, StorageError)):
             act(storage, store.other_root)
 
 
-def test_nothing_that_listens_is_a_refused_connection(store: Store, tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_an_error(store: Store, tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path, retries=0, storage_options=store.elsewhere)
     for act in ALL:
-        with pytest.raises(StorageError, match="refused"):
+        with pytest.raises(StorageError) as caught:
             act(storage, store.root)
+        assert caught.value.failure == "transient"
 
 
 def test_an_option_that_the_store_does_not_know_is_refused(store: Store, tmp_path: Path) -> None:

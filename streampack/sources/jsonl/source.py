@@ -39,7 +39,6 @@ from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.lines import line_blocks, line_number
 from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_content
-from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
@@ -99,7 +98,6 @@ class JSONL(ShardedSource):
     def list_shards(self) -> Manifest:
         """The files and their sizes; the first lines show whether the named fields exist."""
         infos = self.storage.list(self.paths, endings=self.endings)
-        log_twins([info.path for info in infos])
         weights = [info.num_bytes * _scale(_codec_of(info.path)) for info in infos]
         first = next((info for info in infos if info.num_bytes > 0), None)
         if first is not None:

@@ -10,9 +10,7 @@ from typing import Any
 
 from streampack.errors import ConfigError, StorageError
 from streampack.sources.mds.index import IndexedShard
-from streampack.storage.failures import is_missing
-from streampack.storage.misnamed import refuse_linked, refuse_repeated
-from streampack.storage.patterns import has_ending
+from streampack.storage.patterns import has_ending, refuse_repeated
 from streampack.storage.remote import shown, split_url
 from streampack.storage.storage import Storage
 
@@ -34,7 +32,7 @@ def read_index(folder: str, storage: Storage) -> bytes:
     try:
         return storage.read_bytes(where, _INDEX_LIMIT)
     except StorageError as error:
-        if not is_missing(error):
+        if error.failure != "missing":
             raise
         below = _folders_below(folder, storage)
         remedy = "Check the path; directories with parts of a corpus may be passed as a list."
@@ -103,7 +101,6 @@ def folders_of(paths: Sequence[str]) -> list[str]:
         local = os.path.abspath(os.path.expanduser(rest))
         folders.append(local if protocol is None else folder.rstrip("/"))
     refuse_repeated(folders)
-    refuse_linked(folders)
     return folders
 
 

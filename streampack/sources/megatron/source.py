@@ -18,8 +18,7 @@ from streampack.reading.options import Reading
 from streampack.sources.megatron.index import HEADER_BYTES, Header, Index, parse_header
 from streampack.storage.decompression import map_file
 from streampack.storage.listing import in_threads
-from streampack.storage.misnamed import refuse_repeated
-from streampack.storage.patterns import has_ending, named_paths
+from streampack.storage.patterns import has_ending, named_paths, refuse_repeated
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 

@@ -58,7 +58,6 @@ from streampack.sources.tar.records import (
 )
 from streampack.sources.tar.seek import Seeker
 from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
-from streampack.storage.misnamed import log_twins
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
@@ -159,7 +158,6 @@ class WebDataset(ShardedSource):
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
         files = self.storage.list(patterns, endings=self.endings) if patterns else []
-        log_twins([file.path for file in files])
         pipes = [url for pipe in filter(is_pipe, self.paths) for url in expand_braces(pipe)]
         files += [FileInfo(url, 0) for url in pipes]
         first = next((file for file in files if file.num_bytes > 0), None)
