@@ -264,6 +264,30 @@ def _stream_file(filesystem: Any, url: str, path: str, progress: Progress) -> No
                 part.write(data)
 
 
+async def fetch_range(filesystem: Any, url: str, *, start: int, end: int) -> bytes | None:
+    """Bytes [start, end) of a file on an HTTP server; None if it only sends the whole file.
+
+    Raises:
+        OSError: it sent another range than was asked for, or more bytes.
+    """
+    options = dict(filesystem.kwargs)
+    headers = {**(options.pop("headers", None) or {}), "Range": f"bytes={start}-{end - 1}"}
+    session = await filesystem.set_session()
+    async with session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
+        answer.raise_for_status()
+        if answer.status == 200:
+            return None
+        said = answer.headers.get("Content-Range", "")
+        if answer.status != 206 or not said.lower().startswith(f"bytes {start}-{end - 1}/"):
+            raise OSError(f"bytes {start}-{end - 1} were asked for and {said or 'others'} came")
+        data = bytearray()
+        async for chunk in answer.content.iter_any():
+            data += chunk
+            if len(data) > end - start:
+                raise OSError(f"more than {end - start} bytes came")
+        return bytes(data)
+
+
 def split_url(path: str) -> tuple[str | None, str]:
     """(protocol, rest), the protocol being None for a local path; ``file://`` counts as local."""
     protocol, separator, rest = path.partition("://")

@@ -11,6 +11,7 @@ import builtins
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ from streampack.storage.remote import (
     FileInfo,
     Pace,
     Progress,
+    fetch_range,
     info_of,
     is_another_version,
     look_up,
@@ -247,28 +249,18 @@ class Storage:
         if over_http and not self._look_up(path).ranges:
             return self._range_of_copy(path, start, stop)
 
-        def read() -> bytes:
-            filesystem = self._filesystem(protocol)
-            data: bytes
-            size = stop - start
-            if over_http:  # `cat_file` would read the whole file if ranges are ignored
-                with filesystem.open(path, "rb", cache_type="none", size=self.size(path)) as remote:
-                    fetch = remote.async_fetch_range
-                    data = self._pace.call(filesystem, fetch, start, stop, num_bytes=size)
-            else:
-                data = self._pace.call(
-                    filesystem, "cat_file", path, start=start, end=stop, num_bytes=size
-                )
-            if len(data) != stop - start:
-                raise OSError(f"{len(data)} bytes came instead of {stop - start}")
+        def read() -> bytes | None:
+            filesystem, size = self._filesystem(protocol), stop - start
+            method = partial(fetch_range, filesystem) if over_http else "cat_file"
+            data: bytes | None = self._pace.call(
+                filesystem, method, path, start=start, end=stop, num_bytes=size
+            )
+            if data is not None and len(data) != size:
+                raise OSError(f"{len(data)} bytes came instead of {size}")
             return data
 
-        try:
-            return self._attempt("Reading", path, read)
-        except StorageError as error:
-            if over_http and isinstance(error.__cause__, ValueError):  # too many bytes came
-                return self._range_of_copy(path, start, stop)
-            raise
+        data = self._attempt("Reading", path, read)
+        return self._range_of_copy(path, start, stop) if data is None else data
 
     def _range_of_copy(self, path: str, start: int, stop: int) -> bytes:
         """The same from a cached copy, for servers that send the whole file for every range."""

@@ -75,7 +75,7 @@ def test_a_file_without_its_partner_is_refused(tmp_path: Path) -> None:
         write_megatron(tmp_path / "a", sentences(), "uint16")
         (tmp_path / f"a.{gone}").unlink()
         for path in (tmp_path, tmp_path / named):
-            with pytest.raises(ConfigError, match=rf"a\.{gone}.*documents would be missing"):
+            with pytest.raises(ConfigError, match=rf"a\.{gone}"):
                 MegatronIndexed(path).prepare()
     with pytest.raises(ConfigError, match=r"neither a \.bin nor a \.idx"):
         MegatronIndexed(__file__).prepare()

@@ -261,6 +261,49 @@ def test_messages_show_no_query_and_no_password() -> None:
     assert without_secrets(text) == "no https://host/a nor 'abfs://account/b' (http://h/)"
 
 
+# Ranges
+
+
+@pytest.mark.parametrize(
+    ("said", "body"),
+    [
+        ("bytes 5-104/10240", DATA[5:105]),
+        ("bytes 0-99/10240", DATA[:99]),
+        ("bytes 0-99/10240", DATA[:101]),
+        ("bytes 0-9/10240", DATA[:10]),
+        ("", DATA[:100]),
+    ],
+    ids=["another", "shorter", "longer", "less", "unsaid"],
+)
+def test_another_range_than_was_asked_for_is_an_error_that_is_tried_again(
+    tmp_path: Path, said: str, body: bytes
+) -> None:
+    wrong = [said]
+
+    def respond(connection: Connection) -> None:
+        if connection.method == "HEAD":
+            file_at(connection)
+        elif wrong:
+            header = f"Content-Range: {wrong[0]}\n" if said else ""
+            connection.answer("206 Partial Content", header, body)
+        else:
+            connection.answer(
+                "206 Partial Content", "Content-Range: bytes 0-99/10240\n", DATA[:100]
+            )
+
+    def act(storage: Storage, url: str) -> bytes:
+        return storage.read_range(url, 0, 100)
+
+    with raw_server(respond) as server:
+        url = f"{server.url}/a.bin"
+        error = error_of(Storage(cache_dir=tmp_path, retries=1), url, act)
+        assert error.failure == "transient"
+        assert "2 attempts" in str(error)
+        assert sum("GET" in head for head in server.requests) == 2
+        wrong.clear()
+        assert act(Storage(cache_dir=tmp_path), url) == DATA[:100]
+
+
 # Versions. Some proxies give a file another ETag in every answer.
 
 
