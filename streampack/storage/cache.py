@@ -13,22 +13,28 @@ its limit.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
+import io
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from streampack.errors import StorageError
+from streampack.storage.failures import is_of_system
 
 logger = logging.getLogger(__name__)
 
+ANY_SIZE = -1  # of a file that is made here; it is complete once it has its name
 MOST_TRIES = 3  # to download a file that somebody removes meanwhile
 _OURS = re.compile(r"(?:\.(?P<hidden>[0-9a-f]{24})\.(?:part|lock)|(?P<key>[0-9a-f]{24})-.*)\Z")
 
@@ -121,7 +127,7 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One version of a remote file: its size, and its names in the cache."""
+    """One version of a file: its size, or `ANY_SIZE`, and its names in the cache."""
 
     num_bytes: int
     data: Path
@@ -131,9 +137,27 @@ class Entry:
     def is_complete(self) -> bool:
         """True if the file exists and has the right size."""
         try:
-            return self.data.stat().st_size == self.num_bytes
+            return self.num_bytes in (ANY_SIZE, self.data.stat().st_size)
         except FileNotFoundError:
             return False
+
+
+class _Bounded(io.FileIO):
+    """A file that is written again from its beginning, with so many bytes at most.
+
+    It is not emptied first: if another process was given its name in the meantime, both write the
+    same bytes.
+    """
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        super().__init__(path, "r+")
+        self._left = most_bytes
+
+    def write(self, data: Any) -> int:
+        self._left -= memoryview(data).nbytes
+        if self._left < 0:
+            raise OSError(errno.ENOSPC, "it has more bytes than there is room for")
+        return super().write(data)
 
 
 class Cache:
@@ -150,6 +174,7 @@ class Cache:
         self.limit_bytes = limit_bytes
         self._is_over = False  # as of this process's last look
         self._has_warned = False
+        self._not_made: set[Path] = set()
 
     def entry(self, url: str, num_bytes: int, version: str) -> Entry:
         """Names for this version of a file; no part of a URL can lead out of the folder."""
@@ -180,6 +205,41 @@ class Cache:
             if self._is_over:
                 with suppress(OSError):
                     self._evict(0)
+
+    @contextmanager
+    def made(
+        self, entry: Entry, make: Callable[[IO[bytes]], None], name: str
+    ) -> Iterator[Path | None]:
+        """The same of a file that `make` writes; None if that is not possible, now or before.
+
+        Args:
+            entry: the file, of `ANY_SIZE`.
+            make: writes it. Whatever it raises, the file is not made again by this process.
+            name: of what it is made of, for the log.
+        """
+        with ExitStack() as stack:
+            found = None
+            if entry.data not in self._not_made:
+                opened = self.open(entry, lambda part: self._make(part, make, name))
+                try:
+                    found = stack.enter_context(opened)
+                except Exception as error:
+                    self._not_made.add(entry.data)
+                    if is_of_system(error) or isinstance(error, StorageError):
+                        logger.warning(
+                            "%s is decoded again for every part of it that a lane reads, which may "
+                            "take many times as long: its content cannot be kept in the cache "
+                            "(%s). Raise cache_limit_bytes, or let cache_dir name a folder on a "
+                            "larger disk.", name, error,
+                        )  # fmt: skip
+            yield found
+
+    def _make(self, part: Path, make: Callable[[IO[bytes]], None], name: str) -> None:
+        room = min(self.limit_bytes, shutil.disk_usage(part.parent).free * 9 // 10)
+        with io.BufferedWriter(_Bounded(part, room), 1 << 20) as out:
+            make(out)
+            out.truncate()
+        logger.info("%s was decoded into the cache: %d bytes", name, part.stat().st_size)
 
     def ensure(self, entry: Entry, fetch: Callable[[Path], None]) -> bool:
         """Download the file unless it is in the cache; True if it was downloaded."""
@@ -245,10 +305,10 @@ class Cache:
         try:
             if entry.is_complete():
                 return False
-            self._evict(entry.num_bytes)
+            self._evict(max(entry.num_bytes, 0))
             try:
                 fetch(entry.part)
-            except StorageError as error:
+            except OSError as error:
                 if lock.is_of(entry.part):
                     raise
                 raise _RemovedError from error

@@ -92,7 +92,26 @@ def decompress(
         DamagedError: the data is corrupt, or its content has another size.
         StorageError: the temporary file cannot be written.
     """
-    with open(path, "rb") as source, _temporary(folder) as out:
+    with _temporary(folder) as out:
+        try:
+            complete = unpack(path, codec, out, exact_bytes=exact_bytes, free_bytes=free_bytes)
+            out.flush()
+        except OSError as error:
+            if not is_of_system(error):
+                raise
+            raise _no_room(error) from error
+        return _map(out), complete
+
+
+def unpack(
+    path: Path, codec: str, out: IO[bytes], *, exact_bytes: int | None = None, free_bytes: int
+) -> bool:
+    """Write the content of a file to `out`; see `decompress`.
+
+    Returns:
+        Whether the compressed data ended properly.
+    """
+    with open(path, "rb") as source:
         complete = True
         written = 0
         most = max(free_bytes, _MOST_UNFOLDED * os.fstat(source.fileno()).st_size)
@@ -105,13 +124,12 @@ def decompress(
                     raise DamagedError(f"it decompresses to more than {exact_bytes} bytes")
                 if written > most:
                     raise _unfolds_too_far(most)
-                _write(out, chunk)
+                out.write(chunk)
         except _CutShortError:
             complete = False
         if exact_bytes is not None and written != exact_bytes:
             raise DamagedError(f"it decompresses to {written} bytes instead of {exact_bytes}")
-        out.flush()
-        return _map(out), complete
+        return complete
 
 
 def _unfolds_too_far(most: int) -> DamagedError:
@@ -121,16 +139,40 @@ def _unfolds_too_far(most: int) -> DamagedError:
     )
 
 
+#: How much of the stored data had been read when the decoder gave some content, and this content.
+Chunk = tuple[int, "bytes | memoryview"]
+
+
 @contextmanager
-def open_content(file: Path | bytes, codec: str | None) -> Iterator[Content]:
+def open_content(
+    file: Path | bytes, codec: str | None, chunks: Iterator[Chunk] | None = None
+) -> Iterator[Content]:
     """The content of a file, or of bytes in memory.
 
     Args:
         file: the stored data.
         codec: "gz", "bz2", "zstd", "br", or None for data that is not compressed.
+        chunks: what `placed_chunks` gives of the file, if that is known; else it is decompressed.
     """
     with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb", _CHUNK) as source:
-        yield Content(source, codec)
+        if chunks is None and codec is not None:
+            chunks = placed_chunks(source, codec)
+        yield Content(source, chunks)
+
+
+def placed_chunks(source: IO[bytes], codec: str) -> Iterator[Chunk]:
+    """The content of compressed data piece by piece, each with its place; the last one is empty.
+
+    Raises:
+        DamagedError: after the last piece before the damage.
+    """
+    chunks = _chunks(source, codec, None)
+    while True:
+        place = source.tell()
+        chunk = next(chunks, b"")
+        yield place, chunk
+        if not chunk:  # the decoder may have closed the source
+            return
 
 
 class Content:
@@ -141,16 +183,16 @@ class Content:
 
     Args:
         source: the stored data.
-        codec: see `open_content`.
+        chunks: of the content, if that is compressed; see `placed_chunks`.
 
     Attributes:
         file: reads the content. It raises `DamagedError` where the data is corrupt or ends too
             early; what comes before that is read.
     """
 
-    def __init__(self, source: IO[bytes], codec: str | None) -> None:
+    def __init__(self, source: IO[bytes], chunks: Iterator[Chunk] | None) -> None:
         self._source = source
-        self._chunks = None if codec is None else _ChunkReader(source, _chunks(source, codec, None))
+        self._chunks = None if chunks is None else _ChunkReader(chunks)
         self.file = source if self._chunks is None else io.BufferedReader(self._chunks, _CHUNK)
 
     @property
@@ -191,13 +233,11 @@ class Content:
 class _ChunkReader(io.RawIOBase):
     """Chunks of content as a raw stream, which knows where each came from."""
 
-    def __init__(self, source: IO[bytes], chunks: Iterator[bytes]) -> None:
-        self._source = source
+    def __init__(self, chunks: Iterator[Chunk]) -> None:
         self._chunks = chunks
         self._rest = memoryview(b"")
         self.offset = 0  # of the content after `_rest`
         self._places: deque[tuple[int, int]] = deque()  # (offset, stored at) of recent chunks
-        self._ended = False
 
     def readable(self) -> bool:
         return True
@@ -213,11 +253,10 @@ class _ChunkReader(io.RawIOBase):
 
     def _next(self) -> int:
         """Take the next chunk, which is empty at the end; where it was stored."""
-        if self._ended:  # a decoder may have closed the source
+        chunk = next(self._chunks, None)
+        if chunk is None:
             return self._places[-1][1]
-        place = self._source.tell()
-        self._rest = memoryview(next(self._chunks, b""))
-        self._ended = not len(self._rest)
+        place, self._rest = chunk[0], memoryview(chunk[1])
         if not self._places or self._places[-1][1] != place:
             self._places.append((self.offset, place))
         self.offset += len(self._rest)
@@ -225,18 +264,18 @@ class _ChunkReader(io.RawIOBase):
 
     def skip(self, *, offset: int = 0, least: int = 0) -> tuple[int, bytes]:
         """Drop what lies before an offset, and what was stored before byte `least`."""
-        before = b""
+        before = self._rest
         while self.offset <= offset or self._places[-1][1] < least:
-            before = bytes(self._rest[-1:]) or before
+            before = self._rest if len(self._rest) else before
             place = self._next()
             self.stored(self._places[-1][0])  # earlier ones are not asked for
             if not len(self._rest):
-                return self.offset, before
+                return self.offset, bytes(before[-1:])
             if place >= least and self.offset > offset:
                 break
         start = max(self.offset - len(self._rest), offset)
         self._rest = self._rest[len(self._rest) - (self.offset - start) :]
-        return start, before
+        return start, bytes(before[-1:])
 
     def stored(self, offset: int) -> int:
         while len(self._places) > 1 and self._places[1][0] <= offset:
@@ -255,13 +294,6 @@ def _temporary(folder: Path | None) -> IO[bytes]:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         return cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))
-    except OSError as error:
-        raise _no_room(error) from error
-
-
-def _write(out: IO[bytes], chunk: bytes) -> None:
-    try:
-        out.write(chunk)
     except OSError as error:
         raise _no_room(error) from error
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError, ContentError, StateError, StorageError
-from streampack.storage.cache import Cache, Entry, default_cache_dir
+from streampack.storage.cache import ANY_SIZE, Cache, Entry, default_cache_dir
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import list_remote
 from streampack.storage.patterns import (
@@ -196,6 +196,34 @@ class Storage:
             self._entry(path), lambda part: self._download(path, remote, part)
         ) as file:
             yield file
+
+    @contextmanager
+    def decoded(
+        self, path: str, what: str, make: Callable[[IO[bytes]], None]
+    ) -> Iterator[Path | None]:
+        """A file in the cache that is made of another one, once for all processes of a host.
+
+        Args:
+            path: path or URL of the other one, which was opened with `local` before.
+            what: is made of it; a name.
+            make: writes it; others wait for it meanwhile. It is called again if it was killed.
+
+        Yields:
+            The complete file, or None if it cannot be made: there is no room, the cache cannot be
+            written, or `make` raises. Then it is not tried again by this process.
+        """
+        process = self._process
+        protocol, rest = split_url(path)
+        if protocol is None:
+            status = os.stat(rest)
+            size, version = status.st_size, f"{status.st_mtime_ns} {status.st_ino}"
+            url = os.path.abspath(rest)
+        else:
+            remote = self._look_up(path)
+            size, version, url = remote.num_bytes, remote.version, path
+        entry = process.cache.entry(url, ANY_SIZE, f"{size}\0{version}\0{what}")
+        with process.cache.made(entry, make, shown(path)) as made:
+            yield made
 
     def forget(self, path: str) -> bool:
         """Remove the copy of a remote file, so that its next opening downloads it again.

@@ -1,7 +1,7 @@
 """Files of lines in blocks, plain or compressed.
 
 A part of a file is a range of its stored bytes, and a line belongs to the part that its first byte
-came from. Of a compressed file everything before the part is decompressed and dropped.
+came from.
 
 A block is a pure function of where it starts: it takes lines until it has enough of them, holds
 enough bytes, or reaches the end of its part. So reading can start again wherever a block ends.

@@ -38,6 +38,7 @@ from streampack.reading.records import (
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.lines import line_blocks, line_number
+from streampack.storage.decoded import shared_content
 from streampack.storage.decompression import CODEC_OF_ENDING, DamagedError, open_content
 from streampack.storage.patterns import has_ending
 from streampack.storage.remote import shown
@@ -51,8 +52,9 @@ class JSONL(ShardedSource):
     """Documents in files of JSON lines.
 
     Files are cut by their bytes among any number of lanes. Reading can start anywhere in a plain
-    file; of a compressed one (``.gz``, ``.zst``, ``.bz2``) what comes before is decompressed and
-    dropped. `Documents.origin` holds the byte at which a line begins in the (decompressed) file.
+    file; a compressed one (``.gz``, ``.zst``, ``.bz2``) of which parts are read is decompressed
+    into the cache, once per host. `Documents.origin` holds the byte at which a line begins in the
+    (decompressed) file.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
@@ -138,7 +140,11 @@ class JSONL(ShardedSource):
         scale = _scale(codec)
         end = None if high == self.manifest.weights[shard] else -(-high // scale)
         reached = position
-        with self.open_shard(shard) as path, open_content(path, codec) as content:
+        listed, inside = self.manifest.paths[shard], low > 0
+        with (
+            self.open_shard(shard) as path,
+            shared_content(self.storage, listed, path, codec, inside=inside) as content,
+        ):
             if other := other_content(content.head, codec, packed=True):
                 raise self.broken_shard(shard, f"it {other.what}", remedy=other.remedy)
             blocks = line_blocks(content, -(-low // scale), end, position, reading=self.reading)

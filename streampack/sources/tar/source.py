@@ -57,7 +57,8 @@ from streampack.sources.tar.records import (
     npz_record,
 )
 from streampack.sources.tar.seek import Seeker
-from streampack.storage.decompression import DamagedError, decompress, map_file, sniff_codec
+from streampack.storage.decoded import shared_bytes
+from streampack.storage.decompression import DamagedError, map_file, sniff_codec
 from streampack.storage.patterns import expand_braces, named_paths
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
@@ -89,7 +90,8 @@ class WebDataset(ShardedSource):
     reported.
 
     A shard is cut by its bytes among any number of lanes. A process that is to begin inside it, as
-    after a restart, first reads all its headers, once; a compressed one is decompressed each time.
+    after a restart, first reads all its headers, once; a compressed one of which parts are read
+    is decompressed into the cache, once per host.
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
@@ -225,7 +227,7 @@ class WebDataset(ShardedSource):
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int, int]]:
         weight = int(self.manifest.weights[shard])
-        with self._opened(shard) as (data, complete):
+        with self._opened(shard, high - low < weight) as (data, complete):
             # Its weight is that of the stored file, and a sample lies where its headers begin.
             size = max(len(data), 1)
             least = -(-low * size // weight)
@@ -248,7 +250,7 @@ class WebDataset(ShardedSource):
             raise self.broken_shard(shard, f"{after} (byte {offset}) {what}", document)
 
     @contextmanager
-    def _opened(self, shard: int) -> Iterator[tuple[NDArray[np.uint8], bool]]:
+    def _opened(self, shard: int, partly: bool) -> Iterator[tuple[NDArray[np.uint8], bool]]:
         """The bytes of an archive, and whether its compression (if any) ended properly."""
         path = self.manifest.paths[shard]
         if is_pipe(path):
@@ -258,18 +260,18 @@ class WebDataset(ShardedSource):
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 target = Path(scratch) / "shard"
                 run_pipe(path, target)
-                yield self._mapped(shard, target)
+                yield self._mapped(shard, target, False)
         else:
             with self.open_shard(shard) as local:
-                yield self._mapped(shard, local)
+                yield self._mapped(shard, local, partly)
 
-    def _mapped(self, shard: int, local: Path) -> tuple[NDArray[np.uint8], bool]:
+    def _mapped(self, shard: int, local: Path, partly: bool) -> tuple[NDArray[np.uint8], bool]:
         codec, data = sniff_codec(local), map_file(local)
         if codec is None or is_header(data):  # a name may begin like compressed data
             return data, True
-        most = self.reading.most_bytes
+        most, path = self.reading.most_bytes, self.manifest.paths[shard]
         try:
-            return decompress(local, codec, folder=self.storage.cache_dir, free_bytes=most)
+            return shared_bytes(self.storage, path, local, codec, partly=partly, free_bytes=most)
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
 

@@ -1,0 +1,100 @@
+"""What cannot be cut where it lies, decoded once per host and cut there.
+
+A part of a compressed file that begins inside it would decompress all that comes before, for every
+part that some lane reads. So the first process that needs such a part writes the content into the
+cache (`Storage.decoded`), and all others read it there. Where that is not possible, or the file is
+damaged, each part is decoded from the beginning, with the same result.
+
+Content that is read forwards is kept in frames: a header (where in the stored file the decoder was,
+and the bytes that it gave), then these bytes; so parts lie where they lie in the stored file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.storage.decompression import (
+    Chunk,
+    Content,
+    DamagedError,
+    decompress,
+    map_file,
+    open_content,
+    placed_chunks,
+    unpack,
+)
+from streampack.storage.storage import Storage
+
+#: Smaller files are decompressed again: they are hardly cut.
+LEAST_BYTES = 1 << 20
+_HEADER = struct.Struct("<qq")
+
+
+@contextmanager
+def shared_content(
+    storage: Storage, path: str, file: Path, codec: str | None, *, inside: bool
+) -> Iterator[Content]:
+    """The content of a file, to be read forwards; see `open_content`.
+
+    Args:
+        storage: whose cache is used.
+        path: of the file, as listed.
+        file: local, with its content.
+        codec: as for `open_content`.
+        inside: reading is to begin inside of it.
+    """
+    with ExitStack() as stack:
+        chunks = None
+        if inside and codec and file.stat().st_size >= LEAST_BYTES:
+            make = _FrameWriter(file, codec)
+            copy = stack.enter_context(storage.decoded(path, f"{codec} frames", make))
+            chunks = None if copy is None else _frames(map_file(copy))
+        yield stack.enter_context(open_content(file, codec, chunks))
+
+
+class _FrameWriter:
+    def __init__(self, file: Path, codec: str) -> None:
+        self.file, self.codec = file, codec
+
+    def __call__(self, out: IO[bytes]) -> None:
+        with open(self.file, "rb") as source:
+            for place, chunk in placed_chunks(source, self.codec):
+                out.write(_HEADER.pack(place, len(chunk)))
+                out.write(chunk)
+
+
+def _frames(data: NDArray[np.uint8]) -> Iterator[Chunk]:
+    content, at = data.data, 0
+    while at < len(content):
+        place, size = _HEADER.unpack_from(content, at)
+        at += _HEADER.size + size
+        yield place, content[at - size : at]
+
+
+def shared_bytes(
+    storage: Storage, path: str, file: Path, codec: str, *, partly: bool, **limits: Any
+) -> tuple[NDArray[np.uint8], bool]:
+    """The whole content of a file, mapped, and whether its compression ended; see `decompress`.
+
+    Args:
+        storage, path, file, codec: as for `shared_content`.
+        partly: others read parts of it, too.
+        limits: of `decompress`.
+    """
+
+    def make(out: IO[bytes]) -> None:
+        if not unpack(file, codec, out, **limits):
+            raise DamagedError("it is cut short")
+
+    if partly and file.stat().st_size >= LEAST_BYTES:
+        with storage.decoded(path, f"{codec} content", make) as copy:
+            if copy is not None:
+                return map_file(copy), True  # which stays readable if the file is removed
+    return decompress(file, codec, folder=storage.cache_dir, **limits)

@@ -1,0 +1,223 @@
+"""What is decoded once per host: by one process, whole or not at all, and never needed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import tarfile
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.storage.storage import Storage
+
+FORK = multiprocessing.get_context("fork")
+CONTENT = bytes(range(256)) * 1000
+WAIT_S = 60
+LANES = 12
+
+
+def documents() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, 60_000, n).tolist() for n in rng.integers(1, 500, 1800)]
+
+
+def write_lines(path: Path, codec: str | None) -> None:
+    data = "".join(json.dumps({"tokens": ids}) + "\n" for ids in documents()).encode()
+    with pa.output_stream(str(path), compression=codec) as file:
+        file.write(data)
+
+
+def write_tar(path: Path, codec: str | None) -> None:
+    with (
+        pa.output_stream(str(path), compression=codec) as file,
+        tarfile.open(fileobj=file, mode="w|") as tar,
+    ):
+        for i, ids in enumerate(documents() * 2):
+            data = BytesIO()
+            np.save(data, np.array(ids, dtype=np.uint16))
+            member = tarfile.TarInfo(f"{i:05d}.npy")
+            member.size = len(data.getvalue())
+            tar.addfile(member, BytesIO(data.getvalue()))
+
+
+LAYOUTS: dict[str, tuple[Callable[..., None], Any, str]] = {
+    "lines.jsonl.gz": (write_lines, sources.JSONL, "gzip"),
+    "lines.jsonl.zst": (write_lines, sources.JSONL, "zstd"),
+    "samples.tar.gz": (write_tar, sources.WebDataset, "gzip"),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., PackedDataset]:
+    write, kind, codec = LAYOUTS[request.param]
+    path = tmp_path / request.param
+    write(path, codec)
+
+    def dataset(storage: Storage, lanes: int = LANES) -> PackedDataset:
+        return PackedDataset(
+            kind(path, storage=storage), seq_len=512, batch_size=2, lanes=lanes, topology=Topology()
+        )
+
+    return dataset
+
+
+def batches(dataset: PackedDataset | PackedLoader) -> Iterator[list[int]]:
+    for batch in dataset:
+        yield batch.input_ids.flatten().tolist()
+
+
+def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    return sum(words in message for message in caplog.messages)
+
+
+def test_lanes_that_share_a_file_decode_it_once_and_a_single_lane_copies_nothing(
+    layout: Callable[..., PackedDataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    storage = Storage(cache_dir=tmp_path / "cache")
+    assert list(batches(layout(storage, lanes=1)))
+    assert said(caplog, "decoded into the cache") == 0
+    first = list(batches(layout(storage)))
+    assert said(caplog, "decoded into the cache") == 1
+    assert list(batches(layout(Storage(cache_dir=tmp_path / "cache")))) == first
+    assert said(caplog, "decoded into the cache") == 1
+
+
+def test_without_room_the_batches_are_the_same_and_one_line_says_what_it_costs(
+    layout: Callable[..., PackedDataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = list(batches(layout(Storage(cache_dir=tmp_path / "cache"))))
+    (tmp_path / "no-folder").touch()
+    storages = [Storage(cache_dir=tmp_path / "small", cache_limit_bytes=1 << 20)]
+    if not [*tmp_path.glob("*.tar.gz")]:  # whose temporary file would have no folder
+        storages.append(Storage(cache_dir=tmp_path / "no-folder"))
+    for storage in storages:
+        caplog.clear()
+        assert list(batches(layout(storage))) == expected
+        assert said(caplog, "cache_limit_bytes") == 1
+    assert not [path for path in (tmp_path / "small").iterdir() if path.stat().st_size]
+
+
+def test_a_cache_that_is_removed_under_a_run_changes_no_batch(
+    layout: Callable[..., PackedDataset], tmp_path: Path
+) -> None:
+    expected = list(batches(layout(Storage(cache_dir=tmp_path / "cache"))))
+    found = []
+    for batch in batches(layout(Storage(cache_dir=tmp_path / "again"))):
+        found.append(batch)
+        if len(found) % 40 == 30:
+            shutil.rmtree(tmp_path / "again", ignore_errors=True)
+    assert found == expected
+
+
+def test_states_resume_with_the_cache_and_without_it(
+    layout: Callable[..., PackedDataset], tmp_path: Path
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache")
+    loader = PackedLoader(layout(storage))
+    every, states = [], []
+    for batch in loader:
+        every.append(batch.input_ids.flatten().tolist())
+        states.append(loader.state_dict() if len(every) in (8, 101) else None)
+    for step, other in ((7, storage), (100, Storage(cache_dir=tmp_path, cache_limit_bytes=1))):
+        resumed = PackedLoader(layout(other))
+        resumed.load_state_dict(states[step])
+        assert list(batches(resumed)) == every[step + 1 :]
+
+
+# One file, several processes
+
+
+def read(storage: Storage, path: Path, make: Callable[[IO[bytes]], None]) -> bytes | None:
+    with storage.decoded(str(path), "twice", make) as copy:
+        return None if copy is None else copy.read_bytes()
+
+
+def whole(out: IO[bytes]) -> None:
+    out.write(CONTENT)
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    path = tmp_path / "shard"
+    path.write_bytes(b"x")
+    return path
+
+
+def ended(child: Any) -> int | None:
+    child.start()
+    child.join(WAIT_S)
+    return child.exitcode  # type: ignore[no-any-return]
+
+
+def test_who_is_killed_while_decoding_leaves_nothing_that_is_read(
+    shard: Path, tmp_path: Path
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache")
+
+    def half(out: IO[bytes]) -> None:
+        out.write(b"y" * (len(CONTENT) * 2))
+        out.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert ended(FORK.Process(target=read, args=(storage, shard, half))) == -signal.SIGKILL
+    assert len([*(tmp_path / "cache").glob(".*.part")]) == 1
+    assert read(storage, shard, whole) == CONTENT
+    assert not [*(tmp_path / "cache").glob(".*.part")]
+
+
+def test_processes_that_need_a_file_at_once_make_it_once(shard: Path, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache")
+
+    def counted(out: IO[bytes]) -> None:
+        with open(tmp_path / "made", "a") as made:
+            made.write("once\n")
+        whole(out)
+
+    def check() -> None:
+        assert read(storage, shard, counted) == CONTENT
+
+    children = [FORK.Process(target=check) for _ in range(6)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(WAIT_S)
+    assert [child.exitcode for child in children] == [0] * 6
+    assert (tmp_path / "made").read_text() == "once\n"
+
+
+def test_a_full_disk_makes_nothing(shard: Path, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache")
+
+    def check() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, resource.RLIM_INFINITY))
+        assert read(storage, shard, whole) is None
+
+    assert ended(FORK.Process(target=check)) == 0
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.stat().st_size]
+    assert read(storage, shard, whole) == CONTENT
+
+
+def test_a_file_that_is_replaced_is_decoded_again(shard: Path, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache")
+    assert read(storage, shard, whole) == CONTENT
+    other = tmp_path / "other"
+    other.write_bytes(b"z")
+    other.rename(shard)
+
+    def new(out: IO[bytes]) -> None:
+        out.write(b"new")
+
+    assert read(storage, shard, new) == b"new"
