@@ -106,7 +106,7 @@ def test_a_process_that_dies_while_it_lists_fails_the_others_in_time(
     from torch.distributed import HashStore
 
     store = HashStore()
-    monkeypatch.setattr(listed_once_module, "_job_store", lambda: store)
+    monkeypatch.setattr(listed_once_module, "job_store", lambda: store)
     store.add("streampack/manifest/" + _key({"paths": "a"}) + "/claims", 1)  # and died
     with pytest.raises(RankError, match=r"gave nothing for 0.2 s"):
         listed_once({"paths": "a"}, lambda: pytest.fail("it must wait"), timeout_s=0.2)
@@ -126,7 +126,7 @@ def test_a_large_listing_is_handed_round_in_pieces_and_whole(
     from streampack.reading.manifest import Manifest
 
     store = HashStore()
-    monkeypatch.setattr(listed_once_module, "_job_store", lambda: store)
+    monkeypatch.setattr(listed_once_module, "job_store", lambda: store)
     monkeypatch.setattr(listed_once_module, "PIECE_BYTES", 1000)
     sizes = np.random.default_rng(0).integers(1, 1 << 40, 5000)
     listing = Manifest([f"s3://b/{i}" for i in range(5000)], sizes, sizes)
