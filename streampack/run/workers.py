@@ -9,6 +9,7 @@ main thread is, is not installed.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import logging
 import multiprocessing
@@ -19,6 +20,7 @@ import signal
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
@@ -195,6 +197,7 @@ class _Receiver:
         self._room = threading.Semaphore(AHEAD * settings.num_workers)
         self._batches: Any = None  # torch's iterator
         self._stopped = False
+        _running.add(self)
         self._thread = threading.Thread(target=self._run, name="streampack-receiver", daemon=True)
         self._thread.start()
 
@@ -234,9 +237,10 @@ class _Receiver:
                 worker.terminate()
         self._thread.join()
         self._batches = None  # and with it pipes and locks
+        _running.discard(self)
 
     def _death(self, wait_s: float = 0) -> WorkerError | None:
-        workers = [] if self._batches is None else self._batches._workers
+        workers = [] if self._batches is None or self._stopped else self._batches._workers
         for number, worker in enumerate(workers):
             if wait_s:
                 worker.join(wait_s)
@@ -305,6 +309,16 @@ class _Receiver:
         with suppress(OSError):  # not Linux, or over the user's quota: slower, not wrong
             fcntl.fcntl(pipe._reader.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
         return batches
+
+
+_running: weakref.WeakSet[_Receiver] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Stop threads whose loops were interrupted while they ended; torch aborts in one at exit."""
+    for receiver in list(_running):
+        receiver.stop()
 
 
 def _end(batches: Any) -> None:

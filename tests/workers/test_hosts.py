@@ -105,13 +105,13 @@ INTERRUPTED_TWICE = """
 
 INTERRUPTED_IN_CLEAN_UP = """
     import multiprocessing, tempfile, time
-    from streampack.run.workers import _Receiver
-    stop = _Receiver.stop
-    def slowly(receiver):
+    from streampack.run import workers
+    end = workers._end
+    def slowly(batches):
         os.kill(os.getpid(), signal.SIGINT)  # as from a terminal, in the middle of it
-        time.sleep(0.01)
-        stop(receiver)
-    _Receiver.stop = slowly
+        time.sleep(0.1)
+        end(batches)
+    workers._end = slowly
     tempfile.tempdir = os.getcwd()
     other = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context=METHOD)
     try:
