@@ -337,10 +337,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
         Args:
             state: of this rank, or of all ranks (`merge_states`), of any number of them.
-            allow: settings that may differ from the saved ones, of "attention", "balance",
-                "batch_tokens", "packer", "window" and "source" (a mixture with other weights or
-                more sources). What was delivered stays delivered, the rest is planned again with
-                the new settings; with another attention alone, rows are as they were.
+            allow: settings that may differ from the saved ones, of "attention", "batch_size",
+                "packer" (with its rows, window, balance and the tokens of a batch) and "source" (a
+                mixture with other weights or more sources). What was delivered stays delivered, the
+                rest is planned again with the new settings; with another attention alone, rows are
+                as they were.
 
         Raises:
             StateError: the state is of another run (the message names the field and both values),

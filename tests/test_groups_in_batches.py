@@ -102,13 +102,13 @@ def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
 )
 def test_a_run_goes_on_with_other_rows_and_parts_no_group(then: dict[str, Any]) -> None:
     second = PackedLoader(wide(**then))
-    batches = gone_on(PackedLoader(wide()), 7, second, {"packer", "batch_tokens", "window"})
+    batches = gone_on(PackedLoader(wide()), 7, second, {"packer"})
     assert sorted(groups_of(batches, "batch")) == WHOLE
 
 
 def test_a_run_goes_on_from_one_row_to_one_batch() -> None:
     second = PackedLoader(wide())
-    batches = gone_on(PackedLoader(dataset()), 7, second, {"packer", "batch_tokens", "window"})
+    batches = gone_on(PackedLoader(dataset()), 7, second, {"packer"})
     assert sorted(groups_of(batches, "batch")) == WHOLE
 
 

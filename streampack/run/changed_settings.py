@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from streampack.dealing.board import ENDED
 from streampack.dealing.dealer import Dealer
 from streampack.dealing.rule import DealRule, Report
-from streampack.errors import StateError, StreampackError
+from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane, held_by_source
 from streampack.lane.state import Round
@@ -72,31 +72,15 @@ def previous_config(
             )
         source = earlier_mixture(source, saved["source"], current["source"])
     packer = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
-    try:
-        window = WindowConfig(**saved["window"]).resolve(packer, saved["batch_tokens"])
-        if saved["batch_tokens"] % packer.seq_lens[-1]:
-            raise ValueError
-    except (StreampackError, TypeError, ValueError, KeyError, ArithmeticError) as error:
-        raise StateError(
-            f"The state was saved with window {dict(saved['window'])!r:.200} and batch_tokens "
-            f"{saved['batch_tokens']!r:.80}."
-            if isinstance(saved.get("window"), Mapping) and "batch_tokens" in saved
-            else "The state's fingerprint lacks its window or batch_tokens.",
-            "No run can have had these settings.",
-            "Pass what `state_dict()` returned, unchanged.",
-        ) from error
-    balance = config.balance
-    if "balance" in changed:
-        described = saved.get("balance")
-        balance = Balance.from_description(described) if isinstance(described, Mapping) else None
+    batch_tokens, balance = saved["batch_tokens"], saved["balance"]
     return replace(
         config,
         source=source,
         epochs=epochs_before(config),
         packer=packer,
-        window=window,
-        batch_tokens=saved["batch_tokens"],
-        balance=balance,
+        window=WindowConfig(**saved["window"]).resolve(packer, batch_tokens),
+        batch_tokens=batch_tokens,
+        balance=Balance.from_description(balance) if balance else None,
     )
 
 

@@ -10,8 +10,14 @@ from streampack.lane.config import LaneConfig
 from streampack.packing.rebuilding import plain
 from streampack.sources.mixture.source import Mixture
 
-#: Fields that may change while a run goes on, if `load_state_dict(allow=)` names them.
-CHANGEABLE = ("attention", "balance", "batch_tokens", "packer", "source", "window")
+#: What may change while a run goes on, if `load_state_dict(allow=)` names it, and the fields of a
+#: fingerprint that change with it: longer rows make larger batches.
+CHANGEABLE = {
+    "attention": {"attention"},
+    "batch_size": {"batch_tokens", "window"},
+    "packer": {"balance", "batch_tokens", "packer", "window"},
+    "source": {"source"},
+}
 
 
 def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
@@ -67,8 +73,9 @@ def changed_fields(
         for name in sorted(before.keys() | now.keys(), key=_cause_first)
         if before.get(name) != now.get(name) and not name.startswith("dealing")
     }
+    allowed = set[str]().union(*(CHANGEABLE[name] for name in allow))
     for name, field in differing.items():
-        if field not in allow:
+        if field not in allowed:
             joined = name == _SHARES or (name.startswith("source.sources.") and name not in before)
             raise StateError(
                 f"`{name}` was {_shown(before, name)} when the state was saved and is "
@@ -111,9 +118,13 @@ def _remedy(field: str, differing: Collection[str]) -> str:
             "Pass the source as it was, with the files that it had. Others may join a run that "
             'began with a sources.Mixture, with allow={"source"}.'
         )
-    if field in CHANGEABLE:
-        allowed = [name for name in CHANGEABLE if name in differing and name != "source"]
-        needed = ", ".join(f'"{name}"' for name in allowed)
+    if any(field in fields for fields in CHANGEABLE.values()):
+        rows = CHANGEABLE["packer"].intersection(differing)
+        names = ["attention"] if "attention" in differing else []
+        if rows:
+            larger = "batch_tokens" in rows and rows <= CHANGEABLE["batch_size"]
+            names.append("batch_size" if larger else "packer")
+        needed = ", ".join(f'"{name}"' for name in names)
         return (
             f"Restore the old setting, or pass allow={{{needed}}} to go on with the new one from "
             "here."

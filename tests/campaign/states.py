@@ -63,7 +63,7 @@ def attack_states(folder: Path) -> Attack:
             with redirect_stdout(io.StringIO()):
                 replay([path])
         loader = PackedLoader(make())
-        allow = {"source", "packer", "window"} if rng.random() < 0.2 else set()
+        allow = {"source", "packer"} if rng.random() < 0.2 else set()
         loader.load_state_dict(state, allow=allow)
         found = [identity(batch) for batch in loader]
         if found != batches[at:]:

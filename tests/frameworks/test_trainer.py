@@ -216,7 +216,7 @@ def test_a_trainer_resumes_with_changed_settings_where_they_are_allowed(tmp_path
         lanes=config.lanes, epochs=config.epochs, token_rules=TokenRules(pad_id=0, eos_id=0),
     )  # fmt: skip
     first.args.max_steps = 3
-    for allow in ((), ("batch_tokens", "window")):
+    for allow in ((), ("batch_size",)):
         loader = PackedLoader(other)
         again = PackedTrainer(model=first.model, args=first.args, loader=loader, allow=allow)
         if allow:
