@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
@@ -52,10 +53,17 @@ def write_tar(path: Path, codec: str | None) -> None:
             tar.addfile(member, BytesIO(data.getvalue()))
 
 
+def write_rows(path: Path, codec: str) -> None:
+    table = pa.table({"tokens": pa.array(documents(), pa.list_(pa.int32()))})
+    pq.write_table(table, path, compression=codec)
+    assert pq.ParquetFile(path).num_row_groups == 1
+
+
 LAYOUTS: dict[str, tuple[Callable[..., None], Any, str]] = {
     "lines.jsonl.gz": (write_lines, sources.JSONL, "gzip"),
     "lines.jsonl.zst": (write_lines, sources.JSONL, "zstd"),
     "samples.tar.gz": (write_tar, sources.WebDataset, "gzip"),
+    "rows.parquet": (write_rows, sources.Parquet, "zstd"),
 }
 
 

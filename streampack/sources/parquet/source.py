@@ -48,6 +48,8 @@ from streampack.sources.parquet.footer import (
     read_footer,
     row_groups,
 )
+from streampack.sources.parquet.shared import shared_batches
+from streampack.storage.decoded import LEAST_BYTES
 from streampack.storage.failures import is_of_system
 from streampack.storage.listing import in_threads
 from streampack.storage.remote import FileInfo, shown
@@ -68,8 +70,8 @@ MOST_FOOTERS = 8192
 class Parquet(ShardedSource):
     """Documents in a column of Parquet files, cut at any row among any number of lanes.
 
-    Row groups are cut as if their rows were equal; of one that is cut, what comes before is decoded
-    and dropped.
+    Row groups are cut as if their rows were equal. One of which parts are read is decoded into the
+    cache, once per host; of small ones, what comes before a part is decoded and dropped.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
@@ -180,7 +182,7 @@ class Parquet(ShardedSource):
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
                     blocks = self._block_maker(shard, skips, opened.schema_arrow)
-                    batches = self._batches(opened, row, stop)
+                    batches = self._batches(opened, shard, first_row, row, stop)
                     for block, row, place in placed_blocks(
                         batches, blocks, (low, high), stop, places.about
                     ):
@@ -251,15 +253,22 @@ class Parquet(ShardedSource):
             raise DamagedFileError("its ids are of a wider type than those of other files")
 
     def _batches(
-        self, file: pq.ParquetFile, start: int, stop: int
+        self, file: pq.ParquetFile, shard: int, begin: int, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Batches of the rows [start, stop), each with the number of its first row."""
+        """Batches of the rows [start, stop) of a part, each with the number of its first row."""
         first, columns = 0, self._columns(file.schema_arrow)
         for number, group in enumerate(row_groups(file.metadata)):
             end = first + group.num_rows
             if first < stop and end > start:
                 size = self._batch_rows(group)
-                for batch in file.iter_batches(size, [number], columns, use_threads=False):
+
+                def decode(number: int = number, size: int = size) -> Iterator[pa.RecordBatch]:
+                    return file.iter_batches(size, [number], columns, use_threads=False)  # type: ignore[no-any-return]
+
+                inside = begin > first and group.total_byte_size >= LEAST_BYTES
+                what = f"row group {number} by {size} {columns}" if inside else ""
+                path = self.manifest.paths[shard]
+                for batch in shared_batches(self.storage, path, what, decode):
                     low, high = max(start - first, 0), min(stop - first, batch.num_rows)
                     if low < high:
                         yield batch.slice(low, high - low), first + low
