@@ -268,14 +268,17 @@ class Parquet(ShardedSource):
                 inside = begin > first and group.total_byte_size >= LEAST_BYTES
                 what = f"row group {number} by {size} {columns}" if inside else ""
                 path = self.manifest.paths[shard]
-                for batch in shared_batches(self.storage, path, what, decode):
-                    low, high = max(start - first, 0), min(stop - first, batch.num_rows)
+                reached = 0
+                for batch, at in shared_batches(
+                    self.storage, path, what, size, max(start - first, 0), decode
+                ):
+                    low, high = max(start - first - at, 0), min(stop - first - at, batch.num_rows)
                     if low < high:
-                        yield batch.slice(low, high - low), first + low
-                    first += batch.num_rows
-                    if first >= stop:
+                        yield batch.slice(low, high - low), first + at + low
+                    reached = first + at + batch.num_rows
+                    if reached >= stop:
                         return
-                if first != end:
+                if reached != end:
                     raise DamagedFileError(f"row group {number} is too short")
             first = end
 
