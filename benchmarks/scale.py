@@ -203,7 +203,7 @@ def stream(
     dataset = PackedDataset(
         source,
         seq_len=SEQ_LEN,
-        batch_tokens=batch_size * SEQ_LEN,
+        batch_size=batch_size,
         lanes=lanes,
         topology=Topology(),
         provenance=True,

@@ -52,7 +52,7 @@ def loader_of(lanes: int, documents: int, workers: int, corpus: Corpus = MIXED) 
     dataset = PackedDataset(
         Synthetic(lengths, 1 << 40),
         seq_len=corpus.seq_len,
-        batch_tokens=BATCH_ROWS * corpus.seq_len,
+        batch_size=BATCH_ROWS,
         window=window,
         lanes=lanes,
         topology=Topology(),

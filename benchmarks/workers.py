@@ -124,7 +124,7 @@ def _dataset(source: str, folder: str, rows: int) -> Any:
     if source == "texts":
         more["tokenizer"] = str(Path(folder) / "tokenizer.json")
         more["token_rules"] = TokenRules(eos_id=len(WORDS))
-    return PackedDataset(made, seq_len=SEQ_LEN, batch_tokens=rows * SEQ_LEN, **more)
+    return PackedDataset(made, seq_len=SEQ_LEN, batch_size=rows, **more)
 
 
 def _measure(

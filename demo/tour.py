@@ -255,7 +255,7 @@ class Tour:
                 dataset = PackedDataset(
                     source,
                     seq_len=_SEQ_LEN,
-                    batch_tokens=16 * _SEQ_LEN,
+                    batch_size=16,
                     tokenizer=None if source.tokenized else tokenizer,
                 )
                 loader = PackedLoader(dataset, num_workers=1)

@@ -63,7 +63,7 @@ def open_loader(job: Job, workers: int) -> PackedLoader:
     dataset = PackedDataset(
         source,
         seq_len=job.seq_len,
-        batch_tokens=job.batch_tokens,
+        batch_size=job.batch_tokens // job.seq_len,
         token_rules=TokenRules(vocab_size=job.vocab_size),
         epochs=None,
         lanes=4,

@@ -61,8 +61,6 @@ class Decomposition(Packer):
 
     revision: ClassVar[int] = 2
 
-    follows_balance = False
-
     def __post_init__(self) -> None:
         buckets = self._buckets  # checks them
         if not powers_of_two(buckets.seq_lens):
@@ -213,9 +211,7 @@ def main() -> None:
     packer = Decomposition(seq_lens=(32, 64, 128, 256))
     check_plan(packer.plan(lengths, final=True, seed=0), lengths)
     documents = [rng.integers(1, 100, n).astype(np.uint16) for n in lengths]
-    dataset = PackedDataset(
-        documents, packer=packer, batch_tokens=1024, lanes=1, topology=Topology()
-    )
+    dataset = PackedDataset(documents, packer=packer, batch_size=4, lanes=1, topology=Topology())
     kept, sizes = 0, set()
     for batch in PackedLoader(dataset):
         kept += batch.num_tokens

@@ -60,7 +60,7 @@ def make_trainer(
         logging_strategy="no",
     )
     dataset = PackedDataset(
-        corpus, seq_len=64, batch_tokens=128, lanes=4, token_rules=TokenRules(pad_id=0, eos_id=0)
+        corpus, seq_len=64, batch_size=2, lanes=4, token_rules=TokenRules(pad_id=0, eos_id=0)
     )
     set_seed(0)
     config = LlamaConfig(

@@ -34,7 +34,6 @@ class NextFit(Packer):
     overflow = "truncate"  # a document longer than a row loses its end
     keeps_order = True  # documents that arrive one after the other share rows
     keeps_whole = True  # a document that fits a row is never cut
-    follows_balance = False  # `plan_window` does not look at `request.balance`
 
     def __init__(self, seq_len: int) -> None:
         self.seq_lens = (seq_len,)

@@ -90,13 +90,14 @@ class PackedDataLoader(_Base):  # type: ignore[misc]
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, **sizes: Any) -> None:
         self._flat = "num_tokens_per_batch" in sizes
         if self._flat:  # the main branch
-            names = {"seq_len": "max_context_length", "batch_tokens": "num_tokens_per_batch"}
+            seq_len = sizes["max_context_length"]
+            rows = sizes["num_tokens_per_batch"] // seq_len
         else:  # 0.3
-            names = {"seq_len": "seq_len", "batch_size": "local_batch_size"}
+            seq_len, rows = sizes["seq_len"], sizes["local_batch_size"]
         dataset = PackedDataset(
             config.source,
             topology=Topology(rank=dp_rank, world_size=dp_world_size),
-            **{"epochs": None, **config.options, **{ours: sizes[n] for ours, n in names.items()}},
+            **{"epochs": None, **config.options, "seq_len": seq_len, "batch_size": rows},
         )
         self._one_dict = config.one_dict
         self._loader = PackedLoader(dataset, num_workers=config.num_workers)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.arguments import explained, one_of
+from streampack.arguments import explained
 from streampack.batch import PackedBatch
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
@@ -29,6 +29,7 @@ from streampack.packing import Packer
 from streampack.run.measuring import evaluation_lanes, lane_tokens
 from streampack.run.options import (
     check_balance,
+    check_eos,
     check_kinds,
     check_switches,
     checked_counts,
@@ -44,7 +45,7 @@ from streampack.run.state import RunState
 from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
 from streampack.sources.mixture.source import Mixture
-from streampack.streams.hooks import Hook
+from streampack.streams.hooks import Hook, HookFunction, as_hook
 from streampack.tokenization import TokenRules
 from streampack.window.config import WindowConfig
 
@@ -64,24 +65,23 @@ class PackedDataset(IterableDataset[PackedBatch]):
         seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
         packer: how documents are packed.
-        batch_size: rows per batch; None is 8 (of rows of several lengths, one of the longest).
-        batch_tokens: tokens per batch instead, a multiple of the longest row: for packers whose
-            rows have several lengths, `Buckets`.
+        batch_size: rows per batch; None is 8. Of rows of several lengths it counts the longest, and
+            None is 1, or what `Buckets` says in tokens.
         tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or
             transformers tokenizer, or a `Tokenizer`. Never downloaded.
         token_rules: end-of-document and padding ids and the size of the vocabulary, where they are
             not to be taken from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.
-        filter: a `Hook` that says which documents stay; it sees them before `map`.
-        map: a `Hook` that changes documents.
+        filter: a function that says which documents stay; it sees them before `map`. A saved state
+            knows it by its module and name; a lambda is given one by `Hook`, which says what it
+            takes and returns.
+        map: a function that changes documents.
         token_fields: what else has one value per token and comes as ``batch.fields[name]``: by the
             name of the column, key or member that holds it, its dtype ("float32"). A map may make
             it instead.
         document_fields: the same with one value per document, as ``batch.document_fields[name]``.
         order: puts related documents one after the other, for example `SimilarityOrder`; goes
             with ``attention="row"`` and a packer that keeps the order.
-        balance: "attention" gives every rank batches whose attention costs about the same in
-            each step; None goes by no costs. See docs/balance.md.
         window: how far a lane looks ahead.
         seed: of every random decision.
         shuffle: shuffle shards, and documents inside blocks.
@@ -107,16 +107,14 @@ class PackedDataset(IterableDataset[PackedBatch]):
         seq_len: int | None = None,
         packer: Packer | None = None,
         batch_size: int | None = None,
-        batch_tokens: int | None = None,
         tokenizer: Any = None,
         token_rules: TokenRules | None = None,
         attention: Literal["document", "row"] = "document",
-        filter: Hook | None = None,
-        map: Hook | None = None,
+        filter: Hook | HookFunction | None = None,
+        map: Hook | HookFunction | None = None,
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
         order: DocumentOrder | None = None,
-        balance: Literal["attention"] | None = None,
         window: WindowConfig | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -128,33 +126,27 @@ class PackedDataset(IterableDataset[PackedBatch]):
     ) -> None:
         super().__init__()
         check_kinds(
-            window=window, topology=topology, token_rules=token_rules, order=order,
-            filter=filter, map=map,
-        )  # fmt: skip
+            window=window,
+            topology=topology,
+            token_rules=token_rules,
+            order=order,
+        )
         seed, epochs, lanes = checked_counts(seed, epochs, lanes)
         check_switches(shuffle=shuffle, provenance=provenance)
         source = as_source(source)
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
             source = source.with_fields(replace(fields, optional=map is not None))
-        packer = choose_packer(seq_len, packer, order, source, balance)
-        batch_tokens = tokens_per_batch(batch_size, batch_tokens, packer)
-        consequence = "It decides where attention segments end."
-        one_of("attention", attention, ("document", "row"), consequence)
-        schedule = check_balance(balance, attention, packer)
+        packer = choose_packer(seq_len, packer, order, source)
+        batch_tokens = tokens_per_batch(batch_size, packer)
+        schedule = check_balance(attention, packer)
         say_if_kept_apart(order, attention)
         self._detected = topology is None
         topology = Topology.detect() if topology is None else topology
         source.prepare()  # a path that is wrong is said before anything else about what it holds
         say_unread(source)
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
-        if packer.inserts_eos and row_format.eos_id < 0:
-            raise ConfigError(
-                f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
-                "unknown.",
-                "Pieces would look like whole documents.",
-                "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
-            )
+        check_eos(packer, row_format)
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
         grouped = packer.packs_members
@@ -162,7 +154,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
             source=source,
             lanes=lanes or 0,
             preparation=replace(
-                preparation, filter=filter, map=map, fields=fields, grouped=grouped
+                preparation,
+                filter=as_hook("filter", filter),
+                map=as_hook("map", map),
+                fields=fields,
+                grouped=grouped,
             ),
             packer=packer,
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
@@ -196,7 +192,27 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
     @classmethod
     def evaluation(
-        cls, source: Any, *more: Any, lanes: int | None = None, epochs: int = 1, **options: Any
+        cls,
+        source: Any,
+        *,
+        seq_len: int | None = None,
+        packer: Packer | None = None,
+        batch_size: int | None = None,
+        tokenizer: Any = None,
+        token_rules: TokenRules | None = None,
+        attention: Literal["document", "row"] = "document",
+        filter: Hook | HookFunction | None = None,
+        map: Hook | HookFunction | None = None,
+        token_fields: Mapping[str, Any] | None = None,
+        document_fields: Mapping[str, Any] | None = None,
+        order: DocumentOrder | None = None,
+        window: WindowConfig | None = None,
+        seed: int = 0,
+        epochs: int = 1,
+        lanes: int | None = None,
+        topology: Topology | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        provenance: bool = False,
     ) -> PackedDataset:
         """A finite, unshuffled dataset: the same documents in the same batches on any ranks.
 
@@ -204,21 +220,21 @@ class PackedDataset(IterableDataset[PackedBatch]):
         have one more. The number of lanes depends on the corpus alone.
 
         Args:
-            source: as for `PackedDataset`, whose other arguments may follow; `shuffle` is False.
+            source: as for `PackedDataset`, like all that follow but these.
             lanes: None is up to 48, fewer for a small corpus.
             epochs: passes over the source.
 
         Raises:
-            ConfigError: see `PackedDataset`; or it would be shuffled, or endless.
+            ConfigError: see `PackedDataset`; or it would be endless.
         """
-        if epochs is None or options.get("shuffle", False) is not False:
+        given = {name: value for name, value in locals().items() if name != "cls"}
+        if epochs is None:
             raise ConfigError(
-                "epochs is None." if epochs is None else f"shuffle is {options['shuffle']!r:.80}.",
+                "epochs is None.",
                 "An evaluation ends, and sees the same documents in the same batches every time.",
-                "Leave it out; PackedDataset(source, ...) is shuffled, and may be endless.",
+                "Leave it out; PackedDataset(source, ...) may be endless.",
             )
-        options = {"shuffle": False, **options, "epochs": epochs, "lanes": lanes}
-        dataset = cls(source, *more, **options)
+        dataset = cls(**given, shuffle=False)
         dataset._evaluates = True
         if lanes is None:
             config = dataset._config

@@ -127,7 +127,7 @@ def test_a_row_of_seamless_drops_no_more_than_its_extra_capacity_however_often_i
     dataset = PackedDataset(
         corpus(lengths),
         packer=packer,
-        batch_tokens=4 * rows,
+        batch_size=rows,
         window=config,
         lanes=1,
         topology=Topology(),

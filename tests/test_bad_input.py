@@ -91,10 +91,11 @@ def test_a_batch_has_eight_rows_unless_its_size_is_given() -> None:
 
     assert shape(seq_len=16) == (8, 16)
     assert shape(seq_len=16, batch_size=3) == (3, 16)
-    assert shape(seq_len=16, batch_tokens=32) == (2, 16)
     buckets = Buckets(seq_lens=(8, 16), shares=(1, 0))
     assert shape(packer=buckets) == (2, 8)  # as many as one row of the longest takes
-    assert shape(packer=buckets, batch_tokens=64) == (8, 8)
+    assert shape(packer=buckets, batch_size=4) == (8, 8)
+    sized = Buckets(seq_lens=(8, 16), shares=(1, 0), batch_tokens=64)
+    assert shape(packer=sized) == (8, 8)
 
 
 def test_a_corpus_broken_throughout_does_not_pass_in_silence(tmp_path: Path) -> None:

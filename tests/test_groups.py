@@ -212,7 +212,7 @@ def test_pairs_are_the_chosen_and_the_rejected_pieces() -> None:
         {"packer": FirstFitDecreasing(seq_len=64, overflow="drop")},
         {"packer": BestFitDecreasing(seq_len=64)},
         {"packer": BestFitDecreasing(seq_len=64, overflow="drop", align=8)},
-        {"balance": "attention"},
+        {"packer": BestFitDecreasing(seq_len=64, overflow="drop", balance="attention")},
     ],
     ids=repr,
 )

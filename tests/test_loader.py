@@ -204,7 +204,7 @@ def test_a_state_of_another_run_is_refused_with_field_and_both_values() -> None:
     others: list[tuple[str, PackedDataset]] = [
         ("`seed` was 0 .* is 3", make_dataset(seed=3)),
         ("`packer.kind` was 'BestFitDecreasing'", make_dataset(Concat(seq_len=SEQ_LEN))),
-        ("`batch_tokens` was 64 .* is 96", make_dataset(batch_tokens=96)),
+        ("`batch_tokens` was 64 .* is 96", make_dataset(batch_size=3)),
         ("`lanes` was 6 .* is 3", make_dataset(lanes=3)),
         ("`filter` was None", make_dataset(filter=Hook("mine", _reject))),
         ("`eos` was", make_dataset(token_rules=TokenRules(eos="append", eos_id=PAD + 1))),

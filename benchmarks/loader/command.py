@@ -109,7 +109,7 @@ def _dataset(options: argparse.Namespace) -> PackedDataset:
     return PackedDataset(
         corpus,
         seq_len=options.seq_len,
-        batch_tokens=options.batch_tokens,
+        batch_size=options.batch_tokens // options.seq_len,
         tokenizer=tokenizer,
         seed=options.seed,
         epochs=None,

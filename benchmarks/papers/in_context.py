@@ -100,7 +100,7 @@ def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int
     dataset = PackedDataset(
         sources.Iterable(ids),
         packer=Concat(seq_len=SEQ_LEN),
-        batch_tokens=ROWS_PER_BATCH * SEQ_LEN,
+        batch_size=ROWS_PER_BATCH,
         order=order,
         attention="row",
         token_rules=TokenRules(eos_id=0),

@@ -67,7 +67,7 @@ def _loader(source: Synthetic, setting: dict[str, int], epochs: int | None) -> P
     dataset = PackedDataset(
         source,
         seq_len=SEQ_LEN,
-        batch_tokens=setting["rows"] * SEQ_LEN,
+        batch_size=setting["rows"],
         window=WindowConfig(rows=setting["window"]),
         lanes=setting["lanes"],
         epochs=epochs,

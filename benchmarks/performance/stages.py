@@ -67,7 +67,7 @@ def datasets(workload: Workload) -> dict[str, Any]:
         name: PackedDataset(
             source,
             seq_len=SEQ_LEN,
-            batch_tokens=ROWS * SEQ_LEN,
+            batch_size=ROWS,
             tokenizer=tokenizer if name == "text" else None,
             epochs=None,
             topology=Topology(),

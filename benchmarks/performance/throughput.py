@@ -101,7 +101,7 @@ def loader(
     dataset = PackedDataset(
         source,
         seq_len=SEQ_LEN,
-        batch_tokens=ROWS * SEQ_LEN,
+        batch_size=ROWS,
         tokenizer=tokenizer,
         epochs=None,
         lanes=16,

@@ -46,7 +46,7 @@ class Stall(Measured):
 
         source = sources.MDS(mds_shards(self.workload), tokens="tokens")
         dataset = PackedDataset(
-            source, seq_len=SEQ_LEN, batch_tokens=rows * SEQ_LEN, epochs=None, topology=Topology()
+            source, seq_len=SEQ_LEN, batch_size=rows, epochs=None, topology=Topology()
         )
         return PackedLoader(dataset, num_workers=workers)
 

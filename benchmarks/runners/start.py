@@ -18,7 +18,7 @@ import sys
 import numpy, torch
 from streampack import PackedDataset, PackedLoader, Topology, sources
 source = sources.MDS(sys.argv[1], tokens="tokens")
-dataset = PackedDataset(source, seq_len={seq_len}, batch_tokens={tokens}, topology=Topology())
+dataset = PackedDataset(source, seq_len={seq_len}, batch_size={rows}, topology=Topology())
 batch = next(iter(PackedLoader(dataset)))
 shape = batch.input_ids.shape, batch.labels.shape, batch.document_ids.shape
 print("ready", tuple(batch.position_ids.shape), flush=True)
@@ -59,7 +59,7 @@ class FirstBatch(ImportsOnly):
     label = "process start to first batch, MDS"
     settings = "imports, dataset, loader, first batch with all fields; kernels compiled before"
     delivers = "one batch, all fields"
-    script = _BATCH.format(seq_len=SEQ_LEN, tokens=ROWS * SEQ_LEN)
+    script = _BATCH.format(seq_len=SEQ_LEN, rows=ROWS)
 
 
 class StartAt0(FromMDS):

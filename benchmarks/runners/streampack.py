@@ -54,7 +54,7 @@ class StreampackLoader(Timed):
         dataset = PackedDataset(
             self.source(),
             seq_len=SEQ_LEN,
-            batch_tokens=self.rows * SEQ_LEN,
+            batch_size=self.rows,
             lanes=self.lanes,
             topology=Topology(),
             **options,

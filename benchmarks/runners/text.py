@@ -90,7 +90,7 @@ class StreampackText(Text):
         dataset = PackedDataset(
             self.source(),
             seq_len=SEQ_LEN,
-            batch_tokens=ROWS * SEQ_LEN,
+            batch_size=ROWS,
             tokenizer=self.tokenizer,
             topology=Topology(),
             **options,

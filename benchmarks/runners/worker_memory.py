@@ -60,7 +60,7 @@ def read_memory(lengths: NDArray[np.int64], tokens: int) -> Readings:
     dataset = PackedDataset(
         Synthetic(lengths, tokens),
         seq_len=SEQ_LEN,
-        batch_tokens=ROWS * SEQ_LEN,
+        batch_size=ROWS,
         topology=Topology(),
     )
     loader = PackedLoader(dataset, num_workers=1, multiprocessing_context="spawn")

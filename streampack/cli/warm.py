@@ -102,7 +102,7 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
         pq.write_table(table, folder / f"{kind}.parquet")
         source = Parquet(folder / f"{kind}.parquet", tokens="ids")
         yield _dataset(source)
-    yield _dataset(source, balance="attention")
+    yield _dataset(source, packer=BestFitDecreasing(seq_len=SEQ_LEN, balance="attention"))
     _write_mds(folder / "mds", documents)
     yield _dataset(MDS(folder / "mds"))
     order = SimilarityOrder(order_window_documents=64)
@@ -143,7 +143,7 @@ def _dataset(source: Any, **settings: Any) -> streampack.PackedDataset:
         settings["token_rules"] = TokenRules(eos_id=EOS)
     else:
         settings["tokenizer"] = _tokenizer()
-    return streampack.PackedDataset(source, batch_tokens=2 * SEQ_LEN, **settings)
+    return streampack.PackedDataset(source, batch_size=2, **settings)
 
 
 def _tokenizer() -> Tokenizer:

@@ -17,7 +17,7 @@ Models", whose finding is that shuffling atoms of exactly one row, the default, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +45,15 @@ class Concat(Packer):
             multiple of it. None is seq_len.
         restart: a document that is cut and would fit a row starts again in the next row. What is
             repeated counts in the loss again. Not together with `atom`.
+        balance: "attention" gives every rank batches whose attention costs about the same in each
+            step of a run; None goes by no costs. Not together with `restart`.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     atom: int | None = None
     restart: bool = False
+    balance: Literal["attention"] | None = None
 
     revision: ClassVar[int] = 2
 
@@ -64,8 +67,13 @@ class Concat(Packer):
                 "Rows of shuffled atoms have no next row in which a document could start again.",
                 "Leave out one of them.",
             )
+        if self.restart and self.balance is not None:
+            raise ConfigError(
+                f"Concat has restart=True and balance={self.balance!r}.",
+                "Its rows go one after the other, whatever they cost.",
+                "Leave out one of them.",
+            )
         object.__setattr__(self, "seq_lens", (self.seq_len,))
-        object.__setattr__(self, "follows_balance", not self.restart)
         object.__setattr__(self, "keeps_order", self._atom >= self.seq_len)
 
     @property

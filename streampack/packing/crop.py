@@ -25,7 +25,7 @@ Source: steps 1 to 3 are the best-fit cropping of nanochat's data loader; the lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,11 +49,14 @@ class BestFitCrop(Packer):
         seq_len: tokens per row.
         overflow: what happens to documents longer than a row.
         keep_cropped: pack what is cropped off too, instead of dropping it.
+        balance: "attention" gives every rank batches whose attention costs about the same in each
+            step of a run; None goes by no costs.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     keep_cropped: bool = False
+    balance: Literal["attention"] | None = None
 
     revision: ClassVar[int] = 2
 

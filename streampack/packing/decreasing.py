@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,8 @@ class _Decreasing(Packer):
         align: pad every piece to a multiple of this inside its row, as context parallelism wants
             (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
             it is the least common multiple.
+        balance: "attention" gives every rank batches whose attention costs about the same in each
+            step of a run; None goes by no costs.
     """
 
     seq_len: int
@@ -60,6 +62,7 @@ class _Decreasing(Packer):
     extra_capacity: int = 0
     protect_short: bool = False
     align: int | Sequence[int] = 1
+    balance: Literal["attention"] | None = None
 
     keeps_whole = True
     _best: ClassVar[bool]

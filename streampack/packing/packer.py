@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,9 @@ class Packer(ABC):
         mask_repeated: True if tokens repeated from an earlier row do not count in the loss.
         keeps_order: True if documents that arrive one after the other mostly share a row.
         keeps_whole: True if a document that fits a row is never cut.
-        follows_balance: True if `plan_window` follows `WindowRequest.balance`, as the functions of
-            `packing.selection` do. If False, ``balance=`` is refused.
+        balance: "attention" if `plan_window` is to follow `WindowRequest.balance`, as the functions
+            of `packing.selection` do; None if a run goes by no costs.
+        batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
         packs_members: True if `plan_window` places the documents of a group one by one, in rows of
             one batch. Then `WindowRequest.members` has their lengths, and `fits` decides which
             groups are longer than a row in the sense of `overflow`.
@@ -49,7 +50,8 @@ class Packer(ABC):
     mask_repeated: bool = False
     keeps_order: bool = False
     keeps_whole: bool = False
-    follows_balance: bool = True
+    balance: Literal["attention"] | None = None
+    batch_tokens: int | None = None
     packs_members: bool = False
     revision: ClassVar[int] = 1
 

@@ -23,7 +23,7 @@ Models".
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +48,14 @@ class Pad(Packer):
         overflow: what happens to documents longer than a row.
         atom: slots of a piece; it divides seq_len or is a multiple of it, and is
             at least 2, of which the EOS of a cut takes one. None is seq_len.
+        balance: "attention" gives every rank batches whose attention costs about the same in each
+            step of a run; None goes by no costs.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     atom: int | None = None
+    balance: Literal["attention"] | None = None
 
     revision: ClassVar[int] = 3
 

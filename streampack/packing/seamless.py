@@ -40,7 +40,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +80,8 @@ class Seamless(Packer):
         mask_repeated: repeated tokens do not count in the loss (they do in the source).
         keep_tails: pack what would be dropped as short documents. Where documents are about as
             long as a row, a large share of them loses its tail otherwise; a log line says so.
+        balance: "attention" gives every rank batches whose attention costs about the same in each
+            step of a run; None goes by no costs.
     """
 
     seq_len: int
@@ -87,6 +89,7 @@ class Seamless(Packer):
     extra_capacity: int | None = None
     mask_repeated: bool = False
     keep_tails: bool = False
+    balance: Literal["attention"] | None = None
 
     revision: ClassVar[int] = 2
 

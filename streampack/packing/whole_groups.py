@@ -47,7 +47,6 @@ class WholeGroups(BestFitDecreasing):
 
     overflow: Literal["drop", "error"] = "drop"
 
-    follows_balance = False
     packs_members = True
     revision = 2
 

@@ -87,7 +87,7 @@ def measured(config: LaneConfig) -> LaneConfig:
         return config
     if config.source.once:
         raise ConfigError(
-            "The source can be read only once, and balance= measures on a sample what rows cost.",
+            "The source can be read only once, and a balance measures on a sample what rows cost.",
             "The sample's documents would be missing from the run.",
             "Leave out balance=, or pass a source that can be read again.",
         )

@@ -18,7 +18,6 @@ from streampack.packing.whole_groups import WholeGroups
 from streampack.reading.base import Source
 from streampack.sources.chat.source import Chat
 from streampack.sources.mixture.source import sources_of
-from streampack.streams.hooks import Hook
 from streampack.streams.preparation import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
 from streampack.tokenization.rules import checked_id
@@ -35,9 +34,8 @@ def choose_packer(
     packer: Packer | None,
     order: DocumentOrder | None,
     source: Source,
-    balance: str | None = None,
 ) -> Packer:
-    """The packer of a run, from what is given of row length, packer, order and balance."""
+    """The packer of a run, from what is given of row length, packer and order."""
     if packer is not None:
         packer = require_packer(packer)
     if (seq_len is None) == (packer is None):
@@ -50,7 +48,7 @@ def choose_packer(
         )
     if packer is None:
         usual = _usual_packer(seq_len or 0, order, source)
-        return _of_groups(usual, balance) if source.grouped else usual
+        return _of_groups(usual) if source.grouped else usual
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
             "%s cuts conversations, and what is cut off is learnt without what was said before; "
@@ -65,7 +63,7 @@ def choose_packer(
             f"What {type(order).__name__} puts side by side would be torn apart again.",
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
         )
-    return _of_groups(packer, balance) if source.grouped else packer
+    return _of_groups(packer) if source.grouped else packer
 
 
 def _usual_packer(seq_len: int, order: DocumentOrder | None, source: Source) -> Packer:
@@ -91,10 +89,10 @@ def _usual_packer(seq_len: int, order: DocumentOrder | None, source: Source) -> 
     return Concat(seq_len=seq_len)
 
 
-def _of_groups(packer: Packer, balance: str | None) -> Packer:
+def _of_groups(packer: Packer) -> Packer:
     """The packer that keeps the documents of a record together, if the one given can."""
     given = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
-    if packer == given and given.overflow in ("drop", "error") and balance is None:
+    if packer == given and given.overflow in ("drop", "error"):
         return WholeGroups(seq_len=given.seq_len, overflow=given.overflow)
     logger.warning(
         "The documents of a record are packed apart: only BestFitDecreasing with overflow "
@@ -103,29 +101,35 @@ def _of_groups(packer: Packer, balance: str | None) -> Packer:
     return packer
 
 
-def check_balance(balance: str | None, attention: str, packer: Packer) -> Balance | None:
-    """The schedule that `balance` asks for, to be measured; None if it asks for none.
+def check_balance(attention: str, packer: Packer) -> Balance | None:
+    """The schedule that the packer's `balance` asks for, to be measured; None if it asks for none.
 
     Raises:
-        ConfigError: it is unknown, or attention and packer leave nothing to be balanced.
+        ConfigError: it or `attention` is unknown, or there is nothing to be balanced.
     """
-    if balance is None:
+    one_of("attention", attention, ["document", "row"], "It decides where attention segments end.")
+    if packer.balance is None:
         return None
-    one_of("balance", balance, ["attention"], "It says which work is to be equal on all ranks.")
+    consequence = "It says which work is to be equal on all ranks."
+    one_of("balance", packer.balance, ["attention"], consequence)
     if attention == "row":
         raise ConfigError(
-            'balance is "attention", and attention is "row".',
+            'The packer has balance="attention", and attention is "row".',
             "Every row is one attention segment of the same length, so all batches cost the same.",
             "Leave out balance=.",
         )
-    if not packer.follows_balance:
-        raise ConfigError(
-            f'balance is "attention", and {type(packer).__name__} does not choose rows by cost.',
-            "The setting would change nothing. (With Buckets all ranks have rows of one length in "
-            "each step, so little is left to balance.)",
-            "Leave out balance=, or use BestFitDecreasing.",
-        )
     return Balance()
+
+
+def check_eos(packer: Packer, row_format: RowFormat) -> None:
+    """Raise `ConfigError` if the packer inserts an EOS whose id is unknown."""
+    if packer.inserts_eos and row_format.eos_id < 0:
+        raise ConfigError(
+            f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
+            "unknown.",
+            "Pieces would look like whole documents.",
+            "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
+        )
 
 
 def say_if_kept_apart(order: DocumentOrder | None, attention: str) -> None:
@@ -138,34 +142,26 @@ def say_if_kept_apart(order: DocumentOrder | None, attention: str) -> None:
         )
 
 
-def tokens_per_batch(batch_size: int | None, batch_tokens: int | None, packer: Packer) -> int:
+def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
     """Tokens per batch; raises `ConfigError` unless they are whole rows.
 
     8 rows by default; of rows of several lengths, as many as one of the longest takes.
     """
-    longest, one_length = packer.seq_lens[-1], len(packer.seq_lens) == 1
-    if batch_size is not None and (batch_tokens is not None or not one_length):
-        raise ConfigError(
-            f"batch_size is {batch_size!r}, batch_tokens is {batch_tokens!r}, and rows have "
-            f"{' or '.join(map(str, packer.seq_lens))} tokens.",
-            "The size of a batch would be ambiguous.",
-            "Pass batch_size= where all rows have one length, and batch_tokens= where they have "
-            "several.",
-        )
+    longest = packer.seq_lens[-1]
+    if packer.batch_tokens is not None:
+        if batch_size is not None:
+            raise ConfigError(
+                f"batch_size is {batch_size!r}, and the packer has "
+                f"batch_tokens={packer.batch_tokens}.",
+                "The size of a batch would be ambiguous.",
+                "Leave out one of them.",
+            )
+        return packer.batch_tokens
     whole = "A batch is a whole number of rows, and its boundaries are numbers of 31 bits."
-    if batch_tokens is None:
-        most = ((1 << 31) - 1) // longest
-        default = min(BATCH_ROWS, most) if one_length else 1
-        rows = default if batch_size is None else batch_size
-        return whole_number("batch_size", rows, whole, most=most) * longest
-    batch_tokens = whole_number("batch_tokens", batch_tokens, whole)
-    if not longest <= batch_tokens < 1 << 31 or batch_tokens % longest:
-        raise ConfigError(
-            f"batch_tokens is {batch_tokens}, a row has {longest} tokens.",
-            whole,
-            f"Use a multiple of {longest}.",
-        )
-    return batch_tokens
+    most = ((1 << 31) - 1) // longest
+    default = min(BATCH_ROWS, most) if len(packer.seq_lens) == 1 else 1
+    rows = default if batch_size is None else batch_size
+    return whole_number("batch_size", rows, whole, most=most) * longest
 
 
 def checked_counts(
@@ -191,12 +187,9 @@ def check_switches(**switches: Any) -> None:
             )
 
 
-_NAMELESS = "A saved state knows a hook by its name, and this has none."
 _OTHER = "It is of another kind."
 #: Of arguments that are objects of ours: their kind, what another means, and what to pass.
 _KINDS: dict[str, tuple[type, str, str]] = {
-    "filter": (Hook, _NAMELESS, 'Hook("a-name", function), whose function takes documents, seeds'),
-    "map": (Hook, _NAMELESS, 'Hook("a-name", function), whose function takes documents, seeds'),
     "order": (DocumentOrder, _OTHER, "SimilarityOrder() or what has the same attributes"),
     "token_rules": (TokenRules, _OTHER, "TokenRules(...)"),
     "topology": (Topology, _OTHER, "Topology(rank, world_size)"),

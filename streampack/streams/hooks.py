@@ -1,7 +1,7 @@
 """Hooks: the user's own steps between reading and packing, checked where they come back.
 
-A hook works on whole blocks and is named by the user, because the name stands for it in the
-fingerprint of a saved state. Randomness comes from one seed per document, so that what a hook
+A hook works on whole blocks and has a name, which stands for it in the fingerprint of a saved
+state. Randomness comes from one seed per document, so that what a hook
 does to a document never depends on which others happened to be in the block.
 """
 
@@ -21,6 +21,7 @@ from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, derive_seeds
 
+HookFunction = Callable[[Documents, NDArray[np.uint64]], Any]
 Refuse = Callable[[str, str], ConfigError]
 
 
@@ -39,7 +40,7 @@ class Hook:
     """
 
     name: str
-    function: Callable[[Documents, NDArray[np.uint64]], Any]
+    function: HookFunction
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -64,6 +65,24 @@ class Hook:
                 "It is called with two arguments.",
                 "Pass a function (documents, seeds), even if it uses only one of them.",
             ) from error
+
+
+def as_hook(setting: str, function: Hook | HookFunction | None) -> Hook | None:
+    """A function as the hook of its module and qualified name.
+
+    Raises:
+        ConfigError: it has no name of its own, or is no function.
+    """
+    if function is None or isinstance(function, Hook):
+        return function
+    name = getattr(function, "__qualname__", "<lambda>")
+    if not callable(function) or name.endswith("<lambda>"):
+        raise ConfigError(
+            f"{setting} is {function!r:.80}.",
+            "A saved state knows a hook by its name, and this has none.",
+            f'Pass a function (documents, seeds), or {setting}=Hook("a-name", function).',
+        )
+    return Hook(f"{function.__module__}.{name}", function)
 
 
 def _place(origin: np.void) -> str:

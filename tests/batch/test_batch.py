@@ -40,7 +40,7 @@ def batches_of(
     dataset = PackedDataset(
         MemorySource([documents], None if masks is None else [masks], block_documents=8),
         packer=packer,
-        batch_tokens=options.pop("rows", 2) * SEQ_LEN,
+        batch_size=options.pop("rows", 2),
         window=WindowConfig(rows=8),
         token_rules=TokenRules(pad_id=PAD, eos_id=EOS),
         lanes=1,

@@ -36,7 +36,7 @@ LENGTHS = [5, 23, 9, 40, 2, 1, 13, 24, 17, 8, 1, 1]
 
 def batches(lengths: list[int] = LENGTHS, **options: Any) -> list[PackedBatch]:
     packer = options.pop("packer", BestFitDecreasing(seq_len=SEQ_LEN))
-    return packed_batches(random_documents(lengths), packer, batch_tokens=2 * SEQ_LEN, **options)
+    return packed_batches(random_documents(lengths), packer, batch_size=2, **options)
 
 
 # ---------------------------------------------------------------------- variable-length attention
@@ -407,7 +407,7 @@ def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
     for rank in (2, 3):  # of a DataLoader's workers, those whose lanes have no documents
         share = PackedDataset(
             sources.Iterable(lambda lane, lanes: documents[lane::lanes]),
-            packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4), batch_tokens=2 * SEQ_LEN, lanes=4,
+            packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4), batch_size=2, lanes=4,
             topology=Topology(rank, 4), token_rules=TokenRules(pad_id=90),
         )  # fmt: skip
         empty += [batch for batch in share if not batch.num_documents]
@@ -429,7 +429,7 @@ def test_a_batch_travels_in_one_buffer(masked: bool) -> None:
     documents = random_documents(LENGTHS)
     masks = [tokens % 2 == 0 for tokens in documents] if masked else None
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
-    for batch in packed_batches(documents, packer, masks, batch_tokens=2 * SEQ_LEN):
+    for batch in packed_batches(documents, packer, masks, batch_size=2):
         copies = []
 
         def copy(buffer: torch.Tensor, made: list[torch.Tensor] = copies) -> torch.Tensor:

@@ -22,7 +22,7 @@ TENSORS = ("input_ids", "position_ids", "shift_labels")
 
 def batches(lengths: list[int], align: Any = 1) -> Any:
     packer = BestFitDecreasing(seq_len=96, align=align)
-    return packed_batches(random_documents(lengths), packer, batch_tokens=192)
+    return packed_batches(random_documents(lengths), packer, batch_size=2)
 
 
 @given(
@@ -123,7 +123,7 @@ def test_documents_in_memory_take_multiples_of_several_needs() -> None:
 
 def test_packers_that_fill_rows_split_whole_rows() -> None:
     for batch in packed_batches(
-        random_documents([50, 70, 80]), Concat(seq_len=96), batch_tokens=192, attention="row"
+        random_documents([50, 70, 80]), Concat(seq_len=96), batch_size=2, attention="row"
     ):
         part = batch.context_parallel("zigzag", cp_size=2, cp_rank=1)
         assert part["input_ids"].shape == (1, 96)

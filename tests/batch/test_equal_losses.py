@@ -133,7 +133,7 @@ def test_losses_and_gradients_are_those_of_documents_by_themselves(name: str, mo
     documents = random_documents(LENGTHS)
     masks = [np.arange(len(tokens)) % 4 != 2 for tokens in documents]
     batches = packed_batches(
-        documents, packer, masks, batch_tokens=2 * SEQ_LEN, provenance=True,
+        documents, packer, masks, batch_size=2, provenance=True,
         window=WindowConfig(rows=8),
     )  # fmt: skip
     ours, packed, alone = MODELS[model]()

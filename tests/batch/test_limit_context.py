@@ -38,7 +38,7 @@ def dataset(*, topology: Topology | None = None, **changes: Any) -> PackedDatase
     ]
     options: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
-        "batch_tokens": 2 * SEQ_LEN,
+        "batch_size": 2,
         "window": WindowConfig(rows=12),
         "lanes": 2,
         "topology": topology or Topology(),

@@ -41,7 +41,7 @@ def test_arrays_say_what_the_tensors_of_the_batch_say(name: str, attention: Any)
     documents = random_documents(LENGTHS)
     masks = [np.arange(n) % 3 != 1 for n in LENGTHS]
     packer = every_packer(24)[name]
-    for batch in packed_batches(documents, packer, masks, batch_tokens=48, attention=attention):
+    for batch in packed_batches(documents, packer, masks, batch_size=2, attention=attention):
         arrays = batch.numpy()
         assert {a.shape for a in arrays.values()} == {(batch.rows, batch.seq_len)}
         assert {a.dtype for a in arrays.values()} == {np.dtype(np.int32)}

@@ -75,7 +75,7 @@ def test_the_number_lies_within_its_error(count: int, ranks: int) -> None:
     "options",
     [
         {"packer": Pad(seq_len=SEQ_LEN), "token_rules": TokenRules(eos_id=1)},
-        {"packer": Buckets(seq_lens=(16, 32, SEQ_LEN)), "batch_tokens": 2 * SEQ_LEN},
+        {"packer": Buckets(seq_lens=(16, 32, SEQ_LEN)), "batch_size": 2},
         {"packer": BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop")},
         {"filter": Hook("no-long", no_long)},
         {"epochs": 3},

@@ -212,7 +212,7 @@ def test_a_trainer_resumes_with_changed_settings_where_they_are_allowed(tmp_path
     first.train()
     config = first.loader.dataset.plan.config
     other = PackedDataset(
-        corpus, packer=config.packer, batch_tokens=2 * config.batch_tokens, seed=config.seed,
+        corpus, packer=config.packer, batch_size=2 * config.batch_tokens // 64, seed=config.seed,
         lanes=config.lanes, epochs=config.epochs, token_rules=TokenRules(pad_id=0, eos_id=0),
     )  # fmt: skip
     first.args.max_steps = 3
@@ -271,7 +271,7 @@ def steps_of_the_run(folder: Path) -> int:
     from tests.support.trainer_run import DOCUMENTS
 
     made = PackedDataset(
-        write_corpus(folder / "corpus", DOCUMENTS), seq_len=64, batch_tokens=128, lanes=4,
+        write_corpus(folder / "corpus", DOCUMENTS), seq_len=64, batch_size=2, lanes=4,
         token_rules=TokenRules(pad_id=0, eos_id=0), topology=Topology(),
     )  # fmt: skip
     last = max(batch.step * 4 + batch.lane for batch in PackedLoader(made) if batch.num_documents)

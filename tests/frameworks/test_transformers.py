@@ -40,7 +40,7 @@ def batches() -> list[PackedBatch]:
     documents = random_documents(LENGTHS)
     window = WindowConfig(rows=8)
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
-    return packed_batches(documents, packer, batch_tokens=2 * SEQ_LEN, window=window)
+    return packed_batches(documents, packer, batch_size=2, window=window)
 
 
 def test_the_models_own_loss_is_the_mean_over_the_loss_tokens_of_the_batch() -> None:

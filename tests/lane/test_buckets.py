@@ -191,7 +191,7 @@ def corpus(count: int = 400, seed: int = 9) -> list[list[int]]:
 def dataset(documents: Any, **changes: Any) -> PackedDataset:
     settings: dict[str, Any] = {
         "packer": Buckets(seq_lens=SEQ_LENS),
-        "batch_tokens": 2 * SEQ_LEN,
+        "batch_size": 2,
         "window": WindowConfig(rows=12),
         "token_rules": TokenRules(eos_id=0),
         "lanes": 1,
@@ -234,5 +234,6 @@ def test_a_source_that_can_be_read_only_once_needs_shares() -> None:
 
 
 def test_batch_tokens_must_be_a_multiple_of_the_largest_bucket() -> None:
-    with pytest.raises(ConfigError, match="multiple of 32"):
-        dataset(corpus(10), batch_tokens=48)
+    for tokens in (48, 16, 1 << 31, 64.0):
+        with pytest.raises(ConfigError, match="multiple of 32"):
+            Buckets(seq_lens=SEQ_LENS, batch_tokens=tokens)  # type: ignore[arg-type]

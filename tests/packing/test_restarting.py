@@ -60,7 +60,7 @@ def test_it_goes_with_an_order_but_not_with_atoms_or_a_balance() -> None:
     with pytest.raises(ConfigError, match="restart=True"):
         Concat(seq_len=32, restart=True, atom=16)
     with pytest.raises(ConfigError, match="balance"):
-        PackedDataset([[1, 2]], packer=Concat(seq_len=32, restart=True), balance="attention")
+        PackedDataset([[1, 2]], packer=Concat(seq_len=32, restart=True, balance="attention"))
     assert "restart" not in Concat(seq_len=32).describe()
     assert Concat(seq_len=32, restart=True).describe()["restart"] is True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,8 @@ def lossless(seq_len: int) -> list[Packer]:
 @st.composite
 def stages(draw: st.DrawFn) -> dict[str, Any]:
     packer = draw(st.sampled_from([p for size in (16, 32, 64) for p in lossless(size)]))
-    batch_tokens = packer.seq_lens[-1] * draw(st.integers(1, 3))
+    rows = draw(st.integers(1, 3))
+    batch_tokens = packer.seq_lens[-1] * rows
     for least in range(2, 64):  # the smallest window allowed, or some rows more
         try:
             WindowConfig(rows=least).resolve(packer, batch_tokens)
@@ -60,12 +62,12 @@ def stages(draw: st.DrawFn) -> dict[str, Any]:
         max_carries=draw(st.sampled_from([0, 2, 16])),
         carry=draw(st.sampled_from([0.0, 0.5, 0.9])),
     )
-    costs = [None, "attention"] if packer.follows_balance else [None]
+    if not isinstance(packer, Buckets):
+        packer = replace(packer, balance=draw(st.sampled_from([None, "attention"])))  # type: ignore[type-var]
     return {
         "packer": packer,
-        "batch_tokens": batch_tokens,
+        "batch_size": rows,
         "window": window,
-        "balance": draw(st.sampled_from(costs)),
     }
 
 
@@ -132,7 +134,7 @@ def test_what_is_left_of_a_piece_may_be_whole_rows() -> None:
     found: list[PackedBatch] = []
     state = None
     for packer, rows, steps in legs:
-        stage = {"packer": packer, "batch_tokens": 16, "window": WindowConfig(rows=rows)}
+        stage = {"packer": packer, "batch_size": 1, "window": WindowConfig(rows=rows)}
         (loader,) = loaders(source, {**stage, "shuffle": False})
         if state is not None:
             loader.load_state_dict(state, allow=EVERYTHING)
@@ -145,10 +147,10 @@ def test_what_is_left_of_a_piece_may_be_whole_rows() -> None:
 def test_a_change_gives_the_same_global_batches_on_any_number_of_ranks(ranks: int) -> None:
     lengths = np.random.default_rng(1).integers(1, 120, 300).tolist()
     source = MemorySource([numbered_documents(lengths)], block_documents=7)
-    first = {"packer": BestFitDecreasing(seq_len=32), "batch_tokens": 32}
+    first = {"packer": BestFitDecreasing(seq_len=32), "batch_size": 1}
     then = {
         "packer": Seamless(seq_len=64, extra_capacity=0),
-        "batch_tokens": 128,
+        "batch_size": 2,
         "window": WindowConfig(rows=10),
     }
     (loader,) = loaders(source, first)
@@ -168,10 +170,10 @@ def test_a_change_gives_the_same_global_batches_on_any_number_of_ranks(ranks: in
 
 def test_a_state_taken_after_a_change_resumes_without_naming_it_again() -> None:
     source = MemorySource([numbered_documents([7, 90, 33, 150] * 30)], block_documents=7)
-    (loader,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 64})
+    (loader,) = loaders(source, {"packer": Concat(seq_len=32), "batch_size": 2})
     for _, _batch in zip(range(9), loader, strict=False):
         pass
-    then = {"packer": Pad(seq_len=16), "batch_tokens": 64}
+    then = {"packer": Pad(seq_len=16), "batch_size": 4}
     (changed,) = loaders(source, then)
     changed.load_state_dict(loader.state_dict(), allow=EVERYTHING)
     states = [json.dumps(changed.state_dict())]
@@ -204,9 +206,9 @@ def test_what_the_new_overflow_policy_refuses_is_dropped_and_the_rest_comes_once
 
 def test_a_change_that_is_not_named_is_refused_with_both_values_and_the_way_to_allow_it() -> None:
     source = MemorySource([numbered_documents([9] * 200)])
-    (loader,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 64})
+    (loader,) = loaders(source, {"packer": Concat(seq_len=32), "batch_size": 2})
     state = loader.state_dict()
-    (other,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 96})
+    (other,) = loaders(source, {"packer": Concat(seq_len=32), "batch_size": 3})
     with pytest.raises(StateError, match=r"`batch_tokens` was 64 .* is 96 .*allow=.\"batch_size"):
         other.load_state_dict(state, allow={"source"})
     with pytest.raises(StateError, match="attention, batch_size, packer, source"):
@@ -214,7 +216,7 @@ def test_a_change_that_is_not_named_is_refused_with_both_values_and_the_way_to_a
     with pytest.raises(StateError, match="attention, batch_size, packer, source"):
         other.load_state_dict(state, allow="packer")
     moved = MemorySource([numbered_documents([9] * 201)])
-    (elsewhere,) = loaders(moved, {"packer": Concat(seq_len=32), "batch_tokens": 64})
+    (elsewhere,) = loaders(moved, {"packer": Concat(seq_len=32), "batch_size": 2})
     with pytest.raises(StateError, match=r"`source.manifest` was"):
         elsewhere.load_state_dict(state, allow=EVERYTHING)
 
@@ -255,29 +257,29 @@ class Custom(Packer):
 
 def test_a_custom_packer_can_stay_while_other_settings_change_but_cannot_be_left() -> None:
     source = MemorySource([numbered_documents([9, 50] * 100)])
-    (loader,) = loaders(source, {"packer": Custom(), "batch_tokens": 32})
+    (loader,) = loaders(source, {"packer": Custom(), "batch_size": 1})
     found = [batch for _, batch in zip(range(7), loader, strict=False)]
-    (ramped,) = loaders(source, {"packer": Custom(), "batch_tokens": 96})
+    (ramped,) = loaders(source, {"packer": Custom(), "batch_size": 3})
     ramped.load_state_dict(loader.state_dict(), allow={"batch_size"})
     assert sorted(counted([*found, *ramped]).elements()) == list(range(59 * 100))
-    (other,) = loaders(source, {"packer": Concat(seq_len=32), "batch_tokens": 32})
+    (other,) = loaders(source, {"packer": Concat(seq_len=32), "batch_size": 1})
     with pytest.raises(StateError, match="'Custom', which is not one of streampack's"):
         other.load_state_dict(loader.state_dict(), allow=EVERYTHING)
 
 
 def test_settings_may_change_before_the_turn_of_a_lane_that_has_no_document() -> None:
-    def loader(batch_tokens: int) -> PackedLoader:
+    def loader(rows: int) -> PackedLoader:
         source = MemorySource([numbered_documents([9, 9, 1])], block_documents=5)
         rules = TokenRules(pad_id=PAD, eos_id=PAD + 1)
         dataset = PackedDataset(
-            source, seq_len=16, batch_tokens=batch_tokens, window=WindowConfig(rows=8), lanes=6,
+            source, seq_len=16, batch_size=rows, window=WindowConfig(rows=8), lanes=6,
             topology=Topology(), token_rules=rules,
         )  # fmt: skip
         return PackedLoader(dataset)
 
-    first = loader(16)
+    first = loader(1)
     found = [next(iter(first))]
-    changed = loader(32)
+    changed = loader(2)
     changed.load_state_dict(first.state_dict(), allow={"batch_size"})
     found += changed
     assert sorted(counted(found)) == list(range(19))

@@ -42,7 +42,9 @@ def dataset(
 ) -> PackedDataset:
     rules = TokenRules(pad_id=PAD, eos_id=PAD + 1)
     values = {"lanes": 8, "topology": topology or Topology(), "token_rules": rules, **options}
-    return PackedDataset(source, packer=packer, batch_tokens=batch_tokens, **values)
+    return PackedDataset(
+        source, packer=packer, batch_size=batch_tokens // packer.seq_lens[-1], **values
+    )
 
 
 def tokens_of(batches: list[Any]) -> Counter[int]:

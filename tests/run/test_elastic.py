@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     packer = draw(st.sampled_from(PACKERS))
     values: dict[str, Any] = {
         "packer": packer,
-        "batch_tokens": draw(st.integers(1, 3)) * SEQ_LEN,
+        "batch_size": draw(st.integers(1, 3)),
         "window": WindowConfig(
             rows=draw(st.integers(8, 30)),
             documents=draw(st.sampled_from([20, 65_536])),
@@ -168,8 +168,8 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     if draw(st.integers(0, 5)) == 0:
         order = SimilarityOrder(order_window_documents=30, first_window_documents=10)
         values |= {"order": order, "packer": Concat(seq_len=SEQ_LEN), "attention": "row"}
-    elif values["attention"] == "document" and packer.follows_balance:
-        values["balance"] = draw(st.sampled_from([None, "attention"]))
+    elif values["attention"] == "document" and packer.seq_lens == (SEQ_LEN,):
+        values["packer"] = replace(packer, balance=draw(st.sampled_from([None, "attention"])))
     return values
 
 

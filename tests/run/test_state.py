@@ -44,7 +44,7 @@ def make_dataset(
 ) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
-        "batch_tokens": 2 * SEQ_LEN,
+        "batch_size": 2,
         "window": WindowConfig(rows=10),
         "lanes": LANES,
         "topology": Topology(rank, ranks),
@@ -230,7 +230,7 @@ def test_a_rank_of_sixteen_such_lanes_has_a_state_of_less_than_1_mib() -> None:
     dataset = PackedDataset(
         MemorySource([documents] * 16),
         packer=BestFitDecreasing(seq_len=2048),
-        batch_tokens=16 * 2048,
+        batch_size=16,
         window=window,
         lanes=16,
         topology=Topology(),
@@ -255,7 +255,7 @@ def test_a_lane_of_ten_thousand_documents_has_a_state_of_less_than_16_kib(long: 
     dataset = PackedDataset(
         MemorySource([numbered_documents(lengths.tolist())]),
         packer=packer,
-        batch_tokens=16 * 128,
+        batch_size=16,
         window=WindowConfig(rows=int(10_500 * lengths.mean()) // 128, documents=10_000, carry=0.9),
         lanes=1,
         topology=Topology(),

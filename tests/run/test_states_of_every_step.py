@@ -76,7 +76,7 @@ def small_runs(draw: st.DrawFn) -> Make:
         return PackedDataset(
             source,
             packer=BestFitDecreasing(seq_len=32),
-            batch_tokens=64,
+            batch_size=2,
             window=WindowConfig(rows=10),
             token_rules=TokenRules(pad_id=PAD, eos_id=PAD + 1),
             lanes=lanes,

@@ -32,7 +32,7 @@ DOCUMENTS = numbered_documents(heavy_tailed(160, seed=5))
 def make_dataset(rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=SEQ_LEN),
-        "batch_tokens": 2 * SEQ_LEN,
+        "batch_size": 2,
         "window": WindowConfig(rows=10),
         "lanes": LANES,
         "topology": Topology(rank, ranks),

@@ -61,9 +61,8 @@ def saved(made: PackedDataset) -> tuple[dict[str, Any], Any]:
 CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("attention", {}, {"attention": "row"}),
     ("attention", {"attention": "row"}, {"attention": "document"}),
-    ("balance", {}, {"balance": "attention"}),
+    ("balance", {}, {"packer": BestFitDecreasing(seq_len=32, balance="attention")}),
     ("batch_tokens", {}, {"batch_size": 3}),
-    ("batch_tokens", {}, {"batch_size": None, "batch_tokens": 128}),
     ("eos", {}, {"token_rules": TokenRules(eos="append", eos_id=5)}),
     ("fields", {}, SCORES),
     ("fields", {}, {"token_fields": {"weights": "float32"}}),

@@ -81,7 +81,7 @@ def make_dataset(order: Any, *, count: int = 60, copies: int = 6, **options: Any
     values: dict[str, Any] = {
         "order": order,
         "seq_len": SEQ_LEN,
-        "batch_tokens": 4 * SEQ_LEN,
+        "batch_size": 4,
         "window": WindowConfig(rows=20),
         "attention": "row",
         "lanes": 2,
@@ -238,7 +238,7 @@ def test_a_batch_seldom_holds_rows_that_follow_one_another() -> None:
     documents, _ = topical(2000, seed=2)
     source = MemorySource([[documents.document(i) for i in range(2000)]], block_documents=50)
     dataset = PackedDataset(
-        source, seq_len=512, batch_tokens=2 * 512, order=SimilarityOrder(), attention="row",
+        source, seq_len=512, batch_size=2, order=SimilarityOrder(), attention="row",
         window=WindowConfig(rows=64), lanes=1, provenance=True,
         token_rules=TokenRules(eos_id=9000),
         topology=Topology(),

@@ -10,7 +10,6 @@ from streampack import PackedDataset, PackedLoader, TokenRules, Topology, Window
 from streampack.packing import Packer
 from tests.support.chats import CHATML, with_template
 from tests.support.corpora import byte_tokenizer
-from tests.support.every_source import SEQ_LEN
 
 
 def check_restores_everywhere(make: Callable[[], PackedDataset], **options: Any) -> None:
@@ -56,7 +55,7 @@ def maker(
         return PackedDataset(
             source,
             packer=packer,
-            batch_tokens=batch_size * SEQ_LEN,
+            batch_size=batch_size,
             window=WindowConfig(rows=6),
             tokenizer=None if source.tokenized else tokenizer,
             token_rules=TokenRules(eos_id=256 if source.tokenized else None, vocab_size=2000),

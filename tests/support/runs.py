@@ -34,7 +34,7 @@ PAD = 4_000_000
 def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
         "packer": packer or BestFitDecreasing(seq_len=SEQ_LEN),
-        "batch_tokens": 2 * SEQ_LEN,
+        "batch_size": 2,
         "window": WindowConfig(rows=10),
         "lanes": 6,
         "topology": Topology(),
@@ -106,7 +106,7 @@ def uneven(topology: Topology, lanes: int = 12, **options: Any) -> PackedDataset
     source = EqualShards([documents[a:b] for a, b in pairwise(bounds)])
     values: dict[str, Any] = {
         "packer": BestFitDecreasing(seq_len=32),
-        "batch_tokens": 64,
+        "batch_size": 2,
         "window": WindowConfig(rows=10),
         "token_rules": TokenRules(pad_id=4_000_000),
     }

@@ -26,7 +26,7 @@ def dataset(rank: int = 0, world_size: int = 1) -> PackedDataset:
     return PackedDataset(
         source,
         packer=BestFitDecreasing(seq_len=SEQ_LEN),
-        batch_tokens=2 * SEQ_LEN,
+        batch_size=2,
         lanes=6,
         token_rules=TokenRules(pad_id=0),
         topology=Topology(rank, world_size),

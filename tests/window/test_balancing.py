@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from streampack import (
     BestFitCrop,
     BestFitDecreasing,
-    Buckets,
     Concat,
     FirstFitDecreasing,
     PackedDataset,
@@ -183,9 +182,7 @@ def test_the_schedule_is_a_function_of_the_step_and_covers_all_costs_evenly(rows
 def global_sequence(source: Any, ranks: int, **settings: Any) -> list[tuple[int, int, list[int]]]:
     batches = []
     for rank in range(ranks):
-        dataset = PackedDataset(
-            source, lanes=4, topology=Topology(rank, ranks), balance="attention", **settings
-        )
+        dataset = PackedDataset(source, lanes=4, topology=Topology(rank, ranks), **settings)
         batches += [
             (batch.step, batch.lane, batch.input_ids.ravel().tolist())
             for batch in PackedLoader(dataset)
@@ -202,7 +199,11 @@ def test_the_global_sequence_is_the_same_on_any_ranks_and_holds_every_document(
     source = sources.MDS(write_mds(tmp_path, texts))
     one, two, four = (
         global_sequence(
-            source, ranks, seq_len=64, batch_tokens=128, token_rules=TokenRules(pad_id=0, eos_id=0)
+            source,
+            ranks,
+            packer=BestFitDecreasing(seq_len=64, balance="attention"),
+            batch_size=2,
+            token_rules=TokenRules(pad_id=0, eos_id=0),
         )
         for ranks in (1, 2, 4)
     )
@@ -216,7 +217,8 @@ def test_a_run_goes_on_with_the_costs_it_has_measured_and_not_without_a_balance(
     source = MemorySource([[np.ones(n, dtype=np.uint16) for n in values]])
 
     def loader(balance: Any) -> PackedLoader:
-        dataset = PackedDataset(source, seq_len=128, lanes=2, balance=balance, topology=Topology())
+        packer = BestFitDecreasing(seq_len=128, balance=balance)
+        dataset = PackedDataset(source, packer=packer, lanes=2, topology=Topology())
         return PackedLoader(dataset)
 
     first = loader("attention")
@@ -242,16 +244,13 @@ def test_a_run_goes_on_with_the_costs_it_has_measured_and_not_without_a_balance(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"balance": "tokens"}, "balance is 'tokens'"),
+        ({"packer": BestFitDecreasing(seq_len=128, balance="tokens")}, "balance is 'tokens'"),
         ({"attention": "row"}, "all batches cost the same"),
-        (
-            {"seq_len": None, "packer": Buckets(seq_lens=(64, 128), shares=(0.5, 0.5))},
-            "Buckets does not choose rows by cost",
-        ),
     ],
 )
 def test_what_cannot_be_balanced_is_refused_in_words(changed: dict[str, Any], words: str) -> None:
-    settings = {"seq_len": 128, "balance": "attention", "topology": Topology(), **changed}
+    packer = BestFitDecreasing(seq_len=128, balance="attention")
+    settings = {"packer": packer, "topology": Topology(), **changed}
     with pytest.raises(ConfigError, match=words):
         PackedDataset(MemorySource([[np.ones(5, dtype=np.uint16)]]), **settings)
 
@@ -259,7 +258,10 @@ def test_what_cannot_be_balanced_is_refused_in_words(changed: dict[str, Any], wo
 def test_a_source_that_can_be_read_only_once_is_not_sampled() -> None:
     once = (np.ones(n, dtype=np.uint16) for n in (5, 6, 7))
     dataset = PackedDataset(
-        sources.Iterable(once), seq_len=32, lanes=1, balance="attention", topology=Topology()
+        sources.Iterable(once),
+        packer=BestFitDecreasing(seq_len=32, balance="attention"),
+        lanes=1,
+        topology=Topology(),
     )
     with pytest.raises(ConfigError, match="read only once"):
         list(PackedLoader(dataset))

@@ -56,7 +56,7 @@ def _source(seed: int = 0) -> MemorySource:
 
 def dataset(source: Any = None, packer: Any = PACKERS[0], **options: Any) -> PackedDataset:
     values: dict[str, Any] = {
-        "batch_tokens": 128,
+        "batch_size": 128 // packer.seq_lens[-1],
         "window": WindowConfig(rows=16),
         "lanes": 2,
         "topology": Topology(),

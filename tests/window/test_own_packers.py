@@ -240,16 +240,13 @@ def test_what_is_no_packer_is_refused_in_words(packer: Any, words: str) -> None:
     assert raised.value.remedy
 
 
-def test_a_packer_that_does_not_follow_a_balance_is_not_given_one() -> None:
-    class Unbalanced(Plain):
-        follows_balance = False
+def test_a_packer_of_ones_own_may_follow_a_balance() -> None:
+    class Balanced(Plain):
+        balance = "attention"
 
     source = MemorySource([numbered_documents(LENGTHS)])
-    options: dict[str, Any] = {"batch_size": 2, "topology": Topology(), "balance": "attention"}
-    with pytest.raises(ConfigError, match="Unbalanced does not choose rows by cost"):
-        PackedDataset(source, packer=Unbalanced(), **options)
-    batches = list(PackedLoader(PackedDataset(source, packer=Plain(), lanes=1, **options)))
-    assert sum(batch.composition.placed for batch in batches) == sum(LENGTHS)
+    dataset = PackedDataset(source, packer=Balanced(), lanes=1, batch_size=2, topology=Topology())
+    assert sum(batch.composition.placed for batch in PackedLoader(dataset)) == sum(LENGTHS)
 
 
 @pytest.mark.parametrize("method", ["plan", "plan_window"])

@@ -31,7 +31,7 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost
         packer = BestFitDecreasing(seq_len=1024)
         window = WindowConfig(rows=1024)
         return PackedDataset(
-            MemorySource([documents]), packer=packer, batch_tokens=1 << 19, window=window,
+            MemorySource([documents]), packer=packer, batch_size=512, window=window,
             lanes=1, topology=Topology(),
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ def batches_of(
     return PackedDataset(
         sources.Iterable(records, tokens="tokens", loss_mask="counts"),
         packer=packer,
-        batch_tokens=batch_tokens,
+        batch_size=batch_tokens // packer.seq_lens[-1],
         attention=attention,
         token_rules=TokenRules(vocab_size=VOCABULARY),
         token_fields=_FIELDS,

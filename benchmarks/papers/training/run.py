@@ -48,7 +48,7 @@ class Run:
         dataset = PackedDataset(
             corpus.train,
             packer=arm.packer,
-            batch_tokens=preset.batch_size * preset.seq_len,
+            batch_size=preset.batch_size,
             attention="row",
             order=arm.order,
             token_rules=TokenRules(eos_id=corpus.eos_id, vocab_size=corpus.vocab_size),

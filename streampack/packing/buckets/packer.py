@@ -61,6 +61,8 @@ class Buckets(Packer):
         align: pad every piece to a multiple of this inside its row, as context parallelism wants
             (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
             it is the least common multiple.
+        batch_tokens: tokens per batch, a multiple of the longest row; None is one of the longest,
+            or as many as the dataset's `batch_size` says.
     """
 
     seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
@@ -68,15 +70,25 @@ class Buckets(Packer):
     shares: Curriculum | Sequence[float] | None = None
     warm_up: int = 0
     align: int | Sequence[int] = 1
+    batch_tokens: int | None = None
 
     revision: ClassVar[int] = 3
-
-    follows_balance = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
         for size in self.seq_lens:
             object.__setattr__(self, "align", require_align(self.align, size))
+        longest, tokens = self.seq_lens[-1], self.batch_tokens
+        if tokens is not None and (
+            not is_whole(tokens) or not longest <= tokens < 1 << 31 or tokens % longest
+        ):
+            raise ConfigError(
+                f"batch_tokens is {tokens!r}, a row has up to {longest} tokens.",
+                "A batch is a whole number of rows, and its boundaries are numbers of 31 bits.",
+                f"Use a multiple of {longest}.",
+            )
+        if tokens is not None:
+            object.__setattr__(self, "batch_tokens", int(tokens))
         if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
             raise ConfigError(
                 f"padding_threshold is {self.padding_threshold!r}.",
