@@ -5,8 +5,8 @@
 Per source (ids in memory, MDS, Parquet, texts), start method and number of workers, both sides
 alternate in fresh processes. Columns: the first batch, batches and tokens per second with all
 per-token fields made, processor time of all processes per second of the loop, their memory
-(private and a share of what is shared). Without ``--beside``, the other side is
-``PackedLoader.over(DataLoader(...))``.
+(private and a share of what is shared). Without ``--beside``, the other side is a plain
+``DataLoader``.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _measure(
             dataset, batch_size=None, num_workers=workers, multiprocessing_context=context,
             prefetch_factor=4,
         )  # fmt: skip
-        loader = PackedLoader.over(made)
+        loader = made
     else:
         loader = PackedLoader(dataset, num_workers=workers, multiprocessing_context=context)
     began = time.perf_counter()

@@ -23,7 +23,6 @@ from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
 from streampack.lane.config import LaneConfig
-from streampack.lane.sharing import Sharing
 from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
 from streampack.run.measuring import evaluation_lanes, lane_tokens
@@ -185,7 +184,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self.topology = topology
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
-        self._sharing: Sharing | None = None
         self._board = uuid.uuid4().hex  # of the worker processes of a DataLoader
         self._evaluates = False  # so that no step is taken after the batches of all ranks
         self._warned = False  # that ranks are not connected
@@ -375,9 +373,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """
         return resume_run(self._config, self.topology, copy.deepcopy(state), allow)
 
-    def go_on(self, plan: RunPlan, start: RunState, sharing: Sharing | None = None) -> None:
-        """Start from here instead of the beginning; `sharing` is that of a loader over this."""
-        self._plan, self._start, self._sharing = plan, start, sharing
+    def go_on(self, plan: RunPlan, start: RunState) -> None:
+        """Start from here instead of the beginning."""
+        self._plan, self._start = plan, start
         self._board = uuid.uuid4().hex
 
     def start(self) -> RunState:
@@ -385,8 +383,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         return self.plan.start() if self._start is None else self._start.copy()
 
     def _warn_alone(self) -> None:
-        """Warn of ranks that are not connected, once, as a loader over this would."""
-        if self._sharing is None and not self._warned:
+        """Warn of ranks that are not connected, once."""
+        if not self._warned:
             self._warned = True
             warn_unconnected(self.topology)
 
@@ -404,10 +402,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         if worker == 0:
             self._warn_alone()
         start = self.start()
-        sharing = self._sharing
-        if sharing is None:
-            name = f"{os.getppid()}-{self._board}" if info else None
-            sharing = start.sharing(connected=False, name=name)
+        name = f"{os.getppid()}-{self._board}" if info else None
+        sharing = start.sharing(connected=False, name=name)
         return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)
 
 

@@ -112,9 +112,7 @@ class PackedLoader(DataLoader[Any]):
             raise ConfigError(
                 f"The dataset is {type_in_words(dataset)}.",
                 "How it is packed is unknown.",
-                "Pass PackedLoader(PackedDataset(source, seq_len=...)); or another loader of a "
-                "PackedDataset to PackedLoader.over, with that dataset, PackedLoader.over(loader, "
-                "dataset), where it has no `dataset`.",
+                "Pass PackedLoader(PackedDataset(source, seq_len=...)).",
             )
         if device is not None and pin_memory:
             raise ConfigError(
@@ -134,7 +132,6 @@ class PackedLoader(DataLoader[Any]):
             pin_memory=pin_memory,
             timeout=timeout,
         )
-        self._loader: Iterable[PackedBatch] | None = None  # another one that makes the batches
         self._copies: DeviceCopies | None = None if device is None else DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
         consequence = "No rank could be waited for so long."
@@ -147,52 +144,6 @@ class PackedLoader(DataLoader[Any]):
         self._trains = not dataset._evaluates  # the batches of all ranks together are a step
         self._finished = False
         self._live: Ahead | None = None
-
-    @classmethod
-    def over(
-        cls,
-        loader: Iterable[PackedBatch],
-        dataset: PackedDataset | None = None,
-        *,
-        end: End = "drain",
-        transform: Callable[[PackedBatch], Any] | None = None,
-        device: torch.device | str | None = None,
-        ranks: Ranks | None = None,
-        rank_timeout_s: float = TIMEOUT_S,
-    ) -> PackedLoader:
-        """A `PackedLoader` whose batches another loader makes: the same order, end and state.
-
-        ``PackedLoader.over(DataLoader(dataset, batch_size=None, num_workers=4))``. Iterate what
-        this returns and not `loader`. Every pass starts `loader` again, after the last batch
-        taken.
-
-        Args:
-            loader: gives the batches of this rank in their order: a torch DataLoader, or the
-                dataset itself.
-            dataset: what it loads; None takes ``loader.dataset``.
-            end: see `PackedLoader`, as for the following.
-            transform: of each batch.
-            device: copy batches there.
-            ranks: who agrees on the end.
-            rank_timeout_s: how long to wait for them.
-
-        Raises:
-            ConfigError: `loader` joins batches, keeps its workers from pass to pass, or its
-                dataset is no `PackedDataset`.
-            StateError: (while iterating) its batches are not this rank's, or not in order.
-        """
-        _check_loader(loader)
-        found: Any = getattr(loader, "dataset", loader) if dataset is None else dataset
-        made = cls(
-            found,
-            end=end,
-            transform=transform,
-            device=device,
-            ranks=ranks,
-            rank_timeout_s=rank_timeout_s,
-        )
-        made._loader = loader
-        return made
 
     def state_dict(self, *, after: PackedBatch | None = None) -> dict[str, Any]:
         """JSON-able state of what the loop has taken so far, the batch at hand included.
@@ -267,10 +218,9 @@ class PackedLoader(DataLoader[Any]):
         return self._run.by_source()
 
     def __repr__(self) -> str:
-        workers = "another loader" if self._loader is not None else self.num_workers
-        state = self._run.state
         return (
-            f"PackedLoader({self.dataset!r}, num_workers={workers}, next_batch={state.next_batch})"
+            f"PackedLoader({self.dataset!r}, num_workers={self.num_workers}, "
+            f"next_batch={self._run.state.next_batch})"
         )
 
     def __len__(self) -> int:
@@ -348,20 +298,14 @@ class PackedLoader(DataLoader[Any]):
             self._run.go_on(self._run.plan, self._run.plan.start())
             self._finished = False
         self._stop()
-        processes = self._loader is not None or self.num_workers > 0
-        batches = self._run.batches(self._feed, processes=processes)
+        batches = self._run.batches(self._feed, processes=self.num_workers > 0)
         self._live = Ahead(self._run, batches, self._copies, self._pin_memory)
         return self._live
 
     def _feed(
         self, share: LaneShare, sharing: Sharing, board: Board
     ) -> Iterable[PackedBatch | LaneEnd]:
-        """Who makes the batches: another loader, worker processes, or this process."""
-        if self._loader is not None:
-            self.dataset.go_on(self._run.plan, self._run.state.copy(), sharing)
-            batches = iter(self._loader)  # its workers have the dataset now
-            self.dataset.go_on(self._run.plan, self._run.state.copy())
-            return batches
+        """Who makes the batches: worker processes, or this process."""
         if self.num_workers:
             settings = WorkerSettings(
                 num_workers=self.num_workers,
@@ -391,21 +335,3 @@ class PackedLoader(DataLoader[Any]):
         live, self._live = self._live, None
         if live is not None:
             live.end()
-
-
-def _check_loader(loader: Any) -> None:
-    """Raise `ConfigError` where the batches of a loader could not be a dataset's in order."""
-    if getattr(loader, "batch_size", None) is not None:
-        raise ConfigError(
-            f"The loader has batch_size={loader.batch_size}.",
-            "It would join batches that are complete.",
-            "Pass DataLoader(dataset, batch_size=None, ...), and size batches by the dataset's "
-            "batch_size=.",
-        )
-    if getattr(loader, "persistent_workers", False):
-        raise ConfigError(
-            "The loader has persistent_workers=True.",
-            "Its workers keep the dataset as it was, and a second pass would begin where the first "
-            "one did.",
-            "Pass persistent_workers=False, or use PackedLoader(dataset, num_workers=...).",
-        )

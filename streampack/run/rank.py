@@ -1,8 +1,8 @@
 """RankRun: one rank's batches in order, to the common end, and the state of what was taken.
 
-Batches come from a feed: from lanes of this process, from worker processes, or from another loader
-of the dataset. Where a lane has no more and others have, an empty batch (padding only) takes its
-place, until all lanes of all ranks are through. Only what the loop has taken counts in the state.
+Batches come from lanes of this process, or from worker processes. Where a lane has no more and
+others have, an empty batch (padding only) takes its place, until all lanes of all ranks are
+through. Only what the loop has taken counts in the state.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class RankRun:
                 self.metrics.left += left.composition
         finally:
             try:
-                items.close()  # and with it the iterator of another loader, which ends its workers
+                items.close()
                 if isinstance(feed, Generator):
                     feed.close()
             finally:  # a second Ctrl-C may come
@@ -236,12 +236,8 @@ class RankRun:
                 self._ending.end_lane(item.lane, item.step)
                 after = partial(item.round.state, item.emitted)
                 self._untaken.append((item.lane, item.step, after))
-            elif item.num_documents or item.has_next:
+            else:
                 yield item
-            else:  # another loader's place for a batch that the lane does not have
-                self._ending.end_lane(item.lane, item.step)
-                if item.lane_state is not None:
-                    self._untaken.append((item.lane, item.step, item.lane_state))
 
     # ------------------------------------------------------------------ taking
 

@@ -122,8 +122,8 @@ class WorkerShare(Iterator[PackedBatch]):
                 f"{shared} ranks run each of the {self._plan.config.lanes} lanes.",
                 "A DataLoader's worker does not know where the lanes of a batch that another rank "
                 "takes stand.",
-                "Use PackedLoader.over(DataLoader(dataset, batch_size=None, ...)) and its state, "
-                "or a number of ranks that divides the lanes.",
+                "Use PackedLoader(dataset, num_workers=...) and its state, or a number of ranks "
+                "that divides the lanes.",
             )
         head = self._run.state.as_dict()
         lanes = head.pop("lanes")

@@ -138,7 +138,7 @@ def test_workers_of_a_dataloader_deal_among_themselves(workers: int) -> None:
     expected = [identity(batch) for batch in PackedLoader(dataset())]
     loader = DataLoader(dataset(), batch_size=None, num_workers=workers)
     assert identities(loader) == [batch for batch in expected if set(batch[2]) != {4_000_000}]
-    over = PackedLoader.over(DataLoader(dataset(), batch_size=None, num_workers=workers))
+    over = PackedLoader(dataset(), num_workers=workers)
     assert [identity(batch) for batch in over] == expected
 
 

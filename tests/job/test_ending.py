@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from streampack import PackedLoader, Topology
-from streampack.errors import RankError, StateError
+from streampack.errors import RankError
 from streampack.job.ending import Alone, End, Ending, Gap
 from streampack.packing import BestFitDecreasing, Buckets
 from tests.support.runs import (
     LENGTHS,
     PAD,
     filled,
-    identities,
     identity,
     in_order,
     make_dataset,
@@ -184,26 +183,7 @@ def test_a_plain_dataloader_that_ends_together_gives_the_same(workers: int) -> N
     expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
     dataset = uneven(Topology())
     loader = DataLoader(dataset, batch_size=None, num_workers=workers)
-    assert [identity(batch) for batch in PackedLoader.over(loader)] == expected
-    # By itself it keeps the order too, with empty batches between.
-    assert identities(loader) == identities(PackedLoader(uneven(Topology())))
-
-
-def test_plain_iterables_of_several_ranks_end_together() -> None:
-    expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
-
-    def run(rank: int, ranks: Any) -> list[Any]:
-        dataset = uneven(Topology(rank, 3))
-        return [identity(batch) for batch in PackedLoader.over(dataset, ranks=ranks)]
-
-    assert filled(in_order(on_ranks(3, run))) == expected
-
-
-def test_batches_that_were_sharded_again_are_refused() -> None:
-    dataset = uneven(Topology())
-    for batches in (list(dataset)[::5], list(dataset)[::-1], list(dataset)[5:]):
-        with pytest.raises(StateError, match="sharded again"):
-            list(PackedLoader.over(batches, dataset))
+    assert filled([identity(batch) for batch in loader]) == expected
 
 
 def test_a_run_stopped_anywhere_gives_the_batches_of_one_that_was_not() -> None:

@@ -122,17 +122,6 @@ def test_every_kind_of_source_is_evaluated_alike(kind: str, tmp_path: Path) -> N
     assert sequences[0]
 
 
-@pytest.mark.parametrize(("lanes", "world_size"), [(12, 8), (12, 5), (4, 12), (1, 3), (6, 6)])
-def test_plain_iteration_ends_together_too(lanes: int, world_size: int) -> None:
-    expected = filled(on(1, lanes=lanes))
-
-    def run(rank: int, ranks: Any) -> list[Any]:
-        dataset = evaluation(Topology(rank, world_size), lanes=lanes)
-        return [identity(batch) for batch in PackedLoader.over(dataset, ranks=ranks)]
-
-    assert filled(in_order(on_ranks(world_size, run))) == expected
-
-
 def test_the_order_is_that_of_the_corpus_and_lanes_depend_on_it_alone() -> None:
     one = evaluation(Topology(), lanes=1, provenance=True)
     seen = np.concatenate([batch.provenance["index"] for batch in PackedLoader(one)])
@@ -147,12 +136,10 @@ def test_the_order_is_that_of_the_corpus_and_lanes_depend_on_it_alone() -> None:
     assert evaluation(Topology(0, 5), source=corpus).plan.fingerprint["lanes"] == 48
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["PackedLoader", "DataLoader"])
-def test_an_evaluation_is_resumed_on_any_ranks(plain: bool) -> None:
+def test_an_evaluation_is_resumed_on_any_ranks() -> None:
     def loader_of(rank: int, world_size: int, ranks: Any) -> PackedLoader:
         dataset = evaluation(Topology(rank, world_size), lanes=6)
-        over = PackedLoader.over if plain else PackedLoader
-        return over(dataset, ranks=ranks)
+        return PackedLoader(dataset, ranks=ranks)
 
     def begin(rank: int, ranks: Any) -> tuple[list[Any], Any]:
         loader = loader_of(rank, 4, ranks)

@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from streampack import (
     DistributedState,
@@ -124,7 +123,7 @@ def _rank_saves_or_loads(
     try:
         dataset = make_dataset(rank, ranks)
         if plain:
-            loader = PackedLoader.over(DataLoader(dataset, batch_size=None, num_workers=rank % 2))
+            loader = PackedLoader(dataset, num_workers=rank % 2)
         else:
             loader = PackedLoader(dataset, num_workers=rank % 2)
         data = DistributedState(loader)
@@ -160,28 +159,6 @@ def test_a_distributed_checkpoint_of_four_ranks_loads_on_two_and_on_one(
             process.join(60)
             assert process.exitcode == 0
     assert sorted(found) == take(PackedLoader(make_dataset()), 3 * (4 + 2 + 1))
-
-
-# ------------------------------------------------------------------ plain DataLoader
-
-
-@pytest.mark.parametrize("workers", [0, 2, 4])
-def test_over_a_plain_dataloader_the_state_is_of_what_the_loop_took(workers: int) -> None:
-    expected = take(PackedLoader(make_dataset()), 10_000)
-    for stop in (0, 1, 7, 23):
-        plain = DataLoader(make_dataset(), batch_size=None, num_workers=workers)
-        loader = PackedLoader.over(plain)
-        assert take(loader, stop) == expected[:stop]  # workers have made more by now
-        state = json.loads(json.dumps(loader.state_dict()))
-        other = PackedLoader(make_dataset(), num_workers=3)
-        other.load_state_dict(state)
-        assert take(other, 10_000) == expected[stop:]
-        again = PackedLoader.over(DataLoader(make_dataset(), batch_size=None, num_workers=2))
-        again.load_state_dict(state)
-        assert take(again, 9) == expected[stop : stop + 9]
-        assert take(again, 9) == expected[stop + 9 : stop + 18]
-        assert take(loader, 10_000) == expected[stop:]
-        assert take(loader, 3) == expected[:3]  # the run is over, and begins again
 
 
 @pytest.mark.parametrize("workers", [0, 2])

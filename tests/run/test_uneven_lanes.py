@@ -17,7 +17,6 @@ from streampack import (
     WindowConfig,
     merge_states,
 )
-from streampack.errors import ConfigError
 from streampack.lane.sharing import Sharing
 from streampack.run.worker_share import WorkerShare
 from tests.support.runs import filled, identity, uneven
@@ -42,7 +41,7 @@ SOME, A_WORKERS = without(0, 5), without(1, 4, 7, 10)  # number 1 of 3 workers
 @pytest.mark.parametrize("make", [SOME, A_WORKERS], ids=["some lanes", "a worker's lanes"])
 @pytest.mark.parametrize("workers", [0, 3])
 def test_every_state_goes_on_where_lanes_have_no_documents(make: Any, workers: int) -> None:
-    loader = PackedLoader.over(DataLoader(make(Topology()), batch_size=None, num_workers=workers))
+    loader = PackedLoader(make(Topology()), num_workers=workers)
     batches, states = [], []
     for batch in loader:
         batches.append(identity(batch))
@@ -54,11 +53,11 @@ def test_every_state_goes_on_where_lanes_have_no_documents(make: Any, workers: i
         assert batches[: taken + 1] + [identity(batch) for batch in again] == batches
 
 
-def test_states_of_several_ranks_over_other_loaders_make_one_for_other_ranks() -> None:
+def test_states_of_several_ranks_make_one_for_other_ranks() -> None:
     expected = [identity(batch) for batch in PackedLoader(SOME(Topology()))]
 
     def run(rank: int, ranks: Any) -> Any:
-        loader, found = PackedLoader.over(SOME(Topology(rank, 3)), ranks=ranks), []
+        loader, found = PackedLoader(SOME(Topology(rank, 3)), ranks=ranks), []
         for batch in loader:
             found.append(identity(batch))
             if len(found) == 31:
@@ -73,40 +72,11 @@ def test_states_of_several_ranks_over_other_loaders_make_one_for_other_ranks() -
     assert filled(taken) + [identity(batch) for batch in loader] == expected
 
 
-def test_a_loader_whose_batches_would_not_be_the_datasets_is_refused() -> None:
-    dataset = SOME(Topology())
-    kept = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
-    for loader, words in (
-        (DataLoader(dataset), "batch_size=1"),
-        (kept, "persistent_workers=True"),
-        (DataLoader([1, 2, 3], batch_size=None), "dataset is a list"),
-        ([1, 2, 3], "dataset is a list"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            PackedLoader.over(loader)  # type: ignore[arg-type]
-
-
-def test_metrics_and_groups_are_those_of_a_packed_loader() -> None:
-    loaders = [
-        PackedLoader(SOME(Topology()), num_workers=2),
-        PackedLoader.over(DataLoader(SOME(Topology()), batch_size=None, num_workers=2)),
-    ]
-    groups = [
-        [(group.num_loss_tokens, [identity(b) for b in group]) for group in loader.accumulate(5)]
-        for loader in loaders
-    ]
-    assert groups[0] == groups[1]
-    first, second = (loader.metrics().as_dict() for loader in loaders)
-    counts = [name for name in first if not name.endswith("_s")]
-    assert [first[name] for name in counts] == [second[name] for name in counts]
-    assert second["pack_s"] > 0
-
-
 def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: Any) -> None:
     expected = [identity(batch) for batch in PackedLoader(SOME(Topology()))]
     for workers in (5, 7, 14):
         loader = DataLoader(SOME(Topology()), batch_size=None, num_workers=workers)
-        assert [identity(batch) for batch in PackedLoader.over(loader)] == expected
+        assert filled([identity(batch) for batch in loader]) == expected
     share = WorkerShare(
         SOME(Topology()).plan, SOME(Topology()).start(), Sharing(), worker=0, workers=5
     )
@@ -130,6 +100,5 @@ def test_the_lanes_are_the_same_whoever_asks_first() -> None:
         lambda dataset: next(iter(PackedLoader(dataset))),
         lambda dataset: PackedLoader(dataset, num_workers=5).state_dict(),
         lambda dataset: next(iter(DataLoader(dataset, batch_size=None, num_workers=2))),
-        lambda dataset: PackedLoader.over(dataset).state_dict(),
     ):
         assert asked(question) == plain
