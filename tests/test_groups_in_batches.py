@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,6 @@ from streampack import (
     PackedDataset,
     PackedLoader,
     PlanError,
-    SimulatedRanks,
-    Topology,
-    WindowConfig,
 )
 from streampack.packing import check_plan
 from streampack.packing.request import MemberLengths, WindowRequest
@@ -56,33 +52,8 @@ def test_every_group_is_in_one_batch_with_all_its_documents(shuffle: bool, lanes
     assert sorted(groups_of(wide(lanes=lanes, shuffle=shuffle), "batch")) == WHOLE
 
 
-def test_several_epochs_give_each_group_as_often() -> None:
-    assert sorted(groups_of(wide(epochs=3), "batch")) == sorted(3 * WHOLE)
-
-
-def test_attention_over_rows_keeps_groups_too() -> None:
-    for batch in wide(attention="row"):
-        assert batch.num_segments <= 2 * batch.rows
-        ids = batch.document_fields["group_ids"].tolist()
-        numbers = batch.document_fields["number"].tolist()
-        for group in set(ids):
-            own = sorted(n for n, g in zip(numbers, ids, strict=True) if g == group)
-            assert own in WHOLE
-
-
 def test_workers_give_the_same_batches() -> None:
     assert identities(PackedLoader(wide(), num_workers=2)) == identities(PackedLoader(wide()))
-
-
-def test_ranks_give_the_same_groups() -> None:
-    ranks = SimulatedRanks(2)
-
-    def of(rank: int) -> Any:
-        return identities(PackedLoader(wide(topology=Topology(rank, 2)), ranks=ranks[rank]))
-
-    with ThreadPoolExecutor(2) as pool:
-        found = [i for rank in pool.map(of, range(2)) for i in rank]
-    assert sorted(found) == sorted(identities(PackedLoader(wide())))
 
 
 def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
@@ -103,12 +74,6 @@ def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
 def test_a_run_goes_on_with_other_rows_and_parts_no_group(then: dict[str, Any]) -> None:
     second = PackedLoader(wide(**then))
     batches = gone_on(PackedLoader(wide()), 7, second, {"packer"})
-    assert sorted(groups_of(batches, "batch")) == WHOLE
-
-
-def test_a_run_goes_on_from_one_row_to_one_batch() -> None:
-    second = PackedLoader(wide())
-    batches = gone_on(PackedLoader(dataset()), 7, second, {"packer"})
     assert sorted(groups_of(batches, "batch")) == WHOLE
 
 
@@ -147,13 +112,6 @@ def test_pairs_are_found_across_rows() -> None:
         found += len(better)
     assert found == 60
     assert across > 10
-
-
-def test_the_number_of_steps_is_estimated_from_the_documents() -> None:
-    made = wide(lanes=1, seq_len=64)  # groups are independent of rows in the estimate
-    estimate = made.estimate_steps()
-    assert estimate is not None
-    assert abs(estimate.steps - len(list(made))) <= estimate.error
 
 
 GROUPS = st.lists(st.lists(st.integers(1, ROW), min_size=1, max_size=6), max_size=60)
@@ -202,19 +160,3 @@ def test_a_plan_places_each_group_in_one_batch(
             continue
         assert sorted(plan.start[own]) == ends[g][:-1].tolist()  # a segment for each document
         assert sorted(plan.stop[own]) == ends[g][1:].tolist()
-
-
-def test_batches_are_as_full_as_rows_would_be() -> None:
-    rng = np.random.default_rng(0)
-    sizes = np.minimum(rng.lognormal(4, 0.9, (1500, 2)).astype(int) + 1, 512).tolist()
-    made = [{"tokens": [[1] * n for n in pair]} for pair in sizes]
-    loader = PackedLoader(
-        PackedDataset(
-            made,
-            seq_len=512,
-            batch_size=8,
-            window=WindowConfig(rows=128),
-        )
-    )
-    fills = [batch.composition.placed / (batch.rows * batch.seq_len) for batch in loader]
-    assert np.mean(fills[:-1]) > 0.97

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import Cost, pack
+from streampack import pack
 from streampack.errors import ConfigError, PlanError
 
 LENGTHS = st.lists(st.integers(1, 32), max_size=60)
@@ -79,14 +79,6 @@ def test_a_cost_decides_what_is_equal() -> None:
     assert squares.costs.tolist() == [[160], [160]]
     plan = pack(lengths, seq_len=64, ranks=4, cost=lambda n: np.ones(len(n)))
     assert [len(plan.documents(rank)) for rank in range(4)] == [5] * 4
-
-
-def test_a_seed_decides_who_gets_what() -> None:
-    lengths = np.arange(1, 100)
-    plans = [rows_of(pack(lengths, seq_len=100, ranks=4, seed=seed)) for seed in (0, 1)]
-    assert plans[0] != plans[1]
-    rows = [sorted(row for rank in plan for row in rank) for plan in plans]
-    assert rows[0] == rows[1]
 
 
 def test_more_microbatches_than_documents_are_padding() -> None:
@@ -191,92 +183,3 @@ def test_a_rank_needs_its_own_documents_alone() -> None:
     own = {int(i): made["ids"][i] for i in plan.documents(2)}
     batches = list(plan.batches(own, rank=2))
     assert sum(batch.num_documents for batch in batches) == len(own)
-
-
-def test_of_several_ranks_one_is_named() -> None:
-    plan = pack([2, 2], seq_len=2, ranks=2)
-    with pytest.raises(ConfigError, match=r"for 2 ranks.*Pass rank="):
-        plan.batches([[1, 2]] * 2)
-    assert len(list(plan.batches([[1, 2]] * 2, rank=1))) == 1
-
-
-@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
-def test_there_is_as_much_as_was_planned(make: Any) -> None:
-    plan = pack([2, 2], seq_len=8)
-    for count in (1, 3):
-        ids = [[1, 2]] * count
-        with pytest.raises(ConfigError, match=f'"ids" has {count} documents, and 2 were planned'):
-            plan.batches(make(ids))
-        with pytest.raises(ConfigError, match=f'"a" has {count} documents'):
-            plan.batches([[1, 2]] * 2, document_fields={"a": make([0.0] * count)})
-    assert list(plan.batches({i: [1, 2] for i in range(3)}))
-
-
-def test_what_is_not_as_planned_is_named() -> None:
-    plan = pack([3, 2], seq_len=8)
-    with pytest.raises(ConfigError, match=r"Document 1 has 3 ids, and 2 when it was planned"):
-        list(plan.batches([[1, 2, 3], [1, 2, 3]]))
-    with pytest.raises(ConfigError, match=r"Document 0 has an id that is negative"):
-        list(plan.batches([[1, -2, 3], [1, 2]]))
-    with pytest.raises(ConfigError, match=r'Document 1 has 2 ids and 1 values in "w"'):
-        list(plan.batches([[1, 2, 3], [1, 2]], token_fields={"w": [[0.0] * 3, [0.0]]}))
-    with pytest.raises(ConfigError, match=r'Document 1 holds nan in its field "a"'):
-        list(plan.batches([[1, 2, 3], [1, 2]], document_fields={"a": [0.0, float("nan")]}))
-    with pytest.raises(ConfigError, match=r'A field is named "ids"'):
-        plan.batches([[1, 2, 3], [1, 2]], document_fields={"ids": [0, 1]})
-
-
-def test_costs_of_a_model_are_costs() -> None:
-    cost = Cost(token=100, pair=1)
-    plan = pack([10, 20, 30], seq_len=64, cost=cost)
-    assert plan.costs.tolist() == [[cost([10, 20, 30]).sum()]]
-
-
-@pytest.mark.parametrize(
-    "lengths",
-    [[3.7], [float("nan")], [True], 4, None, ["3"], [[1], [2, 3]], [[1, 2]], [2**64], {0: 3}, [-1]],
-)
-def test_what_are_no_lengths_is_refused(lengths: Any) -> None:
-    with pytest.raises(PlanError, match="one whole number >= 0 per document"):
-        pack(lengths, seq_len=8)
-
-
-@pytest.mark.parametrize("cost", [5, lambda n: None, lambda n: ["a"] * len(n), lambda n: n * 1j])
-def test_what_are_no_costs_is_refused(cost: Any) -> None:
-    with pytest.raises(ConfigError, match="cost"):
-        pack([3, 4], seq_len=8, cost=cost)
-
-
-def test_a_plan_keeps_its_lengths_whatever_becomes_of_the_callers() -> None:
-    lengths = np.array([3, 4])
-    plan = pack(lengths, seq_len=8, cost=lambda given: given.__imul__(2))
-    lengths[:] = 1
-    assert plan.tokens.tolist() == [[7]]
-
-
-@pytest.mark.parametrize("groups", [[[0], [0, 1]], [0], [0.5, 1.5], "ab", {0, 1}])
-def test_what_are_no_groups_is_refused(groups: Any) -> None:
-    with pytest.raises(ConfigError, match="one whole number or name for each document"):
-        pack([3, 4], seq_len=8, groups=groups)
-
-
-@pytest.mark.parametrize("microbatches", [None, "x", 0, 1.5, np.array([1, 2])])
-def test_what_is_no_number_of_microbatches_is_refused(microbatches: Any) -> None:
-    with pytest.raises(ConfigError, match="microbatches is"):
-        pack([3, 4], seq_len=8, microbatches=microbatches)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"ids": {0: [1, 2, 3]}}, r'nothing for document 1 in "ids", which is a dict'),
-        ({"ids": None}, 'in "ids", which is None'),
-        ({"loss_mask": 5}, 'in "loss_mask", which is an int'),
-        ({"token_fields": {"a": []}}, 'nothing for document 0 in "a", which is a list'),
-        ({"token_fields": ["a"]}, "token_fields is a list"),
-    ],
-)
-def test_what_documents_lack_is_named(given: Any, said: str) -> None:
-    ids = [[1, 2, 3], [1, 2, 3, 4]]
-    with pytest.raises(ConfigError, match=said):
-        list(pack([3, 4], seq_len=8).batches(**{"ids": ids, **given}))

@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
 from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
-from streampack.lane.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
-from tests.support.memory_source import MemorySource
 from tests.support.runs import (
     LENGTHS,
     PAD,
@@ -50,11 +47,6 @@ def test_a_plain_dataloader_delivers_every_token_once(workers: int) -> None:
     assert tokens_of(loader) == list(range(sum(LENGTHS)))
 
 
-def test_a_plain_dataloader_keeps_the_order_with_workers_that_do_not_divide_the_lanes() -> None:
-    loader = DataLoader(make_dataset(), batch_size=None, num_workers=4)
-    assert identities(loader) == identities(PackedLoader(make_dataset()))
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 6, 8])
 def test_ranks_share_the_batches_and_the_global_order_is_the_same(world_size: int) -> None:
     expected = identities(PackedLoader(make_dataset()))
@@ -63,16 +55,6 @@ def test_ranks_share_the_batches_and_the_global_order_is_the_same(world_size: in
         dataset = make_dataset(topology=Topology(rank, world_size))
         found += identities(PackedLoader(dataset, num_workers=rank % 2))
     assert sorted(found, key=lambda item: item[1] * 6 + item[0]) == expected
-
-
-def test_ranks_that_do_not_divide_the_lanes_are_warned_once_which_do(caplog: Any) -> None:
-    for rank in range(4):
-        _ = make_dataset(topology=Topology(rank, 4)).plan
-    (record,) = caplog.records
-    assert "ranks: 4, lanes: 6. 2 ranks read each lane" in record.getMessage()
-    assert "(1, 2, 3, 6)" in record.getMessage()
-    _ = make_dataset(topology=Topology(0, 3)).plan
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(
@@ -152,28 +134,6 @@ def test_a_killed_worker_is_named_and_the_loader_goes_on_behind_the_last_batch()
     assert 9 <= len(found) < len(expected)
     found += [identity(batch) for batch in loader]
     assert found == expected
-
-
-def test_a_second_loop_says_that_it_repeats_the_order_and_what_does_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    loader = PackedLoader(make_dataset())
-    first = [identity(batch) for batch in loader]
-    assert "same order" not in caplog.text
-    assert [identity(batch) for batch in loader] == first
-    assert "PackedDataset(epochs=n) and one loop" in caplog.text
-    both = [identity(batch) for batch in PackedLoader(make_dataset(epochs=2))]
-    assert len(both) > len(first)
-    assert both[-len(first) :] != first
-
-
-def test_the_length_of_a_loader_says_what_to_ask_instead() -> None:
-    loader = PackedLoader(make_dataset())
-    with pytest.raises(TypeError, match=r"estimate_steps\(\)"):
-        len(loader)
-    assert loader
-    assert loader.dataset.estimate_steps() is not None
-    assert len(list(loader)) > 1
 
 
 def test_no_worker_outlives_its_loop() -> None:
@@ -259,21 +219,6 @@ def test_metrics_count_what_the_loop_has_taken_and_say_where_its_time_went() -> 
         assert set(metrics.as_dict()) >= {"utilisation", "wait_s", "read_s", "tokens"}
 
 
-def test_empty_documents_are_left_out_and_counted() -> None:
-    documents = [np.zeros(n, dtype=np.uint16) for n in (3, 0, 5, 0, 0, 2)]
-    dataset = PackedDataset(
-        MemorySource([documents]),
-        seq_len=8,
-        lanes=1,
-        topology=Topology(),
-        token_rules=TokenRules(eos="append", eos_id=1),
-    )
-    loader = PackedLoader(dataset)
-    assert sum(batch.num_documents for batch in loader) == 3
-    assert loader.metrics().empty_documents == 3
-    assert loader.metrics().composition.placed == 3 + 5 + 2 + 3
-
-
 def test_endless_epochs_reshuffle_and_go_on() -> None:
     loader = PackedLoader(make_dataset(epochs=None, lanes=1))
     seen: list[int] = []
@@ -337,35 +282,3 @@ def test_lane_states_of_some_ranks_go_on_on_others() -> None:
             again.load_state_dict(merged)
             found += identities(again)
         assert sorted(found, key=lambda item: item[1] * 6 + item[0]) == expected
-
-
-def test_a_filter_that_refuses_nearly_everything_leaves_few_marks() -> None:
-    documents = [np.full(5, i % 7, dtype=np.uint16) for i in range(2000)]
-    dataset = PackedDataset(
-        MemorySource([documents], block_documents=1),
-        seq_len=8,
-        lanes=1,
-        topology=Topology(),
-        shuffle=False,
-        filter=Hook("last", lambda documents, seeds: documents.origin["index"] >= 1990),
-    )
-    stream = Lane(dataset.plan.config, 0)._stream
-    assert stream.peek() is not None
-    assert len(stream._marks) <= 2
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="batches are pinned")
-def test_pinning_without_a_device_is_left_out() -> None:
-    loader = PackedLoader(make_dataset(), pin_memory=True)
-    assert next(iter(loader)).input_ids.shape == (2, SEQ_LEN)
-
-
-def test_a_run_that_goes_on_after_its_end_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    dataset = PackedDataset([[1, 2, 3]] * 20, seq_len=8, topology=Topology())
-    loader = PackedLoader(dataset)
-    assert len(list(loader)) > 0
-    again = PackedLoader(dataset)
-    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert not caplog.records
-    assert list(again) == []
-    assert "had ended where the state was saved" in caplog.text

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -80,29 +78,3 @@ PACKAGE = '"""Doc."""\n\n__version__ = "0.2.0"\n'
 def test_the_notes_of_a_release_are_its_section_of_the_changelog() -> None:
     assert release_notes("0.2.0", CHANGES, PACKAGE) == "- New."
     assert release_notes("0.2.0", CHANGES.replace("## Unreleased\n\n", ""), PACKAGE) == "- New."
-
-
-@pytest.mark.parametrize(
-    ("version", "changes", "words"),
-    [
-        ("0.1.0", CHANGES, "the package has version"),
-        ("0.2.0", CHANGES.replace("0.2.0", "0.3.0"), "newest release in the changelog is 0.3.0"),
-        ("0.2.0", CHANGES.replace("Unreleased\n", "Unreleased\n\n- More.\n"), "Unreleased"),
-        ("0.2.0", CHANGES.replace("- New.\n", ""), "says nothing"),
-        ("0.2.0", "# Changelog\n", "is none"),
-    ],
-)
-def test_a_release_whose_version_is_not_the_same_everywhere_is_refused(
-    version: str, changes: str, words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        release_notes(version, changes, PACKAGE)
-
-
-def test_the_script_reads_this_repository() -> None:
-    command = [sys.executable, str(ROOT / "scripts/release_notes.py")]
-    done = subprocess.run([*command, "0.0.0"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "the package has version" in done.stderr
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "usage" in done.stderr

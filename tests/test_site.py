@@ -1,7 +1,6 @@
 """The documentation site: every public name, every page and every link has its place.
 
-`scripts/docs.sh` builds it; what it says is held by `test_readme.py` (snippets) and
-`test_faq.py` (answers).
+`scripts/docs.sh` builds it; `test_readme.py` runs its snippets.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.loader.verdict import Costs, Pace, judge
+from benchmarks.loader.verdict import Pace
 from tests.support.corpora import byte_tokenizer, write_mds
 from tests.support.servers import http_server
 
@@ -134,53 +134,6 @@ def test_two_ranks_measure_at_once_and_the_first_reports_the_sum(
     assert "What limits: " in done.stdout
 
 
-def test_a_wrong_path_is_said_in_words(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"benchmarks loader: .*nothing\.jsonl"):
-        main(["loader", "--source", str(tmp_path / "nothing.jsonl")])
-
-
-LIGHT = Costs(storage=1e-8, reading=1e-9, tokenizer=1e-9, packing=2e-9, transfer=1e-9)
-
-
 def pace(**more: Any) -> Pace:
     given: dict[str, Any] = {"workers": 1, "cores": 8, "batch_tokens": 1e4, "rate": 1e7, **more}
     return Pace(**given)
-
-
-@pytest.mark.parametrize("workers", [0, 1, 4])
-@pytest.mark.parametrize("limit", ["storage", "reading", "tokenizer", "packing", "transfer"])
-def test_the_largest_cost_limits(limit: str, workers: int) -> None:
-    costs = Costs(**{**vars(LIGHT), "storage": 1e-9, limit: 1e-6})
-    found, sentences = judge(costs, pace(workers=workers))
-    assert found == limit
-    assert len(sentences) >= 3
-
-
-def test_a_loop_that_does_not_wait_limits_itself() -> None:
-    found, sentences = judge(LIGHT, pace(step_s=0.1, waiting=0.001))
-    assert found == "loop"
-    assert "gives 100.0 times what it needs" in sentences[0]
-
-
-def test_workers_that_are_needed_are_counted() -> None:
-    # A batch of 10,000 tokens costs 20 ms; steps take 5 ms: 4 workers, and a fifth more.
-    costs = Costs(storage=0, reading=0, tokenizer=2e-6, packing=0, transfer=0)
-    _, sentences = judge(costs, pace(rate=5e5, step_s=0.005, waiting=0.75))
-    assert any("num_workers=5" in sentence for sentence in sentences)
-    _, sentences = judge(costs, pace(rate=5e5, step_s=0.005, waiting=0.75, cores=2))
-    assert any("this rank has 2 cores" in sentence for sentence in sentences)
-
-
-def test_waits_for_batches_that_are_there_are_the_taking_over() -> None:
-    costs = Costs(storage=0, reading=0, tokenizer=1e-8, packing=0, transfer=5e-8)
-    # 0.5 ms for taking a batch over beside steps of 5 ms: all of the waiting.
-    found, _ = judge(costs, pace(step_s=0.005, waiting=0.09, rate=1e8))
-    assert found == "transfer"
-
-
-def test_processes_that_take_each_others_cores_are_noticed() -> None:
-    costs = Costs(storage=0, reading=0, tokenizer=1e-6, packing=0, transfer=0)
-    _, sentences = judge(costs, pace(workers=4, cores=8, rate=1e6))
-    assert "take each other's cores" in sentences[-1]
-    _, sentences = judge(costs, pace(workers=4, cores=8, rate=3.9e6))
-    assert "take each other's cores" not in sentences[-1]

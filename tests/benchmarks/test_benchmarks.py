@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from benchmarks.harness import Sample
 from benchmarks.jobs import JOBS
 from benchmarks.protocol import Counts, WrongOutputError
 from benchmarks.runners.limits import CopyingThroughMemory
-from benchmarks.runners.nanochat import BestFitCropInPython
 from benchmarks.runners.streampack import FromMDS, FromMemory, check_batches, expect_documents
 from benchmarks.summary import lines_of, reached_of
 from benchmarks.workloads import Workload
@@ -58,12 +56,6 @@ def test_the_oracle_of_the_benchmarks_notices_a_wrong_token(workload: Workload) 
         FromMemory(workload).expect_all(Counts(tokens=7))
 
 
-def test_best_fit_crop_fills_rows_and_loses_tokens(workload: Workload) -> None:
-    counts = BestFitCropInPython(workload).check()
-    assert counts.slots == counts.tokens < workload.num_tokens
-    assert counts.documents_cut > 0
-
-
 def test_ratios_are_medians_over_rounds_of_time_per_slot(workload: Workload) -> None:
     (job,) = (job for job in JOBS if job.name == "memory")
     samples = []
@@ -97,19 +89,6 @@ def test_the_suite_runs_and_names_what_is_missing(
     (parquet,) = (t for t in results["targets"] if "Parquet" in t["target"])
     assert parquet["reached"] > 0
     assert (tmp_path / "out" / "picture.png").stat().st_size > 5000
-
-
-def test_the_way_to_a_device_is_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["device_path", "--quick"])
-    device_path.main()
-    printed = capsys.readouterr().out.splitlines()
-    moved = [float(re.search(r": ([\d.]+) bytes per token", line)[1]) for line in printed[:3]]  # type: ignore[index]
-    # Ids, masks, and boundaries of a few documents in a row of 512.
-    assert 2 <= moved[0] < 3 <= moved[1] < 4 <= moved[2] < 5
-    assert all("28.0 made from them" in line for line in printed[:3])
-    assert 0 <= float(re.match(r"stall ([\d.]+)%", printed[3])[1]) <= 100  # type: ignore[index]
 
 
 @pytest.mark.gpu

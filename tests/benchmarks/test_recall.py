@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +29,7 @@ from benchmarks.papers.recall.protocol import (
 from benchmarks.papers.recall.report import report
 from benchmarks.papers.recall.training import learn, rows_of
 from benchmarks.papers.results import Results
-from benchmarks.papers.statistics import holm, mean_and_error, paired, student_tail
-from streampack.errors import StateError
+from benchmarks.papers.statistics import mean_and_error, paired
 from streampack.packing import BestFitDecreasing, Concat
 
 TINY = replace(PRESET, steps=20, warmup_steps=2, held_out=8, curve_every=10)
@@ -77,19 +74,6 @@ def test_every_question_is_answered_by_one_statement_before_it(length: int, seed
     assert np.array_equal(document.kind > 0, document.distance > 0)
 
 
-def test_no_other_document_says_the_answer() -> None:
-    rng = np.random.default_rng(0)
-    corpus = made.facts_corpus(rng, 200_000)
-    values: dict[int, list[int]] = {}
-    for document in corpus:
-        for _, key, answer in questions(document, Kind.OWN):
-            values.setdefault(key, []).append(answer)
-    for answers in values.values():  # uniform, so a key says nothing of its value
-        counts = np.bincount(np.array(answers) - made.FIRST_VALUE, minlength=made.VALUES)
-        expected = len(answers) / made.VALUES
-        assert ((counts - expected) ** 2 / expected).sum() < 130  # chi-squared, 63 degrees
-
-
 def test_an_event_has_one_date_and_best_fit_cuts_half_of_them_always() -> None:
     rng = np.random.default_rng(1)
     for event in range(made.EVENTS):
@@ -108,26 +92,6 @@ def test_an_event_has_one_date_and_best_fit_cuts_half_of_them_always() -> None:
     assert {d.tokens[d.kind > 0][-1] for d in made.event_prompts(rng, 2)}
 
 
-def test_documents_of_a_group_share_facts_and_ask_for_others() -> None:
-    corpus = made.groups_corpus(np.random.default_rng(2), 20_000)
-    groups: dict[int, list[Document]] = {}
-    for document in corpus:
-        groups.setdefault(document.group, []).append(document)
-    for members in groups.values():
-        assert len(members) == made.GROUP
-        table: dict[int, set[int]] = {}
-        for document in members:
-            for key, values in stated(document).items():
-                table.setdefault(key, set()).update(values)
-            own = stated(document)
-            assert len(own) == made.STATED
-            assert {key for _, key, _ in questions(document, Kind.OWN)} == set(own)
-            others = questions(document, Kind.OTHERS)
-            assert len(others) == made.ASKED_OF_OTHERS
-            assert not {key for _, key, _ in others} & set(own)
-        assert all(len(values) == 1 for values in table.values())
-
-
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 def test_rows_know_which_answers_have_their_statement(arm: Arm) -> None:
     dataset = rows_of(arm, 0, replace(TINY, steps=2))
@@ -144,19 +108,6 @@ def test_rows_know_which_answers_have_their_statement(arm: Arm) -> None:
     runs_through = batch.position_ids == torch.arange(batch.seq_len)
     tokens = batch.document_ids >= 0
     assert bool(runs_through[tokens].all()) == (arm.attention == "row")
-
-
-def test_related_documents_follow_one_another_only_in_their_arm() -> None:
-    shares = {}
-    for arm in ARMS[-2:]:
-        same = []
-        for batch in islice(rows_of(arm, 0, replace(TINY, steps=2)), 8):
-            for pieces in batch.document_ids:
-                group = batch.document_fields["group"][pieces.unique_consecutive()]
-                same += (group[1:] == group[:-1]).tolist()
-        shares[arm.name] = sum(same) / len(same)
-    assert shares["groups, related order"] > 0.5
-    assert shares["groups, random order"] < 0.05
 
 
 def model() -> SmallGPT:
@@ -182,22 +133,6 @@ def test_a_document_alone_does_not_see_the_one_in_front() -> None:
     assert not torch.allclose(losses[1], losses[3], atol=1e-5)
 
 
-def test_wrong_values_are_those_of_the_document_in_front_alone() -> None:
-    rng = np.random.default_rng(4)
-    front, second = made.facts_document(rng, 128), made.facts_document(rng, 128)
-    rows = list(batches_of([front, second], Concat(seq_len=256), "row", 256))
-    net = model()
-    found = answers_of(net, rows, behind=True)
-    probabilities = torch.softmax(net(rows[0]), -1)[-len(found.loss) :]
-
-    def values(document: Document) -> set[int]:
-        return {int(t) for t in document.tokens if 0 <= int(t) - made.FIRST_VALUE < made.VALUES}
-
-    wrong = sorted(values(front) - values(second))
-    expected = probabilities[:, wrong].sum(-1)
-    assert torch.allclose(found.elsewhere, expected.detach(), atol=1e-6)
-
-
 def test_a_run_learns_repeats_to_the_bit_and_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,13 +153,6 @@ def test_a_run_learns_repeats_to_the_bit_and_reports(
         assert read.of(comparison.to, comparison.to_measure or comparison.measure)
     report(read)
     assert "8 of 40 runs" in capsys.readouterr().out
-
-
-def test_runs_of_another_protocol_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "runs.jsonl"
-    file.write_text(json.dumps({"protocol": "0", "arm": "Concat", "seed": 0}) + "\n")
-    with pytest.raises(StateError, match="protocol 0, and this is 1"):
-        Results.read(file, "1")
 
 
 def test_the_committed_results_are_of_the_committed_protocol() -> None:
@@ -252,13 +180,6 @@ def test_packing_whole_documents_leaves_every_question_answerable() -> None:
         assert torch.equal(same_piece(batch), own)
 
 
-def test_students_tail_is_that_of_printed_tables() -> None:
-    for t, freedom in ((12.706, 1), (4.303, 2), (2.776, 4), (2.228, 10), (1.96, 100_000)):
-        assert student_tail(t, freedom) == pytest.approx(0.05, abs=2e-4)
-    assert student_tail(0, 4) == pytest.approx(1)
-    assert student_tail(-2.776, 4) == student_tail(2.776, 4)
-
-
 def test_a_paired_interval_by_hand() -> None:
     """Of 1 to 5: mean 3, deviation sqrt(2.5), error sqrt(0.5), t 4.243, quantile 2.776."""
     found = paired([1, 2, 3, 4, 5])
@@ -271,9 +192,3 @@ def test_a_paired_interval_by_hand() -> None:
     mean, error = mean_and_error([1, 2, 3])
     assert mean == 2
     assert error == pytest.approx(1 / math.sqrt(3))
-
-
-def test_holm_by_hand() -> None:
-    """Ordered .005, .01, .03, .04 times 4, 3, 2, 1, and never below the one before."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.7]) == [1, 1]

@@ -15,14 +15,12 @@ import torch
 from benchmarks.papers.model import Size, SmallGPT, label_losses
 from benchmarks.papers.results import Results
 from benchmarks.papers.training import __main__ as command
-from benchmarks.papers.training.corpus import Corpus, copied_tokens, package_files, tokenized
+from benchmarks.papers.training.corpus import Corpus, package_files, tokenized
 from benchmarks.papers.training.probes import Probes
 from benchmarks.papers.training.protocol import (
     ARMS,
-    COMPARISONS,
     PRESETS,
     Arm,
-    digest,
     planned,
 )
 from benchmarks.papers.training.report import report
@@ -60,31 +58,6 @@ def probes(corpus: Corpus) -> Probes:
     return Probes(TINY, corpus, "cpu")
 
 
-def test_a_package_is_in_training_or_held_out_never_in_both(corpus: Corpus) -> None:
-    held_out = {document.package for document in corpus.held_out}
-    assert held_out
-    assert len(corpus.held_out) == 6 * len(held_out)
-    assert len(corpus.train) == 6 * (40 - len(held_out))
-    assert tokenized(made_up_files(), TINY.size.vocab_size).digest == corpus.digest
-    assert all(document[-1] == corpus.eos_id for document in corpus.train)
-
-
-def test_a_corpus_that_was_kept_is_the_same(corpus: Corpus, tmp_path: Path) -> None:
-    corpus.save(tmp_path / "corpus.npz")
-    again = Corpus.load(tmp_path / "corpus.npz")
-    assert (again.digest, again.vocab_size, again.eos_id) == (
-        corpus.digest,
-        corpus.vocab_size,
-        corpus.eos_id,
-    )
-    assert all(map(np.array_equal, again.train, corpus.train))
-    for one, other in zip(again.held_out, corpus.held_out, strict=True):
-        assert one.package == other.package
-        assert np.array_equal(one.tokens, other.tokens)
-        assert np.array_equal(one.copied, other.copied)
-    assert again.encode("value = value") == corpus.encode("value = value")
-
-
 def test_a_corpus_has_each_text_of_the_installed_packages_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -103,31 +76,6 @@ def test_a_corpus_has_each_text_of_the_installed_packages_once(
         "lib/json", "site-packages/one", "site-packages/two",
     }  # fmt: skip
     assert len(package_files(10)) == 1
-
-
-def test_copied_tokens_are_inside_later_occurrences_of_unknown_identifiers() -> None:
-    text = "known_thing = strange_thing + strange_thing"
-    words = [(0, 11), (11, 14), (14, 21), (21, 27), (27, 30), (30, 37), (37, 43)]
-    copied = copied_tokens(text, words, {"known_thing"})
-    assert copied.tolist() == [0, 0, 0, 0, 0, 0, 3, 0]  # "_thing" of the second, three tokens back
-    assert not copied_tokens(text, words, {"known_thing", "strange_thing"}).any()
-
-
-def test_probes_read_every_piece_alone(corpus: Corpus, probes: Probes) -> None:
-    torch.manual_seed(0)
-    model = SmallGPT(TINY.size)
-    model.get_parameter("embedding.weight").data.mul_(20)
-    found = probes.measured(model)
-    total, count = 0.0, 0
-    for document in corpus.held_out[: 4 * TINY.probes]:
-        (batch,) = PackedDataset(
-            [document.tokens[: TINY.seq_len]], seq_len=TINY.seq_len, batch_size=1, lanes=1,
-            topology=Topology(), token_rules=TokenRules(vocab_size=400),
-        )  # fmt: skip
-        losses = label_losses(model, batch)
-        total, count = total + float(losses.sum()), count + len(losses)
-    assert found["alone"] == pytest.approx(total / count, abs=1e-4)
-    assert {measure for _, measure, _ in COMPARISONS} <= set(found)
 
 
 def test_the_same_tokens_count_in_every_context(probes: Probes) -> None:
@@ -192,13 +140,6 @@ def test_the_committed_rehearsal_is_of_the_committed_protocol() -> None:
     runs = [(run["arm"], run["seed"]) for run in results.runs]
     assert len(set(runs)) == len(runs)
     assert set(runs) <= {(arm.name, seed) for arm, seed in planned(PRESETS["rehearsal"])}
-
-
-def test_the_gpu_model_has_about_46_million_parameters(corpus: Corpus) -> None:
-    with torch.device("meta"):
-        model = SmallGPT(PRESETS["gpu"].size)
-    assert 45e6 < sum(parameter.numel() for parameter in model.parameters()) < 47e6
-    assert digest(PRESETS["gpu"], corpus) != digest(PRESETS["rehearsal"], corpus)
 
 
 @pytest.mark.gpu

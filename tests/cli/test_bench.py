@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from streampack.errors import ConfigError
 from tests.support.corpora import byte_tokenizer
 from tests.support.program import output_of
 
@@ -39,28 +38,11 @@ def test_rates_belong_together(corpus: list[str]) -> None:
         assert set(own["stage_s"]) == {"read_s", "prepare_s", "order_s", "pack_s", "gather_s"}
 
 
-def test_in_words_it_has_a_line_for_each_number_of_workers(corpus: list[str]) -> None:
-    output = output_of(*corpus, "--workers", 0, "--workers", 2)
-    assert "has 1 lane, and no more workers" in output
-    assert "does not wait" in output
-    assert "Of the time in which batches are made" in output
-    rows = [line.split() for line in output.splitlines()]
-    assert [row[0] for row in rows if row and row[0].isdecimal()] == ["0", "1"]
-    assert "loop waits" not in output
-
-
 def test_with_a_step_the_loop_waits_less_than_without(corpus: list[str]) -> None:
     found = json.loads(output_of(*corpus, "--workers", 0, "--step-ms", 20, "--json"))
     assert found["step_s"] == 0.02
     assert "loop waits" in output_of(*corpus, "--workers", 0, "--step-ms", 20)
     assert found["runs"][0]["batches"] <= 4
-
-
-def test_a_corpus_that_cannot_be_loaded_is_refused(tmp_path: Path, corpus: list[str]) -> None:
-    with pytest.raises(ConfigError, match="no tokenizer"):
-        output_of(*corpus[:2])
-    with pytest.raises(ConfigError, match="nowhere"):
-        output_of("bench", tmp_path / "nowhere.jsonl")
 
 
 def test_a_dataset_is_loaded_in_its_own_rows_and_batches(corpus: list[str], tmp_path: Path) -> None:
@@ -80,9 +62,3 @@ def test_a_dataset_is_loaded_in_its_own_rows_and_batches(corpus: list[str], tmp_
     assert 0 < tokens_of_a_batch() <= 64
     assert 64 < tokens_of_a_batch("--batch-size", 4) <= 256
     assert 64 < tokens_of_a_batch("--seq-len", 512) <= 512
-
-
-@pytest.mark.parametrize("option", ["--seq-len", "--batch-size"])
-def test_rows_and_batches_have_something_in_them(corpus: list[str], option: str) -> None:
-    with pytest.raises(AssertionError, match="greater than or equal to 1"):
-        output_of(*corpus, option, 0)

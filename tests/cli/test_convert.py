@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,12 +23,9 @@ from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
-from streampack.sources.chat.source import Chat
-from streampack.sources.files import DOCUMENT_FORMATS, open_files
 from streampack.sources.infer import open as open_source
 from streampack.sources.jsonl.source import JSONL
 from streampack.tokenization import Tokenizer, load_tokenizer
-from tests.support.corpora import write_mds
 from tests.support.program import output_of
 from tests.support.servers import s3_server
 
@@ -146,11 +141,6 @@ def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
         run(tmp_path / "in.jsonl", tmp_path / "x", "--tokens", "ids", "--dtype", "uint16")
 
 
-def test_http_destinations_are_refused(lines: Path) -> None:
-    with pytest.raises(ConfigError, match="accept no files"):
-        run(lines, "https://127.0.0.1/x")
-
-
 @pytest.mark.parametrize("name", ["labels", "mask"])
 def test_loss_masks_stay_with_their_ids(tmp_path: Path, name: str) -> None:
     ids = [[11, 12, 13, 14], [21, 22], [31, 32, 33]] * 20
@@ -210,25 +200,6 @@ def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
         assert content(folder) == content(tmp_path / "whole")
 
 
-def test_going_on_reads_nothing_twice_but_one_block(lines: Path, tmp_path: Path) -> None:
-    def conversion() -> Conversion:
-        return Conversion(
-            source=JSONL(lines, reading=Reading(open_shards=1, block_documents=10)),
-            destination=Destination(str(tmp_path / "out")),
-            shard_bytes=4_000,
-        )
-
-    def stop(progress: Progress) -> None:
-        if progress.shards == 5:
-            raise StopError
-
-    with pytest.raises(StopError):
-        convert_source(conversion(), stop)
-    seen: list[int] = []
-    convert_source(conversion(), lambda now: seen.append(now.shards))
-    assert seen[0] == 5
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -268,23 +239,6 @@ def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
         kills += 1
     assert kills == 2
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
-
-
-def test_a_kill_at_any_moment_leaves_what_can_be_gone_on_with(lines: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "streampack", "convert", str(lines)]
-    options = ["--shard-size", "20KB"]
-    subprocess.run([*command, str(tmp_path / "whole"), *options], check=True, capture_output=True)
-    folder = tmp_path / "killed"
-    process = subprocess.Popen(
-        [*command, str(folder), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    while process.poll() is None and not list(folder.glob("part-*.parquet")):
-        time.sleep(0.001)
-    process.kill()
-    process.communicate()
-    if list(folder.glob(".streampack/*")):  # else it was quicker than the kill, and is complete
-        subprocess.run([*command, str(folder), *options], check=True, capture_output=True)
-    assert content(folder) == content(tmp_path / "whole")
 
 
 @pytest.fixture(scope="module")
@@ -345,24 +299,6 @@ def test_another_conversion_into_the_same_folder_is_refused(lines: Path, tmp_pat
         convert_with(6000)
 
 
-def test_settings_may_change_while_no_shard_is_written(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text('{\n{"text": "a whole line"}\n')
-    arguments = ["convert", source, tmp_path / "out"]
-    with pytest.raises(ContentError, match="--on-error"):
-        output_of(*arguments)
-    output_of(*arguments, "--on-error", "skip")
-    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
-    assert not (tmp_path / "out/.streampack").exists()
-
-
-def test_conversations_are_not_written(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    refused = Conversion(source=Chat([{"messages": chat}]), destination=Destination(str(tmp_path)))
-    with pytest.raises(ConfigError, match=r"are conversations.*PackedDataset"):
-        convert_source(refused)
-
-
 def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
@@ -404,43 +340,6 @@ def test_sizes_are_written_as_people_do(size: str, expected: int) -> None:
     assert parse_bytes(size) == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--shard-size", "big"], "is not a size"),
-        (["--shard-size", "0"], "No document would fit"),
-        (["--compression", "lzma9"], "knows no compression"),
-        (["--eos-id", "3"], "without --tokenizer"),
-        (["--text", "text", "--tokens", "ids"], "Both text"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_before_anything_is_written(
-    lines: Path, tmp_path: Path, arguments: list[str], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        run(lines, tmp_path / "out", *arguments)
-    assert not (tmp_path / "out").exists()
-
-
-def test_files_of_several_kinds_are_not_converted_together(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a")
-    (tmp_path / "b.jsonl").write_text('{"text": "b"}')
-    with pytest.raises(ConfigError, match="files of 2 kinds"):
-        open_files(str(tmp_path), formats=DOCUMENT_FORMATS)
-    with pytest.raises(ConfigError, match="read by TextFiles"):
-        open_files(str(tmp_path / "*.txt"), text="text")
-    (tmp_path / "c.dat").write_text("c")
-    with pytest.raises(ConfigError, match="files of no kinds"):
-        open_files(str(tmp_path / "c.dat"))
-
-
-def test_a_text_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"fine")
-    (tmp_path / "b.txt").write_bytes(b"not \xff fine")
-    with pytest.raises(ContentError, match=r"b\.txt is not UTF-8 at byte 4"):
-        run(tmp_path, tmp_path / "out")
-
-
 def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "streampack", "convert", str(tmp_path), "x"],
@@ -453,22 +352,6 @@ def test_errors_of_the_program_are_one_line_without_a_traceback(tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
-def test_without_the_extra_the_program_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("raise ImportError('hidden', name='typer')")
-    done = subprocess.run(
-        [sys.executable, "-m", "streampack"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert done.returncode == 1
-    assert done.stderr.strip() == (
-        "streampack: the command line needs typer, which is not installed; "
-        'run `pip install "streampack[cli]"`.'
-    )
-
-
 def test_a_file_is_no_destination(lines: Path) -> None:
     file = min(lines.iterdir())
     before = file.read_bytes()
@@ -476,11 +359,3 @@ def test_a_file_is_no_destination(lines: Path) -> None:
     assert isinstance(result.exception, ConfigError)
     assert "is a file" in str(result.exception)
     assert file.read_bytes() == before
-
-
-def test_an_mds_corpus_is_not_converted_and_named_as_one(tmp_path: Path) -> None:
-    write_mds(tmp_path / "mds", ["ab"] * 9)
-    result = CliRunner().invoke(app, ["convert", str(tmp_path / "mds"), str(tmp_path / "to")])
-    assert isinstance(result.exception, ConfigError)
-    assert "is an MDS corpus" in str(result.exception)
-    assert "no conversion" in str(result.exception)

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import io
 import json
-import re
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, models
 
 from streampack import PackedDataset, PackedLoader, sources
 from streampack.cli import main
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing
-from streampack.sources.files import open_files
-from streampack.sources.mds.source import MDS
-from streampack.sources.tar.source import WebDataset
 from tests.support.chats import CHATML, messages, write_lines
-from tests.support.corpora import byte_tokenizer, write_mds
+from tests.support.corpora import byte_tokenizer
 from tests.support.program import output_of
 
 
@@ -91,21 +84,6 @@ def test_a_mixture_says_what_it_draws() -> None:
     assert "few: " in str(found)
 
 
-@pytest.mark.parametrize("seq_len", [2, 3, 2048])
-def test_a_tiny_corpus_and_the_shortest_rows_are_explained(seq_len: int) -> None:
-    assert "1 in the sample" in str(PackedDataset([[1, 2, 3]], seq_len=seq_len).explain())
-
-
-def test_an_end_of_texts_is_named_by_an_option_as_the_error_says(folder: Path) -> None:
-    words = {"[UNK]": 0, "a": 1}
-    Tokenizer(models.WordLevel(words, unk_token="[UNK]")).save("tokenizer.json")
-    (folder / "a.jsonl").write_text('{"text": "abc"}\n' * 20)
-    given = (folder / "a.jsonl", "--tokenizer", "tokenizer.json")
-    with pytest.raises(ConfigError, match=r"\(--eos-id\)"):
-        run(*given)
-    assert "20 in the sample: 2 tokens" in run(*given, "--eos-id", 1)
-
-
 def test_texts_are_counted_in_tokens(folder: Path) -> None:
     texts = ["x" * n for n in range(1, 200)]
     byte_tokenizer().save(str(folder / "tokenizer.json"))
@@ -141,67 +119,6 @@ def test_conversations_and_mixtures_are_named_in_python_as_the_error_says(folder
     for wrong in ("corpus.py:nothing", "other.py:chats"):
         with pytest.raises(ConfigError, match=wrong.split(":")[0]):
             run(wrong, *given)
-
-
-def test_flat_files_of_tokens_are_named_by_options(folder: Path) -> None:
-    flat = np.tile(np.array([1, 2, 3, 0], dtype=np.uint16), 50)
-    flat.tofile(folder / "train.bin")
-    options = ("--dtype", "uint16", "--eos-id", "0", *sizes(512))
-    assert "50 in the sample: 4 tokens" in run(folder / "train.bin", *options)
-    pq.write_table(pa.table({"ids": [[1, 2], [3, 4]], "url": ["a", "b"]}), folder / "a.parquet")
-    assert "2 in the sample: 2 tokens" in run(folder / "a.parquet", "--tokens", "ids", *sizes(512))
-
-
-def test_formats_are_told_by_their_files(folder: Path) -> None:
-    write_mds(folder, ids(3.0, 1.0, 5), column="input_ids")
-    for path in (folder / "mds", folder / "mds" / "index.json"):
-        source = open_files(str(path))
-        assert isinstance(source, MDS)
-        source.prepare()
-        assert source.column == "input_ids"
-    with tarfile.open(folder / "a.tar", "w") as archive:
-        for name in ("0.cls", "0.ids.npy", "0.json"):
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
-    for options, key in (
-        ({}, "ids.npy"),
-        ({"text": "txt"}, "txt"),
-        ({"tokens": "json:t"}, "json"),
-    ):
-        source = open_files(str(folder / "a.tar"), **options)
-        assert isinstance(source, WebDataset)
-        assert source.column.key == key
-
-
-def test_a_source_that_cannot_be_told_is_refused_in_words(folder: Path) -> None:
-    (folder / "a.jsonl").write_text('{"text": "a"}\n')
-    (folder / "b.txt").write_text("b")
-    (folder / "c.csv").write_text("c")
-    with tarfile.open(folder / "d.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("0.pkl"), io.BytesIO())
-    (folder / "e.tar").write_text("not an archive")
-    for path, options, words in (
-        ("*.[jt]*", {}, "3 kinds"),
-        ("c.csv", {}, "pandas.read_csv(path)"),
-        ("missing", {}, "missing"),
-        ("d.tar", {}, "--tokens"),
-        ("e.tar", {}, "--tokens"),
-        ("d.tar", {"text": "a", "tokens": "b"}, "Both text"),
-        ("b.txt", {"text": "x"}, "read by TextFiles"),
-    ):
-        with pytest.raises(ConfigError, match=re.escape(words)):
-            open_files(str(folder / path), **options).prepare()
-
-
-def test_mds_columns_of_unknown_names_must_be_named(folder: Path) -> None:
-    from tests.support.mosaic import streaming_module
-
-    with streaming_module("base.format.mds") as mds:
-        columns = {"a": "str", "b": "str"}
-        with mds.MDSWriter(out=str(folder / "mds"), columns=columns) as writer:
-            writer.write({"a": "x", "b": "y"})
-    with pytest.raises(ConfigError, match="--text"):
-        open_files(str(folder / "mds")).prepare()
-    assert not open_files(str(folder / "mds"), text="b").tokenized
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from streampack import PackedDataset, PackedLoader, SimulatedRanks, Topology, sources
+from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.errors import ConfigError, StateError
 from tests.support.corpora import byte_tokenizer
 from tests.support.program import output_of
@@ -97,43 +95,6 @@ def test_as_json_it_has_place_ids_loss_and_text_of_every_piece(run: Any) -> None
         assert piece["text"] == batch.decode(number, byte_tokenizer())
         assert piece["shard"].endswith(f"{piece['source']}.jsonl")
     assert len(found["pieces"]) == batch.num_documents
-
-
-UNEVEN = """
-from streampack import PackedDataset, sources
-
-def part(lane, lanes):
-    return [[lane, i] * (i % 9 + 2) for i in range(20 + 30 * lane)]
-
-def make(**topology):
-    source = sources.Iterable(part)
-    return PackedDataset(source, seq_len=32, batch_size=2, lanes=4, **topology)
-"""
-
-
-def test_at_the_end_of_a_run_it_counts_the_steps_that_the_ranks_had(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(UNEVEN)
-    make, ranks = runpy.run_path(str(script))["make"], SimulatedRanks(2)
-    loaders = [PackedLoader(make(topology=Topology(r, 2)), ranks=ranks[r]) for r in range(2)]
-    states = [tmp_path / f"state-{rank}.json" for rank in range(2)]
-    for path, loader in zip(states, loaders, strict=True):
-        path.write_text(json.dumps(loader.state_dict()))
-    with ThreadPoolExecutor(2) as pool:
-        batches = list(pool.map(list, loaders))
-    count = len(batches[0])
-    assert count < 2 * (batches[1][-1].step + 1)  # so steps were left out
-    for rank in range(2):
-        for step in range(count - 6, count + 1):
-            batch = batches[rank][step - 1]
-            asked = ("--dataset", f"{script}:make", "--step", step, "--rank", rank, "--json")
-            found = json.loads(replay(*states, *asked))
-            assert found["batch"] == batch.lane + 4 * batch.step
-            assert len(found["pieces"]) == batch.num_documents
-    asked = ("--dataset", f"{script}:make", "--step", count, "--rank", 0)
-    assert "the lane had ended" in replay(*states, *asked)
-    with pytest.raises(ConfigError, match=f"the run has {count} steps.*Pass --step {count}, its"):
-        replay(*states, "--dataset", f"{script}:make", "--step", count + 1)
 
 
 def test_another_dataset_and_what_is_none_are_refused(

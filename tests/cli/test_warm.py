@@ -45,12 +45,6 @@ def test_a_process_that_compiles_says_so_once_and_the_next_one_has_nothing_to_sa
     assert run(tmp_path, "-c", COMPILES).stderr == ""
 
 
-def test_of_processes_that_compile_together_one_says_so(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    others = [run(tmp_path, "-c", COMPILES, NUMBA_CACHE_DIR=str(tmp_path / n)) for n in "ab"]
-    assert ["Compiling" in other.stderr for other in others] == [True, False]
-
-
 @pytest.mark.slow
 def test_after_warm_no_first_batch_compiles(tmp_path: Path) -> None:
     warmed = run(tmp_path, "-m", "streampack", "warm")

@@ -21,7 +21,6 @@ from streampack import (
     Pad,
     TokenRules,
     Topology,
-    check_isolation,
 )
 from tests.support.packed_batches import packed_batches, random_documents
 
@@ -29,7 +28,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("streampack.batch.hf_arguments")
 
 from tests.support.family_table import ATTENTIONS, Outcome, outcome, section  # noqa: E402
-from tests.support.tiny_families import NotBuiltError, families, tiny_model  # noqa: E402
+from tests.support.tiny_families import families, tiny_model  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 #: One of each kind; all of them are tried by the slow tests.
@@ -91,49 +90,6 @@ def test_rows_of_one_segment_work_for_every_model_as_the_refusal_says(family: st
             torch.testing.assert_close(logits[at], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_a_refusal_says_what_was_tried_and_what_to_do() -> None:
-    (batch, *_) = packed_batches(random_documents([9, 14, 12, 8]), Pad(seq_len=23), batch_size=4)
-    model = tiny_model("mamba", "eager")
-    batch.hf(model=model)
-    (batch, *_) = short_documents()
-    with pytest.raises(ConfigError) as caught:
-        batch.hf(model=model)
-    said = str(caught.value)
-    assert "MambaForCausalLM does not keep the documents of a row apart" in said
-    assert "with position_ids: documents move one another in backbone.layers.0.mixer" in said
-    assert 'attention="row"' in said
-    assert "Pad(seq_len=...)" in said
-
-
-def test_a_model_is_tried_once_per_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("gptj", "eager")
-    passes = 0
-
-    def count(*_: Any) -> None:
-        nonlocal passes
-        passes += 1
-
-    model.register_forward_pre_hook(count)
-    (batch, *_) = short_documents()
-    batch.hf(model=model)
-    tried = passes
-    assert tried > 0
-    batch.hf(model=model)
-    assert passes == tried
-    model.train()
-    batch.hf(model=model)
-    assert passes > tried
-
-
-def test_without_the_model_its_leak_is_found_and_named() -> None:
-    model = tiny_model("opt", "eager")
-    (batch, *_) = short_documents()
-    found = check_isolation(model, batch)
-    assert not found
-    assert found.layer == "model.decoder.layers.0.self_attn"
-    assert check_isolation(model, batch, call=lambda batch: model(**batch.hf(model=model)))
-
-
 def test_where_a_model_does_not_take_the_count_it_gets_no_labels() -> None:
     model = tiny_model("gpt_oss", "eager")
 
@@ -169,20 +125,6 @@ def short_documents() -> list[Any]:
     return packed_batches(
         random_documents([9, 14, 12, 10]), BestFitDecreasing(seq_len=23), batch_size=2
     )
-
-
-@pytest.mark.parametrize("family", ["gpt2", "gptj", "gpt_neo", "opt", "codegen", "biogpt"])
-def test_eight_rows_as_long_as_the_table_of_positions_are_taken(family: str) -> None:
-    model = tiny_model(family, "sdpa")
-    batch = full_rows(64)
-    assert batch.rows == 8
-    assert batch.seq_len < model.config.max_position_embeddings < 2 * batch.seq_len
-    arguments = batch.hf(model=model)
-    logits = model(**arguments).logits.reshape(8 * 64, -1)
-    for number in range(batch.num_documents):
-        at = batch.document_ids.view(-1) == number
-        alone = model(input_ids=batch.input_ids.view(-1)[at][None], use_cache=False).logits[0]
-        torch.testing.assert_close(logits[at], alone, rtol=1e-4, atol=1e-4)
 
 
 #: Models whose rotary frequencies follow the longest document once one has more than 64 tokens.
@@ -226,36 +168,10 @@ def test_frequencies_that_follow_the_longest_document_are_refused_with_the_lengt
         full_rows(seq_len, rows).hf(model=following(kind, dtype))
 
 
-@pytest.mark.parametrize("kind", FOLLOWING)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_in_which_frequencies_cannot_change_are_taken(kind: str, dtype: torch.dtype) -> None:
-    model = following(kind, dtype)
-    assert "attention_mask" not in full_rows(64).hf(model=model)
-    documents = [2 + ids % 80 for ids in random_documents([60, 70, 200, 150])]
-    for batch in packed_batches(documents, Pad(seq_len=200), attention="row", batch_size=4):
-        assert "position_ids" not in batch.hf(model=model)
-
-
 @pytest.mark.parametrize("rope", [{"rope_type": "linear", "factor": 4.0}, None])
 def test_fixed_frequencies_are_taken_beyond_the_lengths_that_a_config_names(rope: Any) -> None:
     model = following("dynamic", rope_scaling=rope)
     assert "attention_mask" not in full_rows(200).hf(model=model)
-
-
-@pytest.mark.parametrize("kind", FOLLOWING)
-def test_a_refused_model_is_as_it_was(kind: str) -> None:
-    model = following(kind)
-    ids = torch.arange(2, 90)[None]  # between both lengths, so dynamic frequencies stay grown
-    with torch.no_grad():
-        before = model(input_ids=ids, use_cache=False).logits
-        with pytest.raises(ConfigError):
-            full_rows(200).hf(model=model)
-        torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, before)
-
-
-def test_a_family_that_is_too_large_is_named() -> None:
-    with pytest.raises(NotBuiltError, match="million parameters"):
-        tiny_model("fuyu", "eager")
 
 
 def test_a_loader_gives_each_model_what_it_takes() -> None:

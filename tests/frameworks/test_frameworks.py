@@ -39,18 +39,6 @@ def test_lightning_resumes_behind_the_last_step_and_repeats_no_token() -> None:
     assert whole.seen[1:].sum() > 0
 
 
-def test_lightning_saves_the_beginning_where_no_step_has_begun() -> None:
-    pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
-    from examples.lightning_datamodule import make_data
-
-    data = make_data()
-    expected = data.loader.state_dict()
-    next(iter(data.train_dataloader()))  # as Lightning does, one ahead of the first step
-    again = make_data()
-    again.load_state_dict(data.state_dict())
-    assert again.loader.state_dict() == expected
-
-
 def test_lightning_is_refused_a_loader_whose_state_it_would_save_too_late() -> None:
     pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
     from examples.lightning_datamodule import Bigrams, PackedDataModule, make_data, make_trainer

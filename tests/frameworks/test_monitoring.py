@@ -28,27 +28,6 @@ def run(snippet: str, names: dict[str, Any]) -> None:
     assert names["loader"].metrics().as_dict()["tokens/web"] == 800
 
 
-def test_wandb_gets_the_metrics(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="not in the development environment")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    run(WANDB.replace("run.finish()\n", ""), names)
-    summary = names["run"].summary
-    assert summary["data/batches"] % 10 == 1  # every tenth, from the first one on
-    assert summary["data/tokens/web"] > 0
-    names["run"].finish()
-
-
-def test_tensorboard_gets_the_metrics(names: dict[str, Any]) -> None:
-    pytest.importorskip("tensorboard", reason="not in the development environment")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run(TENSORBOARD, names)
-    events = EventAccumulator("runs/1").Reload()
-    batches = names["loader"].metrics().batches
-    assert [event.value for event in events.Scalars("data/batches")] == [*range(1, batches + 1)]
-    assert events.Scalars("data/tokens/web")[-1].value == 800
-
-
 def test_prometheus_reads_the_metrics(names: dict[str, Any]) -> None:
     pytest.importorskip("prometheus_client", reason="not in the development environment")
     run(PROMETHEUS.replace("9400 +", "0 +"), names)  # any port that is free

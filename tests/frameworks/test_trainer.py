@@ -158,39 +158,6 @@ def test_evaluations_are_means_over_all_loss_tokens(tmp_path: Path) -> None:
     assert predicted.label_ids.size == 128 * len(counts)
 
 
-def test_what_cannot_be_evaluated_is_refused_with_what_can(tmp_path: Path) -> None:
-    from examples.hf_trainer import make_trainer, write_corpus
-
-    trainer = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=-1, save_steps=9)
-    wrong = PackedDataset([[1, 2]], seq_len=8, epochs=None)
-    with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
-        trainer.evaluate(wrong)
-    with pytest.raises(ConfigError, match=r"Pass .*PackedDataset\.evaluation\(source"):
-        type(trainer)(
-            model=trainer.model, args=trainer.args, loader=trainer.loader,
-            eval_dataset={"a": held_out(), "b": wrong},
-        )  # fmt: skip
-    with pytest.raises(ConfigError, match=r"loader\.estimate_steps\(\)\.steps // 2\.$"):
-        trainer.train()
-    trainer.args.max_steps = trainer.loader.estimate_steps().steps // 2
-    trainer.train()
-    assert trainer.state.global_step == trainer.args.max_steps > 1
-
-
-def test_arguments_that_change_nothing_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from examples.hf_trainer import make_trainer, write_corpus
-
-    trainer = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=1, save_steps=9)
-    assert not caplog.records
-    trainer.args.per_device_train_batch_size = 4
-    trainer.args.dataloader_num_workers = 2
-    type(trainer)(model=trainer.model, args=trainer.args, loader=trainer.loader)
-    (said,) = (record.getMessage() for record in caplog.records)
-    assert said.startswith("per_device_train_batch_size, dataloader_num_workers: none of these")
-
-
 def test_a_model_of_the_trainer_that_mixes_documents_is_refused(tmp_path: Path) -> None:
     from transformers import BloomConfig, BloomForCausalLM
 
@@ -225,26 +192,6 @@ def test_a_trainer_resumes_with_changed_settings_where_they_are_allowed(tmp_path
         else:
             with pytest.raises(StateError, match="batch_tokens"):
                 again.train(resume_from_checkpoint=True)
-
-
-def test_a_mixin_after_the_trainer_is_refused() -> None:
-    from transformers import Trainer
-
-    with pytest.raises(TypeError, match=r"Write class Wrong\(TrainerMixin, Trainer\)"):
-
-        class Wrong(Trainer, TrainerMixin):
-            pass
-
-
-def test_a_loader_where_a_dataset_is_wanted_says_who_takes_it(tmp_path: Path) -> None:
-    from transformers import Trainer
-
-    from examples.hf_trainer import make_trainer, write_corpus
-
-    made = make_trainer(tmp_path, write_corpus(tmp_path, 100), max_steps=1, save_steps=9)
-    trainer = Trainer(model=made.model, args=made.args, train_dataset=made.loader)
-    with pytest.raises(TypeError, match=r"loader= of streampack\.trainers\.TrainerMixin"):
-        trainer.train()
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_not_beside_another_runs(
@@ -291,16 +238,6 @@ def test_datasets_that_split_ours_again_are_refused(workers: int) -> None:
         with pytest.raises(ConfigError, match=r"IterableDatasetShard(.|\n)*PackedLoader"):
             next(iter(loader))
     dispatcher = DataLoaderDispatcher(dataset(), batch_size=None, num_workers=workers)
-    with pytest.raises(ConfigError, match="DataLoaderDispatcher"):
-        next(iter(dispatcher))
-
-
-def test_spawned_workers_of_such_datasets_are_refused_too() -> None:
-    from accelerate.data_loader import DataLoaderDispatcher
-
-    dispatcher = DataLoaderDispatcher(
-        dataset(), batch_size=None, num_workers=1, multiprocessing_context="spawn"
-    )
     with pytest.raises(ConfigError, match="DataLoaderDispatcher"):
         next(iter(dispatcher))
 
