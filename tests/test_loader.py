@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
+from streampack import (
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    WindowConfig,
+    merge_states,
+)
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
 from tests.support.runs import (
@@ -276,7 +284,7 @@ def test_lane_states_of_some_ranks_go_on_on_others() -> None:
             found += identities(batch for _, batch in zip(range(steps), loader, strict=False))
             states.append(json.loads(json.dumps(loader.state_dict())))
         assert len({state["next_batch"] for state in states}) == 1
-        merged = {**states[0], "lanes": {k: v for s in states for k, v in s["lanes"].items()}}
+        merged = merge_states(states)
         for rank in range(after):
             again = PackedLoader(make_dataset(topology=Topology(rank, after)), num_workers=rank % 2)
             again.load_state_dict(merged)

@@ -23,6 +23,7 @@ from streampack import (
     PackedDataset,
     PackedLoader,
     Pad,
+    PlanError,
     StateError,
     TokenRules,
     Topology,
@@ -70,6 +71,18 @@ def evaluation(**options: Any) -> PackedDataset:
 
 def mixture(**options: Any) -> sources.Mixture:
     return sources.Mixture({"web": [[1]], "books": [[2]]}, **options)
+
+
+def decreasing(**options: Any) -> Any:
+    return BestFitDecreasing(**{"seq_len": 16, **options})
+
+
+def concatenated(**options: Any) -> Any:
+    return Concat(seq_len=16, **options)
+
+
+def bucketed(**options: Any) -> Any:
+    return Buckets(**{"seq_lens": (8, 16), **options})
 
 
 #: What is refused as a ConfigError, and the name that the error has in it.
@@ -121,6 +134,15 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         eos=["sometimes"],
     ),
     **each(evaluation, lanes=[True, 1.5, 0, "x"]),
+    **each(
+        decreasing,
+        seq_len=[1, "x"],
+        overflow=["cut"],
+        align=[3],
+        extra_capacity=[-1, 16, 2.5],
+    ),
+    **each(concatenated, atom=[True, 3]),
+    **each(bucketed, seq_lens=[(), (8, 8)], padding_threshold=[-1], shares=[(1, 2, 3), ("a", 1)]),
     **each(
         mixture,
         weights=[{"web": 1, "boks": 2}, {"web": 1}, {"web": 0, "books": 0}, 5, [(1, {"web": 1})]],
@@ -228,6 +250,14 @@ WITHOUT_NAMES: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
     ),
     "a path as a dataset": (lambda: PackedLoader("texts.jsonl"), ConfigError),  # type: ignore[arg-type]
     "a negative id": (lambda: list(dataset([[1], [1, -7]])), ContentError),
+    "lengths that are none": (lambda: pack([3.7], seq_len=8), PlanError),
+    "a document longer than a row": (lambda: pack([9], seq_len=8), PlanError),
+    "a cost that is none": (lambda: pack([3], seq_len=8, cost=5), ConfigError),  # type: ignore[arg-type]
+    "groups of no documents": (lambda: pack([3], seq_len=8, groups=[0, 1]), ConfigError),
+    "other documents than planned": (
+        lambda: list(pack([3], seq_len=8).batches([[1, 2]])),
+        ConfigError,
+    ),
     "an unknown argument of a dataset": (lambda: dataset(max_lenght=8), TypeError),
     "an unknown argument of a loader": (lambda: loader(max_lenght=8), TypeError),
     "an unknown argument of a source": (lambda: sources.JSONL("a.jsonl", x=8), TypeError),  # type: ignore[call-arg]

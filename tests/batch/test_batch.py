@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from streampack import PackedBatch, PackedDataset, TokenRules, Topology, WindowConfig
 from streampack.errors import ConfigError
@@ -26,7 +25,6 @@ PACKERS: list[Packer] = [
     Concat(seq_len=SEQ_LEN),
     Pad(seq_len=SEQ_LEN),
 ]
-by_name = {"ids": lambda value: type(value).__name__}
 
 
 def random_documents(lengths: list[int], seed: int = 0, dtype: Any = np.uint16) -> list[Any]:
@@ -201,33 +199,3 @@ def test_a_batch_survives_pickling_with_its_state() -> None:
         assert (again.lane, again.step, repr(again)) == (batch.lane, batch.step, repr(batch))
         for name in ("input_ids", "labels", "cu_seqlens", "document_ids"):
             assert torch.equal(getattr(again, name), getattr(batch, name))
-
-
-def test_a_pad_id_beyond_the_ids_dtype_is_written_in_full() -> None:
-    dataset = PackedDataset(
-        MemorySource([random_documents([5, 9])]),
-        seq_len=SEQ_LEN, batch_size=1, token_rules=TokenRules(pad_id=100_000), lanes=1,
-        topology=Topology(),
-    )  # fmt: skip
-    ids = torch.cat([batch.input_ids.ravel() for batch in dataset])
-    assert (ids == 100_000).sum() == SEQ_LEN - 14
-
-
-def test_a_batch_that_is_taken_for_a_dict_says_what_to_write() -> None:
-    (batch,) = batches_of(random_documents([9, 9]), PACKERS[0])
-    with pytest.raises(TypeError, match=r"no dict.*Write batch\.labels, or batch\.hf\("):
-        batch["labels"]
-    with pytest.raises(TypeError, match=r"Write batch\.input_ids"):
-        list(batch)
-    with pytest.raises(TypeError, match=r"model\(\*\*batch\.hf\(model=model\)\)"):
-        dict(**batch)
-    assert {"input_ids", "labels"} <= batch.hf().keys()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_dataloader_that_would_join_batches_says_how_to_be_made(workers: int) -> None:
-    dataset = PackedDataset([[1, 2, 3]] * 9, seq_len=8, topology=Topology())
-    with pytest.raises(Exception, match=r"whole already.*DataLoader\(dataset, batch_size=None\)"):
-        next(iter(DataLoader(dataset, num_workers=workers)))
-    (batch,) = DataLoader(dataset, batch_size=None, num_workers=workers)
-    assert batch.num_documents == 9

@@ -277,20 +277,6 @@ def test_packed_seq_params_are_fields_of_the_installed_megatron() -> None:
         assert params.qkv_format == "thd"
 
 
-def test_documents_that_are_not_aligned_are_refused_for_context_parallelism() -> None:
-    with pytest.raises(ConfigError, match=r"multiple of 4.*align=4"):
-        [batch.megatron(cp_size=2) for batch in batches()]
-
-
-@pytest.mark.parametrize(("cp_size", "cp_rank"), [(2, 2), (2, -1), (0, 0), (-1, 0), (1, 1)])
-def test_a_context_parallel_rank_that_there_is_not_is_refused(cp_size: int, cp_rank: int) -> None:
-    batch = batches(packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4))[0]
-    with pytest.raises(ConfigError, match=rf"cp_size is {cp_size}, and cp_rank is {cp_rank}"):
-        batch.megatron(cp_size=cp_size, cp_rank=cp_rank)
-    with pytest.raises(ConfigError, match="cp_size is 0"):
-        batch.packed_seq_params(cp_size=0)
-
-
 @pytest.mark.parametrize(
     "packer",
     [Concat(seq_len=SEQ_LEN), Seamless(seq_len=SEQ_LEN), BestFitCrop(seq_len=SEQ_LEN)],
@@ -392,13 +378,6 @@ def test_aligned_documents_lose_nothing_and_padding_is_counted(
         assert batch.composition.padding == int((batch.document_ids < 0).sum())
     assert placed == sum(lengths)
     assert slots % 8 == 0
-
-
-def test_an_align_that_does_not_divide_the_row_is_refused() -> None:
-    with pytest.raises(ConfigError, match="align is 5"):
-        BestFitDecreasing(seq_len=SEQ_LEN, align=5)
-    with pytest.raises(ConfigError, match="align is 16 for seq_len 24"):
-        Buckets(seq_lens=(16, SEQ_LEN), align=16)
 
 
 def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:

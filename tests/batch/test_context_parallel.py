@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import ConfigError, pack
+from streampack import ConfigError
 from streampack.batch.context_parallel import Layout
 from streampack.packing import BestFitDecreasing, Buckets, Concat, FirstFitDecreasing
 from tests.support.packed_batches import packed_batches, random_documents
@@ -86,18 +85,6 @@ def test_ulysses_needs_no_alignment_and_keeps_the_boundaries_of_all() -> None:
             batch.context_parallel("ulysses", cp_size=5, cp_rank=0)
 
 
-def test_what_is_not_aligned_or_not_there_is_refused() -> None:
-    batch = next(iter(batches([5, 23, 9, 40])))
-    with pytest.raises(ConfigError, match="align=2,"):
-        batch.context_parallel("contiguous", cp_size=2, cp_rank=0)
-    with pytest.raises(ConfigError, match="align=4,"):
-        batch.context_parallel("zigzag", cp_size=2, cp_rank=0)
-    with pytest.raises(ConfigError, match="cp_size is 2, and cp_rank is 2"):
-        batch.context_parallel("ulysses", cp_size=2, cp_rank=2)
-    with pytest.raises(ConfigError, match="layout is 'ring'"):
-        batch.context_parallel("ring", cp_size=2, cp_rank=0)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -112,13 +99,6 @@ def test_several_needs_are_their_least_common_multiple(make: Any) -> None:
     for wrong in ((4, 10), (), (4, 0), (4, 2.5), "12"):
         with pytest.raises(ConfigError, match="align is"):
             make(wrong)
-
-
-def test_documents_in_memory_take_multiples_of_several_needs() -> None:
-    ids = [[1] * 5, [2] * 13]
-    (batch,) = pack([5, 13], seq_len=48, align=(4, 6)).batches(ids, rank=0)
-    starts = np.flatnonzero(np.diff(batch.document_ids[0].numpy(), prepend=-2) > 0)
-    assert (starts % 12 == 0).all()
 
 
 def test_packers_that_fill_rows_split_whole_rows() -> None:

@@ -152,20 +152,6 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_loss_tokens() -> None:
                 torch.testing.assert_close(loss, expected)
 
 
-def test_a_batch_without_loss_tokens_trains_on_with_a_loss_of_0_and_a_gradient() -> None:
-    empty = next(batch for batch in PackedLoader(dataset(0, 2)) if not batch.num_loss_tokens)
-    logits = torch.randn(empty.rows, empty.seq_len, 50, requires_grad=True)
-    by_hand = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1), empty.labels[:, 1:].flatten(), ignore_index=-100
-    )
-    assert by_hand.isnan()
-    loss = empty.loss(logits)
-    loss.backward()
-    assert loss == 0
-    assert logits.grad is not None
-    assert not logits.grad.any()
-
-
 def test_the_losses_of_a_group_add_up_to_the_mean_over_its_loss_tokens() -> None:
     torch.manual_seed(0)
     (group,) = PackedLoader(dataset()).accumulate(1000)
@@ -188,12 +174,6 @@ def test_batches_of_an_evaluation_are_means_by_themselves_on_any_ranks() -> None
         return [batch.num_items_in_batch for batch in PackedLoader(held_out, ranks=ranks)]
 
     assert {count for counts in on_ranks(2, run) for count in counts} == {None}
-
-
-def test_shifted_logits_are_refused() -> None:
-    batch = next(iter(PackedLoader(dataset())))
-    with pytest.raises(ConfigError, match="not shifted"):
-        batch.loss(torch.zeros(batch.rows, batch.seq_len - 1, 50))
 
 
 def test_hugging_face_divides_by_the_global_count() -> None:

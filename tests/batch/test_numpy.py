@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, pack
-from streampack.errors import ConfigError
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
 from tests.support.packed_batches import every_packer, packed_batches, random_documents
 
 LENGTHS = [5, 23, 9, 40, 2, 1, 13, 24, 17, 8, 1, 1]
@@ -97,20 +95,3 @@ def test_no_torch_function_is_called_on_the_way(workers: int) -> None:
         threading.setprofile(None)
     assert found == sum(LENGTHS)
     assert called - (OF_DATA_LOADERS if workers else set()) == set()
-
-
-def test_a_group_of_accumulated_batches_has_arrays() -> None:
-    (group,) = PackedLoader(with_fields(), transform=PackedBatch.numpy).accumulate(1000)
-    assert sum((a["targets_segmentation"] > 0).sum() for a in group) == group.num_loss_tokens
-
-
-def test_batches_of_rollouts_have_arrays() -> None:
-    plan = pack([3, 2], seq_len=8)
-    (batch,) = plan.batches([[1, 2, 3], [4, 5]], rank=0)
-    assert sorted(batch.numpy()["inputs_segmentation"][0].tolist()) == [0, 0, 0, 1, 1, 1, 2, 2]
-
-
-def test_arrays_are_refused_where_a_batch_is_tensors() -> None:
-    batch = next(iter(with_fields()))
-    with pytest.raises(ConfigError, match="moved to a device or pinned"):
-        batch.to(torch.device("meta")).numpy()

@@ -15,8 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import sources
-from streampack.conversion.destination import Destination
 from streampack.corpus_order import CorpusOrder, run_job
 from streampack.corpus_order.job import STAGES
 from streampack.errors import ConfigError
@@ -54,45 +52,6 @@ def test_vectors_that_are_not_finite_are_refused_by_the_name_of_the_document(
     refused(make_job(corpus, tmp_path / "out", embedder=embedder(broken)), r"row 5 of .*0\.parquet")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda v: v[:-1], r"row 0 of .*shape \(\d+, 2\)"),
-        (lambda v: v[:, 0], r"shape \(\d+,\)"),
-        (lambda v: [[1.0], [1.0, 2.0]], "no array of numbers"),
-        (lambda v: "vectors", "no array of numbers"),
-    ],
-)
-def test_vectors_of_other_shapes_are_refused(
-    corpus: Path, tmp_path: Path, change: Callable[..., Any], words: str
-) -> None:
-    job = make_job(corpus, tmp_path / "out")
-    job = make_job(corpus, tmp_path / "out", embedder=_Raw("own", change))
-    refused(job, words)
-
-
-class _Raw(TokenEmbedder):
-    """Returns what the function returns, unchanged."""
-
-    def __call__(self, documents: Any) -> Any:
-        return self.function(np.ones((len(documents), 2)))
-
-
-def test_vectors_of_another_dimension_are_refused(corpus: Path, tmp_path: Path) -> None:
-    calls = []
-
-    def other(vectors: np.ndarray) -> np.ndarray:
-        calls.append(1)
-        return vectors if len(calls) == 1 else np.ones((len(vectors), 3))
-
-    refused(make_job(corpus, tmp_path / "out", embedder=embedder(other)), "of 3 numbers .* of 2")
-
-
-def test_an_embedder_of_texts_needs_to_decode_ids(corpus: Path, tmp_path: Path) -> None:
-    job = make_job(corpus, tmp_path / "out", embedder=TextEmbedder("own", len))
-    refused(job, "decode=")
-
-
 def test_an_embedder_of_texts_sees_the_first_words(tmp_path: Path) -> None:
     seen: list[str] = []
 
@@ -107,20 +66,6 @@ def test_an_embedder_of_texts_sees_the_first_words(tmp_path: Path) -> None:
     )
     run_job(job, workers=0)
     assert seen == ["one two,", "", "eins", "  zwei  drei vier"]
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("word2vec", "names no embedder"),
-        ("no.such.module:function", "cannot be imported"),
-        ("numpy:no_such_function", "names no embedder"),
-        ("sentence-transformers:no/such-model", "sentence_transformers"),
-    ],
-)
-def test_unknown_embedders_are_refused(corpus: Path, tmp_path: Path, name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make_job(corpus, tmp_path / "out", embedder=name)
 
 
 def test_a_destination_that_is_not_empty_is_refused(corpus: Path, tmp_path: Path) -> None:
@@ -178,72 +123,6 @@ def test_another_job_does_not_go_on_with_an_unfinished_one(
     refused(make_job(corpus, tmp_path / "out", **{name: value}), f"unfinished order with {name}")
 
 
-def test_a_source_without_documents_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text("\n\n")
-    job = make_job(tmp_path / "in.jsonl", tmp_path / "out", parts=1)
-    refused(job, "holds no document")
-    assert not shards_of(tmp_path / "out")
-
-
-def test_what_can_be_read_once_only_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="once only"):
-        CorpusOrder(
-            source=sources.open(iter([[1, 2], [3]])),
-            destination=Destination(str(tmp_path / "out")),
-        )
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"k": 0}, "k is 0"),
-        ({"duplicate_threshold": 0}, "duplicate_threshold is 0"),
-        ({"shard_bytes": 0}, "hold 0 bytes"),
-        ({"parts": 0}, "parts is 0"),
-        ({"seed": -1}, "seed is -1"),
-        ({"work": "/tmp/x"}, "is a local folder"),
-        ({"compression": "lzma"}, "no compression"),
-    ],
-)
-def test_settings_out_of_their_range_are_refused(
-    corpus: Path, tmp_path: Path, settings: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
-        make_job(corpus, tmp_path / "out", **settings)
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-from streampack.corpus_order import run_job
-from streampack.errors import StorageError
-from tests.support.program import output_of
-from tests.support.servers import s3_server
-from tests.support.ordered_corpora import make_job
-
-job = make_job(Path(sys.argv[1]), Path(sys.argv[2]))
-resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY))
-try:
-    run_job(job, workers=0)
-except StorageError as error:
-    print(error)
-"""
-
-
-def test_where_nothing_more_can_be_written_it_says_so_and_goes_on_later(
-    corpus: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    run = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(corpus), str(out)],
-        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert "cannot be written: File too large" in run.stdout
-    run_job(make_job(corpus, out), workers=0)
-    run_job(make_job(corpus, tmp_path / "whole"), workers=0)
-    assert shards_of(out) == shards_of(tmp_path / "whole")
-
-
 FULL = """
 import subprocess, sys
 from pathlib import Path
@@ -289,6 +168,7 @@ print("the same" if shards_of(out) == shards_of(disk / "whole") else "others")
 """
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_every_stage_stops_by_name_and_goes_on_when_there_is_room(
     corpus: Path, tmp_path: Path
 ) -> None:
@@ -306,15 +186,6 @@ def test_on_a_full_disk_every_stage_stops_by_name_and_goes_on_when_there_is_room
     for line in stopped:
         assert re.search(r"^\w* [01] /.*/out.* cannot be written: No space left", line)
         assert "Make room" in line
-
-
-def test_without_ray_it_names_the_extra(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"streampack\[order\]"):
-        run_job(make_job(corpus, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_ids_with_labels_are_ordered_only_where_they_are_left_out(tmp_path: Path) -> None:

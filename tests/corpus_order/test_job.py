@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
-from streampack import PackedDataset, PackedLoader, Tokenizer, TokenRules, sources
-from streampack.conversion.destination import Destination
-from streampack.corpus_order import CorpusOrder, run_job
+from streampack import PackedDataset, PackedLoader, TokenRules, sources
+from streampack.corpus_order import run_job
 from streampack.corpus_order.job import STAGES
 from streampack.ordering import HashedNgrams
 from streampack.packing import Concat
-from streampack.reading.skips import Skips
 from tests.support import ordering_reference as reference
-from tests.support.corpora import byte_tokenizer
 from tests.support.ordered_corpora import (
     COPIES,
     counted,
@@ -136,24 +132,6 @@ def test_the_inverted_file_finds_nearly_what_comparing_every_pair_finds(
     assert counted(documents_of(tmp_path / "out")) == counted(documents_of(whole))
 
 
-def test_other_columns_are_found_by_the_place_of_each_document(tmp_path: Path) -> None:
-    documents, _ = topical(120)
-    arrays = [documents.document(i) for i in range(120)]
-    source = write_parquet(tmp_path / "in", arrays, files=3)
-    run_job(make_job(source, tmp_path / "out"), workers=0)
-    named = pq.read_table(tmp_path / "out" / "_order" / "documents.parquet").to_pylist()
-    shards = sources.open(str(tmp_path / "out"), reading=sources.Reading(open_shards=1))
-    shards.prepare()
-    (lane,) = shards.lanes(1, seed=0, epoch=0, shuffle=False)
-    written = [
-        tuple(block.document(i).tolist())
-        for block, _ in lane.read(None, Skips())
-        for i in range(len(block))
-    ]
-    read = {path.name: pq.read_table(path)["tokens"].to_pylist() for path in source.iterdir()}
-    assert written == [tuple(read[Path(at["file"]).name][at["index"]]) for at in named]
-
-
 class StopError(Exception):
     pass
 
@@ -199,20 +177,6 @@ def test_texts_stay_texts_and_are_compared_by_their_words(tmp_path: Path) -> Non
     assert np.mean(same) > 0.9
 
 
-def test_a_tokenizer_makes_ids_of_texts(tmp_path: Path) -> None:
-    texts = [f"{'ab' * n} words of number {n}" for n in range(20)]
-    source = write_parquet(tmp_path / "in", texts)
-    tokenizer = Tokenizer(byte_tokenizer(), eos_id=256)
-    job = make_job(source, tmp_path / "out", tokenizer=tokenizer, duplicate_threshold=1)
-    run_job(job, workers=0)
-    expected = [(*text.encode(), 256) for text in texts]
-    decoded = [
-        (*tokenizer.decode(np.array(ids[:-1])).encode(), ids[-1])
-        for ids in documents_of(tmp_path / "out")
-    ]
-    assert sorted(decoded) == sorted(expected)
-
-
 def test_empty_documents_are_kept_and_counted(tmp_path: Path) -> None:
     documents, _ = topical(40)
     arrays = [documents.document(i) for i in range(40)]
@@ -222,12 +186,3 @@ def test_empty_documents_are_kept_and_counted(tmp_path: Path) -> None:
     assert (summary.documents, summary.empty, summary.written) == (40, 2, 40)
     assert summary.without_neighbours == 2
     assert counted(documents_of(tmp_path / "out"))[()] == 2
-
-
-def test_lists_in_memory_are_ordered_too(tmp_path: Path) -> None:
-    documents, _ = topical(100)
-    job = CorpusOrder(
-        source=sources.open([documents.document(i).tolist() for i in range(100)]),
-        destination=Destination(str(tmp_path / "out")),
-    )
-    assert run_job(job, workers=0).written == 100

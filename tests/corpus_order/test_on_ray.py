@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from streampack.corpus_order import run_job
 from streampack.documents.blocks import Documents
-from streampack.errors import ConfigError
-from streampack.ordering import HashedNgrams, TokenEmbedder
+from streampack.ordering import HashedNgrams
 from tests.support.ordered_corpora import make_job, shards_of, write_topics
 
 pytest.importorskip("ray")
@@ -53,17 +52,6 @@ def test_two_workers_and_one_give_the_shards_of_none_and_a_dead_one_is_replaced(
         run_job(job, workers=workers)
         assert shards_of(out) == shards_of(tmp_path / "none")
     assert marker.exists()
-
-
-def test_an_error_of_a_task_is_told_as_it_is(corpus: Path, tmp_path: Path) -> None:
-    broken = TokenEmbedder("own", lambda documents: np.full((len(documents), 2), np.nan))
-    with pytest.raises(ConfigError, match=r"row \d+ of .*parquet"):
-        run_job(make_job(corpus, tmp_path / "out", embedder=broken), workers=1)
-
-
-def test_no_cluster_at_the_address_is_told(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No Ray cluster answers"):
-        run_job(make_job(corpus, tmp_path / "out"), address="127.0.0.1:1")
 
 
 def test_a_job_that_is_killed_in_every_stage_goes_on_to_the_same_shards(

@@ -20,11 +20,7 @@ from demo.corpus import gather, write_parquet
 from demo.gpt import GPT
 from demo.object_store import find_weed, object_store
 from demo.train import Job, Training, digest_of
-from demo.vocabulary import find_tokenizer
-from streampack import errors
 from streampack.conversion.destination import Destination
-from streampack.documents.blocks import Texts, make_origin
-from streampack.reading.skips import Skips
 from tests.support.mosaic import streaming_module
 
 
@@ -50,12 +46,6 @@ def test_the_object_store_keeps_objects_and_is_gone_afterwards(
         assert probe.connect_ex((host, int(port))) != 0
 
 
-def test_a_server_that_cannot_start_gives_way_to_the_other(tmp_path: Path) -> None:
-    pytest.importorskip("moto")
-    with object_store(tmp_path / "store", sys.executable) as store:  # a program, but not weed
-        assert store.name == "moto"
-
-
 def test_the_corpus_is_real_heavy_tailed_and_the_same_each_time(tmp_path: Path) -> None:
     texts = gather(2 << 20)
     assert texts == gather(2 << 20)
@@ -70,13 +60,6 @@ def test_the_corpus_is_real_heavy_tailed_and_the_same_each_time(tmp_path: Path) 
         for text in pq.read_table(file)["text"].to_pylist()
     ]
     assert read == texts
-
-
-def test_a_vocabulary_is_found_without_a_network() -> None:
-    tokenizer, name = find_tokenizer(["some text to train on"] * 20)
-    assert name in ("GPT-3 vocabulary", "DeepSeek vocabulary", "byte-level BPE trained here")
-    texts = Texts(["x = 1"], make_origin(0, np.zeros(1, dtype=np.int64)))
-    assert tokenizer.encode(texts, Skips()).document(0)[-1] == tokenizer.eos_id
 
 
 def fields(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -99,19 +82,6 @@ def test_the_models_loss_on_a_packed_row_is_that_of_its_documents_alone() -> Non
     packed = model(fields(documents)) * (sum(map(len, documents)) - len(documents))
     alone = sum(model(fields([d])) * (len(d) - 1) for d in documents if len(d) > 1)
     torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
-
-
-def test_the_models_probabilities_sum_to_one_over_the_vocabulary() -> None:
-    torch.manual_seed(1)
-    vocab = 101
-    model = GPT(vocab, width=16, layers=1, heads=2)
-    first = torch.tensor([7])
-    losses = []
-    for second in range(model.base**2):
-        batch = fields([torch.cat((first, torch.tensor([min(second, vocab - 1)])))])
-        batch["labels"][0, 1] = second
-        losses.append(float(model(batch).detach()))
-    assert np.exp(-np.array(losses)).sum() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_training_from_a_checkpoint_repeats_batches_and_losses(tmp_path: Path) -> None:
@@ -229,13 +199,3 @@ def test_stopped_in_the_middle_of_training_the_demo_leaves_nothing(
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert gone(tmp_path) == []
-
-
-def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    from demo.command import demo
-
-    with pytest.raises(errors.ConfigError, match="3 steps were asked for"):
-        demo(steps=3)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(errors.ConfigError, match="is not empty"):
-        demo(steps=40, keep=tmp_path)

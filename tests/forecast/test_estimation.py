@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,8 @@ from streampack import (
     WindowConfig,
     sources,
 )
-from streampack.errors import ContentError
 from streampack.packing import BestFitDecreasing, Buckets, Pad
-from tests.support.corpora import byte_tokenizer, write_mds
+from tests.support.corpora import byte_tokenizer
 from tests.support.every_source import SOURCES
 from tests.support.memory_source import MemorySource
 from tests.support.simulated_ranks import on_ranks
@@ -102,14 +100,6 @@ def test_mixtures_are_followed_to_their_end(options: dict[str, Any]) -> None:
     check(lambda topology: dataset(mixture, topology))
 
 
-def test_shards_of_unequal_sizes_make_no_difference_because_lanes_are_equal() -> None:
-    shards = corpus(9000).shards
-    documents = [document for shard in shards for document in shard]
-    bounds = [0, 60, 61, 100, 1800, 1801, 1802, 5830, 6000, 6400, 8700, 8999, 9000]
-    source = MemorySource([documents[a:b] for a, b in pairwise(bounds)], block_documents=32)
-    check(lambda topology: dataset(source, topology, lanes=12))
-
-
 @pytest.mark.parametrize("kind", ["mds-text", "tar", "tar-gz", "jsonl", "jsonl-gz", "parquet-text"])
 def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
@@ -143,27 +133,6 @@ def test_what_lanes_have_found_sharpens_the_number() -> None:
     again = PackedLoader(dataset(corpus(20_000)))
     again.load_state_dict(state)
     assert again.estimate_steps() == loader.estimate_steps()
-
-
-def test_json_lines_are_estimated_from_their_bytes(tmp_path: Path) -> None:
-    import json
-
-    rng = np.random.default_rng(0)
-    sizes = np.exp(rng.normal(3.0, 0.8, 12_000)).astype(int) + 1
-    lines = "".join(json.dumps({"text": "x" * int(n)}) + "\n" for n in sizes)
-    (tmp_path / "a.jsonl").write_text(lines)
-    source = sources.JSONL(str(tmp_path / "a.jsonl"))
-    check(lambda topology: dataset(source, topology, tokenizer=byte_tokenizer()))
-
-
-def test_short_documents_in_large_mds_shards_weigh_what_they_are(tmp_path: Path) -> None:
-    """Some thousand of the first ones are looked at, and the table of all of them lies before."""
-    ids = [np.full(20, 7, dtype=np.uint16)] * 30_000
-    folder = write_mds(tmp_path, ids, size_limit=1 << 24)
-    dataset = PackedDataset(sources.MDS(folder), seq_len=512, topology=Topology())
-    estimate = dataset.estimate_steps()
-    assert estimate is not None
-    assert abs(estimate.steps - 30_000 / (512 // 20) / 8) <= 2
 
 
 def test_what_cannot_be_told_is_not_made_up() -> None:
@@ -217,18 +186,6 @@ def test_documents_in_memory_are_estimated(kind: str, count: int) -> None:
     source = KINDS[kind](documents)
     tokenizer = byte_tokenizer() if kind == "texts" else None
     check(lambda topology: dataset(source, topology, lanes=1, tokenizer=tokenizer))
-
-
-def test_a_sorted_list_is_sampled_at_several_places() -> None:
-    documents = [[1] * (1 + i // 300) for i in range(12_000)]
-    check(lambda topology: dataset(documents, topology, lanes=1))
-
-
-def test_a_broken_document_in_the_sample_has_its_own_number() -> None:
-    documents: list[Any] = [[1, 2, 3]] * 9000
-    documents[300] = [1, -5]
-    with pytest.raises(ContentError, match="Item 300 of the list"):
-        dataset(documents, lanes=1).estimate_steps()
 
 
 def test_asking_changes_nothing_of_the_run() -> None:

@@ -14,7 +14,7 @@ from streampack import PackedDataset, PackedLoader, TokenRules, Topology, Window
 from streampack.errors import ConfigError, StateError
 from streampack.lane.batch import LaneBatch
 from streampack.lane.lane import Lane
-from streampack.packing import Buckets, Curriculum
+from streampack.packing import Buckets
 from streampack.packing.buckets.schedule import scheduled_buckets
 from tests.support.lanes import SEQ_LEN, check_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
@@ -95,17 +95,6 @@ def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
         check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
 
 
-def test_a_document_longer_than_the_window_streams_through_it() -> None:
-    lengths = [5, 7, 40 * SEQ_LEN + 3, 9, 30, 11 * SEQ_LEN, 2]
-    config = lane_config(lengths, PACKER, shuffle=False)
-    batches = run(Lane(config, 0))
-    np.testing.assert_array_equal(np.sort(real_tokens(batches)), np.arange(sum(lengths)))
-    most = config.window.tokens(config.packer)
-    assert all(batch.round.entries.held.sum() <= most for batch in batches)
-    for i, batch in enumerate(batches):
-        check_equal(run(Lane(config, 0, batch.round.state(batch.emitted))), batches[i + 1 :])
-
-
 def test_all_lanes_have_the_same_bucket_at_the_same_step_to_their_ends() -> None:
     config = lane_config(heavy_tailed(600, seed=3), PACKER, lanes=3)
     runs = [run(Lane(config, lane)) for lane in range(3)]
@@ -163,24 +152,6 @@ def test_what_is_emitted_has_the_inputs_length_distribution_throughout() -> None
         assert distance < 0.05  # Kolmogorov-Smirnov; 1,200 samples exceed 0.047 once in a hundred
 
 
-def test_a_curriculum_goes_from_short_rows_to_long_ones() -> None:
-    curriculum = Curriculum(((0, (1, 0, 0)), (20, (1, 0, 0)), (60, (0, 0, 1))))
-    packer = Buckets(seq_lens=SEQ_LENS, shares=curriculum)
-    sizes = seq_lens_of(run(Lane(lane_config(heavy_tailed(600, seed=7), packer), 0)))
-    assert len(sizes) > 80
-    assert set(sizes[:20]) == {8}
-    assert set(sizes[61:]) == {SEQ_LEN}
-    assert np.mean(sizes[20:40]) < np.mean(sizes[40:60])
-
-
-def test_a_warm_up_lets_longer_rows_in_one_after_another() -> None:
-    packer = Buckets(seq_lens=SEQ_LENS, shares=(0.3, 0.3, 0.4), warm_up=50)
-    sizes = seq_lens_of(run(Lane(lane_config(heavy_tailed(600, seed=8), packer), 0)))
-    assert sizes.index(16) < sizes.index(SEQ_LEN)
-    assert SEQ_LEN not in sizes[:25]
-    assert abs(np.mean(np.array(sizes[50:]) == SEQ_LEN) - 0.4) < 0.05
-
-
 # ---------------------------------------------------------------------- datasets
 
 
@@ -231,9 +202,3 @@ def test_a_source_that_can_be_read_only_once_needs_shares() -> None:
     packer = Buckets(seq_lens=SEQ_LENS, shares=(0.3, 0.3, 0.4))
     batches = list(PackedLoader(dataset(sources.Iterable(once()), packer=packer)))
     assert sum(b.composition.placed for b in batches) == sum(map(len, corpus(50)))
-
-
-def test_batch_tokens_must_be_a_multiple_of_the_largest_bucket() -> None:
-    for tokens in (48, 16, 1 << 31, 64.0):
-        with pytest.raises(ConfigError, match="multiple of 32"):
-            Buckets(seq_lens=SEQ_LENS, batch_tokens=tokens)  # type: ignore[arg-type]

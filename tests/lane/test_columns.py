@@ -20,11 +20,6 @@ def test_any_columns_come_back(columns: np.ndarray) -> None:
     assert np.array_equal(decode_columns(encode_columns(columns), *columns.shape), columns)
 
 
-def test_columns_of_equal_numbers_take_no_room() -> None:
-    columns = np.repeat(np.array([[1], [2048], [0], [0], [0]], dtype=np.int64), 10_000, axis=1)
-    assert len(encode_columns(columns)) < 256
-
-
 def test_random_gaps_cost_little_more_than_their_entropy() -> None:
     places = np.sort(np.random.default_rng(0).choice(90_000, 10_000, replace=False))
     gaps = np.diff(places, prepend=-1)

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from streampack.errors import StateError
 from streampack.lane.lane import Lane
-from streampack.packing import BestFitDecreasing, Concat, FirstFitDecreasing, Packer, Seamless
+from streampack.packing import BestFitDecreasing, Concat, Packer, Seamless
 from streampack.window.config import WindowConfig
 from tests.support.lanes import (
     PACKERS,
-    PAD,
     SEQ_LEN,
     check_delivered,
     check_equal,
@@ -25,7 +24,7 @@ from tests.support.lanes import (
     lane_config,
     run,
 )
-from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
+from tests.support.memory_source import heavy_tailed
 
 by_name = {"ids": lambda value: type(value).__name__}
 
@@ -129,15 +128,6 @@ def test_the_window_stays_within_its_bounds_and_nobody_waits_too_long() -> None:
     assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
 
 
-def test_with_many_rows_a_batch_nobody_waits_more_than_a_round_beyond_the_limit() -> None:
-    for packer in (BestFitDecreasing(seq_len=SEQ_LEN), FirstFitDecreasing(seq_len=SEQ_LEN)):
-        for carry in (0.5, 0.95):
-            window = WindowConfig(rows=12, carry=carry, max_carries=2)
-            config = lane_config(heavy_tailed(3000, seed=12), packer, window=window, rows=8)
-            rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
-            assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
-
-
 def test_the_first_batch_needs_only_a_small_window() -> None:
     config = lane_config(
         heavy_tailed(2000, seed=5),
@@ -173,16 +163,6 @@ def test_what_is_emitted_has_the_inputs_length_distribution_throughout() -> None
         assert distance < 0.05  # Kolmogorov-Smirnov; 1,200 samples exceed 0.047 once in a hundred
 
 
-def test_a_window_that_carries_packs_nearly_as_well_as_the_whole_stream() -> None:
-    lengths = heavy_tailed(8000, seed=7)
-    packer = BestFitDecreasing(seq_len=SEQ_LEN)
-    whole = packer.plan(np.array(lengths), final=True, seed=0).metrics(np.array(lengths))
-    config = lane_config(lengths, packer, window=WindowConfig(rows=128))
-    batches = run(Lane(config, 0))
-    total = composition_of(batches)
-    assert total.utilisation > whole.utilisation - 0.005
-
-
 def test_the_state_is_small_and_holds_no_tokens() -> None:
     lengths = [3] * 30_000
     config = lane_config(
@@ -196,19 +176,6 @@ def test_the_state_is_small_and_holds_no_tokens() -> None:
     assert max(len(batch.round.entries) for batch in batches) >= 9_000
     sizes = [len(json.dumps(batch.round.state(batch.emitted))) for batch in batches]
     assert max(sizes) < 16 * 1024
-
-
-def test_the_state_is_small_where_thousands_of_documents_are_cut_and_wait() -> None:
-    config = lane_config(
-        [97] * 25_000,
-        BestFitDecreasing(seq_len=64),
-        rows=64 // SEQ_LEN,
-        window=WindowConfig(rows=11_000, documents=10_000, carry=0.95, max_carries=1000),
-        block_documents=256,
-    )
-    rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
-    assert max(np.count_nonzero(r.entries.start) for r in rounds.values()) >= 8_000
-    assert max(len(json.dumps(r.state(1))) for r in rounds.values()) < 16 * 1024
 
 
 def test_another_number_of_epochs_is_refused_only_where_the_end_was_packed_already() -> None:
@@ -243,14 +210,3 @@ def test_the_same_seed_repeats_a_run_and_another_does_not() -> None:
     check_equal(first, again)
     other = run(Lane(lane_config(lengths, packer, seed=6), 0))
     assert not np.array_equal(first[0].rows.tokens, other[0].rows.tokens)
-
-
-def test_masks_travel_with_their_tokens() -> None:
-    documents = numbered_documents(heavy_tailed(120, seed=10))
-    masks = [tokens % 3 == 0 for tokens in documents]
-    source = MemorySource([documents], [masks], block_documents=7)
-    config = lane_config([1], BestFitDecreasing(seq_len=SEQ_LEN), source=source)
-    for batch in run(Lane(config, 0)):
-        tokens, mask = batch.rows.tokens, batch.rows.loss_mask
-        assert mask is not None
-        np.testing.assert_array_equal(mask, (tokens % 3 == 0) & (tokens < PAD))

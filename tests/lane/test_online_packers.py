@@ -91,25 +91,6 @@ def test_repeated_tokens_are_masked_and_nothing_else_is() -> None:
     assert (seen == 1).all()
 
 
-def test_repeated_tokens_count_by_default() -> None:
-    packer = Seamless(seq_len=SEQ_LEN)
-    for batch in run(Lane(lane_config(heavy_tailed(100, seed=3), packer), 0)):
-        assert batch.rows.loss_mask is None
-
-
-def test_only_the_last_row_of_a_seamless_run_is_padded() -> None:
-    lengths = [n for n in heavy_tailed(3000, seed=4, longest=200) if n > 2]
-    window = WindowConfig(rows=40)
-    config = lane_config(lengths, Seamless(seq_len=SEQ_LEN), rows=2, window=window)
-    batches = run(Lane(config, 0))
-    assert all(batch.rows.composition.padding == 0 for batch in batches[:-1])
-    total = composition_of(batches)
-    assert total.placed == sum(lengths) + total.repeated - total.dropped
-    ages = {batch.round.number: batch.round for batch in batches}
-    oldest = max((r.number - r.entries.arrived).max() for r in ages.values())
-    assert oldest <= config.window.max_carries
-
-
 def test_concat_gives_the_stream_in_order_but_for_the_shuffling_of_atoms() -> None:
     lengths = heavy_tailed(300, seed=5)
     for atom in (SEQ_LEN // 4, SEQ_LEN, 2 * SEQ_LEN):
@@ -150,15 +131,6 @@ def test_pad_cuts_documents_online_where_it_cuts_them_offline(
         return set(zip(*(column.tolist() for column in columns), strict=True))
 
     assert cuts(plan) == cuts(whole)
-
-
-def test_an_atom_goes_on_at_once_behind_the_batch_that_ended_inside_it() -> None:
-    lengths = np.array([4 * SEQ_LEN] * 40)
-    packer = Pad(seq_len=SEQ_LEN, atom=4 * SEQ_LEN)
-    config = WindowConfig(rows=16)
-    plan = stream_plan(lengths, packer, config, batch_tokens=3 * SEQ_LEN, seed=3)
-    follows = (np.diff(plan.document) == 0) & (np.diff(plan.start) == SEQ_LEN)
-    assert follows.sum() == 40 * 3
 
 
 def test_long_atoms_stay_together_in_consecutive_rows() -> None:

@@ -13,7 +13,6 @@ from streampack.ordering.approximate import find_neighbours_approximately
 from streampack.ordering.duplicates import Wholes
 from streampack.ordering.neighbours import find_neighbours
 from tests.support import ordering_reference as reference
-from tests.support.topics import topical
 
 
 def with_licence(count: int, seed: int = 0) -> list[np.ndarray]:
@@ -35,14 +34,6 @@ def test_a_shared_licence_makes_no_duplicate() -> None:
     found = SimilarityOrder().order(Documents.from_arrays(arrays + arrays[4:9]))
     assert found.dropped.tolist() == [30, 31, 32, 33, 34]
     assert found.like.tolist() == [4, 5, 6, 7, 8]
-
-
-def test_so_it_is_with_an_embedder_that_sees_topics_only() -> None:
-    documents, _ = topical(40)
-    same = SimilarityOrder(embedder=lambda d: np.ones((len(d), 3), dtype=np.float32))
-    again = documents.take(np.concatenate([np.arange(40), [3, 17]]))
-    found = same.order(again)
-    assert (found.dropped.tolist(), found.like.tolist()) == ([40, 41], [3, 17])
 
 
 def test_an_approximate_search_compares_whole_documents_too() -> None:

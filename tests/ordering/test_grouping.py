@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -41,20 +40,6 @@ def test_a_function_gives_keys_of_any_kind() -> None:
 
 def by_shard(documents: Documents) -> Any:
     return documents.origin["shard"]
-
-
-def test_settings() -> None:
-    for key in ("", None, 3):
-        with pytest.raises(ConfigError, match="key is"):
-            GroupBy(key)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="order_window_documents"):
-        GroupBy("repo", order_window_documents=0)
-    with pytest.raises(ConfigError, match=r'document_fields=\{"site": "int64"\}'):
-        GroupBy("site").order(documents_of([1, 2]))
-    order = GroupBy(by_shard)
-    assert pickle.loads(pickle.dumps(order)) == order
-    assert order.describe()["key"].endswith("test_grouping.by_shard")
-    assert GroupBy("repo").describe() != GroupBy("site").describe()
 
 
 class Repositories(MemorySource):

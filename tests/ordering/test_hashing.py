@@ -6,12 +6,10 @@ import hashlib
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
-from streampack.errors import ConfigError
 from streampack.ordering import HashedNgrams
 from tests.support.ordering_reference import hashed
 
@@ -53,20 +51,8 @@ def test_golden_vectors() -> None:
     assert digest == GOLDEN_DIGEST
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
-def test_the_dtype_of_tokens_changes_nothing(dtype: Any) -> None:
-    ids = [[5, 60_000 // 2, 3, 3], [9]]
-    np.testing.assert_array_equal(HashedNgrams()(block(ids)), HashedNgrams()(block(ids, dtype)))
-
-
 def test_a_document_does_not_depend_on_those_around_it() -> None:
     documents = [[1, 2, 3] * 50, [4], [1, 2, 3] * 50]
     together = HashedNgrams()(block(documents))
     for i, ids in enumerate(documents):
         np.testing.assert_array_equal(together[i], HashedNgrams()(block([ids]))[0])
-
-
-@pytest.mark.parametrize("bad", [{"dimension": 0}, {"dimension": 1.5}, {"ngrams": 0}])
-def test_settings_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        HashedNgrams(**bad)

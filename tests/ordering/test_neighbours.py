@@ -70,19 +70,6 @@ def test_ties_go_to_the_earlier_document_and_zero_vectors_to_nobody() -> None:
     assert found.similarity[4].tolist() == [0, 0]
 
 
-def test_products_at_the_limit_of_float32_are_exact() -> None:
-    rng = np.random.default_rng(2)
-    vectors = rng.integers(-180, 181, size=(60, 500)).astype(np.float32)
-    assert neighbours.squared_norms(vectors).max() < neighbours.EXACT_FLOAT32
-    found = find_neighbours(vectors, 5)
-    whole = vectors.astype(np.int64)
-    dots = whole @ whole.T
-    lengths = np.sqrt(np.outer(dots.diagonal(), dots.diagonal()).astype(np.float64))
-    expected = np.rint(dots / lengths * 2**40) / 2**40
-    rows = np.arange(60)[:, None]
-    np.testing.assert_array_equal(found.similarity, expected[rows, found.ids])
-
-
 def test_faiss_finds_planted_duplicates_and_nearly_the_same_neighbours() -> None:
     pytest.importorskip("faiss")
     rng = np.random.default_rng(3)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 
 from streampack.documents.blocks import Documents
-from streampack.errors import ConfigError
 from streampack.ordering import HashedNgrams, SimilarityOrder, TextEmbedder, TokenEmbedder
 from streampack.ordering.embedding import heads
 from tests.support import ordering_reference as reference
@@ -92,59 +90,6 @@ def test_embedders_of_texts_and_of_tokens() -> None:
     np.testing.assert_array_equal(one[1], other[1])
     plain = SimilarityOrder(embedder=lambda d: np.eye(len(d), dtype=np.float32))
     assert sorted(plain.order(documents)[0].tolist()) == list(range(120))
-
-
-@pytest.mark.parametrize(
-    ("returned", "match"),
-    [
-        (np.zeros((3, 4)), "shape"),
-        (np.zeros(5), "shape"),
-        (np.full((5, 2), np.nan), "not finite"),
-    ],
-)
-def test_what_an_embedder_must_not_return(returned: np.ndarray, match: str) -> None:
-    order = SimilarityOrder(embedder=TokenEmbedder("bad", lambda documents: returned))
-    with pytest.raises(ConfigError, match=match):
-        order.order(topical(5)[0])
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"order_window_documents": 0},
-        {"first_window_documents": 0},
-        {"k": 0},
-        {"k": 2.5},
-        {"duplicate_threshold": 0.0},
-        {"duplicate_threshold": 1.01},
-        {"duplicate_threshold": float("nan")},
-        {"duplicate_threshold": "0.9"},
-        {"first_tokens": -1},
-        {"search": "quick"},
-        {"embedder": "minilm"},
-    ],
-)
-def test_settings_that_cannot_work_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        SimilarityOrder(**bad)
-
-
-def test_a_window_too_large_for_an_exact_search_needs_faiss(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(ConfigError, match=r"streampack\[ordering\]"):
-        SimilarityOrder(order_window_documents=100_000)
-    assert SimilarityOrder(order_window_documents=100_000, search="exact").exact
-
-
-def test_orders_are_values_that_travel_between_processes() -> None:
-    order = SimilarityOrder(k=3)
-    again = pickle.loads(pickle.dumps(order))
-    assert again == order
-    assert again.describe() == order.describe()
-    assert SimilarityOrder().describe() != SimilarityOrder(k=9).describe()
-    assert SimilarityOrder().exact
 
 
 def test_no_documents_and_one() -> None:

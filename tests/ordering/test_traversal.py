@@ -46,25 +46,6 @@ def test_neighbours_and_walk_together(seed: int, count: int, k: int) -> None:
     assert walk(found.ids, found.similarity).tolist() == reference.path(nearest, cosines)
 
 
-def test_a_walk_by_hand() -> None:
-    # 0 - 1 - 2 - 3 in a line, 4 beside 1; neighbours: the nearest one only.
-    ids = np.array([[1], [2], [3], [2], [1]])
-    similarity = np.array([[0.5], [0.7], [0.9], [0.9], [0.6]])
-    # Edges: 0-1, 1-2, 2-3, 1-4; degrees 1, 3, 2, 1, 1. From 0 to 1, then 2 (0.7 before 0.6), 3.
-    assert walk(ids, similarity, shortest_run=1).tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_short_run_by_hand() -> None:
-    # As above: 4 is a run by itself, and goes behind 1, since it has no edge to 0 or 2.
-    ids = np.array([[1], [2], [3], [2], [1]])
-    similarity = np.array([[0.5], [0.7], [0.9], [0.9], [0.6]])
-    assert walk(ids, similarity, shortest_run=3).tolist() == [0, 1, 4, 2, 3]
-    # With an edge from 4 to 0 as well, it goes between the two.
-    ids = np.array([[1, -1], [2, -1], [3, -1], [2, -1], [1, 0]])
-    similarity = np.array([[0.5, 0], [0.7, 0], [0.9, 0], [0.9, 0], [0.6, 0.4]])
-    assert walk(ids, similarity, shortest_run=3).tolist() == [3, 2, 1, 4, 0]
-
-
 @given(st.integers(2, 60), st.integers(1, 8), st.integers(0, 1 << 32))
 @settings(deadline=None, max_examples=60)
 def test_merging_keeps_every_document(count: int, k: int, seed: int) -> None:

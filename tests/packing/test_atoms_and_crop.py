@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.errors import ConfigError
 from streampack.packing import BestFitCrop, Concat, Pad, Seamless, check_plan
 from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
@@ -75,18 +73,6 @@ def test_concat_shuffles_single_tokens(lengths: list[int], seq_len: int, seed: i
     expected = reference.atoms(lengths, seq_len, 1, order)
     packer = Concat(seq_len=seq_len, atom=1)
     assert rows_of(planned(packer, lengths, seed)) == expected  # `planned` runs check_plan
-
-
-def test_pad_has_no_atoms_of_a_single_token() -> None:
-    with pytest.raises(ConfigError, match="would hold no token"):
-        Pad(seq_len=16, atom=1)
-
-
-@pytest.mark.parametrize("kind", [Concat, Pad])
-@pytest.mark.parametrize("atom", [True, 0, 3, 12, 24, -16, 8.0])
-def test_atoms_that_do_not_divide_are_refused(kind: Any, atom: Any) -> None:
-    with pytest.raises(ConfigError, match="atom"):
-        kind(seq_len=16, atom=atom)
 
 
 @given(LENGTHS, st.integers(2, 64), st.booleans())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from examples.decomposition import Decomposition
 from streampack import WindowConfig
-from streampack.errors import ConfigError
 from streampack.lane.lane import Lane
 from streampack.packing import check_plan
 from streampack.packing.buckets.schedule import scheduled_buckets
@@ -164,20 +162,3 @@ def test_restoring_after_every_batch_gives_the_same_rest() -> None:
     for i, batch in enumerate(batches):
         state = json.loads(json.dumps(batch.round.state(batch.emitted)))
         check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seq_lens": (3, 6)},
-        {"seq_lens": (4, 16)},
-        {"seq_lens": ()},
-        {"seq_lens": 256},
-        {"shares": (1,)},
-        {"warm_up": -1},
-    ],
-    ids=str,
-)
-def test_senseless_settings_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Decomposition(**changes)

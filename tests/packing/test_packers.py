@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.errors import ConfigError, PlanError
+from streampack.errors import PlanError
 from streampack.packing import (
     BestFitDecreasing,
     Concat,
@@ -134,32 +134,6 @@ GOLDEN_PAD = [
     (6, 0, 15), (5, 0, 1), (3, 0, 8), (1, 0, 15), (0, 0, 5), (1, 15, 20),
     (4, 0, 8), (6, 15, 30), (2, 0, 3), (7, 0, 7), (6, 30, 40),
 ]  # fmt: skip
-
-
-def test_error_overflow_names_the_document() -> None:
-    with pytest.raises(PlanError, match="Document 1 has 20 tokens"):
-        BestFitDecreasing(seq_len=16, overflow="error").plan(np.array([3, 20]), final=True, seed=0)
-
-
-@pytest.mark.parametrize("kind", [BestFitDecreasing, FirstFitDecreasing, Concat, Pad])
-def test_senseless_settings_are_refused(kind: Any) -> None:
-    for seq_len in (0, 1, -5, 1 << 31, 2.5):
-        with pytest.raises(ConfigError):
-            kind(seq_len=seq_len)
-    with pytest.raises(ConfigError):
-        kind(seq_len=16, overflow="explode")
-
-
-@pytest.mark.parametrize("kind", [BestFitDecreasing, FirstFitDecreasing])
-@pytest.mark.parametrize("extra_capacity", [-1, 16, 17, 2.5, None, True, "2"])
-def test_extra_capacity_that_is_no_part_of_a_row_is_refused(kind: Any, extra_capacity: Any) -> None:
-    with pytest.raises(ConfigError, match="extra_capacity"):
-        kind(seq_len=16, extra_capacity=extra_capacity)
-
-
-def test_negative_lengths_are_refused() -> None:
-    with pytest.raises(PlanError):
-        BestFitDecreasing(seq_len=16).plan(np.array([3, -1]), final=True, seed=0)
 
 
 def broken(plan: Plan, **changes: Any) -> Plan:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import Concat, PackedDataset, WindowConfig
-from streampack.errors import ConfigError
+from streampack import Concat, WindowConfig
 from streampack.forecast.dry_run import stream_plan
 from streampack.packing import Plan, check_plan
 from streampack.packing.rebuilding import plain, rebuild_packer
@@ -53,16 +51,6 @@ def test_a_window_gives_the_same_rows(
     plan: Plan = stream_plan(array, packer, config, batch_tokens=32 * batch_size, seed=1)
     check_plan(plan, array)
     assert sorted(rows_of(plan)) == sorted(reference.restarting(lengths, 32))
-
-
-def test_it_goes_with_an_order_but_not_with_atoms_or_a_balance() -> None:
-    assert Concat(seq_len=32, restart=True).keeps_order
-    with pytest.raises(ConfigError, match="restart=True"):
-        Concat(seq_len=32, restart=True, atom=16)
-    with pytest.raises(ConfigError, match="balance"):
-        PackedDataset([[1, 2]], packer=Concat(seq_len=32, restart=True, balance="attention"))
-    assert "restart" not in Concat(seq_len=32).describe()
-    assert Concat(seq_len=32, restart=True).describe()["restart"] is True
 
 
 def test_a_packer_that_restarts_is_made_again_from_its_description() -> None:

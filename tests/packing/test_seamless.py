@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.errors import ConfigError, PlanError
-from streampack.packing import Seamless, check_plan, seamless
+from streampack.packing import Seamless, check_plan
 from tests.support import packing_reference as reference
-from tests.support.plans import LENGTHS, planned, rows_of, window_request
+from tests.support.plans import LENGTHS, planned, rows_of
 
 SHARES = st.sampled_from([0, 0.1, 0.3, 0.5, 0.99, Fraction(1, 3)])
 
@@ -96,53 +95,3 @@ def test_bins_that_are_not_full_stay_rows_for_the_window_until_the_end() -> None
     lengths = np.array([12, 12, 12], dtype=np.int64)
     assert packer.plan(lengths, final=False, seed=0).row_fill().tolist() == [12, 12, 12]
     assert packer.plan(lengths, final=True, seed=0).row_fill().tolist() == [16, 16, 4]
-
-
-def test_the_default_extra_capacity_is_one_in_forty_one() -> None:
-    assert Seamless(seq_len=2048).describe()["extra_capacity"] == 50
-    assert Seamless(seq_len=512).describe()["extra_capacity"] == 12  # the paper uses 10 there
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"seq_len": 1},
-        {"seq_len": 16, "max_repetition": 1.0},
-        {"seq_len": 16, "max_repetition": -0.1},
-        {"seq_len": 16, "max_repetition": float("nan")},
-        {"seq_len": 16, "extra_capacity": 16},
-        {"seq_len": 16, "max_repetition": "0.3"},
-        {"seq_len": 16, "max_repetition": None},
-        {"seq_len": 16, "extra_capacity": -1},
-        {"seq_len": 16, "extra_capacity": 2.5},
-        {"seq_len": 16, "extra_capacity": True},
-    ],
-)
-def test_senseless_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Seamless(**settings)
-
-
-def test_negative_lengths_are_refused() -> None:
-    with pytest.raises(PlanError):
-        Seamless(seq_len=16).plan(np.array([3, -1]), final=True, seed=0)
-
-
-def test_many_lost_tails_are_logged_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seamless, "_warned", set())
-    lengths = [51] * 50  # two to a row of 100, with two tokens too many
-    for _ in range(2):
-        Seamless(seq_len=100).plan_window(window_request(lengths, seq_len=100))
-    (record,) = caplog.records
-    assert "the tails of 50 % of the documents" in record.message
-    assert "keep_tails=True" in record.message
-    Seamless(seq_len=50, keep_tails=True).plan_window(window_request(lengths, seq_len=50))
-    Seamless(seq_len=50).plan_window(window_request([10] * 90, seq_len=50))
-    assert len(caplog.records) == 1
-
-
-def test_a_packer_that_drops_tails_is_described_as_before() -> None:
-    assert "keep_tails" not in Seamless(seq_len=64).describe()
-    assert Seamless(seq_len=64, keep_tails=True).describe()["keep_tails"] is True

@@ -114,55 +114,6 @@ WRONG_MAPS: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "words"), WRONG_MAPS)
-def test_a_map_that_returns_something_else_is_refused_by_name(
-    wrong: Callable[[Any], Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
-        run_map(lambda documents, _: wrong(documents), block([3, 1, 4]))
-    assert '"m"' in str(caught.value)
-
-
-def test_ids_outside_a_view_are_not_the_maps_business() -> None:
-    documents = block([3, 1, 4])
-    tokens = documents.tokens.copy()
-    tokens[-4:] = 60000
-    seeds = document_seeds(0, 0, documents.origin)[:2]
-    view = replace(documents, tokens=tokens)[:2]
-    assert apply_map(Hook("same", lambda d, _: d), view, seeds, 100) is view
-
-
-@pytest.mark.parametrize(
-    ("mask", "words"),
-    [
-        ([True, False, True], "returned a list"),
-        (np.array([1, 0, 1]), "returned an array of int64"),
-        (np.ones(2, dtype=bool), r"shape \(2,\) for 3 documents"),
-        (np.ones((3, 1), dtype=bool), r"shape \(3, 1\)"),
-    ],
-)
-def test_a_filter_that_returns_something_else_is_refused_by_name(mask: Any, words: str) -> None:
-    documents = block([3, 1, 4])
-    seeds = document_seeds(0, 0, documents.origin)
-    with pytest.raises(ConfigError, match=words):
-        apply_filter(Hook("f", lambda *_: mask), documents, seeds)
-
-
-def test_a_hook_needs_a_name_and_a_function() -> None:
-    with pytest.raises(ConfigError, match="could not distinguish it"):
-        Hook("", lambda d, _: d)
-    with pytest.raises(ConfigError, match="nothing to call"):
-        Hook("x", 3)  # type: ignore[arg-type]
-
-
-def test_a_function_that_cannot_be_called_with_documents_and_seeds_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r'hook "short" takes \(documents\).*two arguments'):
-        Hook("short", lambda documents: documents)  # type: ignore[misc, arg-type]
-    with pytest.raises(ConfigError, match='hook "none"'):
-        Hook("none", lambda: None)  # type: ignore[misc, arg-type]
-    Hook("any", lambda *given: given[0])
-
-
 def lines(folder: Path) -> str:
     path = folder / "a.jsonl"
     path.write_text("".join(f'{{"tokens": {list(range(1, n + 1))}}}\n' for n in range(1, 60)))
@@ -218,9 +169,3 @@ def test_hooks_that_drop_every_document_are_an_error_with_their_names(
     context = "fork" if num_workers else None
     with pytest.raises(ConfigError, match="nothing"):
         list(PackedLoader(dataset, num_workers=num_workers, multiprocessing_context=context))
-
-
-def test_a_filter_that_leaves_one_document_is_none_that_leaves_none(tmp_path: Path) -> None:
-    one = Hook("one", lambda documents, _: documents.lengths == 59)
-    batches = list(loads(tmp_path, filter=one))
-    assert sum(batch.num_documents for batch in batches) == 1

@@ -20,10 +20,10 @@ from streampack import (
     Topology,
     WindowConfig,
 )
-from streampack.errors import ConfigError, StateError, StorageError
+from streampack.errors import StateError
 from streampack.metrics import Metrics
 from streampack.ordering import HashedNgrams, TokenEmbedder
-from streampack.packing import BestFitDecreasing, Concat
+from streampack.packing import Concat
 from streampack.packing.rng import permutation
 from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
@@ -105,10 +105,6 @@ def placed(loader: PackedLoader) -> list[tuple[int, int]]:
     return sorted(zip(first["shard"].tolist(), first["index"].tolist(), strict=True))
 
 
-def tokens_of(dataset: PackedDataset) -> int:
-    return sum(batch.num_tokens for batch in PackedLoader(dataset))
-
-
 def test_every_document_comes_once_but_for_the_near_duplicates_which_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,50 +160,11 @@ def test_duplicates_are_counted_and_named_once_however_often_a_run_is_resumed(
     assert len(named_in(tmp_path / "once")) == metrics.duplicates
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    order = SimilarityOrder(duplicates_folder=tmp_path / "file")
-    with pytest.raises(StorageError, match="cannot be written"):
-        list(PackedLoader(make_dataset(order, lanes=1)))
-
-
-def test_a_state_of_the_order_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    order = SimilarityOrder(order_window_documents=16)
-    with monkeypatch.context() as patch:
-        patch.setattr(SimilarityOrder, "revision", 2)
-        loader = PackedLoader(make_dataset(order))
-        next(iter(loader))
-        state = loader.state_dict()
-    with pytest.raises(StateError, match="order"):
-        PackedLoader(make_dataset(order)).load_state_dict(state)
-
-
 def test_the_next_epoch_is_no_duplicate_of_this_one() -> None:
     order = SimilarityOrder(order_window_documents=1000)
     once = placed(PackedLoader(make_dataset(order, copies=0, provenance=True)))
     twice = placed(PackedLoader(make_dataset(order, copies=0, provenance=True, epochs=2)))
     assert twice == sorted(once * 2)
-
-
-def test_windows_double_from_the_first_until_they_are_full() -> None:
-    class Counting(SimilarityOrder):
-        def order(self, documents: Any, *, seed: int = 0) -> Any:
-            sizes.append(len(documents))
-            return super().order(documents, seed=seed)
-
-    for first, expected in (
-        (4, [4, 8, 16, 16, 16]),
-        (16, [16, 16, 16, 12]),
-        (99, [16, 16, 16, 12]),
-    ):
-        sizes: list[int] = []
-        order = Counting(order_window_documents=16, first_window_documents=first)
-        batches = iter(PackedLoader(make_dataset(order, copies=0, lanes=1)))
-        next(batches)
-        early = len(sizes)
-        assert len(list(batches)) > 0
-        assert sizes == expected
-        assert early < len(expected)
 
 
 def test_workers_change_nothing() -> None:
@@ -295,14 +252,6 @@ def test_a_state_of_another_order_is_refused() -> None:
         options = {} if other else {"seq_len": None, "packer": Concat(seq_len=SEQ_LEN)}
         with pytest.raises(StateError, match=r"order"):
             PackedLoader(make_dataset(other, **options)).load_state_dict(loader.state_dict())
-
-
-def test_packers_that_tear_the_order_apart_are_refused() -> None:
-    with pytest.raises(ConfigError, match="Concat"):
-        make_dataset(SimilarityOrder(), seq_len=None, packer=BestFitDecreasing(seq_len=SEQ_LEN))
-    with pytest.raises(ConfigError, match="order is 'similar'"):
-        make_dataset("similar")
-    assert isinstance(make_dataset(SimilarityOrder()).plan.config.packer, Concat)
 
 
 def test_the_state_of_an_exact_order_is_small() -> None:

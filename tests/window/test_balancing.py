@@ -25,7 +25,7 @@ from streampack import (
     WindowConfig,
     sources,
 )
-from streampack.errors import ConfigError, StateError
+from streampack.errors import StateError
 from streampack.forecast.dry_run import stream_plan
 from streampack.packing import Packer, Plan, check_plan
 from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
@@ -239,29 +239,3 @@ def test_a_run_goes_on_with_the_costs_it_has_measured_and_not_without_a_balance(
         described["quantiles"] = costs
         with pytest.raises(StateError, match="without the costs of its schedule"):
             loader("attention").load_state_dict(sign(state))
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"packer": BestFitDecreasing(seq_len=128, balance="tokens")}, "balance is 'tokens'"),
-        ({"attention": "row"}, "all batches cost the same"),
-    ],
-)
-def test_what_cannot_be_balanced_is_refused_in_words(changed: dict[str, Any], words: str) -> None:
-    packer = BestFitDecreasing(seq_len=128, balance="attention")
-    settings = {"packer": packer, "topology": Topology(), **changed}
-    with pytest.raises(ConfigError, match=words):
-        PackedDataset(MemorySource([[np.ones(5, dtype=np.uint16)]]), **settings)
-
-
-def test_a_source_that_can_be_read_only_once_is_not_sampled() -> None:
-    once = (np.ones(n, dtype=np.uint16) for n in (5, 6, 7))
-    dataset = PackedDataset(
-        sources.Iterable(once),
-        packer=BestFitDecreasing(seq_len=32, balance="attention"),
-        lanes=1,
-        topology=Topology(),
-    )
-    with pytest.raises(ConfigError, match="read only once"):
-        list(PackedLoader(dataset))

@@ -17,7 +17,6 @@ from streampack import (
     BestFitDecreasing,
     Buckets,
     Concat,
-    ConfigError,
     ContentError,
     Documents,
     FirstFitDecreasing,
@@ -31,7 +30,6 @@ from streampack import (
     Topology,
     WindowConfig,
 )
-from streampack.documents.fields import FieldTypes
 from streampack.sources import Mixture
 from tests.support.memory_source import MemorySource, token_hash
 
@@ -175,26 +173,3 @@ def test_a_value_that_is_nan_or_does_not_fit_is_an_error_of_its_document(value: 
     loader = PackedLoader(dataset(**options, on_error="skip"))
     assert all(batch.fields["weights"].isfinite().all() for batch in loader)
     assert loader.metrics().skipped > 0
-
-
-def test_dtypes_of_torch_and_numpy_declare_the_same_fields() -> None:
-    names = {"a": "float32", "b": "int64", "c": "bool"}
-    for library in (np, torch):
-        given = {name: getattr(library, dtype, bool) for name, dtype in names.items()}
-        assert FieldTypes.of(given, None) == FieldTypes.of(names, None)
-
-
-def test_what_is_no_field_is_refused() -> None:
-    for token_fields, document_fields, words in (
-        ({"x": "str"}, None, "declared as 'str'"),
-        ({"x": "bfloat16"}, None, "Use one of"),
-        ({"x": torch.bfloat16}, None, "Use one of"),
-        ({"x": None}, None, "declared as None"),
-        ({1: "float32"}, None, "named 1"),
-        ({"x": "float32"}, {"x": "float32"}, "one per document"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            dataset(token_fields=token_fields, document_fields=document_fields)
-    lists = dataset([[1, 2, 3]] * 9, lanes=1, document_fields=None)
-    with pytest.raises(ConfigError, match='no token field "weights"'):
-        list(PackedLoader(lists))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
-from streampack.errors import ConfigError, PlanError, StreampackError
+from streampack.errors import PlanError, StreampackError
 from streampack.lane.lane import Lane
 from streampack.packing import (
     BestFitDecreasing,
@@ -154,16 +154,6 @@ def test_a_mistake_in_a_packer_is_an_error_that_names_it(kind: str) -> None:
         run(Lane(config, 0))
 
 
-def test_a_wrong_plan_is_an_error_before_rows_are_chosen() -> None:
-    class Wrong(Plain):
-        def plan(self, lengths: np.ndarray, *, final: bool, seed: int) -> Plan:
-            plan = super().plan(lengths, final=final, seed=seed)
-            return replace(plan, document=plan.document + len(lengths))
-
-    with pytest.raises(PlanError, match="does not exist"):
-        run(Lane(lane_config(LENGTHS, Wrong()), 0))
-
-
 class Miscounting(Plain):
     """Says from a round on that it drops tokens which its rows hold."""
 
@@ -199,47 +189,6 @@ def test_all_plans_are_held_against_all_rules_if_that_is_asked_for(
         run(Lane(lane_config(LENGTHS, packer, window=WindowConfig(rows=8)), 0))
 
 
-def test_tokens_that_the_last_round_leaves_are_an_error() -> None:
-    class Forgetful(Plain):
-        def plan_window(self, request: WindowRequest) -> Selection:
-            found = super().plan_window(request)
-            if not request.final:
-                return found
-            return Selection.in_batches(found.plan, found.rows[:-1], request.rows_per_batch)
-
-    with pytest.raises(PlanError, match="the request is final"):
-        run(Lane(lane_config(LENGTHS, Forgetful()), 0))
-
-
-class Lengthless(Plain):
-    seq_lens = ()
-
-
-class Descending(Plain):
-    seq_lens = (64, 32)
-
-
-class Exploding(Plain):
-    overflow = "explode"  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    ("packer", "words"),
-    [
-        (3, "packer is 3"),
-        (BestFitDecreasing, "cannot plan rows"),
-        (Lengthless(), "Lengthless.seq_lens is"),
-        (Descending(), r"Descending.seq_lens is \(64, 32\)"),
-        (Exploding(), "Exploding.overflow is 'explode'"),
-    ],
-    ids=["number", "class", "no-lengths", "descending", "overflow"],
-)
-def test_what_is_no_packer_is_refused_in_words(packer: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as raised:
-        PackedDataset(MemorySource([numbered_documents([5])]), packer=packer, topology=Topology())
-    assert raised.value.remedy
-
-
 def test_a_packer_of_ones_own_may_follow_a_balance() -> None:
     class Balanced(Plain):
         balance = "attention"
@@ -247,14 +196,3 @@ def test_a_packer_of_ones_own_may_follow_a_balance() -> None:
     source = MemorySource([numbered_documents(LENGTHS)])
     dataset = PackedDataset(source, packer=Balanced(), lanes=1, batch_size=2, topology=Topology())
     assert sum(batch.composition.placed for batch in PackedLoader(dataset)) == sum(LENGTHS)
-
-
-@pytest.mark.parametrize("method", ["plan", "plan_window"])
-def test_a_packer_that_returns_nothing_is_named(method: str) -> None:
-    class Forgetful(Plain):
-        pass
-
-    setattr(Forgetful, method, lambda *arguments, **options: None)
-    dataset = PackedDataset([[1, 2, 3]], packer=Forgetful(), batch_size=1, topology=Topology())
-    with pytest.raises(PlanError, match=f"Forgetful.{method} returned None"):
-        next(iter(PackedLoader(dataset)))
