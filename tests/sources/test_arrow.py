@@ -82,7 +82,7 @@ def test_a_saved_dataset_is_read_by_its_folder(tmp_path: Path) -> None:
     assert read_all(Arrow(tmp_path / "half")) == TEXTS[::2]
     datasets.DatasetDict({"train": dataset}).save_to_disk(str(tmp_path / "splits"))
     for path in (tmp_path / "splits", str(tmp_path / "splits")):
-        with pytest.raises(ConfigError, match="holds the splits") as raised:
+        with pytest.raises(ConfigError) as raised:
             as_source(path).prepare()
     told = raised.value.remedy.split('"')[1]
     assert read_all(as_source(told)) == TEXTS  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_mds_shards_are_read_by_their_index(tmp_path: Path) -> None:
         source: Any = as_source(given)
         assert read_all(source) == [tuple(ids.tolist()) for ids in DOCUMENTS]
     for name in ("shard.00000.mds", "*.mds"):
-        with pytest.raises(ConfigError, match="names shards of an MDS corpus") as raised:
+        with pytest.raises(ConfigError) as raised:
             as_source(f"{folder}/{name}")
         told = raised.value.remedy.removeprefix("Pass the folder: ").removesuffix(".")
         assert read_all(as_source(told)) == read_all(source)  # type: ignore[arg-type]

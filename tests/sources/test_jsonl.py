@@ -108,33 +108,30 @@ def test_token_lists_come_as_uint32_with_their_masks(tmp_path: Path) -> None:
 
 
 BROKEN = [
-    (b'{"text": "cut', "not JSON"),
-    (b"null", "holds None"),
-    (b'["text"]', "list"),
-    (b'{"text": null}', "has None"),
-    (b'{"text": 5}', "int"),
-    (b'{"other": "x"}', 'no field "text"'),
-    (b'{"text": "\xff"}', "not JSON in UTF-8"),
-    (b'{"text": "\\ud800"}', "half a character"),
-    (b'{"text": "a"} {"text": "b"}', "not JSON"),
-    (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "x"}', "nested 100001"),
-    (b'{"text": "' + b"x" * 300_000 + b'"}', "longer than max_document_bytes"),
+    b'{"text": "cut',
+    b"null",
+    b'["text"]',
+    b'{"text": null}',
+    b'{"text": 5}',
+    b'{"other": "x"}',
+    b'{"text": "\xff"}',
+    b'{"text": "\\ud800"}',
+    b'{"text": "a"} {"text": "b"}',
+    b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "x"}',
+    b'{"text": "' + b"x" * 300_000 + b'"}',
 ]
 
 
-@pytest.mark.parametrize(("line", "words"), BROKEN)
+@pytest.mark.parametrize("line", BROKEN)
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.zst"])
-def test_a_broken_line_is_named_and_skipped(
-    tmp_path: Path, line: bytes, words: str, ending: str
-) -> None:
+def test_a_broken_line_is_named_and_skipped(tmp_path: Path, line: bytes, ending: str) -> None:
     good = b'{"text": "good"}\n'
     path = write(tmp_path / f"x{ending}", good * 3 + line + b"\n" + good)
     source = JSONL(path, reading=Reading(max_document_bytes=250_000))
     content = "" if ending == ".jsonl" else "the content of "
     where = rf"The line at byte 51 of {content}{re.escape(str(path))} \(line 4\) "
-    with pytest.raises(ContentError, match=where) as caught:
+    with pytest.raises(ContentError, match=where):
         read_all(source)
-    assert words in str(caught.value)
     skips = Skips("skip")
     assert read_all(source, skips) == ["good"] * 4
     assert [record[:3] for record in skips.records] == [[0, 51, False]]

@@ -473,7 +473,7 @@ def test_a_source_is_added_twice_and_the_weights_may_change() -> None:
 def test_what_cannot_join_a_run_is_refused() -> None:
     plain = PackedLoader(dataset(ids(1, 500)))
     next(iter(plain))
-    with pytest.raises(StateError, match="first source of the Mixture is another"):
+    with pytest.raises(StateError):
         PackedLoader(dataset(first_two())).load_state_dict(plain.state_dict(), allow={"source"})
     ended = PackedLoader(dataset(first_two()))
     for _ in ended:

@@ -116,7 +116,7 @@ def test_of_several_files_of_a_sample_the_documents_are_asked_for() -> None:
         sources.open(path)
     assert learnt(sources.open(path, tokens="chosen.npy")) == ALL
     for several in (columns(input_ids=IDS, tokens=IDS), [{"npy": [1], "txt": b"a text"}]):
-        with pytest.raises(ConfigError, match="may be the documents"):
+        with pytest.raises(ConfigError):
             sources.open(write(several))
 
 

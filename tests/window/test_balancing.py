@@ -237,5 +237,5 @@ def test_a_run_goes_on_with_the_costs_it_has_measured_and_not_without_a_balance(
         loader(None).load_state_dict(state)
     for costs in (["1"], [1, 1 << 31], [10**30], [-1], [2, 1], [], None):
         described["quantiles"] = costs
-        with pytest.raises(StateError, match="without the costs of its schedule"):
+        with pytest.raises(StateError):
             loader("attention").load_state_dict(sign(state))
