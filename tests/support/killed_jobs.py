@@ -79,7 +79,8 @@ def train(
     """
     file = folder / f"store-{leg}"
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
-    loader = PackedLoader(make_dataset(rank, ranks, source), num_workers=2)
+    # Few batches are ahead, or a worker that is killed may have made the whole rest.
+    loader = PackedLoader(make_dataset(rank, ranks, source), num_workers=2, prefetch_factor=2)
     saved = saved_steps(folder)
     if saved:
         loader.load_state_dict(saved[max(saved)])
