@@ -49,7 +49,7 @@ def batches_of(
     return list(dataset)
 
 
-def check_contract(batch: PackedBatch, attention: str) -> None:
+def assert_contract(batch: PackedBatch, attention: str) -> None:
     shape = (batch.rows, batch.seq_len)
     slots = batch.rows * batch.seq_len
     for name, dtype in (
@@ -111,7 +111,7 @@ def test_every_batch_keeps_the_contract(
     masks = [tokens % 2 == 0 for tokens in documents] if masked else None
     total = 0
     for batch in batches_of(documents, packer, masks, attention=attention):
-        check_contract(batch, attention)
+        assert_contract(batch, attention)
         total += batch.num_tokens
         provenance = batch.provenance
         assert provenance is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from streampack.sources import MegatronIndexed
-from tests.support.source_contract import check_source_contract
+from tests.support.source_contract import assert_source_contract
 
 indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
 
@@ -28,4 +28,4 @@ def test_what_megatrons_own_builder_writes_is_read(dtype: type, tmp_path: Path) 
         builder.end_document()
     builder.finalize(str(tmp_path / "a.idx"))
     expected = [[int(token) for part in document for token in part] for document in documents]
-    check_source_contract(MegatronIndexed(tmp_path / "a"), expected, restarts=2)
+    assert_source_contract(MegatronIndexed(tmp_path / "a"), expected, restarts=2)

@@ -16,7 +16,7 @@ from streampack.lane.batch import LaneBatch
 from streampack.lane.lane import Lane
 from streampack.packing import Buckets
 from streampack.packing.buckets.schedule import scheduled_buckets
-from tests.support.lanes import SEQ_LEN, check_equal, composition_of, lane_config, real_tokens, run
+from tests.support.lanes import SEQ_LEN, assert_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
 
 SEQ_LENS = (8, 16, SEQ_LEN)
@@ -52,7 +52,7 @@ def test_restoring_after_every_batch_gives_the_same_rest() -> None:
     assert len(batches) > 20
     for i, batch in enumerate(batches):
         state = json.loads(json.dumps(batch.round.state(batch.emitted)))
-        check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
 
 
 @given(
@@ -92,7 +92,7 @@ def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
     assert all(batch.rows.composition.placed for batch in batches)
     for i in range(0, len(batches), 3):
         state = batches[i].round.state(batches[i].emitted)
-        check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
 
 
 def test_all_lanes_have_the_same_bucket_at_the_same_step_to_their_ends() -> None:

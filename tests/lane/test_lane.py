@@ -18,8 +18,8 @@ from streampack.window.config import WindowConfig
 from tests.support.lanes import (
     PACKERS,
     SEQ_LEN,
-    check_delivered,
-    check_equal,
+    assert_delivered,
+    assert_equal,
     composition_of,
     lane_config,
     run,
@@ -35,7 +35,7 @@ def test_every_token_is_delivered_exactly_once(packer: Packer, lanes: int) -> No
     lengths = heavy_tailed(300, seed=1)
     config = lane_config(lengths, packer, lanes=lanes)
     batches = [batch for lane in range(lanes) for batch in run(Lane(config, lane))]
-    check_delivered(batches, sum(lengths))
+    assert_delivered(batches, sum(lengths))
     total = composition_of(batches)
     assert total.documents == len(lengths)
     assert (total.dropped, total.documents_lost) == (0, 0)
@@ -51,7 +51,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(packer: Packer) -> None
     assert len(batches) > 20
     for i, batch in enumerate(batches):
         state = json.loads(json.dumps(batch.round.state(batch.emitted)))
-        check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
 
 
 @given(
@@ -85,10 +85,10 @@ def test_any_window_delivers_once_and_resumes_anywhere(
         epochs=2,
     )
     batches = run(Lane(config, 0))
-    check_delivered(batches, sum(lengths), times=2)
+    assert_delivered(batches, sum(lengths), times=2)
     for i in range(0, len(batches), 3):
         state = batches[i].round.state(batches[i].emitted)
-        check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
 
 
 @pytest.mark.parametrize("packer", PACKERS, **by_name)
@@ -96,11 +96,11 @@ def test_a_document_longer_than_the_window_streams_through_it(packer: Packer) ->
     lengths = [5, 7, 40 * SEQ_LEN + 3, 9, 30, 11 * SEQ_LEN, 2]
     config = lane_config(lengths, packer, shuffle=False)
     batches = run(Lane(config, 0))
-    check_delivered(batches, sum(lengths))
+    assert_delivered(batches, sum(lengths))
     most = config.window.tokens(config.packer)
     assert all(batch.round.entries.held.sum() <= most for batch in batches)
     for i, batch in enumerate(batches):
-        check_equal(run(Lane(config, 0, batch.round.state(batch.emitted))), batches[i + 1 :])
+        assert_equal(run(Lane(config, 0, batch.round.state(batch.emitted))), batches[i + 1 :])
 
 
 @pytest.mark.parametrize("packer", [p for p in PACKERS if "overflow" in vars(p)], **by_name)
@@ -184,7 +184,7 @@ def test_another_number_of_epochs_is_refused_only_where_the_end_was_packed_alrea
     batches = run(Lane(lane_config(lengths, packer), 0))
     longer = lane_config(lengths, packer, epochs=2)
     early = batches[10]
-    check_equal(run(Lane(longer, 0, early.round.state(early.emitted))), run(Lane(longer, 0))[11:])
+    assert_equal(run(Lane(longer, 0, early.round.state(early.emitted))), run(Lane(longer, 0))[11:])
     with pytest.raises(StateError):
         Lane(longer, 0, batches[-1].round.state(batches[-1].emitted))
 
@@ -207,6 +207,6 @@ def test_the_same_seed_repeats_a_run_and_another_does_not() -> None:
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
     lengths = heavy_tailed(200, seed=9)
     first, again = (run(Lane(lane_config(lengths, packer), 0)) for _ in range(2))
-    check_equal(first, again)
+    assert_equal(first, again)
     other = run(Lane(lane_config(lengths, packer, seed=6), 0))
     assert not np.array_equal(first[0].rows.tokens, other[0].rows.tokens)

@@ -30,7 +30,7 @@ from tests.support.lanes import (
     EOS,
     PAD,
     SEQ_LEN,
-    check_delivered,
+    assert_delivered,
     composition_of,
     lane_config,
     real_tokens,
@@ -62,7 +62,7 @@ def test_seamless_overlaps_the_same_rows_online(rows: int, window_rows: int) -> 
     packer = Seamless(seq_len=SEQ_LEN, extra_capacity=0)
     window = WindowConfig(rows=window_rows)
     batches = run(Lane(lane_config(lengths, packer, rows=rows, window=window), 0))
-    check_delivered(batches, sum(lengths))
+    assert_delivered(batches, sum(lengths))
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     expected, _ = reference.seamless(lengths, SEQ_LEN, Fraction(3, 10), 0)
     long = {row[0] for row in expected if len(row) == 1 and row[0][2] - row[0][1] == SEQ_LEN}

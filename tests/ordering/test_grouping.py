@@ -14,7 +14,7 @@ from streampack import GroupBy, PackedDataset, PackedLoader, TokenRules, Topolog
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from tests.support.memory_source import MemorySource
-from tests.support.restoring import check_restores_everywhere
+from tests.support.restoring import assert_restores_everywhere
 
 
 def documents_of(keys: Any) -> Documents:
@@ -65,7 +65,7 @@ def make(key: Any) -> PackedDataset:
 
 @pytest.mark.parametrize("key", ["repo", by_shard], ids=["field", "function"])
 def test_a_run_goes_by_keys_and_is_restored_everywhere(key: Any) -> None:
-    check_restores_everywhere(lambda: make(key))
+    assert_restores_everywhere(lambda: make(key))
     # Rows are shuffled; inside one the keys change seldom.
     changes = []
     for batch in PackedLoader(make(key)):

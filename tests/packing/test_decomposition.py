@@ -15,7 +15,7 @@ from streampack import WindowConfig
 from streampack.lane.lane import Lane
 from streampack.packing import check_plan
 from streampack.packing.buckets.schedule import scheduled_buckets
-from tests.support.lanes import SEQ_LEN, check_equal, composition_of, lane_config, real_tokens, run
+from tests.support.lanes import SEQ_LEN, assert_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
 from tests.support.plans import planned, rows_of, window_request
 
@@ -161,4 +161,4 @@ def test_restoring_after_every_batch_gives_the_same_rest() -> None:
     assert len(batches) > 20
     for i, batch in enumerate(batches):
         state = json.loads(json.dumps(batch.round.state(batch.emitted)))
-        check_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])

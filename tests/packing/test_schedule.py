@@ -36,7 +36,7 @@ def due(curriculum: Curriculum, rotations: int) -> list[list[Fraction]]:
     return after
 
 
-def check_shares(curriculum: Curriculum, seed: int, rotations: int = 150) -> None:
+def assert_shares(curriculum: Curriculum, seed: int, rotations: int = 150) -> None:
     turns = scheduled_buckets(curriculum, seed, 0, rotations)
     given_turns = np.zeros(curriculum.num_buckets, dtype=int)
     for bucket, target in zip(turns, due(curriculum, rotations), strict=True):
@@ -49,7 +49,7 @@ def check_shares(curriculum: Curriculum, seed: int, rotations: int = 150) -> Non
 def test_every_share_is_within_one_rotation_of_its_target_at_any_time(
     shares: list[float], seed: int
 ) -> None:
-    check_shares(Curriculum.constant(shares), seed)
+    assert_shares(Curriculum.constant(shares), seed)
 
 
 @given(
@@ -76,7 +76,7 @@ def test_shares_that_change_are_kept_as_well(
     for gap, shares in stages:
         knots.append((at, tuple(shares)))
         at += gap
-    check_shares(Curriculum(tuple(knots), at if repeats else None), seed)
+    assert_shares(Curriculum(tuple(knots), at if repeats else None), seed)
 
 
 @given(SHARES, st.integers(0, 500), st.integers(0, 5000), st.integers(1, 50))

@@ -25,7 +25,7 @@ from streampack.reading.skips import Skips
 from streampack.sources import JSONL, MDS, Parquet, WebDataset
 from streampack.storage import decompression
 from tests.support.corpora import write_mds, write_tar
-from tests.support.source_contract import check_source_contract, read_lane
+from tests.support.source_contract import assert_source_contract, read_lane
 
 Ids = list[np.ndarray]
 Maker = Callable[..., ShardedSource]
@@ -143,7 +143,7 @@ def test_any_number_of_lanes_gives_each_document_once_and_goes_on_behind_every_b
             patch.setattr(decompression, "_CHUNK", part)
             source = EVERY[kind](tmp_path_factory.mktemp("cuts"), shards, reading=reading)
             expected = [d.tolist() for d in documents]
-            check_source_contract(source, expected, lane_counts=(lanes,), restarts=4)
+            assert_source_contract(source, expected, lane_counts=(lanes,), restarts=4)
 
     check()
 

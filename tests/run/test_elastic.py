@@ -80,7 +80,7 @@ def run_leg(make: Make, leg: Leg, state: Any) -> tuple[list[tuple[Any, ...]], An
     return global_batches(list(ranks)), json.loads(json.dumps(merge_states(states)))
 
 
-def check_legs(make: Make, lanes: int, legs: list[Leg]) -> None:
+def assert_legs(make: Make, lanes: int, legs: list[Leg]) -> None:
     whole = [identity(batch) for batch in PackedLoader(make(Topology()))]
     found: list[tuple[Any, ...]] = []
     state = None
@@ -207,7 +207,7 @@ def test_any_stops_on_any_topologies_give_the_uninterrupted_sequence(
     source: Any, values: dict[str, Any], run: tuple[int, list[Leg]]
 ) -> None:
     lanes, legs = run
-    check_legs(dataset_maker(source, lanes, values), lanes, legs)
+    assert_legs(dataset_maker(source, lanes, values), lanes, legs)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SOURCES if not kind.startswith("chat")])
@@ -221,7 +221,7 @@ def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
         lanes, legs = run
         if source.max_lanes() == 1:
             lanes = 1
-        check_legs(dataset_maker(source, lanes, values), lanes, legs)
+        assert_legs(dataset_maker(source, lanes, values), lanes, legs)
 
     check()
 
@@ -238,7 +238,7 @@ def test_workers_are_free_on_every_leg(seed: int) -> None:
         "window": WindowConfig(rows=10),
     }
     legs = [Leg(1, int(rng.integers(1, 4)), int(rng.integers(1, 30))) for _ in range(3)]
-    check_legs(dataset_maker(source, 6, values), 6, legs)
+    assert_legs(dataset_maker(source, 6, values), 6, legs)
 
 
 def test_a_stop_costs_no_more_time_than_its_window() -> None:

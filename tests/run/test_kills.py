@@ -11,8 +11,8 @@ from streampack import PackedLoader
 from streampack.lane.state import decode_reports
 from tests.support.killed_jobs import (
     LANES,
+    assert_legs,
     batches_by_number,
-    check_legs,
     make_dataset,
     run_and_kill,
     saved_steps,
@@ -34,7 +34,7 @@ def test_killed_at_random_moments_a_job_loses_and_repeats_nothing(
         starts.append(max(saved_steps(tmp_path), default=0))
     run_and_kill(tmp_path, 2, 3)
     assert 0 < starts[1] <= starts[-1] < max(expected), "it was not killed on its way"
-    check_legs(tmp_path, starts, expected)
+    assert_legs(tmp_path, starts, expected)
 
 
 def test_a_rank_killed_around_a_deal_loses_and_repeats_nothing(tmp_path: Path) -> None:
@@ -55,4 +55,4 @@ def test_a_rank_killed_around_a_deal_loses_and_repeats_nothing(tmp_path: Path) -
         starts.append(max(saved_steps(tmp_path), default=0))
     run_and_kill(tmp_path, 2, len(starts) - 1)
     assert starts == sorted(set(starts)), "a leg came no further"
-    check_legs(tmp_path, starts, expected)
+    assert_legs(tmp_path, starts, expected)

@@ -19,7 +19,7 @@ from tests.support.every_source import (
     jsonl,
     token_documents,
 )
-from tests.support.restoring import check_restores_everywhere, maker
+from tests.support.restoring import assert_restores_everywhere, maker
 from tests.support.servers import s3_server
 
 
@@ -30,7 +30,7 @@ def test_restoring_a_balanced_run_after_every_batch_gives_the_same_rest(
 ) -> None:
     source = SOURCES["mds-tokens"](tmp_path)
     source.prepare()
-    check_restores_everywhere(
+    assert_restores_everywhere(
         lambda: PackedDataset(
             source,
             packer=replace(packer, balance="attention"),  # type: ignore[type-var]
@@ -60,14 +60,14 @@ PAIRS = [
 def test_restoring_after_every_batch_gives_the_same_rest(
     kind: str, packer: Packer, tmp_path: Path
 ) -> None:
-    check_restores_everywhere(maker(SOURCES[kind](tmp_path), packer))
+    assert_restores_everywhere(maker(SOURCES[kind](tmp_path), packer))
 
 
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
     kind: str, tmp_path: Path
 ) -> None:
-    check_restores_everywhere(maker(MIXTURES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN)))
+    assert_restores_everywhere(maker(MIXTURES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN)))
 
 
 @pytest.mark.parametrize("kind", ["mds-tokens", "jsonl-gz", "chat", "mixture"])
@@ -75,7 +75,7 @@ def test_restoring_a_run_that_stops_at_its_first_dry_lane_stops_there_too(
     kind: str, tmp_path: Path
 ) -> None:
     make = maker(SOURCES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN), batch_size=1)
-    check_restores_everywhere(make, end="stop")
+    assert_restores_everywhere(make, end="stop")
 
 
 @pytest.mark.parametrize("kind", ["mds-text", "parquet-tokens", "chat", "list", "mixture"])
@@ -84,7 +84,7 @@ def test_restoring_ordered_documents_after_every_batch_gives_the_same_rest(
 ) -> None:
     order = SimilarityOrder(order_window_documents=24, first_window_documents=8)
     make = maker(SOURCES[kind](tmp_path), Concat(seq_len=SEQ_LEN), order=order, attention="row")
-    check_restores_everywhere(make)
+    assert_restores_everywhere(make)
 
 
 def test_restoring_a_mixture_of_a_bucket_and_a_disk_after_every_batch(tmp_path: Path) -> None:
@@ -94,4 +94,4 @@ def test_restoring_a_mixture_of_a_bucket_and_a_disk_after_every_batch(tmp_path: 
         remote = sources.MDS(url, storage=sources.Storage(cache_dir=tmp_path / "cache"), **SMALL)
         members = {"remote": remote, "local": sources.JSONL(str(jsonl(tmp_path)), **SMALL)}
         mixture = sources.Mixture(members, weights={"remote": 1, "local": 2}, quantum_documents=5)
-        check_restores_everywhere(maker(mixture, BestFitDecreasing(seq_len=SEQ_LEN)))
+        assert_restores_everywhere(maker(mixture, BestFitDecreasing(seq_len=SEQ_LEN)))

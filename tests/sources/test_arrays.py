@@ -13,7 +13,7 @@ from streampack import Documents, PackedDataset, PackedLoader, sources
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.reading.skips import Skips
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import assert_source_contract, read_all
 
 rng = np.random.default_rng(0)
 LENGTHS = rng.integers(0, 30, 90)
@@ -25,7 +25,7 @@ IDS = [TOKENS[a:b].tolist() for a, b in pairwise(OFFSETS)]
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
 def test_a_pair_of_arrays_comes_once_in_any_number_of_lanes(dtype: str) -> None:
     tokens = TOKENS.astype(dtype)
-    check_source_contract(sources.open((tokens, OFFSETS)), IDS, restarts=2)
+    assert_source_contract(sources.open((tokens, OFFSETS)), IDS, restarts=2)
     if dtype != "uint16":
         pair = (torch.from_numpy(tokens), torch.from_numpy(OFFSETS))
         assert read_all(sources.open(pair)) == [tuple(ids) for ids in IDS]

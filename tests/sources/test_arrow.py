@@ -17,7 +17,7 @@ from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import Arrow
 from streampack.sources.infer import as_source
-from tests.support.source_contract import check_source_contract, read_all, read_by_cuts
+from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=4, block_bytes=300)
 rng = np.random.default_rng(0)
@@ -42,8 +42,8 @@ def written(path: Path, form: str, table: pa.Table = TABLE, rows: int = 11) -> P
 @pytest.mark.parametrize("form", ["file", "stream", "file-zstd", "stream-lz4", "feather"])
 def test_texts_and_ids_of_every_form_come_once(form: str, tmp_path: Path) -> None:
     path = written(tmp_path / "a.arrow", form)
-    check_source_contract(Arrow(path, reading=SMALL), TEXTS, restarts=3)
-    check_source_contract(Arrow(path, tokens="ids", reading=SMALL), IDS, restarts=3)
+    assert_source_contract(Arrow(path, reading=SMALL), TEXTS, restarts=3)
+    assert_source_contract(Arrow(path, tokens="ids", reading=SMALL), IDS, restarts=3)
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))

@@ -35,7 +35,7 @@ from tests.support.chats import (
     write_lines,
 )
 from tests.support.servers import s3_server
-from tests.support.source_contract import check_source_contract
+from tests.support.source_contract import assert_source_contract
 
 BPE = bpe_tokenizer()
 CHATS = [
@@ -49,26 +49,26 @@ SMALL = {"reading": sources.Reading(block_documents=7)}
 
 def test_contract_of_plain_lines(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", RECORDS)
-    check_source_contract(sources.Chat(path, **SMALL), EXPECTED)
+    assert_source_contract(sources.Chat(path, **SMALL), EXPECTED)
 
 
 def test_contract_of_compressed_lines(tmp_path: Path) -> None:
     for n in range(7):
         lines = "".join(json.dumps(record) + "\n" for record in RECORDS[n * 9 : n * 9 + 9])
         (tmp_path / f"{n}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    check_source_contract(sources.Chat(tmp_path, **SMALL), EXPECTED)
+    assert_source_contract(sources.Chat(tmp_path, **SMALL), EXPECTED)
 
 
 def test_contract_of_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet", row_group_size=25)
-    check_source_contract(sources.Chat(tmp_path / "a.parquet", **SMALL), EXPECTED)
+    assert_source_contract(sources.Chat(tmp_path / "a.parquet", **SMALL), EXPECTED)
 
 
 def test_contract_of_arrow(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(RECORDS)
     with pa.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as file:
         file.write_table(table, max_chunksize=25)
-    check_source_contract(sources.Chat(tmp_path / "a.arrow", **SMALL), EXPECTED)
+    assert_source_contract(sources.Chat(tmp_path / "a.arrow", **SMALL), EXPECTED)
 
 
 def test_tables_of_conversations_and_of_ids_are_no_one_source(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_fields_that_other_messages_have_do_not_appear_in_tables(tmp_path: Path)
         {"role": "assistant", "content": "ok"},
     ]
     pq.write_table(pa.Table.from_pylist([{"messages": chat}]), tmp_path / "a.parquet")
-    check_source_contract(
+    assert_source_contract(
         sources.Chat(tmp_path / "a.parquet"),
         [
             json.dumps(

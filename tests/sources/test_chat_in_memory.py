@@ -18,7 +18,7 @@ from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, sourc
 from streampack.errors import ConfigError, ContentError
 from streampack.tokenization import load_tokenizer
 from tests.support.chats import CHATML, bpe_tokenizer, messages, write_lines
-from tests.support.source_contract import check_source_contract
+from tests.support.source_contract import assert_source_contract
 
 BPE = bpe_tokenizer()
 SMALL = sources.Reading(block_documents=7)
@@ -212,7 +212,7 @@ def test_any_number_of_lanes_gives_every_conversation_once(kind: str, workers: i
 @pytest.mark.parametrize("kind", ["list", "map-style", "Dataset", "pyarrow"])
 def test_contract_of_records_by_number(kind: str) -> None:
     source = sources.Chat(KINDS[kind](CHATS), reading=SMALL)
-    check_source_contract(
+    assert_source_contract(
         source, [json.dumps(record["messages"], sort_keys=True) for record in CHATS]
     )
 

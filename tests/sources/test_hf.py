@@ -14,7 +14,7 @@ from streampack.errors import ConfigError
 from streampack.reading.options import Reading
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
-from tests.support.restarts import check_rest, restarts
+from tests.support.restarts import assert_rest, assert_restarts
 from tests.support.source_contract import read_all, read_lane
 
 try:
@@ -70,7 +70,7 @@ def test_lanes_give_each_document_once_and_every_cursor_leads_on(stream: Any) ->
         ({"tokens": "ids", "loss_mask": "mask"}, IDS),
     ):
         source = HFStream(stream, reading=Reading(block_documents=4), **fields)
-        restarts(source, expected, lane_counts=(1, 2, 4, 6))
+        assert_restarts(source, expected, lane_counts=(1, 2, 4, 6))
 
 
 def test_a_pickled_source_reads_the_same(stream: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_pickled_source_reads_the_same(stream: Any) -> None:
         copied = pickle.loads(pickle.dumps(HFStream(stream, text="text")))
     except (AttributeError, pickle.PicklingError):
         pytest.skip("a local generator function cannot be pickled")
-    restarts(copied, TEXTS, lane_counts=(3,))
+    assert_restarts(copied, TEXTS, lane_counts=(3,))
 
 
 def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,7 +87,7 @@ def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCapture
     )[1]
     blocks = read_lane(lane)
     with caplog.at_level(logging.WARNING):
-        check_rest(lane, blocks[2][1], blocks[3:])
+        assert_rest(lane, blocks[2][1], blocks[3:])
     assert "again" not in caplog.text
     assert blocks[2][1]["state"] is not None
 
@@ -95,7 +95,7 @@ def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCapture
 def test_mapped_and_filtered_datasets_resume_exactly(stream: Any) -> None:
     short = stream.filter(lambda row: row["n"] % 3 > 0).map(lambda row: {"text": row["text"] + "!"})
     expected = [text + "!" for i, text in enumerate(TEXTS) if i % 3]
-    restarts(
+    assert_restarts(
         HFStream(short, text="text", reading=Reading(block_documents=4)),
         expected,
         lane_counts=(1, 3),
@@ -103,7 +103,7 @@ def test_mapped_and_filtered_datasets_resume_exactly(stream: Any) -> None:
     batched = stream.map(
         lambda rows: {"text": [t * 2 for t in rows["text"]]}, batched=True, batch_size=3
     )
-    restarts(
+    assert_restarts(
         HFStream(batched, text="text", reading=Reading(block_documents=4)),
         [t * 2 for t in TEXTS],
         (1, 3),
@@ -118,7 +118,7 @@ def test_epochs_hold_the_same_documents_and_resume_exactly(stream: Any) -> None:
             blocks = read_lane(lane)
             found += [document for block, _ in blocks for _, document in block]
             for k, (_, cursor) in enumerate(blocks):
-                check_rest(lane, cursor, blocks[k + 1 :])
+                assert_rest(lane, cursor, blocks[k + 1 :])
         assert sorted(found) == sorted(TEXTS)
 
 
@@ -135,16 +135,16 @@ def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
             blocks = read_lane(lane)
             found += [document for block, _ in blocks for _, document in block]
             for k, (_, cursor) in enumerate(blocks):
-                check_rest(lane, cursor, blocks[k + 1 :])
+                assert_rest(lane, cursor, blocks[k + 1 :])
     assert sorted(found) == sorted(TEXTS)
     assert "again" in caplog.text
 
 
 def test_as_a_plain_iterable_it_is_one_lane_with_its_state(stream: Any) -> None:
     source = Iterable(stream, text="text", reading=Reading(block_documents=7))
-    restarts(source, TEXTS)
+    assert_restarts(source, TEXTS)
     mapped = Iterable(datasets.Dataset.from_dict({"text": TEXTS}), text="text")
-    restarts(mapped, TEXTS)
+    assert_restarts(mapped, TEXTS)
 
 
 def test_fewer_shards_than_lanes_is_refused_with_the_numbers(stream: Any) -> None:

@@ -20,7 +20,7 @@ from streampack import PackedDataset, sources
 from streampack.errors import ConfigError
 from streampack.sources.infer import as_source
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import assert_source_contract, read_all
 
 TEXTS = ["a", "größer", "漢字"]
 DOCUMENTS = [np.arange(n, dtype=np.uint16) for n in (3, 1, 5)]
@@ -106,7 +106,7 @@ def test_text_files_are_documents_in_any_number_of_lanes(tmp_path: Path) -> None
         (folder / f"{number:02}.txt").write_text(text)
     source: Any = as_source(folder)
     assert isinstance(source, sources.TextFiles)
-    check_source_contract(source, texts)
+    assert_source_contract(source, texts)
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     dataset = PackedDataset(folder, seq_len=32, tokenizer=str(tmp_path / "tokenizer.json"))
     assert sum(int(batch.num_documents) for batch in dataset) == 30

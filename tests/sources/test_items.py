@@ -12,7 +12,7 @@ from streampack.errors import ConfigError, ContentError
 from streampack.reading.skips import Skips
 from streampack.sources import Items, Mixture, Reading
 from streampack.sources.infer import as_source
-from tests.support.source_contract import check_source_contract
+from tests.support.source_contract import assert_source_contract
 
 IDS = [[100 * i + k for k in range(1 + i * 7 % 11)] for i in range(90)]
 TEXTS = [f"text {i} " * (1 + i % 5) for i in range(90)]
@@ -52,20 +52,20 @@ KINDS = {"list": list, "tuple": tuple, "map-style": MapStyle, "Series": series,
 @pytest.mark.parametrize("items", [IDS, TEXTS], ids=["ids", "texts"])
 def test_contract_of_items_by_number(kind: str, items: list[Any]) -> None:
     source = Items(KINDS[kind](items), reading=Reading(block_documents=7))
-    check_source_contract(source, items)
-    check_source_contract(pickle.loads(pickle.dumps(source)), items)
+    assert_source_contract(source, items)
+    assert_source_contract(pickle.loads(pickle.dumps(source)), items)
 
 
 def test_contract_of_records() -> None:
     reading = Reading(block_bytes=200)
     records = [{"text": text, "number": i} for i, text in enumerate(TEXTS)]
-    check_source_contract(Items(records, reading=reading), TEXTS)
-    check_source_contract(Items(MapStyle(records), text="text", reading=reading), TEXTS)
+    assert_source_contract(Items(records, reading=reading), TEXTS)
+    assert_source_contract(Items(MapStyle(records), text="text", reading=reading), TEXTS)
 
 
 def test_contract_of_more_items_than_a_shard_has() -> None:
     items = [[i, i + 1] for i in range(9_000)]
-    check_source_contract(Items(items), items, lane_counts=(1, 5), restarts=2)
+    assert_source_contract(Items(items), items, lane_counts=(1, 5), restarts=2)
 
 
 def given(data: Any, rank: int, ranks: int, workers: int) -> list[int]:

@@ -20,7 +20,7 @@ from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.iterable.source import Iterable
 from tests.support.corpora import byte_tokenizer
-from tests.support.restarts import restarts
+from tests.support.restarts import assert_restarts
 from tests.support.source_contract import Document, read_lane
 
 IDS = [list(range(i % 9)) for i in range(50)]
@@ -89,17 +89,17 @@ def test_items_of_every_kind_are_read_and_resumed(
             reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
             **fields,
         )  # type: ignore[arg-type]
-        restarts(source, expected)
-        restarts(pickle.loads(pickle.dumps(source)), expected)
+        assert_restarts(source, expected)
+        assert_restarts(pickle.loads(pickle.dumps(source)), expected)
 
 
 def test_a_factory_divides_the_data_into_any_number_of_lanes() -> None:
     source = Iterable(lambda lane, lanes: IDS[lane::lanes], reading=Reading(block_documents=4))
     assert source.max_lanes() is None
-    restarts(source, IDS, lane_counts=(1, 2, 3, 7, 60))
+    assert_restarts(source, IDS, lane_counts=(1, 2, 3, 7, 60))
     generators = Iterable(lambda lane, lanes: (text for text in TEXTS[lane::lanes]))
     assert not generators.tokenized
-    restarts(generators, TEXTS, lane_counts=(1, 4))
+    assert_restarts(generators, TEXTS, lane_counts=(1, 4))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_ids_of_any_dtypes_come_back(
     arrays: list[tuple[str, list[int]]], block_documents: int
 ) -> None:
     items = [ids if dtype == "list" else np.array(ids, dtype=dtype) for dtype, ids in arrays]
-    restarts(
+    assert_restarts(
         Iterable(items, reading=Reading(block_documents=block_documents)),
         [ids for _, ids in arrays],
     )

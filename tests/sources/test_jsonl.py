@@ -15,7 +15,7 @@ from streampack.errors import ContentError
 from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources.jsonl.source import JSONL
-from tests.support.source_contract import check_source_contract, read_all, read_lane
+from tests.support.source_contract import assert_source_contract, read_all, read_lane
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -77,7 +77,7 @@ def test_any_cut_of_any_lines_gives_each_document_once(
     source = JSONL(
         folder, reading=Reading(block_documents=block_documents, block_bytes=block_bytes)
     )
-    check_source_contract(source, documents * 2, lane_counts=(lanes,), restarts=3)
+    assert_source_contract(source, documents * 2, lane_counts=(lanes,), restarts=3)
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".jsonl.bz2"])
@@ -104,7 +104,7 @@ def test_token_lists_come_as_uint32_with_their_masks(tmp_path: Path) -> None:
     assert block.lengths.tolist() == [3, 0, 1]
     assert block.loss_mask is not None
     assert block.loss_mask.tolist() == [True, False, True, False]
-    check_source_contract(source, [i for i, _ in rows], lane_counts=(1, 2, 4))
+    assert_source_contract(source, [i for i, _ in rows], lane_counts=(1, 2, 4))
 
 
 BROKEN = [
@@ -163,7 +163,7 @@ def test_plain_and_compressed_files_are_one_source(tmp_path: Path) -> None:
         write(tmp_path / f"{i}{ending}", lines(texts))
         everything += texts
     source = JSONL(tmp_path, reading=Reading(block_documents=7))
-    check_source_contract(source, everything, lane_counts=(1, 2, 9))
+    assert_source_contract(source, everything, lane_counts=(1, 2, 9))
     plain = [name.endswith((".jsonl", ".json")) for name in source.manifest.paths]
     sizes, weights = source.manifest.num_bytes, source.manifest.weights
     assert weights.tolist() == np.where(plain, sizes, 4 * sizes).tolist()

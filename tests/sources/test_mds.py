@@ -23,7 +23,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.mds.source import MDS
 from tests.support.corpora import write_mds
 from tests.support.mosaic import streaming_module
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import assert_source_contract, read_all
 
 pytest.importorskip("xxhash", reason="mosaicml-streaming, which writes the shards, brings it")
 
@@ -76,7 +76,7 @@ def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
         tmp_path / "c", tokens="tokens", reading=Reading(block_documents=7, block_bytes=400)
     )
     assert len(source.manifest) > 3
-    check_source_contract(source, expected)
+    assert_source_contract(source, expected)
 
 
 def test_tokens_are_those_of_mosaicmls_own_reader(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_every_integer_dtype_comes_back_in_every_encoding(
         {"tokens": value, "odd": "x" * i} for i, value in enumerate(values)
     ])  # fmt: skip
     source = MDS(tmp_path / "c", tokens="tokens", dtype=dtype if encoding == "bytes" else None)
-    check_source_contract(source, [d.tolist() for d in documents], lane_counts=(1,))
+    assert_source_contract(source, [d.tolist() for d in documents], lane_counts=(1,))
     block, _ = next(iter(source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, Skips())))
     kept = dtype in ("uint16", "uint32", "int32")
     assert isinstance(block, Documents)
@@ -138,21 +138,21 @@ def test_documents_of_any_length_come_back(
         dtype=None if dynamic else "uint16",
         reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
-    check_source_contract(source, [d.tolist() for d in documents], lane_counts=(1, 2), restarts=3)
+    assert_source_contract(source, [d.tolist() for d in documents], lane_counts=(1, 2), restarts=3)
 
 
 def test_arrays_of_different_dtypes_in_one_column_become_uint32(tmp_path: Path) -> None:
     dtypes = ["uint8", "int64", "uint16", "int32", "uint32", "int16"]
     documents = [np.arange(3 + i).astype(dtype) for i, dtype in enumerate(dtypes)]
     write(tmp_path / "c", {"t": "ndarray"}, [{"t": document} for document in documents])
-    check_source_contract(MDS(tmp_path / "c", tokens="t"), [d.tolist() for d in documents])
+    assert_source_contract(MDS(tmp_path / "c", tokens="t"), [d.tolist() for d in documents])
 
 
 def test_text_is_decoded_as_utf8(tmp_path: Path) -> None:
     texts = ["", "plain", "größer", "漢字\0\n", "𝄞" * 50] * 5
     write(tmp_path / "c", {"text": "str", "n": "int"}, [{"text": t, "n": 1} for t in texts])
     source = MDS(tmp_path / "c", text="text", reading=Reading(block_documents=3))
-    check_source_contract(source, texts)
+    assert_source_contract(source, texts)
     assert read_all(source) == [sample["text"] for sample in mosaic_samples(tmp_path / "c")]
 
 
@@ -186,14 +186,14 @@ def test_compressed_shards_are_read_like_plain_ones(tmp_path: Path, codec: str) 
             reading=Reading(block_documents=9),
         )
         assert read_all(source) == [tuple(document) for document in expected]
-    check_source_contract(source, expected, lane_counts=(2, len(source.manifest) + 1), restarts=2)
+    assert_source_contract(source, expected, lane_counts=(2, len(source.manifest) + 1), restarts=2)
 
 
 def test_several_directories_are_one_corpus(tmp_path: Path) -> None:
     first = corpus(tmp_path / "a", 50)
     second = corpus(tmp_path / "b", 80, compression="gz")
     source = MDS([tmp_path / "a", tmp_path / "b"], tokens="tokens")
-    check_source_contract(source, first + second)
+    assert_source_contract(source, first + second)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_merged_index_with_folders_is_read(tmp_path: Path) -> None:
             shard["raw_data"]["basename"] = "part/" + shard["raw_data"]["basename"]
 
     edit_index(tmp_path / "c", into_folder)
-    check_source_contract(MDS(tmp_path / "c", tokens="tokens"), expected)
+    assert_source_contract(MDS(tmp_path / "c", tokens="tokens"), expected)
 
 
 def pickled_columns() -> dict[str, str]:

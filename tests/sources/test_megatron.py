@@ -16,7 +16,7 @@ from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import MegatronIndexed
 from tests.support.flat_files import MEGATRON_CODES, write_megatron
-from tests.support.source_contract import check_source_contract, read_all, read_by_cuts
+from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=3, block_bytes=200)
 
@@ -40,7 +40,7 @@ def test_every_integer_dtype_is_read_and_sequences_of_a_document_are_joined(
 ) -> None:
     documents = sentences()
     source = MegatronIndexed(write_megatron(tmp_path / "a", documents, dtype), reading=SMALL)
-    check_source_contract(source, joined(documents), restarts=3)
+    assert_source_contract(source, joined(documents), restarts=3)
     assert source.estimate_tokens() == sum(map(len, joined(documents)))
 
 

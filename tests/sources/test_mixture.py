@@ -32,7 +32,7 @@ from streampack.streams.preparation import Preparation
 from streampack.streams.stream import StreamConfig
 from tests.support.corpora import byte_tokenizer
 from tests.support.memory_source import MemorySource
-from tests.support.restoring import check_restores_everywhere
+from tests.support.restoring import assert_restores_everywhere
 
 SEQ_LEN = 64
 
@@ -302,7 +302,7 @@ def test_skips_are_recorded_by_source_and_repeated_from_any_batch(tmp_path: Path
     loader = PackedLoader(make())
     assert len(list(loader)) > 10
     assert loader.metrics().skipped == 9 + 6
-    check_restores_everywhere(make)
+    assert_restores_everywhere(make)
 
 
 def test_what_was_skipped_stays_skipped_once_it_can_be_read(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_an_order_above_a_mixture_resumes_after_every_batch(order_window: int) -
             epochs=2,
         )
 
-    check_restores_everywhere(make)
+    assert_restores_everywhere(make)
 
 
 # ---------------------------------------------------------------------- an added source

@@ -19,7 +19,7 @@ from streampack.sources.parquet import source as parquet
 from streampack.sources.parquet.source import Parquet
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server
-from tests.support.source_contract import check_source_contract, read_all, read_lane
+from tests.support.source_contract import assert_source_contract, read_all, read_lane
 
 LIST_TYPES = {
     "list": pa.list_,
@@ -69,7 +69,7 @@ def test_files_too_many_for_their_footers_weigh_what_is_stored(
         )
         expected += rows
     source = Parquet(tmp_path, tokens="ids", reading=Reading(block_documents=9, block_bytes=200))
-    check_source_contract(source, expected, lane_counts=(1, 3, 40), restarts=4)
+    assert_source_contract(source, expected, lane_counts=(1, 3, 40), restarts=4)
     assert source.manifest.weights.tolist() == source.manifest.num_bytes.tolist()
     assert source.manifest.details["documents"] is None
 
@@ -85,7 +85,7 @@ def test_a_file_without_row_groups_is_read_as_the_empty_one_it_is(
     for name in "ac":
         write(tmp_path / f"{name}.parquet", {"ids": pa.array([[1], [2]], schema.field(0).type)})
     source = Parquet(tmp_path, tokens="ids")
-    check_source_contract(source, [[1], [2]] * 2, lane_counts=(1, 2, 40))
+    assert_source_contract(source, [[1], [2]] * 2, lane_counts=(1, 2, 40))
 
 
 def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
@@ -133,7 +133,7 @@ def test_every_list_and_integer_type_is_read(
         write(tmp_path / f"{shard}.parquet", {"ids": ids}, 40)
         everything += rows
     source = Parquet(tmp_path, tokens="ids", reading=Reading(block_documents=9, block_bytes=200))
-    check_source_contract(source, everything, lane_counts=(1, 3), restarts=4)
+    assert_source_contract(source, everything, lane_counts=(1, 3), restarts=4)
     block, _, _ = next(_whole(source, 0))
     assert isinstance(block, Documents)
     assert block.tokens.dtype == dtype == source.describe()["dtype"]
@@ -181,7 +181,7 @@ def test_any_cut_of_any_row_groups_gives_each_document_once(
         reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
     source.batch_size = batch_size
-    check_source_contract(source, rows * 2, lane_counts=(lanes,), restarts=3)
+    assert_source_contract(source, rows * 2, lane_counts=(lanes,), restarts=3)
 
 
 class _SmallBatches(Parquet):
@@ -319,7 +319,7 @@ def test_listing_an_object_store_reads_footers_only(
     )
     source.prepare()
     assert not (tmp_path / "cache").exists()
-    check_source_contract(source, expected, lane_counts=(1, 3), restarts=2)
+    assert_source_contract(source, expected, lane_counts=(1, 3), restarts=2)
     assert (
         source.describe()
         == Parquet(tmp_path / "local", reading=Reading(block_documents=8)).describe()

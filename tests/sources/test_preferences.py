@@ -50,7 +50,7 @@ def said(batch: Any) -> list[tuple[bool, float, str]]:
     return found
 
 
-def check_pairs(documents: list[tuple[bool, float, str]], numbers: set[int]) -> None:
+def assert_pairs(documents: list[tuple[bool, float, str]], numbers: set[int]) -> None:
     sides: dict[float, dict[bool, tuple[float, str]]] = defaultdict(dict)
     for chosen, margin, text in documents:
         assert chosen not in sides[margin]
@@ -80,7 +80,7 @@ def test_every_pair_comes_out_whole_with_its_fields(form: str, tmp_path: Path) -
     source = files(form, [pair(i) for i in range(40)], tmp_path)
     documents = [d for batch in PackedLoader(dataset(source)) for d in said(batch)]
     assert len(documents) == 80
-    check_pairs(documents, set(range(40)))
+    assert_pairs(documents, set(range(40)))
 
 
 def test_the_sides_of_a_pair_are_one_document_of_the_stream_the_chosen_first(
@@ -137,7 +137,7 @@ def test_a_pair_with_one_broken_side_is_skipped_whole_and_once(
     loader = PackedLoader(dataset(source, on_error="skip"))
     whole = [said(batch) for batch in loader]
     assert loader.metrics().skipped == 1
-    check_pairs([d for batch in whole for d in batch], set(range(20)) - {7})
+    assert_pairs([d for batch in whole for d in batch], set(range(20)) - {7})
     for step in range(0, len(whole), 3):
         first = PackedLoader(dataset(source, on_error="skip"))
         for _ in zip(range(step), first, strict=False):

@@ -12,7 +12,7 @@ from streampack import sources
 from streampack.storage.storage import Storage
 from tests.support.every_source import SOURCES
 from tests.support.servers import HTTPServer, S3Server
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import assert_source_contract, read_all
 
 #: How a format is opened at a URL; and below which name, if the URL of a file is needed.
 REMOTE: dict[str, tuple[Callable[..., Any], str]] = {
@@ -44,7 +44,7 @@ def test_a_bucket_gives_the_documents_of_the_folder(
         source = make(place, storage=storage, reading=reading)
         assert read_all(source) == expected
     if kind != "chat":
-        check_source_contract(source, expected, lane_counts=(1, 3), restarts=2)  # type: ignore[arg-type]
+        assert_source_contract(source, expected, lane_counts=(1, 3), restarts=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", REMOTE)

@@ -13,7 +13,7 @@ from streampack.reading.options import Reading
 from streampack.reading.skips import Skips
 from streampack.sources import Items, Table
 from streampack.sources.infer import as_source
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import assert_source_contract, read_all
 
 SMALL = Reading(block_documents=7, block_bytes=200)
 rng = np.random.default_rng(0)
@@ -28,15 +28,15 @@ def chunked(columns: dict[str, Any], rows: int = 13) -> pa.Table:
 
 def test_texts_and_ids_come_once_in_any_number_of_lanes() -> None:
     table = chunked({"n": range(90), "text": TEXTS, "ids": IDS})
-    check_source_contract(Table(table, reading=SMALL), TEXTS, restarts=3)
-    check_source_contract(Table(table, tokens="ids", reading=SMALL), IDS, restarts=3)
+    assert_source_contract(Table(table, reading=SMALL), TEXTS, restarts=3)
+    assert_source_contract(Table(table, tokens="ids", reading=SMALL), IDS, restarts=3)
 
 
 def test_a_table_of_several_shards_comes_once() -> None:
     ids = [[n % 60_000] for n in range(20_000)]
     table = chunked({"ids": pa.array(ids, type=pa.list_(pa.uint16()))}, 1777)
     source = Table(table, tokens="ids")
-    check_source_contract(source, ids, lane_counts=(1, 5), restarts=2)
+    assert_source_contract(source, ids, lane_counts=(1, 5), restarts=2)
     assert len(source.manifest) == 3
     assert source.estimate_tokens() == 20_000
 
@@ -47,7 +47,7 @@ def test_datasets_are_read_by_columns_as_they_were_shuffled_and_selected() -> No
     for made in (dataset, dataset.shuffle(seed=1), dataset.select(range(3, 80, 2))):
         source = as_source(made)
         assert isinstance(source, Table)
-        check_source_contract(source, made["text"][:], lane_counts=(1, 4), restarts=2)
+        assert_source_contract(source, made["text"][:], lane_counts=(1, 4), restarts=2)
     ids = datasets.Dataset.from_dict({"input_ids": IDS}).with_format("torch")
     assert read_all(as_source(ids)) == [tuple(one) for one in IDS]  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ from streampack.errors import ContentError
 from streampack.reading.options import Reading
 from streampack.sources import Tokens
 from tests.support.flat_files import write_datatrove
-from tests.support.source_contract import check_source_contract, read_all, read_by_cuts
+from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=3, block_bytes=200)
 EOS = 7
@@ -45,7 +45,7 @@ def test_every_integer_dtype_is_read_raw_and_with_a_header(dtype: str, tmp_path:
     ):
         source = Tokens(tmp_path / path, dtype=given_dtype, eos_id=EOS, reading=SMALL)
         assert source.estimate_tokens() == sum(map(len, documents))
-        check_source_contract(source, documents, lane_counts=(1, 3, 8), restarts=2)
+        assert_source_contract(source, documents, lane_counts=(1, 3, 8), restarts=2)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_the_header_of_llmc_is_no_tokens(
     for given_dtype in (None, dtype):
         source = Tokens(path, dtype=given_dtype, eos_id=EOS, reading=SMALL)
         assert source.estimate_tokens() == len(ids)
-        check_source_contract(source, documents, lane_counts=(1, 3), restarts=2)
+        assert_source_contract(source, documents, lane_counts=(1, 3), restarts=2)
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(ContentError, match=f"header says {len(ids)} ids of {dtype}"):
         read_all(Tokens(path, eos_id=EOS))
@@ -97,7 +97,7 @@ def test_documents_that_are_longer_than_what_is_looked_at_at_once_come_whole(
     documents = [[1] * 200_000 + [EOS], [EOS], [2] * 65_535 + [EOS], [3] * 70_000]
     flat(documents, "uint16").tofile(tmp_path / "a.bin")
     source = Tokens(tmp_path / "a.bin", dtype="uint16", eos_id=EOS)
-    check_source_contract(source, documents, lane_counts=(1, 5))
+    assert_source_contract(source, documents, lane_counts=(1, 5))
 
 
 def test_a_document_that_crosses_two_files_is_two(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_files_of_datatrove_are_read_by_their_index(dtype: str, tmp_path: Path) 
     for given_dtype in (None, dtype):
         source = Tokens(tmp_path, dtype=given_dtype, reading=SMALL)
         assert source.estimate_tokens() == sum(map(len, documents))
-        check_source_contract(source, documents, restarts=2)
+        assert_source_contract(source, documents, restarts=2)
 
 
 BROKEN: dict[str, Any] = {

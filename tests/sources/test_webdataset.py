@@ -22,7 +22,7 @@ from streampack.reading.skips import Skips
 from streampack.sources.tar.headers import scan_tar
 from streampack.sources.tar.seek import Seeker
 from streampack.sources.tar.source import WebDataset
-from tests.support.source_contract import check_source_contract, read_all
+from tests.support.source_contract import assert_source_contract, read_all
 
 wds = pytest.importorskip("webdataset")
 
@@ -108,7 +108,7 @@ def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
         reading=Reading(block_documents=7, block_bytes=500),
     )
     assert len(source.manifest) == 5
-    check_source_contract(source, expected)
+    assert_source_contract(source, expected)
 
 
 @pytest.mark.parametrize(("key", "form"), [("npy", list), ("txt", str)])
@@ -138,7 +138,7 @@ def test_every_integer_dtype_comes_back(tmp_path: Path, dtype: str, form: str) -
     else:
         members = [(name.replace("bin", "npy"), content) for name, content in members]
         source = one(tmp_path, archive(members), tokens=".NPY")
-    check_source_contract(source, [d.tolist() for d in made], lane_counts=(1,))
+    assert_source_contract(source, [d.tolist() for d in made], lane_counts=(1,))
     block, _ = next(iter(source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, Skips())))
     assert isinstance(block, Documents)
     assert block.tokens.dtype == (dtype if dtype in ("uint16", "uint32", "int32") else "uint32")
@@ -172,7 +172,7 @@ def test_names_and_sizes_of_every_kind_are_understood(
         tokens="tokens.npy",
         reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
     )
-    check_source_contract(source, [d.tolist() for d in made], lane_counts=(1, 4), restarts=4)
+    assert_source_contract(source, [d.tolist() for d in made], lane_counts=(1, 4), restarts=4)
     assert [d.tolist() for d in theirs(folder / "a.tar", "tokens.npy")] == [
         d.tolist() for d in made
     ]
@@ -211,7 +211,7 @@ def test_members_that_are_no_samples_are_passed_over(tmp_path: Path) -> None:
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
     source = one(tmp_path, stream.getvalue())
-    check_source_contract(source, [[0, 1, 2]] * 2)
+    assert_source_contract(source, [[0, 1, 2]] * 2)
 
 
 def test_a_member_of_a_type_that_nobody_knows_is_a_file(tmp_path: Path) -> None:
@@ -222,13 +222,13 @@ def test_a_member_of_a_type_that_nobody_knows_is_a_file(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size, info.type = len(content) * (kind != b"V"), kind
             tar.addfile(info, io.BytesIO(content))
-    check_source_contract(one(tmp_path, stream.getvalue()), [[0, 1, 2]] * 2)
+    assert_source_contract(one(tmp_path, stream.getvalue()), [[0, 1, 2]] * 2)
 
 
 def test_archives_laid_end_to_end_are_all_read(tmp_path: Path) -> None:
     made = documents(9)
     parts = [archive([(f"{i}.npy", npy(d))]) for i, d in enumerate(made)]
-    check_source_contract(one(tmp_path, b"".join(parts)), [d.tolist() for d in made])
+    assert_source_contract(one(tmp_path, b"".join(parts)), [d.tolist() for d in made])
 
 
 def test_text_is_decoded_as_utf8_and_json_by_field(tmp_path: Path) -> None:
@@ -238,15 +238,15 @@ def test_text_is_decoded_as_utf8_and_json_by_field(tmp_path: Path) -> None:
         value = {"text": text, "ids": list(range(i)), "n": 1}
         members += [(f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(value).encode())]
     content = archive(members)
-    check_source_contract(
+    assert_source_contract(
         one(tmp_path, content, text="txt", reading=Reading(block_documents=4)), texts
     )
-    check_source_contract(
+    assert_source_contract(
         one(tmp_path, content, text="json:text", reading=Reading(block_documents=4)), texts
     )
     source = one(tmp_path, content, tokens="json:ids", reading=Reading(block_bytes=20))
     assert source.tokenized
-    check_source_contract(source, [list(range(i)) for i in range(len(texts))])
+    assert_source_contract(source, [list(range(i)) for i in range(len(texts))])
 
 
 GOOD = npy(np.arange(3, dtype=np.uint16))
@@ -343,7 +343,7 @@ def test_pipes_are_refused_unless_allowed(tmp_path: Path) -> None:
         WebDataset(pipe, tokens="npy")
     with pytest.raises(ConfigError):
         WebDataset([tmp_path / "shard-000.tar", pipe], tokens="npy")
-    check_source_contract(WebDataset(pipe, tokens="npy", allow_pipe=True), expected, restarts=2)
+    assert_source_contract(WebDataset(pipe, tokens="npy", allow_pipe=True), expected, restarts=2)
     broken = WebDataset("pipe:cat /nowhere/at/all 2>/dev/null", tokens="npy", allow_pipe=True)
     with pytest.raises(StorageError):
         read_all(broken)

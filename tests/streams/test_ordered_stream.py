@@ -27,7 +27,7 @@ from streampack.packing import Concat
 from streampack.packing.rng import permutation
 from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
-from tests.support.restoring import check_restores_everywhere
+from tests.support.restoring import assert_restores_everywhere
 from tests.support.topics import together, topical
 
 SEQ_LEN = 128
@@ -94,7 +94,7 @@ def make_dataset(order: Any, *, count: int = 60, copies: int = 6, **options: Any
 @pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_restoring_after_every_batch_gives_the_same_rest(kind: str, epochs: int) -> None:
-    check_restores_everywhere(lambda: make_dataset(ORDERS[kind], epochs=epochs))
+    assert_restores_everywhere(lambda: make_dataset(ORDERS[kind], epochs=epochs))
 
 
 def placed(loader: PackedLoader) -> list[tuple[int, int]]:

@@ -21,8 +21,8 @@ from tests.support.memory_source import MemorySource, heavy_tailed, numbered_doc
 __all__ = [
     "DOCUMENTS",
     "LANES",
+    "assert_legs",
     "batches_by_number",
-    "check_legs",
     "make_dataset",
     "run_and_kill",
     "saved_steps",
@@ -166,7 +166,7 @@ def batches_by_number(source: Source | None = None) -> dict[int, list[int]]:
     }
 
 
-def check_legs(folder: Path, starts: list[int], expected: dict[int, list[int]]) -> None:
+def assert_legs(folder: Path, starts: list[int], expected: dict[int, list[int]]) -> None:
     """Every batch came once: of each leg, those up to the state that the next one began with."""
     found: dict[int, list[int]] = {}
     for leg, (first, before) in enumerate(zip(starts, [*starts[1:], 1 << 60], strict=True)):

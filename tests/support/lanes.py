@@ -81,7 +81,7 @@ def real_tokens(batches: list[LaneBatch]) -> np.ndarray:
     return tokens[tokens < PAD]
 
 
-def check_equal(left: list[LaneBatch], right: list[LaneBatch]) -> None:
+def assert_equal(left: list[LaneBatch], right: list[LaneBatch]) -> None:
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
         assert a.step == b.step
@@ -91,7 +91,7 @@ def check_equal(left: list[LaneBatch], right: list[LaneBatch]) -> None:
         assert a.round.state(a.emitted) == b.round.state(b.emitted)
 
 
-def check_delivered(batches: list[LaneBatch], num_tokens: int, times: int = 1) -> None:
+def assert_delivered(batches: list[LaneBatch], num_tokens: int, times: int = 1) -> None:
     """Every token `times` times, and those that packers repeat by design as often as counted."""
     tokens, counts = np.unique(real_tokens(batches), return_counts=True)
     np.testing.assert_array_equal(tokens, np.arange(num_tokens))

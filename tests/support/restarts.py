@@ -10,7 +10,7 @@ from streampack.reading.base import Cursor, LaneReader, Source
 from tests.support.source_contract import Document, read_lane
 
 
-def restarts(
+def assert_restarts(
     source: Source, expected: Sequence[str | Sequence[int]], lane_counts: Sequence[int] = (1,)
 ) -> None:
     """All lanes together give each document once, and every cursor leads to the rest."""
@@ -25,7 +25,7 @@ def restarts(
                 assert read_lane(lane) == blocks
                 for k, (block, cursor) in enumerate(blocks):
                     found += block
-                    check_rest(lane, cursor, blocks[k + 1 :])
+                    assert_rest(lane, cursor, blocks[k + 1 :])
             names = [name for name, _ in found]
             assert len(set(names)) == len(names)
             assert sorted(str(d) for _, d in found) == sorted(str(d) for d in wanted)
@@ -33,7 +33,7 @@ def restarts(
                 assert [d for _, d in sorted(found, key=lambda pair: pair[0])] == wanted
 
 
-def check_rest(lane: LaneReader, cursor: Cursor, rest: list[tuple[Any, Cursor]]) -> None:
+def assert_rest(lane: LaneReader, cursor: Cursor, rest: list[tuple[Any, Cursor]]) -> None:
     """A cursor gives the rest of the blocks; the states in their cursors may be put differently."""
     again = read_lane(lane, cursor)
     assert [block for block, _ in again] == [block for block, _ in rest]

@@ -12,7 +12,7 @@ from tests.support.chats import CHATML, with_template
 from tests.support.corpora import byte_tokenizer
 
 
-def check_restores_everywhere(make: Callable[[], PackedDataset], **options: Any) -> None:
+def assert_restores_everywhere(make: Callable[[], PackedDataset], **options: Any) -> None:
     """Save after every batch, through JSON; restore each and compare all that follows.
 
     Of three states in four only as far as the third batch, if the state there is what it was in the

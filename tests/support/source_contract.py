@@ -17,7 +17,7 @@ from streampack.reading.base import Block, Cursor, LaneReader, Source
 from streampack.reading.sharded import ShardedSource
 from streampack.reading.skips import Skips
 
-__all__ = ["check_source_contract", "contents", "read_all", "read_lane"]
+__all__ = ["assert_source_contract", "contents", "read_all", "read_lane"]
 
 Document = str | tuple[int, ...]
 Named = tuple[tuple[int, int], Document]
@@ -73,7 +73,7 @@ def _check_blocks(source: Source, blocks: list[tuple[list[Named], Cursor]]) -> N
         assert size < source.reading.block_bytes, "a block went on after it was full"
 
 
-def check_source_contract(
+def assert_source_contract(
     source: Source,
     expected_documents: Sequence[str | Sequence[int]],
     *,

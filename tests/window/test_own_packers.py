@@ -25,7 +25,7 @@ from streampack.packing import (
     rows_in_order,
 )
 from tests.support.every_source import PACKERS
-from tests.support.lanes import SEQ_LEN, check_delivered, lane_config, run
+from tests.support.lanes import SEQ_LEN, assert_delivered, lane_config, run
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 from tests.support.plans import window_request
 
@@ -49,7 +49,7 @@ def test_a_packer_with_a_plan_alone_packs_as_ours_does() -> None:
         run(Lane(lane_config(LENGTHS, packer, rows=3), 0))
         for packer in (Plain(), BestFitDecreasing(seq_len=SEQ_LEN))
     )
-    check_delivered(plain, sum(LENGTHS))
+    assert_delivered(plain, sum(LENGTHS))
     assert len(plain) == len(ours)
     for a, b in zip(plain, ours, strict=True):
         np.testing.assert_array_equal(a.rows.tokens, b.rows.tokens)
