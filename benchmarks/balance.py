@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.forecast.dry_run import stream_plan
 from streampack.packing import BestFitDecreasing, Plan
 from streampack.packing.balancing import Balance
-from streampack.run.measuring import measure_balance
+from streampack.run.dry_run import stream_plan
+from streampack.run.plan import measure_balance
 from streampack.window.config import WindowConfig
 
 RANKS = 64

@@ -39,12 +39,12 @@ from benchmarks.page import markdown_table
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.documents.blocks import Documents, make_origin
 from streampack.packing import BestFitDecreasing
-from streampack.reading.base import Source
-from streampack.reading.manifest import Manifest
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
 from streampack.run.plan import RunPlan
 from streampack.sources import MDS, Mixture
+from streampack.sources.base import Source
+from streampack.sources.manifest import Manifest
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 
 SEQ_LEN, ROWS = 2048, 8
 LANES = {1: 12, 8: 48, 64: 64}  # by ranks

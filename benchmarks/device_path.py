@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from streampack import Hook, PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
-from streampack.batch.staging import stage
+from streampack.batch.tensors import stage
 from streampack.documents.blocks import Documents
 
 FIELDS = ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens")

@@ -22,8 +22,8 @@ from typing import Any
 from benchmarks.corpus_files import mds_shards, npy_tars, parquet_ids
 from benchmarks.workloads import Workload
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.reading.integer_arrays import Spans
-from streampack.reading.sharded import ShardedSource
+from streampack.sources.raw_bytes import Spans
+from streampack.sources.sharded import ShardedSource
 
 SEQ_LEN = 2048
 PLACES = (0.0, 0.5, 0.9)

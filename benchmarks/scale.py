@@ -30,13 +30,13 @@ import pyarrow.parquet as pq
 from benchmarks.corpus_files import write_shards
 from benchmarks.process_memory import resident_bytes
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.dealing.board import MemoryBoard
-from streampack.dealing.dealer import Dealer
-from streampack.dealing.rule import ONE, DealRule, Line
+from streampack.deals.board import MemoryBoard
+from streampack.deals.dealer import Dealer
+from streampack.deals.rule import ONE, DealRule, Line
 from streampack.lane.state import checksum
-from streampack.reading.manifest import Manifest
-from streampack.reading.sharded import ShardedSource
 from streampack.run.state import RunState, merge_states
+from streampack.sources.manifest import Manifest
+from streampack.sources.sharded import ShardedSource
 from streampack.window.config import DEFAULT_ROWS
 
 T = TypeVar("T")

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, make_origin
-from streampack.reading.manifest import Manifest
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
+from streampack.sources.manifest import Manifest
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 
 __all__ = ["Synthetic"]
 

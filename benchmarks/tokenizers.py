@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Engine
 
 from benchmarks.page import markdown_table
 from streampack.documents.blocks import Texts, make_origin
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
 from tests.tokenization.test_fast_engine import LLAMA3, QWEN2, random_texts, trained
 

@@ -29,17 +29,16 @@ from demo.shards import write_mds, write_tars
 from demo.train import Job, digest_of, open_loader
 from demo.vocabulary import find_tokenizer
 from streampack.conversion.convert import Conversion, convert_source
-from streampack.conversion.destination import Destination
+from streampack.conversion.shards import Destination
 from streampack.dataset import PackedDataset
 from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.loader import PackedLoader
 from streampack.packing import BestFitDecreasing, Concat, Pad
-from streampack.reading.base import Source
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
+from streampack.sources.base import Reading, Source
 from streampack.sources.mds.source import MDS
 from streampack.sources.parquet.source import Parquet
+from streampack.sources.skips import Skips
 from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage
 from streampack.tokenization import Tokenizer

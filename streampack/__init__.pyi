@@ -20,7 +20,6 @@ from .errors import StorageError as StorageError
 from .errors import StreampackError as StreampackError
 from .errors import WorkerError as WorkerError
 from .in_memory.pack import pack as pack
-from .job.simulated import SimulatedRanks as SimulatedRanks
 from .job.topology import Topology as Topology
 from .loader import PackedLoader as PackedLoader
 from .ordering import GroupBy as GroupBy
@@ -34,10 +33,11 @@ from .packing import Curriculum as Curriculum
 from .packing import FirstFitDecreasing as FirstFitDecreasing
 from .packing import Pad as Pad
 from .packing import Seamless as Seamless
-from .run.distributed_state import DistributedState as DistributedState
+from .run.state import DistributedState as DistributedState
 from .run.state import merge_states as merge_states
-from .run.torchdata import extract_state as extract_state
+from .run.worker_share import extract_state as extract_state
 from .streams.hooks import Hook as Hook
+from .testing import SimulatedRanks as SimulatedRanks
 from .tokenization import Tokenizer as Tokenizer
 from .tokenization import TokenRules as TokenRules
 from .window.config import WindowConfig as WindowConfig

@@ -17,15 +17,14 @@ from streampack.arguments import explained
 from streampack.batch import PackedBatch
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.forecast.estimation import Estimate, estimate_steps
-from streampack.forecast.explanation import Explanation, explain
 from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
 from streampack.lane.config import LaneConfig
 from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
-from streampack.run.measuring import evaluation_lanes, lane_tokens
+from streampack.run.estimation import Estimate, estimate_steps
+from streampack.run.explanation import Explanation, explain
 from streampack.run.options import (
     check_balance,
     check_eos,
@@ -38,12 +37,12 @@ from streampack.run.options import (
     say_unread,
     tokens_per_batch,
 )
-from streampack.run.plan import RunPlan, plan_run, resume_run
+from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
 from streampack.run.provenance import Piece, locate, text_of
 from streampack.run.state import RunState
 from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
-from streampack.sources.mixture.source import Mixture
+from streampack.sources.mixture import Mixture
 from streampack.streams.hooks import Hook, HookFunction, as_hook
 from streampack.tokenization import TokenRules
 from streampack.window.config import WindowConfig

@@ -16,21 +16,20 @@ from torch.utils.data import DataLoader
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.batch import BatchGroup, PackedBatch
 from streampack.dataset import PackedDataset
-from streampack.dealing.board import Board
+from streampack.deals.board import Board
 from streampack.errors import ConfigError
-from streampack.forecast.estimation import Estimate
 from streampack.job.ending import End, Ranks
 from streampack.job.exchange import LONGEST_S, TIMEOUT_S
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_lightning
-from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
-from streampack.lane.sharing import Sharing
+from streampack.lane.rotation import Sharing
+from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
-from streampack.run.ahead import Ahead
-from streampack.run.by_source import SourceReport
-from streampack.run.copies import DeviceCopies
+from streampack.run.estimation import Estimate
+from streampack.run.prefetcher import DeviceCopies, Prefetcher
 from streampack.run.progress import with_progress
+from streampack.run.provenance import SourceReport
 from streampack.run.rank import RankRun, feed_in_process
 from streampack.run.workers import WorkerSettings, feed_from_workers
 
@@ -143,7 +142,7 @@ class PackedLoader(DataLoader[Any]):
         )
         self._trains = not dataset._evaluates  # the batches of all ranks together are a step
         self._finished = False
-        self._live: Ahead | None = None
+        self._live: Prefetcher | None = None
 
     def state_dict(self, *, after: PackedBatch | None = None) -> dict[str, Any]:
         """JSON-able state of what the loop has taken so far, the batch at hand included.
@@ -284,7 +283,7 @@ class PackedLoader(DataLoader[Any]):
 
     # ------------------------------------------------------------------ one iterator at a time
 
-    def _open(self) -> Ahead:
+    def _open(self) -> Prefetcher:
         self.dataset.check_topology()
         refuse_lightning()
         if self._finished:
@@ -299,7 +298,7 @@ class PackedLoader(DataLoader[Any]):
             self._finished = False
         self._stop()
         batches = self._run.batches(self._feed, processes=self.num_workers > 0)
-        self._live = Ahead(self._run, batches, self._copies, self._pin_memory)
+        self._live = Prefetcher(self._run, batches, self._copies, self._pin_memory)
         return self._live
 
     def _feed(
@@ -319,7 +318,7 @@ class PackedLoader(DataLoader[Any]):
     def _transformed(self, batch: PackedBatch) -> Any:
         return batch if self.transform is None else self.transform(batch)
 
-    def _iterate(self, items: Callable[[Ahead], Iterator[Any]]) -> Generator[Any, None, None]:
+    def _iterate(self, items: Callable[[Prefetcher], Iterator[Any]]) -> Generator[Any, None, None]:
         """What `items` gives of one iterator, which is live until the loop leaves it."""
         ahead = self._open()
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
 from typing import Any, NamedTuple
 
-from streampack.packing.composition import Composition
+from streampack.packing.plan import Composition
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ import pytest
         "batch.packed_batch",
         "batch.loss",
         "batch.numpy_arrays",
-        "job.simulated",
+        "testing",
     ],
 )
 def test_the_worked_example_of_a_docstring_is_right(module: str) -> None:

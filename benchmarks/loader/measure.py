@@ -9,7 +9,7 @@ from benchmarks.loader.ranks import Job
 from benchmarks.loader.stages import Batches, Waits, fetch_on, own_lanes, prepare, read
 from benchmarks.loader.verdict import Costs, Limit, Pace, judge
 from streampack import PackedDataset
-from streampack.lane.warm_up import warm_up
+from streampack.lane.config import warm_up
 
 __all__ = ["Line", "Measured", "Settings", "measure"]
 

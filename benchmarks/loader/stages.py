@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streampack import Documents, PackedDataset, PackedLoader, Texts
 from streampack.lane.config import LaneConfig
 from streampack.metrics import LaneTimes
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 from streampack.streams.lane_stream import open_stream
 
 __all__ = [

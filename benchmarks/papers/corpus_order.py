@@ -36,13 +36,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack import SimilarityOrder, sources
-from streampack.conversion.destination import Destination
+from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.documents.blocks import Documents
 from streampack.ordering import HashedNgrams
 from streampack.ordering.embedding import heads
 from streampack.packing.rng import permutation
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 
 CHARACTERS = 6000
 ENDINGS = {
@@ -259,9 +259,8 @@ def compare(file: Path) -> None:
 
 def in_memory(file: Path) -> Documents:
     """The corpus as token ids; of texts, their words."""
-    from streampack.documents.blocks import Texts
-    from streampack.documents.ragged import offsets_of
-    from streampack.ordering.words import hash_words
+    from streampack.documents.blocks import Texts, offsets_of
+    from streampack.ordering.hashing import hash_words
 
     (reader,) = sources.open(str(file)).lanes(1, seed=0, epoch=0, shuffle=False)
     blocks = [block for block, _ in reader.read(None, Skips())]

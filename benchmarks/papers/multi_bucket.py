@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import offsets_of
 from streampack.packing import Plan
 from streampack.packing.concat import cut_joined
 from streampack.packing.rng import derive_seed, permutation

@@ -1,7 +1,7 @@
 """Utilisation against the window and against the number of lanes, for three distributions.
 
 Lengths alone: what is planned and emitted is exactly what a lane emits
-(`streampack.forecast.dry_run`).
+(`streampack.run.dry_run`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from benchmarks.page import markdown_table
 from benchmarks.performance.options import Options
 from benchmarks.protocol import SEQ_LEN
 from benchmarks.workloads import WORKLOADS, Workload
-from streampack.forecast.dry_run import stream_plan
 from streampack.packing import BestFitDecreasing, Packer
-from streampack.run.measuring import LANES_PER_RANK, WINDOWS_PER_LANE
+from streampack.run.dry_run import stream_plan
+from streampack.run.plan import LANES_PER_RANK, WINDOWS_PER_LANE
 from streampack.window.config import DEFAULT_ROWS, WindowConfig
 
 __all__ = ["draw", "measure", "table"]

@@ -18,15 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from streampack.arguments import type_in_words
-from streampack.batch.boundaries import one_segment_per_row, static_segments
-from streampack.batch.hf_trials import (
+from streampack.batch.attention import one_segment_per_row, static_segments
+from streampack.batch.hf_ways import (
+    WAYS,
     Lengths,
+    arguments_by,
+    config_of,
+    dtype_of,
     first_and_last_row,
     rows_of,
+    unwrapped,
     usual_ids,
     with_longer_ones,
 )
-from streampack.batch.hf_ways import WAYS, arguments_by, config_of, dtype_of, unwrapped
 from streampack.batch.isolation import (
     check_isolation,
     largest_movement,

@@ -1,14 +1,21 @@
-"""The ways in which a model of transformers takes the boundaries of a packed batch."""
+"""How a model of transformers takes the boundaries of a batch, and batches to find that out."""
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from streampack.batch.boundaries import segment_ids
+from streampack.batch.attention import segment_ids
+from streampack.packing.plan import Composition
+from streampack.window.packed_rows import PackedRows
 
 #: How boundaries are passed, in the order in which they are tried, and in words. "rows" has none to
 #: pass: every row is one segment, whatever padding follows.
@@ -107,3 +114,110 @@ def config_of(model: Any) -> Any:
     """Settings of the part that reads text."""
     config: Any = getattr(unwrapped(model), "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+#: Documents of the first and of the last row, as shares of the row.
+_DOCUMENTS, _WHOLE_ROWS = ((0.35, 0.45), (0.4, 0.55)), ((0.75,), (1.0,))
+#: Names of settings that say up to which length a model does one thing.
+_LENGTHS = re.compile(r"max_(position|seq)|^n_(positions|ctx)$|^seq_len|context_len")
+
+Lengths = Sequence[int]
+
+
+def first_and_last_row(seq_len: int, *, whole_rows: bool) -> tuple[Lengths, Lengths]:
+    """Lengths of the documents of both rows: several each, or one where `whole_rows` says so."""
+    first, last = (
+        # Odd, so that it is no multiple of what a model might count in.
+        [min(int(share * seq_len) | 1, seq_len) for share in shares]
+        for shares in (_WHOLE_ROWS if whole_rows else _DOCUMENTS)
+    )
+    last[-1] = min(last[-1], seq_len - sum(last[:-1]))
+    return first, last
+
+
+def with_longer_ones(
+    model: nn.Module, seq_len: int, rows: int
+) -> Iterator[tuple[str, list[list[Lengths]]]]:
+    """Batches of which the first document is the same, and the last one of the third is longer.
+
+    Three for each length that the model's config names, and for half a row if it names none: the
+    first two have other documents of at most that length, but not of the same ones. No padding is
+    longer either.
+
+    Yields:
+        What it says if the first document has other outputs in the third, and the lengths of the
+        documents in each row of the three.
+    """
+    named = _named_lengths(config_of(model).to_dict(), seq_len)
+    ends = [*sorted(named), seq_len] if named else [seq_len // 2, seq_len]
+    for short, long in pairwise(ends):
+        said = (
+            f"one of more than {short} tokens ({named[short]}) changes the others, so use rows of "
+            f"at most {short} tokens"
+            if named
+            else "long ones change others"
+        )
+        most = short - 1
+        first = most if rows > 1 else min(most, seq_len - short - 1)
+        if first < 2:
+            continue
+        start = [first, *_cut(seq_len - first, most)] if rows > 1 else [first]
+        rest = seq_len if rows > 1 else seq_len - first
+        others = (_cut(rest, most), _cut(rest, most // 2 + 1), _cut(rest, min(long, rest)))
+        yield said, [[start, other] if rows > 1 else [[*start, *other]] for other in others]
+
+
+def _cut(tokens: int, most: int) -> list[int]:
+    """Lengths of at most `most` that add up to `tokens`."""
+    return [min(most, tokens - at) for at in range(0, tokens, most)]
+
+
+def _named_lengths(settings: dict[str, Any], seq_len: int) -> dict[int, str]:
+    """Lengths of less than a row that a config names, also inside of other settings."""
+    named: dict[int, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            named |= _named_lengths({f"{key}": inner for key, inner in value.items()}, seq_len)
+        elif isinstance(value, int) and _LENGTHS.search(name) and 2 < value < seq_len:
+            named[value] = name
+    return named
+
+
+def usual_ids(model: nn.Module) -> NDArray[np.int64]:
+    """Ids that the model knows, and that mean nothing special to it."""
+    config = config_of(model)
+    settings = {**unwrapped(model).config.to_dict(), **config.to_dict()}
+    special = {
+        value
+        for name, value in settings.items()
+        if name.endswith(("token_id", "token_index")) and isinstance(value, int)
+    }
+    usual = np.setdiff1d(np.arange(min(config.vocab_size, 1000)), sorted(special))
+    return np.random.default_rng(0).permutation(usual)
+
+
+def rows_of(lengths: Sequence[Lengths], seq_len: int, ids: NDArray[np.int64]) -> PackedRows:
+    """Rows of documents of these lengths; the rest of each is padding."""
+    runs: list[int] = []
+    piece: list[int] = []
+    for row in lengths:
+        first = max(piece, default=-1) + 1
+        runs += [*row, seq_len - sum(row)]
+        piece += [*range(first, first + len(row)), -1]
+    filled = np.flatnonzero(runs)
+    sizes = np.array(runs, np.int64)[filled]
+    cu_seqlens = np.append(0, np.cumsum(sizes)).astype(np.int32)
+    return PackedRows(
+        seq_len=seq_len,
+        tokens=np.resize(ids, len(lengths) * seq_len).astype(np.uint32),
+        boundaries=cu_seqlens,
+        piece=np.array(piece, np.int32)[filled],
+        cu_seqlens=cu_seqlens,
+        loss_mask=None,
+        source_ids=np.zeros(max(piece) + 1, np.int32),
+        provenance=None,
+        max_seqlen=int(sizes.max()),
+        num_loss_tokens=1,
+        sum_squared_lengths=int((sizes**2).sum()),
+        composition=Composition(),
+    )

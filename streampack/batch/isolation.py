@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from streampack.batch.boundaries import segment_ids
+from streampack.batch.attention import segment_ids
 from streampack.errors import ConfigError
 
 #: What is taken for rounding, as a share of what a token does to those after it in its document:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.batch.padded_segments import are_padding
+from streampack.batch.attention import are_padding
 from streampack.errors import ConfigError
-from streampack.window.packed_rows import PackedRows
-from streampack.window.token_fields import derive_fields
+from streampack.window.packed_rows import PackedRows, derive_fields
 
 if TYPE_CHECKING:
     from streampack.batch.packed_batch import PackedBatch

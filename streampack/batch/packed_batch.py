@@ -1,37 +1,68 @@
-"""PackedBatch: what the training loop gets."""
+"""PackedBatch: what the training loop gets; BatchGroup: those of one optimiser step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
-from streampack.batch import boundaries, context, hf_arguments, misuse, numpy_arrays, text
-from streampack.batch import context_parallel as _context_parallel
+from streampack.batch import attention, hf_arguments, numpy_arrays, text
 from streampack.batch import loss as _loss
-from streampack.batch import megatron as _megatron
-from streampack.batch import pairs as _pairs
-from streampack.batch.staging import Staged, stage
+from streampack.batch import loss as _pairs
+from streampack.batch import parallel as _context_parallel
+from streampack.batch import parallel as _megatron
 from streampack.batch.tensors import (
     DOCUMENT_FIELD,
     TOKEN_FIELD,
+    Staged,
     compact_tensors,
     fields_on_device,
     fields_on_host,
+    stage,
 )
 from streampack.errors import ConfigError
-from streampack.lane.batch import LaneBatch
+from streampack.lane.state import LaneBatch
 from streampack.metrics import Metrics
-from streampack.packing.composition import Composition
+from streampack.packing.plan import Composition
 from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_NO_DICT = (
+    "A PackedBatch is no dict, as models need more than ids to keep documents apart. Write {}."
+)
+
+
+def no_item(batch: PackedBatch, name: Any) -> NoReturn:
+    """Raise `TypeError`: fields are attributes."""
+    field = name if isinstance(name, str) and name.isidentifier() else "input_ids"
+    write = f"batch.{field}, or batch.hf(model=model) for a dict of what a model takes"
+    raise TypeError(_NO_DICT.format(write))
+
+
+def no_keys(batch: PackedBatch) -> NoReturn:
+    """Raise `TypeError`: ``**batch`` is to be ``**batch.hf(model=model)``."""
+    raise TypeError(_NO_DICT.format("model(**batch.hf(model=model))"))
+
+
+def refuse_collating(kind: type) -> None:
+    """Let a DataLoader that would join batches of this kind say what to write."""
+    default_collate_fn_map[kind] = _refuse
+
+
+def _refuse(batches: Any, *, collate_fn_map: Any = None) -> NoReturn:
+    raise ConfigError(
+        f"The DataLoader has batch_size={len(batches)} and joins batches.",
+        "Those of a PackedDataset are whole already.",
+        "Pass batch_size=None: DataLoader(dataset, batch_size=None).",
+    )
 
 
 class PackedBatch:
@@ -176,10 +207,10 @@ class PackedBatch:
 
     # ------------------------------------------------------------------ for kernels and trainers
 
-    varlen = boundaries.varlen
-    fla = boundaries.fla
-    flex = boundaries.flex
-    next_tokens = boundaries.next_tokens
+    varlen = attention.varlen
+    fla = attention.fla
+    flex = attention.flex
+    next_tokens = attention.next_tokens
     context_parallel = _context_parallel.context_parallel
     hf = hf_arguments.hf
     loss = _loss.loss
@@ -190,14 +221,14 @@ class PackedBatch:
     pairs = _pairs.pairs
     decode = text.decode
     show = text.show
-    limit_context = context.limit_context
-    __getitem__ = misuse.no_item
-    keys = misuse.no_keys
+    limit_context = attention.limit_context
+    __getitem__ = no_item
+    keys = no_keys
 
     @property
     def seq_idx(self) -> Tensor:
         """(1, T) int32, each slot's attention segment, as mamba_ssm and causal_conv1d take it."""
-        return boundaries.segment_ids(self).view(1, -1)
+        return attention.segment_ids(self).view(1, -1)
 
     # ------------------------------------------------------------------ tensors
 
@@ -318,4 +349,33 @@ class PackedBatch:
         return other
 
 
-misuse.refuse_collating(PackedBatch)
+refuse_collating(PackedBatch)
+
+
+class BatchGroup:
+    """Batches whose gradients are added up before the optimiser steps.
+
+    Attributes:
+        batches: this rank's, in order, as the loader's `transform` makes them; fewer than asked for
+            at the end of a run.
+        num_loss_tokens: labels that count in the loss, over these batches on all data-parallel
+            ranks together. The losses divide by it already (`PackedBatch.num_items_in_batch`).
+    """
+
+    def __init__(
+        self,
+        batches: Sequence[PackedBatch],
+        num_loss_tokens: int,
+        form: Callable[[PackedBatch], Any] = lambda batch: batch,
+    ) -> None:
+        self.num_loss_tokens = num_loss_tokens
+        self.batches: tuple[Any, ...] = tuple(form(batch) for batch in batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __repr__(self) -> str:
+        return f"BatchGroup(batches={len(self)}, num_loss_tokens={self.num_loss_tokens})"

@@ -23,7 +23,7 @@ def main() -> None:
             'run `pip install "streampack[cli]"`.'
         )
     from streampack.cli.app import app
-    from streampack.cli.say import wrapped
+    from streampack.cli.options import wrapped
 
     try:
         app()

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 import streampack  # whose names are imported when they are used: torch takes a second
-from streampack.cli.named import dataset_of, packed_by
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
@@ -21,8 +20,11 @@ from streampack.cli.options import (
     TextField,
     TextTokenizer,
     TokensField,
+    dataset_of,
+    packed_by,
+    plain_table,
+    say,
 )
-from streampack.cli.say import plain_table, say
 
 ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
 STAGES = {
@@ -71,7 +73,7 @@ def bench(
             dtype=dtype, loss_mask=loss_mask,
         )  # fmt: skip
         dataset = packed_by(dataset, dataset.plan.config.packer, batch_size, epochs=None)
-        from streampack.lane.warm_up import warm_up  # imports torch
+        from streampack.lane.config import warm_up  # imports torch
 
         warm_up(dataset.plan.config)
     lanes = dataset.plan.config.lanes

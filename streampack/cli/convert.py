@@ -20,16 +20,15 @@ from streampack.cli.options import (
     ShardTokenizer,
     TextField,
     TokensField,
+    say,
 )
-from streampack.cli.say import say
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
-from streampack.conversion.destination import Destination
+from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
-from streampack.reading.base import Source
-from streampack.reading.options import Reading
-from streampack.reading.sharded import ShardedSource
-from streampack.sources.files import DOCUMENT_FORMATS, open_files
+from streampack.sources.base import Reading, Source
+from streampack.sources.infer import DOCUMENT_FORMATS, open_files
+from streampack.sources.sharded import ShardedSource
 from streampack.tokenization import Tokenizer, load_tokenizer
 
 

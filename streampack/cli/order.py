@@ -26,12 +26,12 @@ from streampack.cli.options import (
     ShardTokenizer,
     TextField,
     TokensField,
+    say,
 )
-from streampack.cli.say import say
-from streampack.conversion.destination import Destination
+from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
-from streampack.reading.options import Reading
+from streampack.sources.base import Reading
 from streampack.sources.infer import open as open_source
 
 

@@ -20,8 +20,8 @@ from tokenizers import models
 
 import streampack  # whose names are imported when they are used: torch takes a second
 from streampack._jit import cache_folders
-from streampack.cli.say import say
-from streampack.documents.ragged import gather_ragged, offsets_of
+from streampack.cli.options import say
+from streampack.documents.blocks import gather_ragged, offsets_of
 from streampack.errors import ConfigError
 from streampack.ordering import SimilarityOrder
 from streampack.packing import (

@@ -16,12 +16,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from streampack.conversion.destination import HIDDEN, Destination
-from streampack.conversion.payloads import check_content, no_documents, payloads_of
-from streampack.conversion.shards import OVERHEAD, Payload, check_shards, write_shard
+from streampack.conversion.shards import (
+    HIDDEN,
+    OVERHEAD,
+    Destination,
+    Payload,
+    check_content,
+    check_shards,
+    no_documents,
+    payloads_of,
+    write_shard,
+)
 from streampack.errors import ConfigError
-from streampack.reading.base import Cursor, Source
-from streampack.reading.skips import Skips
+from streampack.sources.base import Cursor, Source
+from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
 
 _NOTE = f"{HIDDEN}/progress.json"

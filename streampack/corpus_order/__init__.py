@@ -1,7 +1,7 @@
 """In-context order of a whole corpus: related documents side by side in new shards, on Ray.
 
 Knows sources, embeddings, neighbours and the writers of shards; it does not know rows, batches or
-training. One file per stage: embed, index, search, duplicates, path, write; `job` runs them.
+training. The stages are in `embed`, `search`, `duplicates` and `write`; `job` runs them.
 """
 
 from streampack.corpus_order.job import order_corpus, run_job

@@ -22,9 +22,8 @@ from streampack._jit import kernel
 from streampack.corpus_order.corpus import Corpus, batches
 from streampack.corpus_order.search import candidates_of, cosines_of_pairs
 from streampack.corpus_order.settings import CorpusOrder
-from streampack.ordering.duplicates import Wholes, whole_norms
 from streampack.ordering.hashing import HashedNgrams
-from streampack.ordering.neighbours import on_grid
+from streampack.ordering.neighbours import Wholes, on_grid, whole_norms
 
 PAIRS = 1 << 13  # compared at a time
 

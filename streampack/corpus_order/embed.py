@@ -10,15 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversion.payloads import payloads_of
+from streampack.conversion.shards import payloads_of
 from streampack.corpus_order.corpus import Corpus, Part, batches
 from streampack.corpus_order.settings import CorpusOrder
-from streampack.documents.blocks import ORIGIN
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import ORIGIN, offsets_of
 from streampack.errors import ConfigError
 from streampack.ordering.embedding import TextEmbedder, checked, heads
-from streampack.ordering.words import hash_words
-from streampack.reading.skips import Skips
+from streampack.ordering.hashing import hash_words
+from streampack.sources.skips import Skips
 
 
 def embed_part(job: CorpusOrder, part: int) -> None:

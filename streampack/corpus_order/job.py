@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from streampack.conversion.destination import Destination
-from streampack.conversion.payloads import no_documents
-from streampack.corpus_order import duplicates, embed, index, path, search, write
+from streampack.conversion.shards import Destination, no_documents
+from streampack.corpus_order import duplicates, embed, search, write
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.errors import StorageError
 from streampack.ordering.approximate import require_faiss
-from streampack.reading.base import Source
-from streampack.reading.options import Reading
+from streampack.sources.base import Reading, Source
 from streampack.sources.infer import open as open_source
 
 STAGES = ("embed", "index", "search", "duplicates", "path", "write")
@@ -123,10 +121,10 @@ class _Run:
         shards = 1
         with self._timed("index"):
             if not job.exact(len(corpus)):
-                shards = len(index.index_shards(corpus))
-                self._here(index.train_index, index.TRAINED)
+                shards = len(search.index_shards(corpus))
+                self._here(search.train_index, search.TRAINED)
                 tasks = [(s,) for s in range(shards)]
-                self._tasks(index.fill_shard, tasks, "index/{0:05}.faiss")
+                self._tasks(search.fill_shard, tasks, "index/{0:05}.faiss")
         with_shards = [(shards, p) for p in parts]
         with self._timed("search"):
             pairs = [(s, p) for s in range(shards) for p in parts]
@@ -138,7 +136,7 @@ class _Run:
             self._here(duplicates.choose_duplicates, "duplicates/duplicate_of.npy")
         with self._timed("path"):
             self._tasks(search.search_again, with_shards, "path/{1:05}.again.npy")
-            self._here(lambda job: path.find_path(job, shards), "path/note.json")
+            self._here(lambda job: write.find_path(job, shards), "path/note.json")
         with self._timed("write"):
             self._here(write.plan_shards, "write/starts.npy")
             count = len(self.files.load("write/starts.npy")) - 1

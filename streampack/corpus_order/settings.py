@@ -1,26 +1,90 @@
-"""What is to be put in order, where to and how."""
+"""What is to be put in order, where to and how; embedders by name.
+
+Embedders by name: a model is loaded in the process that uses it, once.
+
+"wordllama" is the static embedding that comes with that package; "sentence-transformers:NAME" a
+model of that library, by name or path; "package.module:function" a function from N texts to
+(N, D) numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from streampack.arguments import explained, whole_number
-from streampack.conversion.destination import HIDDEN, Destination
-from streampack.conversion.payloads import check_content
-from streampack.conversion.shards import check_shards
-from streampack.corpus_order.embedders import named_embedder
-from streampack.corpus_order.work import Work
+from streampack.conversion.shards import HIDDEN, Destination, check_content, check_shards
+from streampack.corpus_order.corpus import Work
 from streampack.errors import ConfigError
-from streampack.ordering.embedding import Embedder
+from streampack.ordering.embedding import Embedder, TextEmbedder
 from streampack.ordering.order import EXACT_DOCUMENTS, Search, SimilarityOrder
-from streampack.reading.base import Source
+from streampack.sources.base import Source
 from streampack.tokenization import Tokenizer
+
+Decode = Callable[[Sequence[list[int]]], Sequence[str]]
+
+
+def named_embedder(name: str, decode: Decode | None) -> TextEmbedder:
+    """The embedder of a name, for texts, or for ids that `decode` makes texts of.
+
+    Raises:
+        ConfigError: there is no such name, or what it needs is not installed.
+    """
+    _load(name)
+    return TextEmbedder(name, _Named(name), decode)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Pickled by its name alone."""
+
+    name: str
+
+    def __call__(self, texts: list[str]) -> Any:
+        return _load(self.name)(texts)
+
+
+@lru_cache(maxsize=1)
+def _load(name: str) -> Callable[[list[str]], Any]:
+    kind, _, rest = name.partition(":")
+    try:
+        if name == "wordllama":
+            root = logging.getLogger()
+            before = root.level, root.handlers[:]
+            package = import_module("wordllama")  # sets up the whole process's log
+            root.setLevel(before[0])
+            root.handlers[:] = before[1]
+            folder = Path(str(package.__file__)).parent
+            model = package.WordLlama.load(cache_dir=folder, disable_download=True)
+            return lambda texts: model.embed(texts)
+        if kind == "sentence-transformers" and rest:
+            library = import_module("sentence_transformers")
+            encoder = library.SentenceTransformer(rest)
+            return lambda texts: encoder.encode(texts, show_progress_bar=False)
+        if rest:
+            function = getattr(import_module(kind), rest, None)
+            if callable(function):
+                return function  # type: ignore[no-any-return]
+    except ImportError as error:
+        raise ConfigError(
+            f'The embedder "{name}" needs {error.name}, which cannot be imported.',
+            "Documents cannot be embedded.",
+            "Install it or put it on PYTHONPATH, on every machine of a cluster.",
+        ) from error
+    raise ConfigError(
+        f'"{name}" names no embedder.',
+        "Documents cannot be compared.",
+        'Use "wordllama", "sentence-transformers:NAME" or "package.module:function"; leave it out '
+        "for the n-grams of tokens.",
+    )
+
 
 PART_TOKENS = 1 << 20  # of a part, about
 MOST_PARTS = 1 << 14  # a process maps up to three files of each, and Linux allows 65,530
@@ -38,7 +102,7 @@ class CorpusOrder:
         tokenizer: for a source of text; None writes the text itself and compares its words.
         work: folder of the stages' results, which all processes see; None is in the destination,
             where that is a local folder.
-        embedder: as for `SimilarityOrder`; or a name, see `embedders`.
+        embedder: as for `SimilarityOrder`; or a name, see the top of this file.
         k: neighbours of each document in the graph.
         duplicate_threshold: as for `SimilarityOrder`, over the whole corpus.
         first_tokens: tokens (words of a text without tokenizer) that the embedder sees.

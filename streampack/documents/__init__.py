@@ -3,7 +3,6 @@
 Knows arrays and what their values mean; it does not know where documents come from, nor rows.
 """
 
-from streampack.documents.blocks import Documents, Texts, make_origin
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import Documents, Texts, make_origin, offsets_of
 
 __all__ = ["Documents", "Texts", "make_origin", "offsets_of"]

@@ -10,11 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from streampack.arguments import explained, is_whole, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
-from streampack.in_memory.plan import MicrobatchPlan
-from streampack.packing.arguments import require_align, require_seq_len
+from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packing.cost import Cost
 from streampack.packing.microbatches import Units, grouped_rows, place_in_rows
-from streampack.packing.overflow import as_array, checked_lengths
+from streampack.packing.overflow import as_array, checked_lengths, require_align, require_seq_len
 
 
 @explained

@@ -6,16 +6,26 @@ contribute counts once.
 
 torch.distributed must be initialised; everything here fails with `RankError` when another process
 dies, or answers nothing for `timeout_s`.
+
+Collectives that were started and not waited for: what becomes of them when the process exits.
+
+A question to the other ranks travels while the loop computes, so a loop that is left has one under
+way. Python ends threads that need it while it shuts down, and one of gloo's that drops a
+tensor then ends the whole process by a signal. So at exit they are waited for, for a while: ranks
+that left their loops after the same step have all asked the same.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,8 +38,31 @@ from torch.utils.data import get_worker_info
 from streampack.errors import ConfigError, RankError
 from streampack.job.ending import Alone, Ranks
 from streampack.job.listed_once import job_store
-from streampack.job.pending import keep
 from streampack.job.topology import Topology
+
+EXIT_WAIT_S = 5.0  # for all together, where another rank asks nothing more and does not exit either
+
+#: Started in this process (by its id), in order, each with its tensor. What is complete is kept
+#: until something newer is complete, so that the thread that completed it never drops it last.
+_kept: deque[tuple[int, Any, Any]] = deque()
+
+
+def keep(work: Any, tensor: Any) -> None:
+    """Keep a collective that was just started, and what it writes to, until it is complete."""
+    while _kept and _kept[0][1].is_completed():
+        _kept.popleft()
+    _kept.append((os.getpid(), work, tensor))
+
+
+@atexit.register
+def _wait() -> None:
+    deadline = time.monotonic() + EXIT_WAIT_S
+    for process, work, _ in _kept:
+        left_s = deadline - time.monotonic()
+        if process == os.getpid() and left_s > 0:  # a child that was forked has no such threads
+            with suppress(RuntimeError):  # another rank died, or asks nothing
+                work.wait(timedelta(seconds=left_s))
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,20 +1,26 @@
-"""LaneConfig: all that the batches of a run's lanes follow from; LaneShare: those of a process."""
+"""LaneConfig: all that the batches of a run's lanes follow from; kernels compiled for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from streampack.dealing.rule import DealRule
+import numpy as np
+
+from streampack.deals.rule import DealRule
+from streampack.documents.blocks import Documents, make_origin
+from streampack.documents.fields import FieldTypes
 from streampack.job.topology import Topology
+from streampack.ordering import SimilarityOrder
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
 from streampack.window.empty_rows import empty_rows
-from streampack.window.gather import RowFormat
-from streampack.window.packed_rows import PackedRows
+from streampack.window.gather import RowFormat, gather_rows
+from streampack.window.packed_rows import PackedRows, derive_fields
+from streampack.window.window import Window
 
 MOST_LANES = 1 << 20  # of a run
 
@@ -58,3 +64,27 @@ class LaneShare:
     topology: Topology
     start: int
     states: Mapping[int, dict[str, Any] | None]
+
+
+def warm_up(config: LaneConfig) -> None:
+    """Compile or load every kernel a lane needs, so that forked workers inherit them."""
+    for dtype in (np.uint16, np.uint32):
+        tokens = np.zeros(5, dtype=dtype)
+        origin = make_origin(0, np.arange(2, dtype=np.int64))
+        documents = Documents(tokens, np.array([0, 3, 5], dtype=np.int64), origin)
+        documents.take(np.array([1, 0], dtype=np.int64))
+        if isinstance(config.order, SimilarityOrder) and config.order.exact:  # loads no model
+            config.order.order(documents)
+        window = Window(
+            config.window,
+            config.packer,
+            batch_tokens=config.batch_tokens,
+            seed=0,
+            balance=config.balance,
+        )
+        window.admit(documents, 0)
+        planned = window.plan(final=True)
+        layout = replace(config.row_format, fields=FieldTypes(), grouped=False)
+        rows = gather_rows(planned, config.batch_tokens, window, layout)
+        derive_fields(rows[0])
+        window.advance(planned)

@@ -15,24 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.dealing.dealer import Dealer
-from streampack.dealing.rule import Report
+from streampack.deals.dealer import Dealer
+from streampack.deals.rule import Report
 from streampack.errors import StateError
-from streampack.lane.batch import LaneBatch, LaneEnd
 from streampack.lane.config import LaneConfig
-from streampack.lane.state import Round, SavedEntries, decode_reports
+from streampack.lane.state import LaneBatch, LaneEnd, Round, SavedEntries, decode_reports
 from streampack.metrics import LaneTimes, Metrics
-from streampack.packing.composition import Composition
+from streampack.packing.plan import Composition
 from streampack.packing.request import MemberLengths
 from streampack.packing.rng import derive_seed
-from streampack.reading.skips import Skips
-from streampack.streams.base import LaneStream, Mark, Outlook
+from streampack.sources.skips import Skips
+from streampack.streams.base import LaneStream, Remaining, StreamPosition
 from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows
-from streampack.window.packed_rows import PackedRows
+from streampack.window.packed_rows import PackedRows, with_passes
 from streampack.window.planned import PlannedWindow
-from streampack.window.source_counts import with_passes
 from streampack.window.window import Window
 
 logger = logging.getLogger(__name__)
@@ -88,7 +86,7 @@ class Lane:
         state, mark = self.state, None
         skips = Skips(config.on_error, config.skip_limit)
         if state is not None:
-            mark = Mark(state["serial"], state["cursor"])
+            mark = StreamPosition(state["serial"], state["cursor"])
             skips.expect(state["skipped"], state["skipped_count"])
         self._stream = open_stream(
             config, self.lane, skips=skips, times=self._times, mark=mark, dealer=self.dealer
@@ -306,7 +304,7 @@ class Lane:
         """
         return self._round or self._round_now(None), self._planned, self._emitted
 
-    def outlooks(self) -> list[Outlook]:
+    def outlooks(self) -> list[Remaining]:
         """What the lane can see of every source that it is dealt, beyond what its window holds."""
         return self._stream.outlooks()
 

@@ -1,13 +1,18 @@
-"""Several lanes of one process in turn: one batch from each, until all have ended."""
+"""The lanes of one process: in turn, and with what those of other processes report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from streampack.dealing.dealer import Dealer
-from streampack.lane.batch import LaneBatch, LaneEnd
-from streampack.lane.config import LaneShare
+from streampack.deals.board import Board, MemoryBoard, SharedBoard
+from streampack.deals.dealer import Dealer
+from streampack.errors import StateError
+from streampack.lane.config import LaneConfig, LaneShare
 from streampack.lane.lane import Lane
+from streampack.lane.state import LaneBatch, LaneEnd, decode_reports
 from streampack.metrics import Metrics
 
 
@@ -57,3 +62,98 @@ def _end(item: LaneBatch | LaneEnd) -> LaneEnd:
     spent = Metrics() if item.metrics is None else Metrics(times=item.metrics.times)
     given = item.step + isinstance(item, LaneBatch)
     return LaneEnd(item.lane, given, item.round, item.emitted, spent)
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a rank's lanes take part in deals.
+
+    Attributes:
+        name: of the board that its worker processes share; None if its lanes run in one process.
+        unknown: lanes of ranks that are not connected, with their states. This process runs them
+            too, as far as deals need their reports, and drops their batches.
+        missing: such lanes whose states are not there.
+        kept: whether a loader's process keeps the board's name until all workers have ended.
+    """
+
+    name: str | None = None
+    unknown: Mapping[int, dict[str, Any] | None] | None = None
+    missing: Sequence[int] = ()
+    kept: bool = False
+
+    def board(self, config: LaneConfig) -> Board:
+        """The board of this process."""
+        lines = len(config.dealing.lines) if config.dealing else 0
+        if self.name is None:
+            return MemoryBoard(config.lanes, lines)
+        return SharedBoard(config.lanes, lines, self.name, kept=self.kept)
+
+    def dealer(
+        self, config: LaneConfig, board: Board, states: Mapping[int, dict[str, Any] | None]
+    ) -> Dealer | None:
+        """Who deals to the lanes of this process, which go on from these states."""
+        if config.dealing is None:
+            return None
+        dealer = Dealer(config.dealing, board)
+        unknown = self.unknown or {}
+        for lane, state in [*states.items(), *unknown.items()]:
+            if state is not None:
+                reports, last = decode_reports(state["reports"]), state["reported_deal"]
+                board.load(lane, reports, last)
+                if state["final"]:
+                    board.end(lane, last + 1)
+            else:
+                board.load(lane, config.dealing.before_first(), config.dealing.first)
+        if unknown or self.missing:
+            board.find = _Others(config, dealer, unknown, self.missing).find
+        return dealer
+
+
+class _Others:
+    """Lanes of other ranks, run for what they report."""
+
+    def __init__(
+        self,
+        config: LaneConfig,
+        dealer: Dealer,
+        states: Mapping[int, dict[str, Any] | None],
+        missing: Sequence[int],
+    ) -> None:
+        self._config = config
+        self._dealer = dealer
+        self._states = states
+        self._missing = missing
+        self._running: dict[int, Lane] = {}
+
+    def find(self, deal: int) -> None:
+        """Let those that have not reported for a deal run until they do."""
+        board = self._dealer.board
+        for number in board.missing(deal):
+            if number in self._missing:
+                raise StateError(
+                    f"Lane {number} is another rank's, and the state does not hold it.",
+                    "Lanes share the source by what each of them has found, and these ranks are "
+                    "not connected.",
+                    "Load what merge_states makes of the states of all ranks, or connect the ranks "
+                    "with torch.distributed before the loader is built.",
+                )
+            if number not in self._states:
+                continue
+            lane = self._running.get(number)
+            if lane is None:
+                if not self._running:
+                    logger.warning(
+                        "%d lanes are those of other ranks, which are not connected with this "
+                        "process, so it reads their documents too. Initialise torch.distributed "
+                        "before the loader is built, and use PackedLoader, or PackedLoader.over a "
+                        "DataLoader. Where there are fewer lanes than ranks, it cannot be avoided.",
+                        len(self._states),
+                    )
+                lane = Lane(self._config, number, self._states[number], self._dealer)
+                self._running[number] = lane
+            while number in board.missing(deal):
+                if isinstance(lane.next(), LaneEnd):
+                    break

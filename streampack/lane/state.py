@@ -1,4 +1,4 @@
-"""The state of a lane: what its window held at the start of a round, as coordinates.
+"""What a lane gives, and its state: what its window held at the start of a round.
 
 `Round.state` writes it and `SavedEntries` reads it back while the documents are read again. It
 says which documents wait, how far each is delivered and since when it waits: a few kilobytes for
@@ -21,7 +21,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,10 @@ from numpy.typing import NDArray
 from streampack.cached import cached_property
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
-from streampack.streams.base import Mark
+from streampack.metrics import Metrics
+from streampack.streams.base import StreamPosition
 from streampack.window.entries import Entries
+from streampack.window.packed_rows import PackedRows
 from streampack.window.window import Window
 
 _COLUMNS = 5  # of `SavedEntries`
@@ -58,7 +60,7 @@ class Round:
     number: int
     step: int
     final: bool | None
-    mark: Mark
+    mark: StreamPosition
     admitted: int
     continued: bool
     entries: Entries
@@ -201,3 +203,54 @@ class SavedEntries:
             origin=kept.origin,
         )
         self.window.restore(kept, entries, continued=last)
+
+
+class LaneBatch(NamedTuple):
+    """One batch of a lane.
+
+    Attributes:
+        lane, step: it is batch number `step` of this lane.
+        rows: the batch in compact form.
+        round, emitted: the lane's state is ``round.state(emitted)`` once this batch is consumed.
+        metrics: what was lost or spent since the batch before, as far as the rows do not say it;
+            None if nothing, as for all but the first batch of a round.
+        has_next: True if the lane has another batch. The last one's state is that of the end.
+    """
+
+    lane: int
+    step: int
+    rows: PackedRows
+    round: Round | SavedRound
+    emitted: int
+    metrics: Metrics | None
+    has_next: bool = True
+
+
+class LaneEnd(NamedTuple):
+    """The end of a lane, where no batch carries it.
+
+    Attributes:
+        lane: which lane; step: batches it has given.
+        round, emitted: the lane's state is ``round.state(emitted)``.
+        metrics: what was lost or spent since the last batch.
+    """
+
+    lane: int
+    step: int
+    round: Round | SavedRound
+    emitted: int
+    metrics: Metrics
+
+
+class SavedRound(NamedTuple):
+    """A round as its state: what another process knows of it.
+
+    Attributes:
+        start: the lane's state before any batch of the round.
+    """
+
+    start: dict[str, Any]
+
+    def state(self, emitted: int) -> dict[str, Any]:
+        """As `Round.state`."""
+        return {**self.start, "emitted": emitted}

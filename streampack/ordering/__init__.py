@@ -5,10 +5,9 @@ if it is installed.
 """
 
 from streampack.ordering.embedding import Embedder, TextEmbedder, TokenEmbedder
-from streampack.ordering.grouping import GroupBy
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
-from streampack.ordering.order import DocumentOrder, Ordered, SimilarityOrder
+from streampack.ordering.order import DocumentOrder, GroupBy, Ordered, SimilarityOrder
 from streampack.ordering.traversal import walk
 
 __all__ = [

@@ -4,7 +4,7 @@ Steps:
   1. An inverted file over the normalised vectors gives each document more candidates than the k
      it needs.
   2. The candidates' cosines are computed again, exactly as `neighbours` does.
-  3. Near-duplicates among the candidates, also as whole documents (`duplicates`), are removed in
+  3. Near-duplicates among the candidates, also as whole documents (`alike`), are removed in
      order of arrival, and the k nearest kept candidates remain, ties by arrival.
 
 Cost: about N * sqrt(N) * D. Lost: neighbours and near-duplicates in lists that are not searched.
@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.errors import ConfigError
-from streampack.ordering.duplicates import Wholes, alike
 from streampack.ordering.neighbours import (
     NONE,
     Neighbours,
+    Wholes,
+    alike,
     compact,
     cosine,
     offer,

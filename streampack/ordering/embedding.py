@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents
-from streampack.documents.ragged import gather_ragged, offsets_of
+from streampack.documents.blocks import Documents, gather_ragged, offsets_of
 from streampack.errors import ConfigError
 
 #: `Documents` of N documents -> (N, D) float32.

@@ -4,17 +4,16 @@ Knows lengths, rows and what a window asks for; it does not know tokens, sources
 """
 
 from streampack.packing.balancing import Balance
-from streampack.packing.buckets.packer import Buckets
-from streampack.packing.buckets.schedule import Curriculum
-from streampack.packing.composition import Composition
+from streampack.packing.buckets import Buckets
 from streampack.packing.concat import Concat
 from streampack.packing.cost import Cost
 from streampack.packing.crop import BestFitCrop
+from streampack.packing.curriculum import Curriculum
 from streampack.packing.decreasing import BestFitDecreasing, FirstFitDecreasing
 from streampack.packing.overflow import Overflow
 from streampack.packing.packer import Packer
 from streampack.packing.pad import Pad
-from streampack.packing.plan import Plan, check_plan
+from streampack.packing.plan import Composition, Plan, check_plan
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.seamless import Seamless
 from streampack.packing.selection import all_rows, first_rows, fullest_rows, rows_in_order

@@ -31,10 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents.ragged import ranges_of
-from streampack.packing.arguments import require_seq_len
-from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, previous_set, set_bit
-from streampack.packing.overflow import Overflow, limit_lengths
+from streampack.documents.blocks import ranges_of
+from streampack.packing.fit import clear_bit, new_bitmap, next_set, previous_set, set_bit
+from streampack.packing.overflow import Overflow, limit_lengths, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest

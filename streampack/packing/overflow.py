@@ -1,13 +1,16 @@
-"""Overflow: what happens to documents longer than a row."""
+"""What happens to documents longer than a row; checks of arguments that packers share."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streampack.errors import PlanError
+from streampack.arguments import is_whole, one_of
+from streampack.errors import ConfigError, PlanError
 
 Overflow = Literal["split", "truncate", "drop", "error"]
 """Documents longer than a row: "split" into pieces of seq_len, every piece kept; "truncate" to
@@ -63,3 +66,74 @@ def limit_lengths(
     keep = seq_len if overflow == "truncate" else 0
     kept = np.where(lengths > seq_len, keep, lengths)
     return kept, lengths - kept
+
+
+def require_seq_len(seq_len: int, overflow: str) -> int:
+    """`seq_len` as a plain int; raises `ConfigError` unless these settings make sense."""
+    if not is_whole(seq_len) or not 2 <= seq_len < 1 << 31:
+        raise ConfigError(
+            f"seq_len is {seq_len!r}.",
+            "A row needs at least 2 tokens, and its length must fit in 31 bits.",
+            "Pass the model's context length, for example seq_len=2048.",
+        )
+    consequence = "It decides what happens to documents longer than a row."
+    one_of("overflow", overflow, OVERFLOWS, consequence)
+    return int(seq_len)
+
+
+def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
+    """`seq_lens` as a tuple; raises `ConfigError` unless they ascend."""
+    sizes = tuple(seq_lens) if isinstance(seq_lens, Sequence) else ()
+    sizes = tuple(require_seq_len(size, "split") for size in sizes)
+    if not sizes or list(sizes) != sorted(set(sizes)):
+        raise ConfigError(
+            f"seq_lens is {seq_lens!r}.",
+            "Buckets must be given, each once, shortest first.",
+            "Use for example seq_lens=(2048, 4096, 8192, 16384).",
+        )
+    return sizes
+
+
+def require_atom(atom: int, seq_len: int) -> int:
+    """`atom`; raises `ConfigError` unless it divides `seq_len` or is a multiple of it."""
+    fits = is_whole(atom) and 1 <= atom < 1 << 31
+    if not fits or (seq_len % atom and atom % seq_len):
+        raise ConfigError(
+            f"atom is {atom!r} for seq_len {seq_len}.",
+            "Atoms are merged or split into rows, so one of the two must divide the other.",
+            "Leave it out for one row, or use a quarter, a half, two or four times seq_len.",
+        )
+    return int(atom)
+
+
+def require_align(align: int | Sequence[int], seq_len: int, extra_capacity: int = 0) -> int:
+    """The least common multiple of `align`, which may be several numbers.
+
+    Raises:
+        ConfigError: rows of `seq_len` cannot hold pieces of multiples of it.
+    """
+    several = isinstance(align, Iterable) and not isinstance(align, (str, bytes))
+    needs: list[Any] = [*cast(Any, align)] if several else [align]
+    known = bool(needs) and all(is_whole(need) and need >= 1 for need in needs)
+    multiple = math.lcm(*map(int, needs)) if known else 0
+    if not known or seq_len % multiple or (multiple > 1 and extra_capacity):
+        common = f" (together {multiple})" if known and len(needs) > 1 else ""
+        raise ConfigError(
+            f"align is {align!r}{common} for seq_len {seq_len} and extra_capacity "
+            f"{extra_capacity}.",
+            "A row is made of whole multiples of it, and nothing lies beyond its end.",
+            "Use a divisor of seq_len (2 * cp_size for context parallelism), and no extra "
+            "capacity.",
+        )
+    return multiple
+
+
+def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:
+    """`extra_capacity`; raises `ConfigError` unless it is a number of tokens below a row's."""
+    if not is_whole(extra_capacity) or not 0 <= extra_capacity < seq_len:
+        raise ConfigError(
+            f"extra_capacity is {extra_capacity!r} for seq_len {seq_len}.",
+            "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
+            "The paper uses about seq_len / 41; 0 drops nothing.",
+        )
+    return int(extra_capacity)

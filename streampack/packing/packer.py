@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import check_call, is_whole
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError, PlanError
 from streampack.packing.overflow import OVERFLOWS, Overflow
 from streampack.packing.plan import Plan

@@ -28,10 +28,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
-from streampack.packing.arguments import require_atom, require_seq_len
-from streampack.packing.overflow import Overflow, limit_lengths
+from streampack.packing.overflow import Overflow, limit_lengths, require_atom, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest

@@ -9,10 +9,10 @@ from fractions import Fraction
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.packing.buckets.packer import Buckets
-from streampack.packing.buckets.schedule import Curriculum
+from streampack.packing.buckets import Buckets
 from streampack.packing.concat import Concat
 from streampack.packing.crop import BestFitCrop
+from streampack.packing.curriculum import Curriculum
 from streampack.packing.decreasing import BestFitDecreasing, FirstFitDecreasing
 from streampack.packing.packer import Packer
 from streampack.packing.pad import Pad

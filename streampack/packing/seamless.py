@@ -46,13 +46,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import is_number
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
-from streampack.packing.arguments import require_extra_capacity, require_seq_len
 from streampack.packing.concat import cut_joined
 from streampack.packing.decreasing import decreasing_pieces, lay_out, lost_with
 from streampack.packing.fit import greedy_fit
-from streampack.packing.overflow import checked_lengths
+from streampack.packing.overflow import checked_lengths, require_extra_capacity, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest

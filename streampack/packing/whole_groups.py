@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents.ragged import offsets_of, ranges_of
+from streampack.documents.blocks import offsets_of, ranges_of
 from streampack.errors import PlanError
 from streampack.packing.decreasing import BestFitDecreasing
 from streampack.packing.plan import Plan

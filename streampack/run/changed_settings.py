@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.dealing.board import ENDED
-from streampack.dealing.dealer import Dealer
-from streampack.dealing.rule import DealRule, Report
+from streampack.deals.board import ENDED
+from streampack.deals.dealer import Dealer
+from streampack.deals.rule import DealRule, Report
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane, held_by_source
@@ -35,7 +35,7 @@ from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
 from streampack.packing.rebuilding import rebuild_packer
 from streampack.run.dealt import epochs_before
-from streampack.sources.mixture.source import Mixture, earlier_mixture
+from streampack.sources.mixture import Mixture, earlier_mixture
 from streampack.streams.mixed_place import changed_cursor
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from streampack.dealing.rule import FRACTION, ONE, REVISION, SETTINGS, UNENDING, DealRule, Line
+from streampack.deals.rule import FRACTION, ONE, REVISION, SETTINGS, UNENDING, DealRule, Line
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
-from streampack.reading.sharded import ShardedSource
-from streampack.sources.mixture.credits import ONE as WHOLE
-from streampack.sources.mixture.source import Mixture
+from streampack.sources.credits import ONE as WHOLE
+from streampack.sources.mixture import Mixture
+from streampack.sources.sharded import ShardedSource
 
 RUNS = -1  # stands for the epochs of the run
 

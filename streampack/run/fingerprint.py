@@ -8,7 +8,7 @@ from typing import Any
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 from streampack.packing.rebuilding import plain
-from streampack.sources.mixture.source import Mixture
+from streampack.sources.mixture import Mixture
 
 #: What may change while a run goes on, if `load_state_dict(allow=)` names it, and the fields of a
 #: fingerprint that change with it: longer rows make larger batches.

@@ -15,9 +15,9 @@ from streampack.ordering import DocumentOrder
 from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
 from streampack.packing.packer import require_packer
 from streampack.packing.whole_groups import WholeGroups
-from streampack.reading.base import Source
+from streampack.sources.base import Source
 from streampack.sources.chat.source import Chat
-from streampack.sources.mixture.source import sources_of
+from streampack.sources.mixture import sources_of
 from streampack.streams.preparation import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
 from streampack.tokenization.rules import checked_id

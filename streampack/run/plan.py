@@ -1,4 +1,4 @@
-"""RunPlan: what is fixed for a whole run before its first batch.
+"""RunPlan: what is fixed or measured for a whole run before its first batch.
 
 A plan follows from the dataset's arguments alone: the number of lanes and what is measured on a
 sample are the same on every rank and in every worker process, whoever asks first. A resumed run has
@@ -12,13 +12,140 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
+from streampack.packing import Packer
+from streampack.packing.balancing import Balance, row_costs
+from streampack.packing.rng import permutation
 from streampack.run.changed_settings import carry_over, previous_config
 from streampack.run.dealt import as_dealt, dealt_anew, goes_on, with_dealing
+from streampack.run.dry_run import stream_plan
+from streampack.run.estimation import sample_lengths
 from streampack.run.fingerprint import changed_fields, fingerprint_of
-from streampack.run.measuring import as_measured, choose_lanes, measured
 from streampack.run.state import Deferred, RunState, batches_due, check_state
+from streampack.sources.base import Source
+from streampack.sources.iterable.indexed import Items
+from streampack.window.config import WindowConfig
+
+TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
+LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
+EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
+BATCHES_PER_LANE = 200  # of a finite run: its end costs a lane one batch or two
+WINDOWS_PER_LANE = 12  # with fewer, the end of the lane, which packs badly, is a large share of it
+SHARES_DOCUMENTS = 8192  # of half as many, documents per row were up to 3.4 % off (docs/papers.md)
+BALANCE_WINDOWS = 3  # windows of rows packed from a sample to find out what rows cost
+BALANCE_ORDERS = 64  # times that the sample is packed for that at most
+BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
+
+
+def choose_lanes(config: LaneConfig, ranks: int) -> int:
+    """Lanes for a run: up to 12 per rank, and no more than give each enough to pack well.
+
+    Each lane has at least 12 windows, and in a finite run 200 batches. If that allows fewer lanes
+    than there are ranks, the number of lanes divides the ranks, and several ranks run each lane.
+    One rank reads a list of token ids in one lane: workers would not make that any faster.
+
+    Args:
+        config: of the run; source prepared, `lanes` open.
+        ranks: of the first start.
+    """
+    source, window_tokens = config.source, lane_tokens(config)
+    if ranks == 1 and isinstance(source, Items) and source.tokenized:
+        return 1
+    lane_bytes = BYTES_PER_TOKEN * window_tokens + source.reader_bytes()
+    most = min(LANES_PER_RANK, config.window.memory_limit // lane_bytes) * ranks
+    tokens, splits = source.estimate_tokens(), source.max_lanes()
+    if tokens is not None:
+        most = min(most, tokens // (WINDOWS_PER_LANE * window_tokens))
+        if config.epochs is not None:
+            most = min(most, config.epochs * tokens // (BATCHES_PER_LANE * config.batch_tokens))
+    if splits is not None:
+        most = min(most, splits)
+    if most >= ranks:
+        return most - most % ranks
+    return next(n for n in range(max(most, 1), 0, -1) if ranks % n == 0)
+
+
+def lane_tokens(config: LaneConfig) -> int:
+    """Tokens that a lane holds, about: how many it holds for ordering is not known before."""
+    ordering = 0 if config.order is None else config.order.order_window_documents
+    return config.window.tokens(config.packer) + ordering * TOKENS_PER_DOCUMENT
+
+
+def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
+    """Lanes of an evaluation, the same for any ranks: up to 48, each of several windows."""
+    most = source.max_lanes() or EVALUATION_LANES[0]
+    tokens = source.estimate_tokens()
+    if tokens is not None:
+        most = min(most, tokens // (WINDOWS_PER_LANE * window_tokens))
+    return next((lanes for lanes in EVALUATION_LANES if lanes <= most), 1)
+
+
+def measured(config: LaneConfig) -> LaneConfig:
+    """`config` with what its packer and its balance must measure before a run, on a sample.
+
+    Raises:
+        ConfigError: the source can be read only once, so a sample would be lost to the run.
+    """
+    if config.packer.needs_sample:
+        lengths = sample_lengths(config, documents=SHARES_DOCUMENTS)
+        config = replace(config, packer=config.packer.with_sample(lengths))
+    if config.balance is None or config.balance.quantiles is not None:
+        return config
+    if config.source.once:
+        raise ConfigError(
+            "The source can be read only once, and a balance measures on a sample what rows cost.",
+            "The sample's documents would be missing from the run.",
+            "Leave out balance=, or pass a source that can be read again.",
+        )
+    balance = measure_balance(
+        sample_lengths(config), config.packer, config.window, batch_tokens=config.batch_tokens
+    )
+    return replace(config, balance=balance)
+
+
+def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
+    """`config` with what the run of a saved fingerprint had measured, as far as it fits.
+
+    Costs of rows fit if the rows have the same length.
+
+    Raises:
+        StateError: no packer can have measured what `saved` says.
+    """
+    packer, balance = config.packer, saved.get("balance")
+    if packer.needs_sample:
+        config = replace(config, packer=packer.with_saved(saved["packer"]))
+    if config.balance is None or not isinstance(balance, Mapping):
+        return config
+    if saved["packer"].get("seq_len") != packer.seq_lens[-1]:
+        return config
+    return replace(config, balance=Balance.from_description(balance))
+
+
+def measure_balance(
+    lengths: NDArray[np.int64], packer: Packer, window: WindowConfig, *, batch_tokens: int
+) -> Balance:
+    """The schedule of costs for documents of these lengths (N,), a sample.
+
+    The sample is packed as a lane would pack it without a balance, several times in random orders,
+    because it would fill only a few long rows. `window` is resolved.
+    """
+    window_tokens = window.tokens(packer)
+    lengths = lengths[lengths > 0]
+    total = max(int(np.minimum(lengths, window_tokens).sum()), 1)
+    orders = min(-(-BALANCE_WINDOWS * window_tokens // total), BALANCE_ORDERS)
+    stream = [lengths[permutation(len(lengths), order)] for order in range(orders)]
+    plan = stream_plan(np.concatenate(stream), packer, window, batch_tokens=batch_tokens)
+    if not plan.num_rows:
+        return Balance((0,))
+    full = plan.row_fill() >= window.min_fill * plan.seq_len
+    costs = row_costs(plan)[full if full.any() else slice(None)]
+    return Balance.measured(costs)
+
 
 logger = logging.getLogger(__name__)
 

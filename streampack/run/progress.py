@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from streampack.forecast.estimation import Estimate
+from streampack.run.estimation import Estimate
 from streampack.run.rank import RankRun
 
 DRAWN_S = 0.25  # between two drawings on a terminal

@@ -19,21 +19,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.batch import PackedBatch
-from streampack.dealing.board import Board
-from streampack.dealing.exchange import DealExchange
+from streampack.deals.board import Board
+from streampack.deals.dealer import DealExchange
 from streampack.errors import ConfigError, StateError
-from streampack.forecast.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
-from streampack.lane.batch import LaneEnd
 from streampack.lane.config import LaneShare
-from streampack.lane.rotation import rotate
-from streampack.lane.sharing import Sharing
+from streampack.lane.rotation import Sharing, rotate
+from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
-from streampack.run.by_source import SourceReport, counted, source_report
+from streampack.run.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.run.plan import RunPlan
+from streampack.run.provenance import SourceReport, counted, source_report
 from streampack.run.state import Deferred, RunState, batches_known
-from streampack.sources.mixture.source import Mixture
+from streampack.sources.mixture import Mixture
 
 logger = logging.getLogger(__name__)
 

@@ -33,13 +33,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from streampack.batch import PackedBatch
-from streampack.dealing.board import Board
+from streampack.deals.board import Board
 from streampack.errors import ConfigError, StreampackError, WorkerError
-from streampack.lane.batch import LaneBatch, LaneEnd, SavedRound
-from streampack.lane.config import LaneShare
-from streampack.lane.rotation import rotate
-from streampack.lane.sharing import Sharing
-from streampack.lane.warm_up import warm_up
+from streampack.lane.config import LaneShare, warm_up
+from streampack.lane.rotation import Sharing, rotate
+from streampack.lane.state import LaneBatch, LaneEnd, SavedRound
 
 logger = logging.getLogger(__name__)
 

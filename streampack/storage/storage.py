@@ -19,9 +19,9 @@ from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError, ContentError, StateError, StorageError
 from streampack.storage.cache import ANY_SIZE, Cache, Entry, default_cache_dir
 from streampack.storage.filesystems import open_filesystem
-from streampack.storage.listing import list_remote
-from streampack.storage.patterns import (
+from streampack.storage.listing import (
     expand_braces,
+    list_remote,
     local_files,
     local_names,
     named_paths,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streampack.documents.blocks import Documents
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 
 #: The cursor of a source before its first document: the part, its epoch, the place in it (of its
 #: reader), the tokens before that place, and those before the part.
@@ -15,7 +15,7 @@ BEGINNING: dict[str, Any] = {"part": 0, "epoch": 0, "at": None, "tokens": 0, "be
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StreamPosition:
     """A place in a stream: reading from `cursor` gives documents from number `serial` on.
 
     `skipped` is the number of skips recorded before that place, for each source of a mixture.
@@ -26,7 +26,7 @@ class Mark:
     skipped: tuple[int, ...] = (0,)
 
 
-class Outlook(NamedTuple):
+class Remaining(NamedTuple):
     """What a lane can see of a source that it is dealt.
 
     Attributes:
@@ -51,7 +51,7 @@ class LaneStream(ABC):
         duplicates: near-duplicates that were dropped; duplicate_tokens: their tokens.
     """
 
-    def __init__(self, skips: Skips, mark: Mark | None) -> None:
+    def __init__(self, skips: Skips, mark: StreamPosition | None) -> None:
         self.skips = skips
         self.serial = mark.serial if mark else 0
         self.duplicates = 0
@@ -89,7 +89,7 @@ class LaneStream(ABC):
     def allow(self, step: int) -> None:  # noqa: B027
         """The next round to be filled begins with batch number `step` of the lane."""
 
-    def outlooks(self) -> list[Outlook]:
+    def outlooks(self) -> list[Remaining]:
         """Of every source that the lane is dealt, in the order of the rule's lines."""
         return []
 
@@ -108,11 +108,11 @@ class LaneStream(ABC):
         """Ends of documents inside texts, which wrote that special token."""
 
     @abstractmethod
-    def mark_before(self, serial: int) -> Mark:
+    def mark_before(self, serial: int) -> StreamPosition:
         """The latest known place from which document `serial` is read; earlier ones are dropped."""
 
     @abstractmethod
-    def skipped_since(self, mark: Mark) -> list[list[Any]]:
+    def skipped_since(self, mark: StreamPosition) -> list[list[Any]]:
         """Records of what was skipped after `mark`; reading again from it must skip the same."""
 
     @abstractmethod

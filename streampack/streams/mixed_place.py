@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.sources.mixture.credits import TokenShares
-from streampack.sources.mixture.source import Mixture
-from streampack.streams.base import BEGINNING, Mark
+from streampack.sources.credits import TokenShares
+from streampack.sources.mixture import Mixture
+from streampack.streams.base import BEGINNING, StreamPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class SourcePlace:
         ended: True if it has no more documents.
     """
 
-    mark: Mark
+    mark: StreamPosition
     offset: int = 0
     tokens: int = 0
     epoch: int = 0
@@ -105,7 +105,7 @@ class MixedPlace:
     places: tuple[SourcePlace, ...]
     before: tuple[Rules, ...]
 
-    def mark(self, names: Sequence[str]) -> Mark:
+    def mark(self, names: Sequence[str]) -> StreamPosition:
         """The place as a mark of the stream; `names` are those of the sources."""
         sources = {
             name: {
@@ -124,17 +124,19 @@ class MixedPlace:
             "before": [rules.as_dict(names) for rules in self.before],
             "sources": sources,
         }
-        return Mark(self.serial, cursor, tuple(place.mark.skipped[0] for place in self.places))
+        return StreamPosition(
+            self.serial, cursor, tuple(place.mark.skipped[0] for place in self.places)
+        )
 
     @classmethod
-    def read(cls, mark: Mark | None, mixture: Mixture) -> MixedPlace:
+    def read(cls, mark: StreamPosition | None, mixture: Mixture) -> MixedPlace:
         """The place of a saved mark; None is before the first document.
 
         Raises:
             StateError: the mixture lacks a source of it that had not ended.
         """
         if mark is None:
-            mark = Mark(0, {"tokens": 0, "quantum": 0, "before": [], "sources": {}})
+            mark = StreamPosition(0, {"tokens": 0, "quantum": 0, "before": [], "sources": {}})
         cursor = mark.cursor
         saved = cursor["sources"]
         for name, source in saved.items():
@@ -145,13 +147,13 @@ class MixedPlace:
                     "Keep it, with a weight of 0 if no more of it is wanted.",
                 )
         credits = [0] * len(mixture.sources)
-        places = [SourcePlace(Mark(0, BEGINNING))] * len(mixture.sources)
+        places = [SourcePlace(StreamPosition(0, BEGINNING))] * len(mixture.sources)
         for number, name in enumerate(mixture.sources):
             if name in saved:
                 source = saved[name]
                 credits[number] = source["credit"]
                 places[number] = SourcePlace(
-                    Mark(0, source["at"]),
+                    StreamPosition(0, source["at"]),
                     source["offset"],
                     source["tokens"],
                     source["epoch"],

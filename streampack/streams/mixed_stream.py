@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from streampack.dealing.dealer import Dealer
+from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
-from streampack.reading.skips import Skips
-from streampack.sources.mixture.credits import Credits
-from streampack.sources.mixture.source import Mixture, source_seed
-from streampack.streams.base import LaneStream, Mark, Outlook
+from streampack.sources.credits import Credits
+from streampack.sources.mixture import Mixture, source_seed
+from streampack.sources.skips import Skips
+from streampack.streams.base import LaneStream, Remaining, StreamPosition
 from streampack.streams.mixed_place import MixedPlace, Rules, SourcePlace
 from streampack.streams.stream import DocumentStream, StreamConfig
 
@@ -102,7 +102,7 @@ class MixedStream(LaneStream):
         *,
         skips: Skips,
         times: LaneTimes,
-        mark: Mark | None = None,
+        mark: StreamPosition | None = None,
         dealer: Dealer | None = None,
     ) -> None:
         assert isinstance(config.source, Mixture)
@@ -170,7 +170,7 @@ class MixedStream(LaneStream):
     def ended(self) -> bool:
         return not self._waits
 
-    def outlooks(self) -> list[Outlook]:
+    def outlooks(self) -> list[Remaining]:
         members = {member.name: member for member in self._members}
         outlooks = []
         for name in self._dealt:
@@ -178,7 +178,7 @@ class MixedStream(LaneStream):
                 members[name].settle()
                 outlooks += members[name].stream.outlooks()
             else:  # it had ended everywhere, and was left out
-                outlooks.append(Outlook(len(members), 0, 0, 0))
+                outlooks.append(Remaining(len(members), 0, 0, 0))
         return outlooks
 
     def passes(self) -> list[int]:
@@ -203,13 +203,13 @@ class MixedStream(LaneStream):
             self._pending, self._drawn = None, 0
             self._starts.append(self._start())
 
-    def mark_before(self, serial: int) -> Mark:
+    def mark_before(self, serial: int) -> StreamPosition:
         """The start of the quantum of document `serial`; earlier ones are dropped."""
         while len(self._starts) > 1 and self._starts[1].serial <= serial:
             self._starts.popleft()
         return self._starts[0].mark([member.name for member in self._members])
 
-    def skipped_since(self, mark: Mark) -> list[list[Any]]:
+    def skipped_since(self, mark: StreamPosition) -> list[list[Any]]:
         """Records of what was skipped after `mark`, each with the number of its source."""
         return [
             [*record, number]

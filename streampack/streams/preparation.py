@@ -1,4 +1,11 @@
-"""What happens to the blocks of a source before the window: tokenized, checked, passed to hooks."""
+"""What happens to the blocks of a source before the window: tokenized, checked, passed to hooks.
+
+Groups in a stream: the documents of a record become one document of the window.
+
+What the window, packers and states see is a group's length; `split_groups` gives its documents back
+when rows are gathered. A group is what is left of its record: a document that is empty, or that a
+filter refuses, is missing in it.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +16,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, Texts
+from streampack.documents.blocks import Documents, Texts, joined_groups
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.reading.base import Block, Source
-from streampack.reading.skips import Skips
-from streampack.streams.groups import apart, together
+from streampack.sources.base import Block, Source
+from streampack.sources.skips import Skips
 from streampack.streams.hooks import Hook, apply_filter, apply_map, document_seeds
 from streampack.tokenization import ChatTokenizer, EosRule, Tokenizer, apply_eos
+
+
+def apart(documents: Documents) -> Documents:
+    """The documents that the groups of a block consist of; a block without groups as it is."""
+    members = documents.members
+    if members is None:
+        return documents
+    return members.documents[int(members.offsets[0]) : int(members.offsets[-1])]
+
+
+def together(documents: Documents) -> Documents:
+    """The block in which documents side by side that have one origin are a group."""
+    if not len(documents):
+        return documents
+    shard, index = (documents.origin[name] for name in ("shard", "index"))
+    begins = np.flatnonzero((shard[1:] != shard[:-1]) | (index[1:] != index[:-1])) + 1
+    return joined_groups(documents, np.concatenate([[0], begins, [len(documents)]]))
+
 
 logger = logging.getLogger(__name__)
 

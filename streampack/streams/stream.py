@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.dealing.dealer import Dealer
+from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
-from streampack.reading.base import Block, Source
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
-from streampack.streams.base import BEGINNING, LaneStream, Mark, Outlook
+from streampack.sources.base import Block, Source
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
+from streampack.streams.base import BEGINNING, LaneStream, Remaining, StreamPosition
 from streampack.streams.preparation import BlockPreparer, Preparation
 from streampack.streams.supply import DealtParts, EqualParts, Part, Supply
 
@@ -77,7 +77,7 @@ class DocumentStream(LaneStream):
         *,
         skips: Skips,
         times: LaneTimes,
-        mark: Mark | None = None,
+        mark: StreamPosition | None = None,
         number: int = 0,
         dealer: Dealer | None = None,
         line: str = "",
@@ -98,7 +98,7 @@ class DocumentStream(LaneStream):
         self._unprepared = 0.0
         self._tokens = mark.cursor["tokens"] if mark else 0  # prepared
         self._tokens_before = mark.cursor["before"] if mark else 0  # this part
-        self._marks: deque[Mark] = deque([mark or Mark(0, BEGINNING)])
+        self._marks: deque[StreamPosition] = deque([mark or StreamPosition(0, BEGINNING)])
         self._blocks = self._read(first, start)
 
     def _next_documents(self) -> Documents | None:
@@ -112,12 +112,12 @@ class DocumentStream(LaneStream):
     def eos_in_texts(self) -> int:
         return self.preparer.eos_in_texts
 
-    def mark_before(self, serial: int) -> Mark:
+    def mark_before(self, serial: int) -> StreamPosition:
         while len(self._marks) > 1 and self._marks[1].serial <= serial:
             self._marks.popleft()
         return self._marks[0]
 
-    def skipped_since(self, mark: Mark) -> list[list[Any]]:
+    def skipped_since(self, mark: StreamPosition) -> list[list[Any]]:
         return self.skips.since(mark.skipped[0])
 
     def allow(self, step: int) -> None:
@@ -127,7 +127,7 @@ class DocumentStream(LaneStream):
     def ended(self) -> bool:
         return self._supply.ended
 
-    def outlooks(self) -> list[Outlook]:
+    def outlooks(self) -> list[Remaining]:
         supply = self._supply
         assert isinstance(supply, DealtParts)
         ahead = 0 if self._pending is None else self._pending.num_tokens
@@ -136,9 +136,9 @@ class DocumentStream(LaneStream):
         if self._unprepared:
             unread += int(self._unprepared * (supply.weights(*self._before)[2] - unread))
         if unread == size:  # nothing is known of this part
-            return [Outlook(self._number, before, ahead, tokens)]
+            return [Remaining(self._number, before, ahead, tokens)]
         ahead += unread * (self._tokens - self._tokens_before) // (size - unread)
-        return [Outlook(self._number, before + size, ahead, tokens)]
+        return [Remaining(self._number, before + size, ahead, tokens)]
 
     def _mark(self, number: int, part: Part | None, at: Any, skipped: int) -> None:
         # Called only when everything read so far is consumed, so `serial` is what comes next. A
@@ -153,7 +153,7 @@ class DocumentStream(LaneStream):
         cursor |= {"tokens": self._tokens, "before": self._tokens_before}
         if part is not None and part.span is not None:
             cursor["span"] = [part.span.low, part.span.high]
-        self._marks.append(Mark(self.serial, cursor, (skipped,)))
+        self._marks.append(StreamPosition(self.serial, cursor, (skipped,)))
 
     def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
         config = self._config

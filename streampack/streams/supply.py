@@ -1,7 +1,7 @@
 """Supply: which parts of a source a lane reads, one after the other.
 
 Either the lanes divide every epoch equally, or they are dealt parts of its line as they need them
-(`streampack.dealing`). A lane that has read all that it was dealt, while there is more to deal, has
+(`streampack.deals`). A lane that has read all that it was dealt, while there is more to deal, has
 to wait: it is not at its end.
 """
 
@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.dealing.dealer import Dealer
-from streampack.dealing.rule import Span
-from streampack.reading.base import LaneReader, LinePart, Source
-from streampack.reading.sharded import ShardedSource
+from streampack.deals.dealer import Dealer
+from streampack.deals.rule import Span
+from streampack.sources.base import LaneReader, LinePart, Source
+from streampack.sources.sharded import ShardedSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,8 @@
 Knows tokenizers and chat templates; it does not know sources, lanes or rows.
 """
 
-from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos
 from streampack.tokenization.chat import ChatTokenizer
-from streampack.tokenization.rules import TokenRules
+from streampack.tokenization.rules import EosRule, TokenRules, apply_bos, apply_eos
 from streampack.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [

@@ -1,20 +1,274 @@
-"""The language of chat templates: Jinja, sandboxed, with what transformers adds to it.
+"""The language of chat templates: Jinja, sandboxed and bounded, as transformers has it.
 
 Text is rendered piece by piece, so that the places where a ``{% generation %}`` block begins and
 ends are known exactly: it writes an empty piece of a special type there, which no content can
 forge.
+
+Bounded: the sandbox of Jinja with a limit on what a template does, whatever it is.
+
+`Work` counts for one conversation: every item of a loop and call of a macro, every call and filter,
+and what they make, by its size. A number of steps does not depend on the machine, so a record that
+is refused is refused wherever it is rendered.
 """
 
 from __future__ import annotations
 
-from typing import NoReturn
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial, update_wrapper
+from types import GeneratorType
+from typing import Any, NoReturn
 
-from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
+from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from streampack.errors import ConfigError
-from streampack.tokenization._bounded import BoundedEnvironment, BoundedTemplate
+
+STEPS = 4_000_000  # of a conversation, some seconds at most
+STEPS_BETWEEN = 100  # for every message, as templates and we look at the others for each of them
+CHARACTERS = 256  # that are written or copied in a step
+ITEMS = 4  # that are looked at in a step
+LARGEST = 1 << 25  # characters or items of a value
+WIDEST = 10_000  # of padding, and of other numbers that say how much to make
+_BITS = 1 << 14  # of a number
+
+_MANY = {list, tuple, dict, range}
+_FORMATS = {"format", "format_map", "%"}
+_MAKE_MUCH = {"center", "expandtabs", "ljust", "rjust", "zfill", *_FORMATS}
+_MAKE_MUCH |= {"batch", "indent", "round", "slice", "truncate", "wordwrap"}
+_WRITE = {"e", "escape", "join", "pprint", "string", "tojson", "trim", "urlencode"}
+_WIDE = re.compile(r"%[^a-zA-Z%]*\d{5}|\{[^{}]*\d{5}")
+_WIDTH_IS_AN_ARGUMENT = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
+
+
+class TooMuchError(Exception):
+    """A template goes beyond a limit."""
+
+    def __str__(self) -> str:
+        return f"takes millions of steps or makes more than {LARGEST:,} characters"
+
+
+class Work(threading.local):
+    """What a template may still do in this thread."""
+
+    left = STEPS
+
+    def begin(self, messages: int, characters: int) -> None:
+        """A new conversation with so many messages and characters."""
+        per_message = STEPS_BETWEEN * messages + characters // CHARACTERS * 16
+        self.left = STEPS + messages * per_message
+
+    def take(self, steps: int) -> None:
+        """Count steps."""
+        self.left -= steps
+        if self.left < 0:
+            raise TooMuchError
+
+    def made(self, size: int) -> None:
+        """Count a value by its characters or items."""
+        if size > LARGEST:
+            raise TooMuchError
+        self.take(2 + size // CHARACTERS)
+
+    def value(self, value: Any) -> Any:
+        """The value, its size counted; if it is lazy, with all its items counted."""
+        kind = type(value)
+        if kind is str:
+            self.made(len(value))
+        elif kind in _MANY:
+            self.made(len(value))
+            self.take(len(value) // ITEMS)
+        elif kind is int and value.bit_length() > _BITS:
+            raise TooMuchError
+        elif kind is GeneratorType:
+            return self.counted(value)
+        return value
+
+    def written(self, value: Any) -> None:
+        """Count a value that becomes text, with all that it holds."""
+        waiting = [value]
+        while waiting:
+            value = waiting.pop()
+            self.value(value)
+            if isinstance(value, dict):
+                waiting += [*value, *value.values()]
+            elif isinstance(value, list | tuple):
+                waiting += value
+
+    def counted(self, items: Iterable[Any]) -> Iterator[Any]:
+        """The items of a loop."""
+        for item in items:
+            self.take(1)
+            yield item
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Counts what its templates do.
+
+    Attributes:
+        work: of the conversation that is rendered.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.work = Work()
+        self.finalize = self._finalize
+        del self.globals["lipsum"]  # makes any amount of text, at random
+        self.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+        for name, function in self.filters.items():
+            self.filters[name] = self._filter(name, function)
+        ours = {_STEP: self._step, _COUNTED: self._counted, _SIZED: self._sized, _JOIN: self._join}
+        self.filters |= ours
+
+    def bounded(self, tree: nodes.Template) -> BoundedTemplate:
+        """The template that counts its steps."""
+        counting = _Counting().visit(tree)
+        counting.set_environment(self)
+        return BoundedTemplate(self.from_string(counting), self.work)
+
+    @pass_context
+    def _step(self, context: Context, steps: Any) -> None:
+        self.work.take(max(1, steps))
+
+    @pass_context
+    def _counted(self, context: Context, items: Any) -> Iterator[Any]:
+        return self.work.counted(items)
+
+    @pass_context
+    def _sized(self, context: Context, value: Any) -> Any:
+        return self.work.value(value)
+
+    @pass_context
+    def _join(self, context: Context, parts: Any) -> str:
+        self.work.written(parts)
+        return str(self.work.value("".join(map(str, parts))))
+
+    def _finalize(self, value: Any) -> Any:
+        self.work.written(value)
+        return value
+
+    def _filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            for value in args:
+                (self.work.written if name in _WRITE else self.work.value)(value)
+            if name in _MAKE_MUCH:
+                _check_widths(name, args[0], [*args[1:], *kwargs.values()])
+            return self.work.value(function(*args, **kwargs))
+
+        return update_wrapper(bounded, function)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        __self.work.take(4)
+        __self.work.value(owner)
+        if (name := getattr(__obj, "__name__", "")) in _MAKE_MUCH:
+            _check_widths(name, owner, [*args, *kwargs.values()])
+        return __self.work.value(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for some, times in ((left, right), (right, left)):
+                if isinstance(times, int) and hasattr(some, "__len__"):
+                    self.work.made(len(some) * max(times, 0))
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if left.bit_length() * right > _BITS:
+                raise TooMuchError
+        elif operator == "%" and isinstance(left, str):
+            self.work.written(right)
+            _check_widths(operator, left, right if isinstance(right, tuple) else (right,))
+        return self.work.value(super().call_binop(context, operator, left, right))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedTemplate:
+    """A template, and the work that it may do for a conversation, which is rendered in parts."""
+
+    template: Template
+    work: Work
+
+    def pieces(self, variables: dict[str, Any]) -> Iterator[str]:
+        """The text, as Jinja yields it.
+
+        Raises:
+            TooMuchError: it takes too many steps, or is too long.
+        """
+        written = 0
+        for piece in self.template.root_render_func(self.template.new_context(variables)):
+            written += len(piece)
+            if written > LARGEST:
+                raise TooMuchError
+            yield piece
+
+
+def _check_widths(name: str, form: Any, numbers: Iterable[Any]) -> None:
+    """Raise `TooMuchError` for what makes much text out of little: a wide field, wide padding."""
+    if name in _FORMATS:
+        if _WIDE.search(str(form)):
+            raise TooMuchError
+        if not _WIDTH_IS_AN_ARGUMENT.search(str(form)):
+            return
+    if any(isinstance(number, int) and abs(number) > WIDEST for number in numbers):
+        raise TooMuchError
+
+
+_STEP, _COUNTED, _SIZED, _JOIN = (
+    f"streampack_{name}" for name in ("step", "counted", "sized", "join")
+)
+
+
+class _Counting(NodeTransformer):
+    """Adds what counts to the tree of a template."""
+
+    def visit_For(self, node: nodes.For) -> Any:  # noqa: N802
+        if node.test is not None:  # items that it leaves out do not come to the body
+            node.iter = _filtered(node.iter, _COUNTED)
+        return self._stepping(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> Any:  # noqa: N802
+        return self._stepping(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> Any:  # noqa: N802
+        return self._stepping(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> Any:  # noqa: N802
+        made: Any = self.generic_visit(node)
+        return _filtered(nodes.List(made.nodes, lineno=node.lineno), _JOIN)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> Any:  # noqa: N802
+        made: Any = self.generic_visit(node)
+        return _filtered(made, _SIZED) if isinstance(node.arg, nodes.Slice) else made
+
+    def visit_Compare(self, node: nodes.Compare) -> Any:  # noqa: N802
+        made: Any = self.generic_visit(node)
+        made.expr = _filtered(made.expr, _SIZED)
+        return made
+
+    def visit_Operand(self, node: nodes.Operand) -> Any:  # noqa: N802
+        made: Any = self.generic_visit(node)
+        if node.op in ("in", "notin"):
+            made.expr = _filtered(made.expr, _SIZED)
+        return made
+
+    def _stepping(self, node: Any) -> Any:
+        written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        steps = nodes.Const(1 + written // CHARACTERS, lineno=node.lineno)
+        made: Any = self.generic_visit(node)
+        count = nodes.ExprStmt(_filtered(steps, _STEP), lineno=node.lineno)
+        made.body = [count, *made.body]
+        return made
+
+
+def _filtered(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class _Mark(str):

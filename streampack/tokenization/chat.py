@@ -29,11 +29,10 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, Texts, text_bytes
 from streampack.documents.conversations import Conversation, Conversations, TurnRules
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.base import TOO_LONG_REMEDY
-from streampack.reading.options import Reading
-from streampack.reading.records import too_long
-from streampack.reading.skips import Skips
-from streampack.tokenization.boundaries import apply_bos, apply_eos
+from streampack.sources.base import TOO_LONG_REMEDY, Reading
+from streampack.sources.records import too_long
+from streampack.sources.skips import Skips
+from streampack.tokenization.rules import apply_bos, apply_eos
 from streampack.tokenization.script import RenderError
 from streampack.tokenization.template import ChatTemplate
 from streampack.tokenization.tokenizer import Tokenizer

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
-from streampack.tokenization.messages import PROBE
-from streampack.tokenization.special import SpecialTokens
+from streampack.tokenization.messages import PROBE, SpecialTokens
 
 Messages = Sequence[Mapping[str, Any]]
 #: (start, stop) characters of a text.

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from streampack.cached import cached_property
 from streampack.documents.conversations import Conversation, TurnRules
 from streampack.errors import ConfigError
-from streampack.tokenization.messages import answer_of, forms, with_parts
+from streampack.tokenization.messages import SpecialTokens, answer_of, forms, with_parts
 from streampack.tokenization.script import Messages, RenderError, Script, next_header
-from streampack.tokenization.special import SpecialTokens
 from streampack.tokenization.turns import Rendered, rendered
 
 if TYPE_CHECKING:
-    from streampack.tokenization._bounded import BoundedTemplate
+    from streampack.tokenization._jinja import BoundedTemplate
 
 
 class ChatTemplate:

@@ -21,15 +21,21 @@ from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
 from streampack.arguments import explained, type_in_words, whole_number
-from streampack.documents.blocks import Documents, Texts, text_bytes
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import Documents, Texts, offsets_of, text_bytes
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.skips import Skips
-from streampack.tokenization.boundaries import EosRule, apply_bos, apply_eos, check_rule, missing_id
+from streampack.sources.skips import Skips
 from streampack.tokenization.fast import EngineName, FastEngine, check_engine, fast_engine
-from streampack.tokenization.rules import SpecialInText, check_special_rule, checked_id
-from streampack.tokenization.threads import configure
-from streampack.tokenization.vocabulary import open_vocabulary
+from streampack.tokenization.rules import (
+    EosRule,
+    SpecialInText,
+    apply_bos,
+    apply_eos,
+    check_rule,
+    check_special_rule,
+    checked_id,
+    missing_id,
+)
+from streampack.tokenization.vocabulary import configure, open_vocabulary
 
 logger = logging.getLogger(__name__)
 

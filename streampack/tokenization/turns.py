@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from streampack.documents.conversations import PARTS, Conversation, TurnRules
-from streampack.tokenization.messages import parts_of, without_thoughts
+from streampack.tokenization.messages import after_space, parts_of, without_thoughts
 from streampack.tokenization.parts import (
     check_content,
     check_extras,
@@ -39,7 +39,6 @@ from streampack.tokenization.parts import (
     place_of_content,
 )
 from streampack.tokenization.script import Messages, RenderError, Script, Span
-from streampack.tokenization.special import after_space
 
 _MARK_REMEDY = (
     "Mark the assistant's turns with {% generation %} blocks, end-of-turn token included."

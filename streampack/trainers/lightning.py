@@ -14,8 +14,8 @@ from streampack.arguments import type_in_words
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.loader import PackedLoader
-from streampack.run.distributed_state import DistributedState
-from streampack.trainers.mixin import Mixin
+from streampack.run.state import DistributedState
+from streampack.trainers.hugging_face import Mixin
 
 
 class DataModuleMixin(Mixin):

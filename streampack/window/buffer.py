@@ -17,10 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents.blocks import ORIGIN, Documents
-from streampack.documents.ragged import gather_ragged, offsets_of
-from streampack.window.entries import ARRIVED, HELD, LENGTH, REPEATED, SERIAL, START, Entries
-from streampack.window.field_store import FieldStore
+from streampack.documents.blocks import ORIGIN, Documents, gather_ragged, offsets_of
+from streampack.window.entries import (
+    ARRIVED,
+    HELD,
+    LENGTH,
+    REPEATED,
+    SERIAL,
+    START,
+    Entries,
+    FieldStore,
+)
 
 _LEAST_ENTRIES = 64
 _NO_MASK = np.zeros(0, dtype=np.bool_)

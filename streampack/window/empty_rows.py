@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack.packing.composition import Composition
+from streampack.packing.plan import Composition
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 

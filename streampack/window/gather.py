@@ -2,7 +2,7 @@
 
 `gather_rows` runs where the lane runs (often a worker process) and makes `PackedRows`, the
 compact form of a batch: token ids in their narrow dtype and the boundaries of documents. The other
-per-token fields are functions of it, and are made where the batch is used (`token_fields`).
+per-token fields are functions of it, and are made where the batch is used (`derive_fields`).
 
 Cost: one pass over the slots of a round, compiled; no Python per document.
 """
@@ -15,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents.blocks import offsets_of
 from streampack.documents.fields import FieldTypes
-from streampack.documents.ragged import offsets_of
-from streampack.packing.composition import Composition
+from streampack.packing.plan import Composition
 from streampack.window.buffer import TokenBuffer
 from streampack.window.entries import Entries
 from streampack.window.grouped_rows import split_groups
-from streampack.window.packed_rows import PROVENANCE, PackedRows
+from streampack.window.packed_rows import PROVENANCE, PackedRows, count_sources
 from streampack.window.planned import PlannedWindow
-from streampack.window.source_counts import count_sources
 from streampack.window.window import Window
 
 

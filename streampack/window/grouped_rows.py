@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import GROUP, ORIGIN, Documents
+from streampack.documents.blocks import GROUP, ORIGIN, Documents, offsets_of
 from streampack.documents.fields import FieldTypes
-from streampack.documents.ragged import offsets_of
 from streampack.errors import PlanError
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 

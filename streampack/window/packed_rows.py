@@ -1,4 +1,12 @@
-"""PackedRows: a batch in the compact form in which it travels from a lane to the loop."""
+"""PackedRows: a batch in the compact form in which it travels, and the fields made from it.
+
+The per-token fields of a batch, made from its compact form on the CPU.
+
+They are functions of ids and boundaries, so they are made where the batch is used, and are not sent
+between processes.
+
+Cost: one compiled pass over the batch's slots.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack._jit import kernel
 from streampack.documents.blocks import NO_FIELDS, Fields
-from streampack.packing.composition import Composition
+from streampack.packing.plan import Composition
 
 #: One row per document piece of a batch: where it came from, and which of the document's tokens.
 PROVENANCE = np.dtype(
@@ -80,3 +89,110 @@ class PackedRows(NamedTuple):
     document_fields: Fields = NO_FIELDS
     by_source: NDArray[np.int64] | None = None
     uncut: NDArray[np.int32] | None = None
+
+
+def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -> NDArray[np.int64]:
+    """Tokens, documents and loss tokens of each source.
+
+    Args:
+        packed: a batch with D document pieces.
+        begins: (D,), True for the first piece of a document.
+        sources: how many there are.
+
+    Returns:
+        (sources, 3) int64. Tokens include EOS that the packer inserted; the columns add up to what
+        the batch says of all sources together.
+    """
+    real, bounds, source = packed.piece >= 0, packed.boundaries, packed.source_ids
+    starts = bounds[:-1][real]
+    sizes = bounds[1:][real] - starts
+    if packed.loss_mask is None:  # all but the first token of each attention segment
+        first = np.zeros(len(packed.tokens) + 1, dtype=np.bool_)
+        first[packed.cu_seqlens] = True
+        learnt = sizes - first[starts]
+    else:
+        mask = packed.loss_mask.copy()
+        mask[packed.cu_seqlens[:-1]] = False
+        learnt = np.add.reduceat(mask, bounds[:-1], dtype=np.int64)[real]
+    out = np.empty((sources, 3), dtype=np.int64)
+    for column, of in enumerate((sizes, begins, learnt)):
+        out[:, column] = np.bincount(source, of, sources)
+    return out
+
+
+def with_passes(rows: PackedRows, passes: list[int]) -> PackedRows:
+    """A batch that says how many epochs of each source its lane has read."""
+    counts = rows.by_source
+    assert counts is not None
+    own = np.zeros(len(counts), dtype=np.int64)
+    known = passes[: len(own)]  # a lane goes on under other settings with those of its old mixture
+    own[: len(known)] = known
+    return rows._replace(by_source=np.column_stack((counts, own)))
+
+
+_NO_MASK = np.zeros(0, dtype=np.bool_)
+
+
+def derive_fields(packed: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """The per-token fields of a batch, in one pass.
+
+    They are (3, rows, seq_len) int64, input ids, position ids and labels; and document ids, (rows,
+    seq_len) int32.
+
+    Positions count from the start of each attention segment. Labels are the ids, unshifted, and
+    -100 on padding, on the first token of every attention segment (but not where
+    `limit_context` cut one) and where the mask says so.
+    """
+    slots, seq_len = len(packed.tokens), packed.seq_len
+    wide = np.empty((3, slots // seq_len, seq_len), dtype=np.int64)
+    document_ids = np.empty((slots // seq_len, seq_len), dtype=np.int32)
+    mask = packed.loss_mask
+    _derive(
+        packed.tokens, packed.boundaries, packed.piece, packed.cu_seqlens,
+        _NO_MASK if mask is None else mask, mask is not None,
+        wide.reshape(3, slots), document_ids.reshape(slots),
+    )  # fmt: skip
+    ends = packed.cu_seqlens if packed.uncut is None else packed.uncut
+    wide[2].reshape(slots)[ends[:-1]] = -100
+    return wide, document_ids
+
+
+@kernel
+def _derive(
+    tokens: NDArray[np.generic],
+    boundaries: NDArray[np.int32],
+    piece: NDArray[np.int32],
+    cu_seqlens: NDArray[np.int32],
+    mask: NDArray[np.bool_],
+    has_mask: bool,
+    wide: NDArray[np.int64],
+    document_ids: NDArray[np.int32],
+) -> None:
+    """One pass over the slots; segments' first slots get a label, which is removed afterwards."""
+    run = 0
+    for a in range(len(cu_seqlens) - 1):
+        low = np.int64(cu_seqlens[a])
+        high = np.int64(cu_seqlens[a + 1])
+        while boundaries[run] < high:
+            begin = np.int64(boundaries[run])
+            end = np.int64(boundaries[run + 1])
+            number = piece[run]
+            held = tokens[begin:end]
+            ids, positions, labels = wide[0, begin:end], wide[1, begin:end], wide[2, begin:end]
+            documents = document_ids[begin:end]
+            for k in range(len(held)):
+                ids[k] = held[k]
+            for k in range(len(held)):
+                positions[k] = begin - low + k
+            for k in range(len(held)):
+                documents[k] = number
+            if number < 0:
+                labels[:] = -100
+            elif has_mask:
+                counts = mask[begin:end]
+                for k in range(len(held)):
+                    labels[k] = np.int64(held[k]) if counts[k] else np.int64(-100)
+            else:
+                for k in range(len(held)):
+                    labels[k] = held[k]
+            run += 1

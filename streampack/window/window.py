@@ -21,8 +21,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import Documents, offsets_of
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
@@ -31,8 +30,7 @@ from streampack.packing.request import WindowRequest
 from streampack.packing.rng import derive_seed
 from streampack.window.buffer import TokenBuffer
 from streampack.window.config import WindowConfig, sure_tokens
-from streampack.window.entries import HELD, LENGTH, START, Entries
-from streampack.window.field_store import FieldStore, lengths_of_members
+from streampack.window.entries import HELD, LENGTH, START, Entries, FieldStore, lengths_of_members
 from streampack.window.planned import (
     PlannedWindow,
     admitted,

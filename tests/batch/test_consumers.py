@@ -13,9 +13,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from examples.torchtitan_loader import microbatch
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, sources
-from streampack.batch.block_mask import segment_block_mask
-from streampack.batch.megatron import _megatron_counts_tokens
-from streampack.batch.padded_segments import held_slots
+from streampack.batch.attention import held_slots, segment_block_mask
+from streampack.batch.parallel import _megatron_counts_tokens
 from streampack.errors import ConfigError
 from streampack.packing import (
     BestFitCrop,

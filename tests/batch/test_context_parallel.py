@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack import ConfigError
-from streampack.batch.context_parallel import Layout
+from streampack.batch.parallel import Layout
 from streampack.packing import BestFitDecreasing, Buckets, Concat, FirstFitDecreasing
 from tests.support.packed_batches import packed_batches, random_documents
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from streampack import BestFitDecreasing, ConfigError, PackedBatch, check_isolation
-from streampack.batch.boundaries import segment_ids
+from streampack.batch.attention import segment_ids
 from tests.support.packed_batches import VOCAB, packed_batches, random_documents
 from tests.support.tiny_gpt import TinyGPT
 

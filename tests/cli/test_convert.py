@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 from streampack.cli.app import app
 from streampack.cli.convert import parse_bytes
 from streampack.conversion.convert import Conversion, Progress, convert_source
-from streampack.conversion.destination import Destination
+from streampack.conversion.shards import Destination
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
+from streampack.sources.base import Reading
 from streampack.sources.infer import open as open_source
-from streampack.sources.jsonl.source import JSONL
+from streampack.sources.jsonl import JSONL
+from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer, load_tokenizer
 from tests.support.program import output_of
 from tests.support.servers import s3_server

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.corpus_order.index import shape_of
+from streampack.corpus_order.search import shape_of
 from streampack.corpus_order.write import cut_shards
 
 

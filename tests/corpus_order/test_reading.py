@@ -24,7 +24,7 @@ def test_shuffled_by_shards_the_documents_of_each_stay_in_order(tmp_path: Path) 
     (lane,) = sources.open(str(tmp_path / "out"), reading=reading).lanes(
         1, seed=1, epoch=0, shuffle=True
     )
-    from streampack.reading.skips import Skips
+    from streampack.sources.skips import Skips
 
     found = []
     for block, _ in lane.read(None, Skips()):

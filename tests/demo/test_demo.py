@@ -20,7 +20,7 @@ from demo.corpus import gather, write_parquet
 from demo.gpt import GPT
 from demo.object_store import find_weed, object_store
 from demo.train import Job, Training, digest_of
-from streampack.conversion.destination import Destination
+from streampack.conversion.shards import Destination
 from tests.support.mosaic import streaming_module
 
 

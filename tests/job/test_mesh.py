@@ -123,7 +123,7 @@ def test_a_large_listing_is_handed_round_in_pieces_and_whole(
 ) -> None:
     from torch.distributed import HashStore
 
-    from streampack.reading.manifest import Manifest
+    from streampack.sources.manifest import Manifest
 
     store = HashStore()
     monkeypatch.setattr(listed_once_module, "job_store", lambda: store)

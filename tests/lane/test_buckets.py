@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, sources
 from streampack.errors import ConfigError, StateError
-from streampack.lane.batch import LaneBatch
 from streampack.lane.lane import Lane
+from streampack.lane.state import LaneBatch
 from streampack.packing import Buckets
-from streampack.packing.buckets.schedule import scheduled_buckets
+from streampack.packing.curriculum import scheduled_buckets
 from tests.support.lanes import SEQ_LEN, assert_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
 

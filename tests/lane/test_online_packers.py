@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from streampack.errors import ConfigError
-from streampack.forecast.dry_run import stream_plan
-from streampack.lane.batch import LaneBatch
 from streampack.lane.lane import Lane
+from streampack.lane.state import LaneBatch
 from streampack.packing import (
     BestFitCrop,
     Concat,
@@ -22,9 +21,10 @@ from streampack.packing import (
     Seamless,
     check_plan,
 )
+from streampack.run.dry_run import stream_plan
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
-from streampack.window.token_fields import derive_fields
+from streampack.window.packed_rows import derive_fields
 from tests.support import packing_reference as reference
 from tests.support.lanes import (
     EOS,

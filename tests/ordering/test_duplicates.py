@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
-from streampack.ordering import HashedNgrams, SimilarityOrder, duplicates
+from streampack.ordering import HashedNgrams, SimilarityOrder, neighbours
 from streampack.ordering.approximate import find_neighbours_approximately
-from streampack.ordering.duplicates import Wholes
-from streampack.ordering.neighbours import find_neighbours
+from streampack.ordering.neighbours import Wholes, find_neighbours
 from tests.support import ordering_reference as reference
 
 
@@ -78,7 +77,7 @@ def test_duplicates_are_those_of_comparing_heads_and_wholes(
 
 
 def test_long_documents_are_embedded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "PIECE", 16)
+    monkeypatch.setattr(neighbours, "PIECE", 16)
     lengths = [0, 1, 15, 16, 17, 32, 33, 100]
     arrays = [np.arange(n, dtype="u4") % 7 for n in lengths]
     wholes = Wholes(Documents.from_arrays(arrays))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.documents.ragged import offsets_of
-from streampack.ordering.words import hash_words
+from streampack.documents.blocks import offsets_of
+from streampack.ordering.hashing import hash_words
 
 
 def words(*texts: str) -> list[list[str]]:

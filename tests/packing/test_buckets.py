@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
 from streampack.packing import Buckets, Plan, check_plan
-from streampack.packing.buckets.rows import fill_batches
-from streampack.packing.buckets.schedule import scheduled_buckets
+from streampack.packing.bucket_rows import fill_batches
+from streampack.packing.curriculum import scheduled_buckets
 from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
 from tests.support.bucket_reference import scheduled_rows

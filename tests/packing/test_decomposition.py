@@ -14,7 +14,7 @@ from examples.decomposition import Decomposition
 from streampack import WindowConfig
 from streampack.lane.lane import Lane
 from streampack.packing import check_plan
-from streampack.packing.buckets.schedule import scheduled_buckets
+from streampack.packing.curriculum import scheduled_buckets
 from tests.support.lanes import SEQ_LEN, assert_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
 from tests.support.plans import planned, rows_of, window_request

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.packing import Cost
-from streampack.packing.equal_bins import bins_needed, equal_bins
+from streampack.packing.microbatches import bins_needed, equal_bins
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.packing import Curriculum
-from streampack.packing.buckets.schedule import scheduled_buckets
+from streampack.packing.curriculum import scheduled_buckets
 
 SHARES = st.lists(
     st.one_of(st.just(0.0), st.floats(1e-4, 1), st.just(1.0)), min_size=1, max_size=6

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
-from streampack.dealing.rule import LAG
+from streampack.deals.rule import LAG
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Packer, Pad
 from streampack.run.plan import RunPlan
 from tests.support.memory_source import MemorySource

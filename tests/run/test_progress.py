@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology
-from streampack.forecast.estimation import Estimate
+from streampack.run.estimation import Estimate
 from streampack.run.progress import Moment, progress_words
 
 ROOT = Path(__file__).parent.parent

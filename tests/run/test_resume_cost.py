@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
-from streampack.reading.sharded import ShardedSource
+from streampack.sources.sharded import ShardedSource
 from tests.support.corpora import write_mds, write_tar
 from tests.support.servers import http_server
 

@@ -17,7 +17,7 @@ from streampack import (
     WindowConfig,
     merge_states,
 )
-from streampack.lane.sharing import Sharing
+from streampack.lane.rotation import Sharing
 from streampack.run.worker_share import WorkerShare
 from tests.support.runs import filled, identity, uneven
 from tests.support.simulated_ranks import on_ranks

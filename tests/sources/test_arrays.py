@@ -12,7 +12,7 @@ import torch
 from streampack import Documents, PackedDataset, PackedLoader, sources
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract, read_all
 
 rng = np.random.default_rng(0)

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
 from streampack.sources import Arrow
+from streampack.sources.base import Reading
 from streampack.sources.infer import as_source
+from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=4, block_bytes=300)

@@ -13,8 +13,8 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.documents.conversations import Conversation
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.records import BrokenDocumentError
 from streampack.sources.chat.records import conversation_of
+from streampack.sources.records import BrokenDocumentError
 from streampack.tokenization import load_tokenizer
 from tests.support.chats import CHATML, bpe_tokenizer, messages, write_lines
 
@@ -130,7 +130,7 @@ def test_tables_hold_every_shape(name: str, tmp_path: Path) -> None:
         pytest.skip("a table has messages of one form")
     source = sources.Chat(tmp_path / "a.parquet", template=CHATML)
     (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-    from streampack.reading.skips import Skips
+    from streampack.sources.skips import Skips
 
     ((block, _),) = lane.read(None, Skips())
     (conversation,) = block.conversations  # type: ignore[union-attr]

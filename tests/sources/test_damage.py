@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from streampack.errors import ConfigError, ContentError, StateError, StorageError, StreampackError
-from streampack.reading.options import Reading
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
+from streampack.sources.base import Reading
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 from tests.support.every_source import SOURCES
 from tests.support.source_contract import Document, read_all
 

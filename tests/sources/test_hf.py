@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streampack.errors import ConfigError
-from streampack.reading.options import Reading
+from streampack.sources.base import Reading
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.source import Iterable
 from tests.support.restarts import assert_rest, assert_restarts

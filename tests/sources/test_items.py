@@ -9,9 +9,9 @@ import torch
 
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.skips import Skips
 from streampack.sources import Items, Mixture, Reading
 from streampack.sources.infer import as_source
+from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract
 
 IDS = [[100 * i + k for k in range(1 + i * 7 % 11)] for i in range(90)]

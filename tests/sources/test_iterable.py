@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from streampack import PackedDataset, Topology
 from streampack.documents.blocks import Documents, Texts
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.reading.base import Source
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
+from streampack.sources.base import Reading, Source
 from streampack.sources.iterable.source import Iterable
+from streampack.sources.skips import Skips
 from tests.support.corpora import byte_tokenizer
 from tests.support.restarts import assert_restarts
 from tests.support.source_contract import Document, read_lane

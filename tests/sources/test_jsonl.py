@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ContentError
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
-from streampack.sources.jsonl.source import JSONL
+from streampack.sources.base import Reading
+from streampack.sources.jsonl import JSONL
+from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract, read_all, read_lane
 
 

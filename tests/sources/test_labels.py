@@ -16,11 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import ConfigError, ContentError, PackedDataset, Topology, sources
-from streampack.documents.blocks import Documents
-from streampack.documents.ragged import offsets_of
-from streampack.reading.loss_masks import masks_of_rows
-from streampack.reading.padding import kept_tokens, without_padding
-from streampack.reading.skips import Skips
+from streampack.documents.blocks import Documents, offsets_of
+from streampack.sources.fields import kept_tokens, masks_of_rows, without_padding
+from streampack.sources.skips import Skips
 from tests.support.labelled import ALL, EXPECTED, IDS, LABELS, MASKS, learnt
 from tests.support.mosaic import streaming_module
 from tests.support.source_contract import read_all

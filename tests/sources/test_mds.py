@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.integer_arrays import Spans
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
+from streampack.sources.base import Reading
 from streampack.sources.mds.source import MDS
+from streampack.sources.raw_bytes import Spans
+from streampack.sources.skips import Skips
 from tests.support.corpora import write_mds
 from tests.support.mosaic import streaming_module
 from tests.support.source_contract import assert_source_contract, read_all

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
 from streampack.sources import MegatronIndexed
+from streampack.sources.base import Reading
+from streampack.sources.skips import Skips
 from tests.support.flat_files import MEGATRON_CODES, write_megatron
 from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
 

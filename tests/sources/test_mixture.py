@@ -21,11 +21,11 @@ from streampack import (
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.metrics import LaneTimes
 from streampack.packing import Concat
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
 from streampack.sources import JSONL, Iterable, Mixture
-from streampack.sources.mixture.source import earlier_mixture
-from streampack.streams.base import Mark
+from streampack.sources.base import Reading
+from streampack.sources.mixture import earlier_mixture
+from streampack.sources.skips import Skips
+from streampack.streams.base import StreamPosition
 from streampack.streams.lane_stream import open_stream
 from streampack.streams.mixed_place import changed_cursor
 from streampack.streams.preparation import Preparation
@@ -66,7 +66,7 @@ def tokens_by_source(batches: Any, count: int) -> list[int]:
 
 
 def lane_stream(
-    mixture: Mixture, *, lanes: int = 1, mark: Mark | None = None, **options: Any
+    mixture: Mixture, *, lanes: int = 1, mark: StreamPosition | None = None, **options: Any
 ) -> Any:
     mixture.prepare()
     tokenizers = (None,) * len(mixture.sources)
@@ -394,7 +394,7 @@ def test_an_added_source_starts_at_its_beginning_and_catches_nothing_up(behind: 
     expected = read(stream, 203)
     mark = stream.mark_before(203 - behind)
     cursor = json.loads(json.dumps(changed_cursor(mark.cursor, before, 203)))
-    again = lane_stream(grown(2), mark=Mark(mark.serial, cursor))
+    again = lane_stream(grown(2), mark=StreamPosition(mark.serial, cursor))
     assert read(again, 203 - mark.serial) == expected[mark.serial :]
     later = again.mark_before(again.serial)
     following = read(again, 400)
@@ -407,7 +407,9 @@ def test_an_added_source_starts_at_its_beginning_and_catches_nothing_up(behind: 
         drawn[source] += length[source]
         due = drawn.sum() * np.array([0.25, 0.25, 0.5])
         assert (np.abs(drawn - due) <= 3 * 5 * 20).all()
-    again = lane_stream(grown(2), mark=Mark(later.serial, json.loads(json.dumps(later.cursor))))
+    again = lane_stream(
+        grown(2), mark=StreamPosition(later.serial, json.loads(json.dumps(later.cursor)))
+    )
     read(again, 203 - later.serial)
     assert read(again, 400) == following
 

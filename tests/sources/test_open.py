@@ -17,7 +17,7 @@ import pytest
 
 from streampack import PackedDataset, sources
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 from tests.support.corpora import write_mds, write_tar
 from tests.support.flat_files import write_datatrove, write_megatron
 from tests.support.source_contract import read_all

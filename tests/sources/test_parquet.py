@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ContentError
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
+from streampack.sources.base import Reading
 from streampack.sources.parquet import source as parquet
 from streampack.sources.parquet.source import Parquet
+from streampack.sources.skips import Skips
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server
 from tests.support.source_contract import assert_source_contract, read_all, read_lane

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
 from streampack.sources import Parquet
+from streampack.sources.base import Reading
+from streampack.sources.skips import Skips
 
 DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 

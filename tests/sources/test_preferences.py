@@ -87,7 +87,7 @@ def test_the_sides_of_a_pair_are_one_document_of_the_stream_the_chosen_first(
     tmp_path: Path,
 ) -> None:
     from streampack.metrics import LaneTimes
-    from streampack.reading.skips import Skips
+    from streampack.sources.skips import Skips
     from streampack.streams.stream import DocumentStream
 
     source = files("jsonl", [pair(i) for i in range(40)], tmp_path)

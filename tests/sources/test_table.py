@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from streampack.errors import ContentError
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
 from streampack.sources import Items, Table
+from streampack.sources.base import Reading
 from streampack.sources.infer import as_source
+from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract, read_all
 
 SMALL = Reading(block_documents=7, block_bytes=200)

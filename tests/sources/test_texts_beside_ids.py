@@ -92,7 +92,7 @@ def test_which_of_texts_and_ids_are_read_has_to_be_named(kind: str) -> None:
 
 def read_all_of(source: Any) -> list[Any]:
     (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-    from streampack.reading.skips import Skips
+    from streampack.sources.skips import Skips
 
     return [text for block, _ in lane.read(None, Skips()) for text in block.texts]
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ContentError
-from streampack.reading.options import Reading
 from streampack.sources import Tokens
+from streampack.sources.base import Reading
 from tests.support.flat_files import write_datatrove
 from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
 

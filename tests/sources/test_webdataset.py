@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
-from streampack.reading.options import Reading
-from streampack.reading.skips import Skips
+from streampack.sources.base import Reading
+from streampack.sources.skips import Skips
 from streampack.sources.tar.headers import scan_tar
-from streampack.sources.tar.seek import Seeker
+from streampack.sources.tar.members import Seeker
 from streampack.sources.tar.source import WebDataset
 from tests.support.source_contract import assert_source_contract, read_all
 

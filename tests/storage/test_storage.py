@@ -19,7 +19,7 @@ import pytest
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.storage.filesystems import open_filesystem
-from streampack.storage.patterns import expand_braces
+from streampack.storage.listing import expand_braces
 from streampack.storage.remote import FileInfo
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server

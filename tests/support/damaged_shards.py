@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streampack.errors import StreampackError
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
 from streampack.sources import JSONL, MDS, Parquet, WebDataset
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 from tests.support.corpora import write_mds
 from tests.support.damage import damaged
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, merge_states
 from streampack.packing import BestFitDecreasing
-from streampack.reading.base import Source
+from streampack.sources.base import Source
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 __all__ = [

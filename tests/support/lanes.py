@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from streampack.lane.batch import LaneBatch
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
+from streampack.lane.state import LaneBatch
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,

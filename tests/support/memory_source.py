@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.fields import FieldTypes
-from streampack.reading.manifest import Manifest
-from streampack.reading.options import Reading
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
+from streampack.sources.base import Reading
+from streampack.sources.manifest import Manifest
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 
 
 class MemorySource(ShardedSource):

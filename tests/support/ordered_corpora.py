@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streampack import sources
-from streampack.conversion.destination import Destination
+from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder
-from streampack.reading.options import Reading
+from streampack.sources.base import Reading
 from tests.support.topics import topical
 
 COPIES = 30

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from streampack.reading.base import Cursor, LaneReader, Source
+from streampack.sources.base import Cursor, LaneReader, Source
 from tests.support.source_contract import Document, read_lane
 
 

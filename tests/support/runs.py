@@ -21,8 +21,8 @@ from streampack import (
     WindowConfig,
 )
 from streampack.packing import BestFitDecreasing, Packer
-from streampack.reading.manifest import Manifest
-from streampack.reading.skips import Skips
+from streampack.sources.manifest import Manifest
+from streampack.sources.skips import Skips
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 SEQ_LEN = 32

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.documents.conversations import Conversations
-from streampack.reading.base import Block, Cursor, LaneReader, Source
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
+from streampack.sources.base import Block, Cursor, LaneReader, Source
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 
 __all__ = ["assert_source_contract", "contents", "read_all", "read_lane"]
 

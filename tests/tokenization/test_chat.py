@@ -16,9 +16,9 @@ from tokenizers import Tokenizer as Engine
 from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.records import BrokenDocumentError
-from streampack.reading.skips import Skips
 from streampack.sources.chat.records import conversation_of
+from streampack.sources.records import BrokenDocumentError
+from streampack.sources.skips import Skips
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.support.chats import (
     CHATML,

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer as Engine
 from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.conversations import Conversations, TurnRules
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.records import BrokenDocumentError
-from streampack.reading.skips import Skips
 from streampack.sources import Chat
 from streampack.sources.chat.records import conversation_of
+from streampack.sources.records import BrokenDocumentError
+from streampack.sources.skips import Skips
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.support.chat_masks import EACH, KINDS, WHOLE, Cell, Refused, asked, said
 from tests.support.chat_templates import SPECIAL, TEMPLATES

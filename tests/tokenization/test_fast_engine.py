@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.documents.blocks import Texts, make_origin
 from streampack.errors import ConfigError
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
 from streampack.tokenization.fast import CHECKED_EVERY, FastEngine
 from streampack.tokenization.tiktoken import _letters

@@ -15,8 +15,8 @@ import pytest
 
 from streampack import ContentError, PackedDataset, PackedLoader, Topology, sources
 from streampack.documents.blocks import ORIGIN, Texts
-from streampack.reading.skips import Skips
 from streampack.sources import Reading
+from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
 from tests.support.chats import CHATML, messages, with_template
 from tests.support.corpora import byte_tokenizer

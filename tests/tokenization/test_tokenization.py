@@ -22,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 from streampack import PackedDataset, TokenRules, Topology
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer
 
 

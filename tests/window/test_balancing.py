@@ -26,10 +26,10 @@ from streampack import (
     sources,
 )
 from streampack.errors import StateError
-from streampack.forecast.dry_run import stream_plan
 from streampack.packing import Packer, Plan, check_plan
 from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
-from streampack.run.measuring import measure_balance
+from streampack.run.dry_run import stream_plan
+from streampack.run.plan import measure_balance
 from tests.support.corpora import write_mds
 from tests.support.forged import sign
 from tests.support.memory_source import MemorySource

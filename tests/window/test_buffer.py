@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.documents.blocks import Documents, make_origin
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import Documents, make_origin, offsets_of
 from streampack.window.buffer import TokenBuffer
 
 ROUND = 3

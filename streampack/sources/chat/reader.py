@@ -13,13 +13,17 @@ from streampack.documents.blocks import Documents
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.reading.base import Block
-from streampack.reading.fields import LOSS_FIELDS
-from streampack.reading.nesting import MOST_NESTED
-from streampack.reading.padding import ATTENTION_MASK
-from streampack.reading.record_block import Read, record_block
-from streampack.reading.records import BrokenDocumentError, ids_of, require_field
+from streampack.sources.base import Block
 from streampack.sources.chat.records import RECORD_FIELDS, conversation_of, known_shapes, shape_of
+from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
+from streampack.sources.records import (
+    MOST_NESTED,
+    BrokenDocumentError,
+    Read,
+    ids_of,
+    record_block,
+    require_field,
+)
 
 _IDS = "input_ids"
 _UNWANTED = (

@@ -21,23 +21,21 @@ from streampack.documents.conversations import PARTS, TurnRules
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow
-from streampack.reading.base import LaneReader, Source
-from streampack.reading.fields import Fields
-from streampack.reading.options import Reading
-from streampack.reading.sharded import ShardedSource
-from streampack.sources.arrow.source import Arrow
-from streampack.sources.arrow.table import Table
+from streampack.sources.arrow import Arrow
+from streampack.sources.base import LaneReader, Reading, Source
 from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
+from streampack.sources.fields import Fields
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.indexed import Items
-from streampack.sources.iterable.item_source import ItemSource
-from streampack.sources.iterable.objects import is_random_access, kind_name
+from streampack.sources.iterable.items import is_random_access, kind_name
 from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream, refuse_no_corpus
-from streampack.sources.iterable.source import Iterable
-from streampack.sources.jsonl.source import JSONL
+from streampack.sources.iterable.source import ItemSource, Iterable
+from streampack.sources.jsonl import JSONL
 from streampack.sources.parquet.source import Parquet
-from streampack.storage.patterns import has_ending, named_paths
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.table import Table
+from streampack.storage.listing import has_ending, named_paths
 from streampack.storage.storage import Storage
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from streampack.arguments import explained, type_in_words
 from streampack.errors import ConfigError
-from streampack.reading.fields import Fields
-from streampack.reading.options import Reading
-from streampack.sources.iterable.item_source import ItemSource
-from streampack.sources.iterable.objects import iterate, own_copy
+from streampack.sources.base import Reading
+from streampack.sources.fields import Fields
+from streampack.sources.iterable.items import iterate, own_copy
 from streampack.sources.iterable.recognise import with_masks_of
+from streampack.sources.iterable.source import ItemSource
 
 
 class HFStream(ItemSource):

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
-from streampack.reading.base import Block
-from streampack.reading.manifest import Manifest
-from streampack.reading.options import Reading
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
-from streampack.sources.iterable.items import item_block, item_sizes
-from streampack.sources.iterable.objects import is_random_access, kind_name
-from streampack.sources.iterable.outside_worker import outside_worker
+from streampack.sources.base import Block, Reading
+from streampack.sources.iterable.items import (
+    is_random_access,
+    item_block,
+    item_sizes,
+    kind_name,
+    outside_worker,
+)
 from streampack.sources.iterable.recognise import (
     Rows,
     fields_in,
@@ -27,6 +27,9 @@ from streampack.sources.iterable.recognise import (
     no_items,
     refuse_no_corpus,
 )
+from streampack.sources.manifest import Manifest
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 
 SHARD_ITEMS = 8192
 _LOOKED_AT = 100  # items, to see what they hold and how long they are

@@ -14,10 +14,9 @@ import numpy as np
 
 from streampack.arguments import with_article
 from streampack.errors import ConfigError
-from streampack.reading.fields import Fields
-from streampack.reading.records import BrokenDocumentError, kind_of
-from streampack.sources.iterable.items import ids_of, is_several
-from streampack.sources.iterable.objects import kind_name
+from streampack.sources.fields import Fields
+from streampack.sources.iterable.items import ids_of, is_several, kind_name
+from streampack.sources.records import BrokenDocumentError, kind_of
 
 
 def refuse_no_corpus(data: Any) -> None:

@@ -12,43 +12,46 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, StorageError
-from streampack.reading.base import Block
-from streampack.reading.fields import Fields
-from streampack.reading.integer_arrays import (
+from streampack.sources.base import Block, Reading
+from streampack.sources.fields import ATTENTION_MASK, Fields, with_masks
+from streampack.sources.manifest import Manifest, Names
+from streampack.sources.mds.index import (
+    CODECS,
+    SHARDS,
+    Column,
+    Layout,
+    folders_of,
+    kinds_of,
+    mask_column,
+    new_hash,
+    only_raw,
+    parse_index,
+    read_index,
+    refuse_links,
+    text_column,
+    token_column,
+)
+from streampack.sources.mds.samples import (
+    TOO_LONG,
+    array_headers,
+    field_columns,
+    field_values,
+    problems_of,
+    scan_samples,
+    with_fields,
+)
+from streampack.sources.raw_bytes import (
     INTEGER_DTYPES,
     Spans,
+    decoded_texts,
     integer_block,
     integer_kind,
     integers_at,
 )
-from streampack.reading.manifest import Manifest, Names
-from streampack.reading.options import Reading
-from streampack.reading.padding import ATTENTION_MASK, with_masks
-from streampack.reading.raw_texts import decoded_texts
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
-from streampack.sources.mds.field_columns import field_columns, field_values, with_fields
-from streampack.sources.mds.files import (
-    CODECS,
-    SHARDS,
-    folders_of,
-    new_hash,
-    only_raw,
-    read_index,
-    refuse_links,
-)
-from streampack.sources.mds.index import (
-    Column,
-    Layout,
-    kinds_of,
-    mask_column,
-    parse_index,
-    text_column,
-    token_column,
-)
-from streampack.sources.mds.samples import TOO_LONG, array_headers, problems_of, scan_samples
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 from streampack.storage.decompression import DamagedError, decompress, map_file
-from streampack.storage.patterns import named_paths
+from streampack.storage.listing import named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 

@@ -15,13 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, Texts, make_origin
-from streampack.documents.ragged import offsets_of
-from streampack.reading.padding import ATTENTION_MASK, with_masks
-from streampack.reading.records import too_long
+from streampack.documents.blocks import Documents, Texts, make_origin, offsets_of
+from streampack.sources.fields import ATTENTION_MASK, with_masks
+from streampack.sources.records import too_long
 
 if TYPE_CHECKING:
-    from streampack.reading.base import Block
+    from streampack.sources.base import Block
 
 #: Rows and the number of the first -> blocks, each with the rows consumed so far.
 BlockMaker = Callable[[pa.RecordBatch, int], "Iterator[tuple[Block, int]]"]

@@ -17,9 +17,7 @@ import pyarrow.parquet as pq
 
 from streampack.documents.fields import TEXT_REMEDY, FieldTypes
 from streampack.errors import ConfigError
-from streampack.reading.fields import Fields
-from streampack.reading.padding import ATTENTION_MASK
-from streampack.reading.records import DamagedFileError
+from streampack.sources.fields import ATTENTION_MASK, Fields
 from streampack.sources.parquet.columns import (
     is_mask_list,
     is_number,
@@ -27,6 +25,7 @@ from streampack.sources.parquet.columns import (
     is_text,
     is_token_list,
 )
+from streampack.sources.records import DamagedFileError
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 

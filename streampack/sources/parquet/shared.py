@@ -10,7 +10,7 @@ from typing import IO
 
 import pyarrow as pa
 
-from streampack.reading.records import DamagedFileError
+from streampack.sources.records import DamagedFileError
 from streampack.storage.decompression import map_file
 from streampack.storage.storage import Storage
 

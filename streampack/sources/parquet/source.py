@@ -23,17 +23,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack.arguments import explained
-from streampack.documents.blocks import make_origin
-from streampack.documents.ragged import offsets_of
+from streampack.documents.blocks import make_origin, offsets_of
 from streampack.errors import ConfigError
-from streampack.reading.base import Block
-from streampack.reading.fields import Fields
-from streampack.reading.manifest import Manifest
-from streampack.reading.options import Reading
-from streampack.reading.padding import ATTENTION_MASK
-from streampack.reading.records import DamagedFileError
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
+from streampack.sources.base import Block, Reading
+from streampack.sources.fields import ATTENTION_MASK, Fields
+from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import (
     BlockMaker,
     TextBlocks,
@@ -49,6 +43,9 @@ from streampack.sources.parquet.footer import (
     row_groups,
 )
 from streampack.sources.parquet.shared import shared_batches
+from streampack.sources.records import DamagedFileError
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES
 from streampack.storage.failures import is_of_system
 from streampack.storage.listing import in_threads

@@ -16,25 +16,30 @@ from streampack.cached import cached_property
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
-from streampack.reading.base import Block
-from streampack.reading.fields import Fields
-from streampack.reading.integer_arrays import Spans, integer_block
-from streampack.reading.manifest import Manifest
-from streampack.reading.options import Reading
-from streampack.reading.padding import ATTENTION_MASK
-from streampack.reading.raw_texts import decoded_texts, pieces
-from streampack.reading.record_block import Read, record_block
-from streampack.reading.records import (
+from streampack.sources.base import Block, Reading
+from streampack.sources.fields import ATTENTION_MASK, Fields
+from streampack.sources.manifest import Manifest
+from streampack.sources.raw_bytes import Spans, decoded_texts, integer_block, pieces
+from streampack.sources.records import (
     BrokenDocumentError,
+    Read,
     documents_of,
+    record_block,
     record_of,
     require_field,
     text_of,
     too_long,
 )
-from streampack.reading.sharded import ShardedSource
-from streampack.reading.skips import Skips
-from streampack.sources.tar.first_members import FirstMembers, head_of
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
+from streampack.sources.tar.contents import (
+    array_headers,
+    document_in,
+    field_beside,
+    files_beside,
+    ids_in,
+    npz_record,
+)
 from streampack.sources.tar.headers import (
     ALL,
     DUPLICATE,
@@ -46,20 +51,10 @@ from streampack.sources.tar.headers import (
     is_header,
     scan_tar,
 )
-from streampack.sources.tar.key import TarColumn
-from streampack.sources.tar.npy import array_headers
-from streampack.sources.tar.pipes import is_pipe, refuse_pipes, run_pipe
-from streampack.sources.tar.records import (
-    document_in,
-    field_beside,
-    files_beside,
-    ids_in,
-    npz_record,
-)
-from streampack.sources.tar.seek import Seeker
+from streampack.sources.tar.members import FirstMembers, Seeker, TarColumn, head_of
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError, map_file, sniff_codec
-from streampack.storage.patterns import expand_braces, named_paths
+from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes, run_pipe
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 

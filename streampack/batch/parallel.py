@@ -1,0 +1,209 @@
+"""A batch for model-parallel ranks: context-parallel parts, and the arguments of Megatron-LM."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from streampack.arguments import one_of, whole_number
+from streampack.batch.attention import (
+    PaddedSegments,
+    are_padding,
+    held_slots,
+    padded_segments,
+)
+from streampack.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streampack.batch.packed_batch import PackedBatch
+
+Layout = Literal["zigzag", "contiguous", "ulysses"]
+
+
+def context_parallel(
+    batch: PackedBatch, layout: Layout, *, cp_size: int, cp_rank: int
+) -> dict[str, Any]:
+    """The part of the batch that a rank of a context-parallel group holds.
+
+    (1, T / cp_size) int64 `input_ids`, `position_ids` and `shift_labels` (each slot's is the
+    next token, -100 where no loss is taken); `slots`, (T / cp_size,) int64, which slots of the
+    flattened rows they are, by which fields and outputs go there and back; `cu_seqlens`, int32,
+    and `max_seqlen` as the attention of the layout takes them. All ranks together hold every
+    slot once.
+
+    Args:
+        layout: "zigzag" for ring attention: the head and the tail of every document, so that
+            the work of causal attention is even; "contiguous" for ring attention too: rank r
+            holds the r-th part of every document. The boundaries of both are those of the
+            parts. "ulysses": rank r holds the r-th part of the flattened rows, and the
+            boundaries are those of the whole batch, since attention sees all of it, for some
+            of the heads.
+        cp_size: ranks of the group, which all pass the same batch.
+        cp_rank: which of them this is.
+
+    Raises:
+        ConfigError: documents were not packed with `align` a multiple of ``2 * cp_size`` for
+            "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout.
+    """
+    one_of("layout", layout, get_args(Layout), "It says which tokens a rank holds.")
+    check_rank(cp_size, cp_rank)
+    if layout == "ulysses":
+        held = _cut(batch.rows * batch.seq_len, cp_size, cp_rank)
+        cu_seqlens, longest = batch.cu_seqlens, batch.max_seqlen
+    else:
+        zigzag = layout == "zigzag" and cp_size > 1
+        ends = segments_of(batch, cp_size * (1 + zigzag)).cu_seqlens_padded
+        held = held_slots(ends, cp_size, cp_rank, zigzag=zigzag)
+        local = ends // np.int32(cp_size)
+        longest = int(np.diff(local).max())
+        cu_seqlens = torch.from_numpy(local).to(batch.device, non_blocking=True)
+    slots = torch.from_numpy(held).to(batch.device, non_blocking=True)
+    tensors = {
+        "input_ids": batch.input_ids,
+        "position_ids": batch.position_ids,
+        "shift_labels": batch.next_tokens(),
+    }
+    shards = {name: tensor.view(-1)[slots].view(1, -1) for name, tensor in tensors.items()}
+    return {**shards, "slots": slots, "cu_seqlens": cu_seqlens, "max_seqlen": longest}
+
+
+def segments_of(batch: PackedBatch, align: int) -> PaddedSegments:
+    """The attention segments of a batch, each with padding to a multiple of `align`."""
+    return padded_segments(batch._runs[0], are_padding(*batch._runs), align)
+
+
+def check_rank(cp_size: int, cp_rank: int = 0) -> None:
+    """Raise `ConfigError` unless there is such a rank."""
+    if not 0 <= cp_rank < cp_size:
+        raise ConfigError(
+            f"cp_size is {cp_size}, and cp_rank is {cp_rank}.",
+            "There is no such rank, and it would get other documents' tokens.",
+            "Use a cp_size of 1 or more, and a cp_rank from 0 to cp_size - 1.",
+        )
+
+
+def _cut(slots: int, cp_size: int, cp_rank: int) -> NDArray[np.int64]:
+    """(slots / cp_size,) int64: the slots of a rank, whatever lies in them."""
+    part, rest = divmod(slots, cp_size)
+    if rest:
+        raise ConfigError(
+            f"The batch has {slots} slots, and cp_size is {cp_size}.",
+            "They cannot be split evenly over the ranks.",
+            "Pass a seq_len that is a multiple of cp_size.",
+        )
+    return np.arange(cp_rank * part, (cp_rank + 1) * part)
+
+
+def megatron(batch: PackedBatch, *, cp_size: int = 1, cp_rank: int = 0) -> dict[str, Tensor | None]:
+    """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
+
+    (1, T / cp_size) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32;
+    `attention_mask` is None, `packed_seq_params` has the boundaries. Labels are shifted (each
+    slot's is the next token) and 0 where `loss_mask` is 0.
+
+    Args:
+        cp_size: ranks of the context-parallel group, which all pass the same batch.
+        cp_rank: which of them this is: it holds the head and the tail of every document.
+
+    Raises:
+        ConfigError: documents were not packed with ``align=2 * cp_size``; there is no such
+            rank.
+    """
+    check_rank(cp_size, cp_rank)
+    tensors = _flat_tensors(batch)
+    if cp_size > 1:
+        ends = segments_of(batch, 2 * cp_size).cu_seqlens_padded
+        held = held_slots(ends, cp_size, cp_rank, zigzag=True)
+        index = torch.from_numpy(held).to(batch.device, non_blocking=True)
+        tensors = {name: tensor[index] for name, tensor in tensors.items()}
+    shaped: dict[str, Tensor | None] = {name: t.view(1, -1) for name, t in tensors.items()}
+    return {**shaped, "attention_mask": None}
+
+
+def samples(batch: PackedBatch, *, align: int = 1) -> list[dict[str, Tensor]]:
+    """The documents one by one, in packed order, for schedulers that pack by themselves.
+
+    One dictionary per attention segment that is not padding, as Megatron-LM's dynamic context
+    parallelism takes them: (n,) `tokens`, `labels` and `position_ids` int64 and `loss_mask`
+    float32, as in `megatron`; `original_seq_len` and `padded_seq_len`, (1,) int32 on the host,
+    of which the latter is n. Fields are not among them.
+
+    Args:
+        align: n is a multiple of it; what is added is 0 everywhere.
+
+    Raises:
+        ConfigError: `align` is no whole number of at least one.
+    """
+    align = whole_number("align", align, "A sample's length is a multiple of it.")
+    ends = batch._runs[0]
+    bounds = np.stack((ends[:-1], ends[1:]), axis=1)[~are_padding(*batch._runs)]
+    tensors = _flat_tensors(batch)
+    samples = []
+    for low, high in bounds.tolist():
+        gap = (low - high) % align
+        lengths = {"original_seq_len": high - low, "padded_seq_len": high - low + gap}
+        samples.append(
+            {name: pad(tensor[low:high], (0, gap)) for name, tensor in tensors.items()}
+            | {name: torch.tensor([n], dtype=torch.int32) for name, n in lengths.items()}
+        )
+    return samples
+
+
+def _flat_tensors(batch: PackedBatch) -> dict[str, Tensor]:
+    """(T,) each, labels shifted, and 0 where they do not count."""
+    labels = batch.next_tokens().view(-1)
+    counts = labels != -100
+    return {
+        "tokens": batch.input_ids.view(-1),
+        "labels": labels.masked_fill(~counts, 0),
+        "loss_mask": counts.to(torch.float32),
+        "position_ids": batch.position_ids.view(-1),
+    }
+
+
+def packed_seq_params(batch: PackedBatch, *, cp_size: int = 1) -> dict[str, Any]:
+    """Fields of Megatron-LM's `PackedSeqParams`, for TransformerEngine's THD attention.
+
+    `cu_seqlens_q` and `_kv`, (segments + 1,) int32, sum up real lengths;
+    `cu_seqlens_q_padded` and `_kv_padded` are where the segments lie in the whole batch, each a
+    multiple of ``2 * cp_size`` long if `cp_size` is more than 1; `max_seqlen_q` and `_kv` are
+    ints and count that padding. `total_tokens`, an int, is what Mamba layers derive their
+    `seq_idx` from; without it they take a row for one sequence. It is left out where the
+    installed Megatron-LM (0.16) has no such field: its Mamba layers know no boundaries.
+
+    Raises:
+        ConfigError: as in `megatron`.
+    """
+    check_rank(cp_size)
+    segments = segments_of(batch, 2 * cp_size if cp_size > 1 else 1)
+    real = torch.from_numpy(segments.cu_seqlens).to(batch.device, non_blocking=True)
+    placed = torch.from_numpy(segments.cu_seqlens_padded).to(batch.device, non_blocking=True)
+    longest = int(np.diff(segments.cu_seqlens_padded).max())
+    total = {"total_tokens": batch.rows * batch.seq_len} if _megatron_counts_tokens() else {}
+    return {
+        **total,
+        "qkv_format": "thd",
+        "cu_seqlens_q": real,
+        "cu_seqlens_kv": real,
+        "cu_seqlens_q_padded": placed,
+        "cu_seqlens_kv_padded": placed,
+        "max_seqlen_q": longest,
+        "max_seqlen_kv": longest,
+    }
+
+
+@functools.cache
+def _megatron_counts_tokens() -> bool:
+    """Whether `PackedSeqParams` has `total_tokens`; also where Megatron-LM is not installed."""
+    try:
+        module = importlib.import_module("megatron.core.packed_seq_params")
+    except ImportError:
+        return True
+    return "total_tokens" in module.PackedSeqParams.__dataclass_fields__

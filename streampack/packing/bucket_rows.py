@@ -1,0 +1,356 @@
+"""The rows of a lane's next batches, each batch of the bucket that the schedule gives it.
+
+Steps, batch by batch, each of the bucket its rotation has, row by row:
+  1. A document opens the row: the first that there is of
+     - one that must go and belongs to the bucket (it is longer than the next smaller bucket, or
+       than half of the smallest);
+     - any other that belongs to the bucket, in seeded random order;
+     - the longest that fits and must go;
+     - the longest that fits;
+     - the head of the document to cut.
+  2. The longest document that fits the room left is added, those that must go first, until none
+     fits.
+  3. If room / bucket is above the threshold, a row that was opened in random order is given up: its
+     documents are there again, but the one that opened it opens no other row by its turn. The head
+     of the document to cut fills any other row.
+The document to cut is the one that was cut last, as long as something of it is left, and then the
+longest: one that is longer than all buckets is cut anyway, and fills many rows. (The offline
+algorithm cuts the shortest.)
+So long documents wait for their bucket, rows that would cut a document wait for one that fits, and
+documents are cut only where nothing else opens a row. When the batches asked for are made and
+documents that must go are left, more batches follow: in these, the documents that must go open the
+rows, longest first, and are cut to fit. At the end of a run batches follow until nothing is left.
+
+Documents open rows in random order, and not longest first as in the offline algorithm: what is not
+placed stays in the window, and it should not be the same lengths again and again. Short ones open
+none while there are longer ones, for they are what fills rows to the end.
+
+Cost: one compiled pass, O(documents), and for each row that is given up the documents it had; every
+document opens at most one of those. Keeps every token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.packing.fit import clear_bit, new_bitmap, next_set, set_bit
+
+
+class BatchRows(NamedTuple):
+    """Rows of the batches, in order.
+
+    Attributes:
+        complete: False if `buckets` were too few for all that must go.
+        row_offsets: (R + 1,) int64 into the segments; seq_len: (R,) int64.
+        document, start, stop: (S,) int64 segments.
+        batches: (B + 1,) int64, where each batch begins in the rows.
+    """
+
+    complete: bool
+    row_offsets: NDArray[np.int64]
+    seq_len: NDArray[np.int64]
+    document: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    batches: NDArray[np.int64]
+
+
+class _Shelf(NamedTuple):
+    """Documents by what is left of them (at most the largest bucket), earliest arrival first.
+
+    Bits stand for the largest bucket minus the length, so the longest comes first.
+    """
+
+    words: NDArray[np.uint64]
+    groups: NDArray[np.uint64]
+    head: NDArray[np.int64]
+
+
+class _Stock(NamedTuple):
+    """All documents: two shelves (those that must go, the others) and what is left of each.
+
+    `left` and `at` are of each document: tokens that are not placed yet, and where they begin.
+    `cut` (1,) is the document that was cut last, or -1.
+    """
+
+    pressing: _Shelf
+    patient: _Shelf
+    after: NDArray[np.int64]
+    before: NDArray[np.int64]
+    left: NDArray[np.int64]
+    at: NDArray[np.int64]
+    presses: NDArray[np.bool_]
+    cut: NDArray[np.int64]
+
+
+class _Queues(NamedTuple):
+    """The other documents of each class in their random order: queue[first[b]:last[b]]."""
+
+    queue: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+class _Segments(NamedTuple):
+    """The segments made so far: the first used[0] of each column."""
+
+    document: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    used: NDArray[np.int64]
+
+
+@kernel
+def fill_batches(
+    lengths: NDArray[np.int64],
+    must_go: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    buckets: NDArray[np.int8],
+    count: int,
+    batch_tokens: int,
+    threshold: float,
+    final: bool,
+) -> BatchRows:
+    """Rows for `count` batches and then for what must go, as long as documents are left.
+
+    Args:
+        lengths: (N,) int64, in order of arrival; must_go: (N,) bool.
+        order: (N,) int64, in which documents open rows.
+        sizes: (B,) int64, the buckets; buckets: int8, that of each batch, in order.
+        count: batches asked for.
+        batch_tokens: a batch has ``batch_tokens // size`` rows.
+        threshold: share of a row that may be padding.
+        final: everything must go, however long it may still wait.
+    """
+    stock = _fill(lengths, must_go, sizes[-1])
+    queues = _line_up(lengths, must_go, order, sizes)
+    most = 0
+    for b in buckets:
+        most += batch_tokens // sizes[b]
+    bound = len(lengths) + most  # every row cuts one document at most
+    segments = _Segments(
+        np.empty(bound, dtype=np.int64),
+        np.empty(bound, dtype=np.int64),
+        np.empty(bound, dtype=np.int64),
+        np.zeros(1, dtype=np.int64),
+    )
+    row_offsets = np.zeros(most + 1, dtype=np.int64)
+    seq_len = np.empty(most, dtype=np.int64)
+    batches = np.zeros(len(buckets) + 1, dtype=np.int64)
+    made = 0
+    rows = 0
+    complete = False
+    while True:
+        late = made >= count
+        complete = _longest(stock.pressing, sizes[-1]) < 0
+        if not late or final:
+            complete = complete and _longest(stock.patient, sizes[-1]) < 0
+        if complete or made == len(buckets):
+            break
+        b = int(buckets[made])
+        for _ in range(batch_tokens // sizes[b]):
+            if not _fill_row(stock, queues, segments, sizes, b, late, threshold):
+                break
+            seq_len[rows] = sizes[b]
+            rows += 1
+            row_offsets[rows] = segments.used[0]
+        made += 1
+        batches[made] = rows
+    k = segments.used[0]
+    return BatchRows(
+        complete,
+        row_offsets[: rows + 1],
+        seq_len[:rows],
+        segments.document[:k],
+        segments.start[:k],
+        segments.stop[:k],
+        batches[: made + 1],
+    )
+
+
+@kernel
+def _fill_row(
+    stock: _Stock,
+    queues: _Queues,
+    segments: _Segments,
+    sizes: NDArray[np.int64],
+    b: int,
+    late: bool,
+    threshold: float,
+) -> bool:
+    """One row of bucket b; False if no documents are left."""
+    begin = segments.used[0]
+    while True:
+        opener = _opener(stock, queues, sizes, b, late)
+        if opener < 0:
+            return False
+        room = sizes[b] - _place(stock, segments, opener, sizes[b])
+        while room > 0:
+            d = _longest_of_all(stock, room)
+            if d < 0:
+                break
+            room -= _place(stock, segments, d, room)
+        d = _to_cut(stock, sizes[-1]) if room / sizes[b] > threshold else -1
+        if d < 0:
+            return True
+        if queues.first[b] == queues.last[b] or queues.queue[queues.first[b]] != opener:
+            _place(stock, segments, d, room)
+            return True
+        queues.first[b] += 1
+        _give_up(stock, segments, begin)
+
+
+@kernel
+def _give_up(stock: _Stock, segments: _Segments, begin: int) -> None:
+    """Put back the documents of a row, all of them whole, whose segments begin at `begin`."""
+    while segments.used[0] > begin:
+        segments.used[0] -= 1
+        k = segments.used[0]
+        d = segments.document[k]
+        stock.left[d] = segments.stop[k] - segments.start[k]
+        stock.at[d] = segments.start[k]
+        _put_on(stock, d)
+
+
+@kernel
+def _opener(stock: _Stock, queues: _Queues, sizes: NDArray[np.int64], b: int, late: bool) -> int:
+    """The document that opens a row of bucket b, or -1 if none is left."""
+    size = sizes[b]
+    class_above = sizes[b - 1] if b > 0 else sizes[0] // 2
+    if late:
+        d = _longest(stock.pressing, sizes[-1])
+        if d >= 0:
+            return d
+    pressing = _longest(stock.pressing, size)
+    if pressing >= 0 and stock.left[pressing] > class_above:
+        return pressing
+    while queues.first[b] < queues.last[b]:
+        d = queues.queue[queues.first[b]]
+        # Used up, or cut since and of another class.
+        if stock.left[d] > class_above and (stock.left[d] <= size or b == len(sizes) - 1):
+            return d  # type: ignore[no-any-return]
+        queues.first[b] += 1
+    if pressing >= 0:
+        return pressing
+    d = _longest(stock.patient, size)
+    if d >= 0:
+        return d
+    return _to_cut(stock, sizes[-1])
+
+
+@kernel
+def _place(stock: _Stock, segments: _Segments, d: int, room: int) -> int:
+    """Add document d, or as much of it as there is room for; returns how much."""
+    size = min(stock.left[d], room)
+    k = segments.used[0]
+    segments.document[k] = d
+    segments.start[k] = stock.at[d]
+    segments.stop[k] = stock.at[d] + size
+    segments.used[0] += 1
+    _take_off(stock, d)
+    stock.left[d] -= size
+    stock.at[d] += size
+    if stock.left[d] > 0:
+        _put_on(stock, d)
+        stock.cut[0] = d
+    return size  # type: ignore[no-any-return]
+
+
+@kernel
+def _fill(lengths: NDArray[np.int64], must_go: NDArray[np.bool_], largest: int) -> _Stock:
+    count = len(lengths)
+    words, groups = new_bitmap(largest + 1)
+    pressing = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
+    words, groups = new_bitmap(largest + 1)
+    patient = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
+    stock = _Stock(
+        pressing,
+        patient,
+        np.full(count, -1, dtype=np.int64),
+        np.full(count, -1, dtype=np.int64),
+        lengths.copy(),
+        np.zeros(count, dtype=np.int64),
+        must_go,
+        np.full(1, -1, dtype=np.int64),
+    )
+    for i in range(count):
+        d = count - 1 - i  # the last one put on a shelf is the first one found
+        if lengths[d] > 0:
+            _put_on(stock, d)
+    return stock
+
+
+@kernel
+def _line_up(
+    lengths: NDArray[np.int64],
+    must_go: NDArray[np.bool_],
+    order: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> _Queues:
+    waiting = order[(lengths[order] > 0) & ~must_go[order]]
+    bucket = np.minimum(np.searchsorted(sizes, lengths[waiting]), len(sizes) - 1)
+    turn = np.argsort(bucket, kind="mergesort")
+    each, bucket = np.arange(len(sizes)), bucket[turn]
+    first = np.searchsorted(bucket, each)
+    last = np.searchsorted(bucket, each, side="right")
+    return _Queues(waiting[turn], first, last)
+
+
+@kernel
+def _put_on(stock: _Stock, d: int) -> None:
+    shelf = stock.pressing if stock.presses[d] else stock.patient
+    place = max(len(shelf.head) - 1 - stock.left[d], 0)
+    following = shelf.head[place]
+    stock.after[d] = following
+    stock.before[d] = -1
+    if following >= 0:
+        stock.before[following] = d
+    else:
+        set_bit(shelf.words, shelf.groups, place)
+    shelf.head[place] = d
+
+
+@kernel
+def _take_off(stock: _Stock, d: int) -> None:
+    shelf = stock.pressing if stock.presses[d] else stock.patient
+    place = max(len(shelf.head) - 1 - stock.left[d], 0)
+    following, preceding = stock.after[d], stock.before[d]
+    if following >= 0:
+        stock.before[following] = preceding
+    if preceding >= 0:
+        stock.after[preceding] = following
+    else:
+        shelf.head[place] = following
+        if following < 0:
+            clear_bit(shelf.words, shelf.groups, place)
+
+
+@kernel
+def _longest(shelf: _Shelf, room: int) -> int:
+    """The document with most left that fits `room`, or -1.
+
+    One that is too long for every bucket counts as one that fills the largest.
+    """
+    place = next_set(shelf.words, shelf.groups, len(shelf.head) - 1 - room)
+    return shelf.head[place] if place >= 0 else -1  # type: ignore[no-any-return]
+
+
+@kernel
+def _longest_of_all(stock: _Stock, room: int) -> int:
+    """The document with most left that fits `room`, one that must go if there is one, or -1."""
+    d = _longest(stock.pressing, room)
+    return d if d >= 0 else _longest(stock.patient, room)
+
+
+@kernel
+def _to_cut(stock: _Stock, largest: int) -> int:
+    """The document whose head fills a row, or -1 if none is left."""
+    d = stock.cut[0]
+    if d >= 0 and stock.left[d] > 0:
+        return d  # type: ignore[no-any-return]
+    return _longest_of_all(stock, largest)

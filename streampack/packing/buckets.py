@@ -1,0 +1,351 @@
+"""Buckets: rows of several lengths, each document in the shortest that holds it.
+
+Steps (`Buckets.plan`; documents by decreasing length, ties by arrival):
+  1. While any remain, the next row is of the smallest bucket that holds the longest of them. If
+     none does, it is of the largest, takes the document's head, and the rest stays in the order.
+  2. The longest remaining document that fits the room left is added whole, until none fits.
+  3. If room / bucket is above `padding_threshold`, the head of the shortest remaining document
+     (ties: the latest arrival) fills the room and its rest stays; otherwise the room is padding.
+With ``align`` every piece of a document takes up a multiple of it, padding included.
+
+Cost: O(documents), one compiled pass: a bitmap holds the lengths that remain, so the longest that
+fits is found in a few instructions. Keeps every token; cuts at most one document per row, and
+hardly any where many are short; pads at most the threshold's share of a row, except for the last
+one.
+
+Online (`Buckets.plan_window`) a seeded schedule fixes the bucket of every batch; see `schedule` for
+it and `rows` for what goes into them.
+
+Source: "Bucket Pre-training is All You Need" (2024), algorithm 1, which leaves open what a tie is
+and what happens to several chunks of one document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.arguments import is_number, is_whole
+from streampack.documents.blocks import ranges_of
+from streampack.errors import ConfigError
+from streampack.packing.bucket_rows import fill_batches
+from streampack.packing.curriculum import Curriculum, plain_shares, scheduled_buckets
+from streampack.packing.fit import clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.overflow import checked_lengths, require_align, require_buckets
+from streampack.packing.packer import Packer
+from streampack.packing.plan import Plan
+from streampack.packing.request import Selection, WindowRequest
+from streampack.packing.rng import permutation
+
+DEFAULT_SEQ_LENS = (2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets(Packer):
+    """Rows of several lengths; online, batches of one length each, after a schedule.
+
+    Args:
+        seq_lens: the buckets, tokens per row, ascending.
+        padding_threshold: share of a row that may stay empty before a document is cut to fill it.
+        shares: share of the tokens (so of the batches) that each bucket gets: numbers, or a
+            `Curriculum` that changes them over training. None: measured on a sample of the corpus
+            when a dataset starts, and kept in its state.
+        warm_up: rotations over which the longer buckets come in one after another.
+        align: pad every piece to a multiple of this inside its row, as context parallelism wants
+            (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
+            it is the least common multiple.
+        batch_tokens: tokens per batch, a multiple of the longest row; None is one of the longest,
+            or as many as the dataset's `batch_size` says.
+    """
+
+    seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
+    padding_threshold: float = 0.05
+    shares: Curriculum | Sequence[float] | None = None
+    warm_up: int = 0
+    align: int | Sequence[int] = 1
+    batch_tokens: int | None = None
+
+    revision: ClassVar[int] = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
+        for size in self.seq_lens:
+            object.__setattr__(self, "align", require_align(self.align, size))
+        longest, tokens = self.seq_lens[-1], self.batch_tokens
+        if tokens is not None and (
+            not is_whole(tokens) or not longest <= tokens < 1 << 31 or tokens % longest
+        ):
+            raise ConfigError(
+                f"batch_tokens is {tokens!r}, a row has up to {longest} tokens.",
+                "A batch is a whole number of rows, and its boundaries are numbers of 31 bits.",
+                f"Use a multiple of {longest}.",
+            )
+        if tokens is not None:
+            object.__setattr__(self, "batch_tokens", int(tokens))
+        if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
+            raise ConfigError(
+                f"padding_threshold is {self.padding_threshold!r}.",
+                "It is a share of a row.",
+                "Use a number from 0 (cut rather than pad) to 1 (pad rather than cut).",
+            )
+        whole = is_whole(self.warm_up) and self.warm_up >= 0
+        if not whole or (self.warm_up and isinstance(self.shares, Curriculum)):
+            raise ConfigError(
+                f"warm_up is {self.warm_up!r} and shares is {self.shares!r}.",
+                "A warm-up is a number of rotations, and a curriculum already has one.",
+                "Pass warm_up >= 0 with plain shares, or put the warm-up into the curriculum.",
+            )
+        object.__setattr__(self, "warm_up", int(self.warm_up))
+        if self.shares is not None:
+            if not isinstance(self.shares, Curriculum):
+                object.__setattr__(self, "shares", plain_shares(self.shares))
+            count = self.curriculum.num_buckets
+            if count != len(self.seq_lens):
+                raise ConfigError(
+                    f"There are {count} shares for the buckets {self.seq_lens}.",
+                    "Every bucket needs one.",
+                    f"Pass {len(self.seq_lens)} shares, shortest bucket first.",
+                )
+
+    @property
+    def _multiple(self) -> int:
+        """`align`, one number since it was checked."""
+        return cast(int, self.align)
+
+    @property
+    def curriculum(self) -> Curriculum:
+        """The shares as a function of the rotation.
+
+        Raises:
+            ConfigError: they are neither given nor measured.
+        """
+        if isinstance(self.shares, Curriculum):
+            return self.shares
+        if self.shares is None:
+            raise ConfigError(
+                "The shares of the buckets are not known.",
+                "There is no schedule without them.",
+                "Pass shares=, or measure them with `with_sample(lengths)`.",
+            )
+        if self.warm_up:
+            return Curriculum.warm_up(self.shares, self.warm_up)
+        return Curriculum.constant(self.shares)
+
+    @property
+    def needs_sample(self) -> bool:
+        """True while the shares are not known."""
+        return self.shares is None
+
+    def with_sample(self, lengths: NDArray[np.int64]) -> Buckets:
+        """The same with the token shares that algorithm 1 gives documents of these lengths (N,)."""
+        plan = self.plan(lengths, final=True, seed=0)
+        slots = [
+            int(plan.seq_len[plan.seq_len == size].sum(dtype=np.int64)) for size in self.seq_lens
+        ]
+        if not plan.num_rows:
+            raise ConfigError(
+                "The shares of the buckets should be measured, and the sample has no documents.",
+                "There is no schedule without them.",
+                "Pass shares=, or check what the source and the filter leave.",
+            )
+        return replace(self, shares=tuple(round(size / sum(slots), 6) for size in slots))
+
+    def with_saved(self, description: Mapping[str, Any]) -> Buckets:
+        """The same with the shares of a saved run that had the same buckets."""
+        shares = description.get("shares")
+        if description.get("seq_lens") != list(self.seq_lens) or not isinstance(shares, list):
+            return self
+        return replace(self, shares=tuple(shares))
+
+    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
+        """Algorithm 1 over all of them, rows in the order in which it makes them.
+
+        Neither `final` nor `seed` changes anything, for nothing here is random.
+        """
+        lengths = checked_lengths(lengths)
+        room = -(-lengths // self._multiple) * self._multiple
+        longest = self.seq_lens[-1]
+        heads = np.maximum(room - 1, 0) // longest  # full rows cut off a document's front
+        document, start = _heads(room, heads, longest)
+        sizes = np.array(self.seq_lens, dtype=np.int64)
+        row_offsets, bucket, documents, starts, stops = _compose(
+            room - heads * longest, heads * longest, sizes, self.padding_threshold
+        )
+        cut = len(document)
+        return self._plan_of(
+            np.concatenate([np.arange(cut, dtype=np.int64), row_offsets + cut]),
+            np.concatenate([np.full(cut, longest), sizes[bucket]]),
+            np.concatenate([document, documents]),
+            np.concatenate([start, starts]),
+            np.concatenate([start + longest, stops]),
+            lengths,
+        )
+
+    def plan_window(self, request: WindowRequest) -> Selection:
+        """Rows for the lane's next batches, each of the bucket that the schedule gives it.
+
+        As many batches are made as have room for the tokens that may not stay (at least one, and
+        not more than the documents fill), and more only for documents that must go. A batch is
+        never empty, and has fewer rows than it has room for only where no documents are left.
+
+        Raises:
+            ConfigError: the shares are neither given nor measured.
+        """
+        lengths = np.minimum(request.held, request.lengths)
+        must_go = request.rounds_left <= 0
+        room = -(-lengths // self._multiple) * self._multiple
+        batch_tokens, total = request.batch_tokens, int(room.sum())
+        least_tokens = math.ceil((1 - request.carry) * int(request.held.sum()))
+        count = max(min(-(-least_tokens // batch_tokens), total // batch_tokens), 1)
+        if request.final or must_go.all():
+            count = max(-(-total // batch_tokens), 1)
+        sizes = np.array(self.seq_lens, dtype=np.int64)
+        order = permutation(len(lengths), request.seed)
+        at_most = 2 * count + 8
+        while True:
+            buckets = scheduled_buckets(
+                self.curriculum, request.schedule_seed, request.step, at_most
+            )
+            found = fill_batches(
+                room, must_go, order, sizes, buckets, count, batch_tokens,
+                self.padding_threshold, request.final,
+            )  # fmt: skip
+            if found.complete:
+                break
+            at_most *= 2
+        plan = self._plan_of(
+            found.row_offsets, found.seq_len, found.document, found.start, found.stop, lengths
+        )
+        return Selection(plan, np.arange(plan.num_rows, dtype=np.int64), found.batches)
+
+    def _plan_of(
+        self,
+        row_offsets: NDArray[np.int64],
+        seq_len: NDArray[np.int64],
+        document: NDArray[np.int64],
+        start: NDArray[np.int64],
+        stop: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+    ) -> Plan:
+        """A plan over documents of these lengths; `stop` may count alignment's padding."""
+        stop, dropped = np.minimum(stop, lengths[document]), np.zeros_like(lengths)
+        plan = Plan.plain(row_offsets, seq_len, document, start, stop, dropped)
+        return replace(plan, pad_after=(start - stop) % self._multiple)
+
+    def seq_len_at(self, step: int, *, schedule_seed: int) -> int:
+        """Tokens per row of batch number `step` of every lane, by the schedule."""
+        return self.seq_lens[int(scheduled_buckets(self.curriculum, schedule_seed, step, 1)[0])]
+
+    def describe(self) -> dict[str, Any]:
+        """Class, parameters and algorithm revision."""
+        shares = self.shares
+        return {
+            **({"align": self.align} if self._multiple > 1 else {}),
+            "kind": "Buckets",
+            "revision": self.revision,
+            "seq_lens": list(self.seq_lens),
+            "padding_threshold": self.padding_threshold,
+            "shares": shares.describe()
+            if isinstance(shares, Curriculum)
+            else shares and list(shares),
+            "warm_up": self.warm_up,
+        }
+
+
+def _heads(
+    lengths: NDArray[np.int64], heads: NDArray[np.int64], longest: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Full rows of documents beyond the largest bucket, as (document, start), in order.
+
+    They come before all other rows, because what remains of such a document is the longest there
+    is until it fits. So they are ordered by what remains at each cut.
+    """
+    document = np.repeat(np.arange(len(lengths), dtype=np.int64), heads)
+    start = ranges_of(np.zeros_like(heads), heads) * longest
+    order = np.lexsort((document, start - lengths[document]))
+    return document[order], start[order]
+
+
+@kernel
+def _compose(
+    lengths: NDArray[np.int64],
+    begin: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    threshold: float,
+) -> tuple[
+    NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]
+]:
+    """Algorithm 1 for documents of at most the largest bucket.
+
+    Args:
+        lengths: (N,) int64, 0 for none; begin: (N,) int64, where in the document they start.
+        sizes: (B,) int64, the buckets.
+        threshold: see `Buckets`.
+
+    Returns:
+        Row offsets, the bucket of every row, and the segments' document, start and stop.
+    """
+    largest = sizes[-1]
+    # Documents sorted by length, ties by arrival; by_length[first[s]:last[s]] are those of length s
+    # that are left. At most one has been cut and not used up. It is shorter than all others, so it
+    # needs no place among them.
+    by_length = np.argsort(lengths, kind="mergesort")[(lengths == 0).sum() :]
+    each, ordered = np.arange(largest + 1), lengths[by_length]
+    first = np.searchsorted(ordered, each)
+    last = np.searchsorted(ordered, each, side="right")
+    words, groups = new_bitmap(largest + 1)  # of `largest` minus length
+    for d in by_length:
+        set_bit(words, groups, largest - lengths[d])
+    left = len(by_length)
+    shortest = 1
+    cut, cut_left = -1, 0
+    offsets = np.zeros(left + 1, dtype=np.int64)
+    bucket = np.empty(left, dtype=np.int64)
+    document = np.empty(2 * left, dtype=np.int64)
+    start = np.empty(2 * left, dtype=np.int64)
+    stop = np.empty(2 * left, dtype=np.int64)
+    at = begin.copy()
+    rows = 0
+    k = 0
+    while left > 0:
+        b = np.searchsorted(sizes, largest - next_set(words, groups, 0))
+        room = sizes[b]
+        while True:
+            place = next_set(words, groups, largest - room)
+            if place < 0:
+                break
+            size = largest - place
+            if size == cut_left:
+                d, cut_left = cut, 0
+            else:
+                d = by_length[first[size]]
+                first[size] += 1
+            if first[size] == last[size]:
+                clear_bit(words, groups, place)
+            document[k], start[k], stop[k] = d, at[d], at[d] + size
+            k += 1
+            left -= 1
+            room -= size
+        if left > 0 and room / sizes[b] > threshold:
+            if cut_left == 0:
+                while first[shortest] == last[shortest]:
+                    shortest += 1
+                last[shortest] -= 1
+                cut, cut_left = by_length[last[shortest]], shortest
+            if first[cut_left] == last[cut_left]:
+                clear_bit(words, groups, largest - cut_left)
+            document[k], start[k], stop[k] = cut, at[cut], at[cut] + room
+            k += 1
+            at[cut] += room
+            cut_left -= room  # more than 0: whatever fits has been added
+            set_bit(words, groups, largest - cut_left)
+        bucket[rows] = b
+        rows += 1
+        offsets[rows] = k
+    return offsets[: rows + 1], bucket[:rows], document[:k], start[:k], stop[:k]

@@ -1,0 +1,112 @@
+"""A dry run of one lane: the rows it would give, from document lengths alone.
+
+The window is the one of a real run, round by round: fill, plan, choose, advance. The documents are
+zeros, so it costs as much as planning and one copy; no source, no tokenizer, no batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import Documents, make_origin, offsets_of, ranges_of
+from streampack.packing import Packer, Plan
+from streampack.packing.balancing import Balance
+from streampack.window.config import WindowConfig
+from streampack.window.entries import Entries
+from streampack.window.planned import PlannedWindow
+from streampack.window.window import Window
+
+BLOCK = 256  # documents admitted at once, about as many as sources give
+
+
+def stream_plan(
+    lengths: NDArray[np.int64],
+    packer: Packer,
+    config: WindowConfig,
+    *,
+    batch_tokens: int,
+    seed: int = 0,
+    balance: Balance | None = None,
+) -> Plan:
+    """The rows that a lane gives for documents of these lengths (N,), as one plan over all.
+
+    Rows are in the order in which they go; `dropped` counts the tokens that none of them holds.
+
+    Raises:
+        ConfigError: the window is too small for a batch.
+        PlanError: a document is longer than a row and the packer's overflow is "error".
+    """
+    config = config.resolve(packer, batch_tokens)
+    window = Window(
+        config,
+        packer,
+        batch_tokens=batch_tokens,
+        seed=seed,
+        schedule_seed=seed,
+        balance=balance,
+    )
+    emitted: list[_Emitted] = []
+    serial, step, final = 0, 0, False
+    while not final:
+        serial, final = _fill(window, lengths, serial)
+        planned = window.plan(final=final, step=step)
+        emitted.append(_emitted(planned, window.entries))
+        step += len(planned.batches) - 1
+        if not final:
+            window.advance(planned)
+    sizes, seq_len, document, start, stop, overlap, eos, pad = (
+        np.concatenate(parts) for parts in zip(*emitted, strict=True)
+    )
+    covered = np.zeros(len(lengths), dtype=np.int64)
+    np.add.at(covered, document, stop - start - overlap)
+    return Plan(
+        row_offsets=offsets_of(sizes),
+        seq_len=seq_len,
+        document=document,
+        start=start,
+        stop=stop,
+        overlap=overlap,
+        insert_eos=eos,
+        pad_after=pad,
+        dropped=np.asarray(lengths - covered, dtype=np.int64),
+    )
+
+
+#: Row sizes, row lengths, and the segments' document, start, stop, overlap, EOS and padding.
+_Emitted = tuple[NDArray[np.generic], ...]
+
+
+def _fill(window: Window, lengths: NDArray[np.int64], serial: int) -> tuple[int, bool]:
+    """Admit documents from `serial` on; returns the next one, and True if there is none."""
+    while window.wants:
+        if serial == len(lengths):
+            return serial, True
+        block = lengths[serial : serial + BLOCK]
+        offsets = offsets_of(block)
+        tokens = np.zeros(int(offsets[-1]), dtype=np.uint16)
+        origin = make_origin(0, np.arange(serial, serial + len(block), dtype=np.int64))
+        taken, full = window.admit(Documents(tokens, offsets, origin), serial)
+        serial += taken
+        if full:
+            break
+    return serial, False
+
+
+def _emitted(planned: PlannedWindow, entries: Entries) -> _Emitted:
+    """The rows of a round that go, with places counted from the beginning of each document."""
+    plan, rows = planned.plan, planned.rows
+    sizes = np.diff(plan.row_offsets)[rows]
+    index = ranges_of(plan.row_offsets[rows], sizes)
+    document = plan.document[index]
+    begin = entries.start[document]
+    return (
+        sizes,
+        plan.seq_len[rows],
+        entries.serial[document],
+        plan.start[index] + begin,
+        plan.stop[index] + begin,
+        plan.overlap[index],
+        plan.insert_eos[index],
+        plan.pad_after[index],
+    )

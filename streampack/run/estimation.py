@@ -1,0 +1,328 @@
+"""How many steps a run will have, from a sample or from what its lanes have found: with an error.
+
+Before a run, from a sample:
+  1. Up to four places of each source, 16 of one in memory, are read as the run would read them.
+     That gives the tokens per unit of weight.
+  2. The tokens of an epoch are its weight times that; those of a mixture follow from its shares.
+  3. The sample is packed as a lane packs it. That gives the slots per token.
+  4. Lanes are not equally long, and a run lasts as long as its longest one.
+
+Cost: some thousand documents, read and tokenized. A small source is read whole; the estimate is
+then exact, except for how the last rows are packed.
+
+On the way, where lanes are dealt the source, they report how many tokens they have found in which
+part of it, and how many of these they have still to give. Nothing is read for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable as AnyIterable
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import Documents
+from streampack.errors import ConfigError
+from streampack.job.topology import Topology
+from streampack.lane.config import LaneConfig
+from streampack.lane.state import decode_reports
+from streampack.metrics import LaneTimes
+from streampack.run.dry_run import stream_plan
+from streampack.sources.base import Source
+from streampack.sources.iterable.indexed import InMemory
+from streampack.sources.mixture import Mixture, sources_of
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
+from streampack.streams.base import LaneStream
+from streampack.streams.lane_stream import open_stream
+from streampack.window.entries import lengths_of_members
+
+SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
+SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
+SAMPLE_TOKENS = 4 << 20  # at each place, in case documents are very long; more for larger samples
+
+
+def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArray[np.int64]:
+    """(N,) int64: tokens of some thousand documents, the same on every rank and at every start.
+
+    They are read from up to four places of the first epoch and prepared as in the run. The number
+    of lanes and the topology do not matter.
+
+    Args:
+        config: source and preparation; the packer is not used.
+        documents: how many to read (fewer if the source has fewer, or if they are very long);
+            None is 1024 at each place.
+
+    Raises:
+        ConfigError: the source can be read only once, so a sample would be lost to the run.
+    """
+    source = config.source
+    if source.once:
+        raise ConfigError(
+            "The source can be read only once, and the packer measures shares on a sample.",
+            "The sample's documents would be missing from the run.",
+            "Pass the packer shares=, or a source that can be read again.",
+        )
+    lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
+    share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
+    most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
+    once = replace(config, lanes=lanes, epochs=1, order=None)
+    lengths = [np.zeros(0, dtype=np.int64)]
+    for lane in range(lanes):
+        _, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
+        own = [block.lengths for block in blocks]
+        lengths.append(np.concatenate([*lengths[:1], *own])[:share])
+    return np.concatenate(lengths)
+
+
+def begun(
+    config: LaneConfig, lane: int, *, documents: int, tokens: int
+) -> tuple[LaneStream, list[Documents], bool]:
+    """A lane's stream after its first blocks, which hold so many documents or tokens.
+
+    Returns:
+        The stream, the blocks, and True if it ended before.
+    """
+    skips = Skips(config.on_error, config.skip_limit)
+    stream = open_stream(config, lane, skips=skips, times=LaneTimes())
+    blocks: list[Documents] = []
+    read = 0
+    while stream.serial < documents and read < tokens:
+        block = stream.peek()
+        if block is None:
+            return stream, blocks, True
+        blocks.append(block)
+        read += block.num_tokens
+        stream.consume(len(block))
+    return stream, blocks, False
+
+
+FINER = 4  # so many times more places, with fewer documents each, where going there costs nothing
+STEPS = 2000  # in which a mixture is followed
+ENOUGH = 0.02  # of an epoch, for an estimate from what was found
+LAST_BATCH = 0.5  # of a lane's last batch is not filled
+
+
+class Estimate(NamedTuple):
+    """Steps of each rank's loop, from the first one of the run: `steps`, mostly within `error`."""
+
+    steps: int
+    error: int
+
+
+class Draw(NamedTuple):
+    """Of a source: its name in a mixture, tokens of one epoch of it, and tokens a run draws."""
+
+    name: str | None
+    epoch_tokens: float
+    drawn: float
+
+
+class Forecast(NamedTuple):
+    """Steps of a run, and what it draws from each source."""
+
+    steps: Estimate
+    draws: tuple[Draw, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """What one epoch of a source holds.
+
+    Attributes:
+        tokens: of an epoch; error: their standard error.
+        chance: about how much longer than the mean of all the longest lane is, as a share of it.
+        lengths: (N,) of a sample of documents.
+    """
+
+    tokens: float
+    error: float
+    chance: float
+    lengths: NDArray[np.int64]
+
+
+def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
+    """Steps of a whole run, those with empty batches at its end included, from a sample.
+
+    None for an endless run, and where the size of a source is not known.
+    """
+    if config.epochs is None:
+        return None
+    sizes = []
+    for number, source in enumerate(sources_of(config.source)):
+        size = _size_of(config, source, number)
+        if size is None:
+            return None
+        sizes.append(size)
+    drawn = _drawn(config, [size.tokens for size in sizes])
+    total = sum(drawn)
+    shares = [tokens / total if total else 0.0 for tokens in drawn]
+    epochs = [n / size.tokens if size.tokens else 0.0 for n, size in zip(drawn, sizes, strict=True)]
+    error = math.hypot(*(n * size.error for n, size in zip(epochs, sizes, strict=True)))
+    chance = math.hypot(*(share * size.chance for share, size in zip(shares, sizes, strict=True)))
+    lengths = np.concatenate([size.lengths for size in sizes])
+    plan = stream_plan(lengths, config.packer, config.window, batch_tokens=config.batch_tokens)
+    slots_per_token = int(plan.seq_len.sum()) / max(int(lengths.sum()), 1)
+    of_lane = total * (1 + chance / 2) * slots_per_token / config.batch_tokens / config.lanes
+    turns = config.lanes / topology.world_size
+    relative = error / total if total else 0.0
+    steps = Estimate(
+        math.ceil((of_lane + LAST_BATCH) * turns) if total else 0,
+        # Packing the last rows of a lane, and of a sample, goes one way or the other.
+        math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
+    )
+    names = list(config.source.sources) if isinstance(config.source, Mixture) else [None]
+    held = [size.tokens for size in sizes]
+    return Forecast(steps, tuple(map(Draw, names, held, drawn)))
+
+
+def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
+    """The steps of `forecast`."""
+    found = forecast(config, topology)
+    return None if found is None else found.steps
+
+
+def steps_as_found(
+    config: LaneConfig, topology: Topology, states: AnyIterable[Mapping[str, Any] | None]
+) -> Estimate | None:
+    """Steps of a whole run, from what some of its lanes have reported, by their states.
+
+    None where that says too little: less than a fiftieth of an epoch is read, or some source is
+    not dealt.
+    """
+    rule, sources = config.dealing, sources_of(config.source)
+    stops = isinstance(config.source, Mixture) and config.source.at_end == "stop"
+    if rule is None or stops or len(rule.lines) != len(sources):
+        return None
+    saved = [decode_reports(state["reports"]) for state in states if state]
+    # Of each lane, what it has reported last: [deal, line, *Report] of every line.
+    last = np.array([reports[-len(sources) :] for reports in saved if reports], dtype=np.float64)
+    if not len(last):
+        return None
+    numbers, seen = last[:, 0, 0], last[:, :, 2:]
+    total = error = 0.0
+    for i, line in enumerate(rule.lines.values()):
+        until, found = seen[:, i, 0], seen[:, i, 2]
+        read = float(until.sum()) * rule.lanes / len(last) / line.weight
+        if read < ENOUGH:
+            return None
+        rates = found[until > 0] / until[until > 0]
+        weight = line.weight * line.epochs
+        total += float(found.sum() / until.sum()) * weight
+        unread = max(1 - read, 0.0)  # of an epoch: the next ones are like it
+        error += float(rates.std()) / math.sqrt(len(rates)) * unread * weight
+    given = float((seen[:, :, 2] - seen[:, :, 1]).sum())
+    batches = float((numbers * rule.every + 1).sum())
+    if given <= 0:
+        return None
+    of_lane = total * batches / given / config.lanes
+    turns = config.lanes / topology.world_size
+    return Estimate(
+        math.ceil((of_lane + LAST_BATCH) * turns),
+        math.ceil((2 * error / total + 0.004) * of_lane * turns + 1.5 * turns),
+    )
+
+
+def _drawn(config: LaneConfig, sizes: list[float]) -> list[float]:
+    """Tokens that a run draws from each source of so many tokens per epoch."""
+    mixture = config.source
+    if not isinstance(mixture, Mixture):
+        return [(config.epochs or 0) * sizes[0]]
+    epochs = mixture.source_epochs(config.epochs)
+    wanted = [math.inf if n is None else n * size for n, size in zip(epochs, sizes, strict=True)]
+    finite = [tokens for tokens in wanted if tokens < math.inf]
+    drawn, at = [0.0] * len(sizes), 0.0
+    step = max(sum(finite) / STEPS, 1.0)
+    while True:
+        active = [has < most for has, most in zip(drawn, wanted, strict=True)]
+        waited_for = [on for on, most in zip(active, wanted, strict=True) if most < math.inf]
+        if not any(waited_for) or (mixture.at_end == "stop" and not all(active)):
+            return drawn
+        rates = mixture.shares.rates(int(at), active)
+        if not any(rates):
+            return drawn
+        for i, rate in enumerate(rates):
+            drawn[i] = min(drawn[i] + step * rate / sum(rates), wanted[i])
+        at += step
+
+
+# ------------------------------------------------------------------ one source
+
+
+def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
+    """What one epoch of a source holds; None if that is not known."""
+    if source.once:
+        return None
+    preparation = config.preparation
+    own = replace(preparation, tokenizers=preparation.tokenizers[number : number + 1])
+    alone = replace(config, source=source, preparation=own, epochs=1, order=None)
+    finer = FINER if isinstance(source.inner, InMemory) else 1
+    places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
+    alone = replace(alone, lanes=places)
+    found = [_place(alone, place, finer) for place in range(places)]
+    lengths = np.concatenate([lengths for _, _, lengths in found])
+    if all(whole for _, whole, _ in found):
+        tokens = float(lengths.sum())
+        return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), lengths)
+    if not isinstance(source.inner, ShardedSource):
+        return None
+    read = np.array([units for units, _, _ in found], dtype=np.float64)
+    held = np.array([own.sum() for _, _, own in found], dtype=np.float64)
+    if not read.all():
+        rough = source.estimate_tokens()
+        return None if rough is None else _Size(float(rough), rough / 2, 0.0, lengths)
+    per_unit = held.sum() / read.sum()
+    residual = float(((held - per_unit * read) ** 2).sum())
+    units = float(source.inner.weight)
+    spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
+    tokens = per_unit * units
+    documents = tokens / max(float(lengths.mean()), 1e-9)
+    return _Size(tokens, spread, _chance(config, lengths, documents), lengths)
+
+
+def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, NDArray[np.int64]]:
+    """The weight read at one place, True if that is everything, and the documents' lengths (N,).
+
+    The lengths are of the documents in that weight; it is 0 if no place in a shard was known.
+    """
+    most = {"documents": SAMPLE_DOCUMENTS // finer, "tokens": SAMPLE_TOKENS // finer}
+    stream, blocks, ended = begun(config, place, **most)
+    if ended or stream.peek() is None:
+        return _read(config, place, None), True, _lengths(config, blocks, stream.serial)
+    mark = stream.mark_before(stream.serial)
+    cursor = mark.cursor.get("at")
+    units = 0.0 if cursor is None else _read(config, place, cursor)
+    return units, False, _lengths(config, blocks, mark.serial)
+
+
+def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
+    """The weight before a cursor of one place; all of it if it is None."""
+    source = config.source.inner
+    if not isinstance(source, ShardedSource):
+        return 1.0
+    low, high = source.share(place, config.lanes)
+    span = source.span(low, high, seed=config.seed, epoch=0, shuffle=config.shuffle)
+    return float(high - low - (0 if cursor is None else span.left(cursor)))
+
+
+def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) -> float:
+    """How much longer than the mean the longest lane is, with documents dealt out by chance."""
+    if not len(lengths) or config.lanes == 1:
+        return 0.0
+    each = max(documents * (config.epochs or 1) / config.lanes, 1.0)
+    deviation = float(lengths.std() / max(lengths.mean(), 1e-9)) / math.sqrt(each)
+    return deviation * math.sqrt(2 * math.log(config.lanes))
+
+
+def _lengths(config: LaneConfig, blocks: list[Documents], count: int) -> NDArray[np.int64]:
+    """(N,) int64: tokens of what is packed as one, of the first `count` documents of the blocks."""
+    lengths = [np.zeros(0, dtype=np.int64)]
+    for block in blocks:
+        part, count = block[:count], max(count - len(block), 0)
+        members = lengths_of_members(part) if config.packer.packs_members else None
+        lengths.append(part.lengths if members is None else members.lengths)
+    return np.concatenate(lengths)

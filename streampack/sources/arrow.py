@@ -1,0 +1,264 @@
+"""Arrow files as a source, and where their record batches lie.
+
+The record batches of an Arrow file: where each lies and how many rows it has, none decoded.
+
+A file of either form is a stream of messages: the schema, then record batches (and dictionaries),
+then an end mark. The random access form has a magic number before it and a footer after it. pyarrow
+gives the rows of a batch only with its columns, which may have to be unpacked, so this number is
+read from the message.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from streampack.errors import ConfigError
+from streampack.sources.base import Block
+from streampack.sources.manifest import Manifest
+from streampack.sources.parquet.columns import kinds_of, placed_blocks
+from streampack.sources.parquet.footer import DAMAGE
+from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
+from streampack.sources.records import DamagedFileError
+from streampack.sources.skips import Skips
+from streampack.storage.failures import is_of_system
+from streampack.storage.listing import has_ending, in_threads
+from streampack.storage.remote import FileInfo, shown
+
+MAGIC = b"ARROW1"
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The K record batches of a file.
+
+    Attributes:
+        schema: of all.
+        rows: K + 1 numbers, rows before each.
+        ends: K numbers, the byte after each; begins: those at which they begin.
+    """
+
+    schema: pa.Schema
+    rows: list[int]
+    begins: list[int]
+    ends: list[int]
+
+    @classmethod
+    def of(cls, file: Any) -> Batches:
+        """Those of an open file of pyarrow, mapped into memory.
+
+        Raises:
+            DamagedFileError: the file is cut short, or damaged; so do exceptions of Arrow say.
+        """
+        by_number = file.read_at(len(MAGIC), 0) == MAGIC
+        file.seek(8 if by_number else 0)
+        reader = pa.ipc.MessageReader.open_stream(file)
+        found = cls(pa.ipc.read_schema(reader.read_next_message()), [0], [], [])
+        while True:
+            begin = file.tell()
+            try:
+                message = reader.read_next_message()
+            except StopIteration:
+                break
+            if message.type == "record batch":
+                found.rows.append(found.rows[-1] + _rows(message))
+                found.begins.append(begin)
+                found.ends.append(file.tell())
+            elif message.type != "dictionary":
+                raise DamagedFileError(f'a message of kind "{message.type}" stands for a batch')
+        if file.read_at(len(_END), begin) != _END:
+            raise DamagedFileError("it is cut short: its end mark is missing")
+        if not by_number and begin + len(_END) != file.size():
+            raise DamagedFileError(f"its end mark is at byte {begin:,} of {file.size():,}")
+        return found
+
+    def row_at(self, byte: int) -> int:
+        """The first row that begins at a byte or after it, with all rows of a batch as equals."""
+        k = bisect_right(self.ends, byte)
+        if k == len(self.ends):
+            return self.rows[-1]
+        rows = self.rows[k + 1] - self.rows[k]
+        inside = max(byte - self.begins[k], 0)
+        return self.rows[k] - -inside * rows // (self.ends[k] - self.begins[k])
+
+    def byte_of(self, row: int) -> int:
+        """Where a row begins; after the last one, where the batches end."""
+        k = bisect_right(self.rows, row) - 1
+        if k == len(self.ends):
+            return self.ends[-1]
+        rows = self.rows[k + 1] - self.rows[k]
+        return self.begins[k] + (self.ends[k] - self.begins[k]) * (row - self.rows[k]) // rows
+
+
+def _rows(message: Any) -> int:
+    """The rows of a record batch.
+
+    The metadata is a flatbuffer: a table begins with the way back to the places of its fields.
+    """
+    data = message.metadata.to_pybytes()
+    try:
+        at = _field(data, _follow(data, _field(data, _follow(data, 0), 2)), 0)
+        rows = int(struct.unpack_from("<q", data, at)[0]) if at else 0
+    except struct.error as error:
+        raise DamagedFileError(f"a batch cannot be followed ({error})") from error
+    if rows < 0:
+        raise DamagedFileError(f"a batch has {rows} rows")
+    return rows
+
+
+def _follow(data: bytes, at: int) -> int:
+    """The place that an offset at this place leads to."""
+    return at + int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Where a field of a table is; 0 if it has its default."""
+    places = table - struct.unpack_from("<i", data, table)[0]
+    (size,) = struct.unpack_from("<H", data, places)
+    if 4 + 2 * number >= size:
+        return 0
+    (offset,) = struct.unpack_from("<H", data, places + 4 + 2 * number)
+    return table + offset if offset else 0
+
+
+_HEADS = (64 << 10, 16 << 20)  # of a file, in which its schema is looked for
+_SPLITS = "/dataset_dict.json"
+
+
+class Arrow(Parquet):
+    """Documents in a column of Arrow files: IPC files and streams, Feather (version 2), and the
+    folders that `datasets.Dataset.save_to_disk` writes.
+
+    Files are mapped into memory and cut at any row, by their bytes, among any number of lanes.
+    Columns are read as they lie, without an object per row of token ids. Compressed batches are
+    unfolded one at a time. Arguments and columns are those of `Parquet`.
+
+    Raises:
+        ConfigError: arguments that do not go together; a folder with several splits.
+    """
+
+    endings: tuple[str, ...] = (".arrow", ".feather", ".ipc", ".arrows")
+
+    def list_shards(self) -> Manifest:
+        """The files, and the schemas of up to `MOST_FOOTERS` of them."""
+        infos = self.storage.list(self.paths, endings=(*self.endings, _SPLITS))
+        for info in infos:
+            if has_ending(info.path, (_SPLITS,)):
+                folder = info.path.rpartition("/")[0]
+                raise ConfigError(
+                    f"{shown(folder)} holds the splits of a dataset.",
+                    "A run reads one split.",
+                    f'Pass its folder, for example "{shown(folder)}/train".',
+                )
+        seen = infos[:: -(-len(infos) // MOST_FOOTERS)]
+        schemas = {
+            i.path: s for i, s in zip(seen, in_threads(self._schema, seen), strict=True) if s
+        }
+        if not schemas:
+            raise ConfigError(
+                f"{shown(seen[0].path)} is not an Arrow file (IPC, or Feather version 2).",
+                f"None of the {len(seen)} files that were checked can be read.",
+                "Check the path, and that the files are complete.",
+            )
+        path, first = next(iter(schemas.items()))
+        self.fields = self.fields.found_in(kinds_of(first), shown(path))
+        narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
+        details = {
+            "dtype": self._dtype_name(all(narrow)),
+            "documents": None,
+            "fields": self.fields,
+            "item_bytes": self._item_bytes(first),
+        }
+        return Manifest.of_files(infos, details=details)
+
+    def _item_bytes(self, schema: pa.Schema) -> int:
+        """Bytes per token."""
+        if not self.fields.tokenized or self.fields.records is not None:
+            return 4
+        return int(schema.field(self.column).type.value_type.bit_width) // 8
+
+    def estimate_tokens(self) -> int:
+        """A rough number of tokens: all bytes are ids, or four of them a token of text."""
+        return int(self.manifest.num_bytes.sum()) // int(self.manifest.details["item_bytes"])
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        """Blocks of one file; see `ShardedSource.read_shard`."""
+        row = position or 0
+        with self.open_shard(shard) as path:
+            try:
+                with pa.memory_map(str(path)) as file:
+                    batches = Batches.of(file)
+                    self._check_listed(shard, batches.schema)
+                    stop = batches.rows[-1]
+                    if high < self.manifest.weights[shard]:
+                        stop = batches.row_at(high)
+                    row = max(batches.row_at(low), row)
+                    blocks = self._block_maker(shard, skips, batches.schema)
+                    decoded = self._decoded(file, batches, row, stop)
+                    for block, row, place in placed_blocks(
+                        decoded, blocks, (low, high), stop, batches.byte_of
+                    ):
+                        yield block, row, place
+            except DAMAGE as error:
+                if is_of_system(error):
+                    raise
+                self._unreadable(shard, row, error)
+
+    def _schema(self, info: FileInfo) -> pa.Schema | None:
+        """The schema of a file; None if it cannot be read."""
+        for size in _HEADS:
+            head = self.storage.read_range(info.path, 0, min(size, info.num_bytes))
+            try:
+                begin = 8 if head.startswith(MAGIC) else 0
+                schema = pa.ipc.open_stream(pa.BufferReader(head[begin:])).schema
+                _ = [(field.name, str(field.type)) for field in schema]  # which may not be UTF-8
+                return schema
+            except DAMAGE:
+                continue
+        return None
+
+    def _decoded(
+        self, file: Any, batches: Batches, start: int, stop: int
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The rows [start, stop) in parts of batches, each with the number of its first row."""
+        fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
+        options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+        by_number = file.read_at(len(MAGIC), 0) == MAGIC
+        file.seek(0)
+        reader = (pa.ipc.open_file if by_number else pa.ipc.open_stream)(file, options=options)
+        wanted = pa.schema([batches.schema.field(number) for number in sorted(set(fields))])
+        if by_number and (
+            reader.num_record_batches != len(batches.ends) or not reader.schema.equals(wanted)
+        ):
+            raise DamagedFileError("its footer names other batches or columns than there are")
+        for k, (first, end) in enumerate(zip(batches.rows, batches.rows[1:], strict=False)):
+            low, high = max(start - first, 0), min(stop, end) - first
+            if first > stop or first == stop < end:  # one without rows may be damage
+                return
+            if by_number and (low > high or low == high < end - first):
+                continue
+            batch = reader.get_batch(k) if by_number else reader.read_next_batch()
+            batch.validate()
+            if batch.num_rows != end - first:
+                raise DamagedFileError(f"batch {k} has {batch.num_rows} rows, not {end - first}")
+            if low < high:
+                for column in batch.columns:
+                    _validate(column)
+                yield batch.slice(low, high - low), first + low
+
+
+def _validate(column: pa.Array) -> None:
+    """Raise what Arrow raises if following the numbers in a column would lead out of it."""
+    if pa.types.is_string(column.type):  # of which the reader finds what is not UTF-8
+        column = column.view(pa.binary())
+    elif pa.types.is_large_string(column.type):
+        column = column.view(pa.large_binary())
+    column.validate(full=True)

@@ -1,0 +1,286 @@
+"""What a source is: lanes of blocks with cursors; and how a lane reads it.
+
+A `Source` yields documents in a fixed number of lanes. The order inside a lane is a pure function
+of (manifest, seed, epoch, lane), and a cursor returned with a block restarts the lane after it.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.arguments import explained, whole_number
+from streampack.documents.blocks import Documents, Texts, make_origin, text_bytes
+from streampack.documents.conversations import Conversations
+from streampack.documents.fields import FieldTypes
+from streampack.errors import ConfigError, ContentError
+from streampack.packing.overflow import Overflow
+from streampack.sources.records import too_long
+from streampack.sources.skips import Skips
+
+TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
+LEAST_DOCUMENTS = 16  # in a block, so that they share the cost of the block
+
+
+@explained
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a lane reads a source. It is part of the order of the documents.
+
+    Attributes:
+        open_shards: shards a lane reads from at the same time, a block from each in turn: more of
+            them make the documents of a batch more diverse. A source without shards has one.
+        block_documents: documents in a block, at most; documents are shuffled inside a block.
+            None is 512 divided by `open_shards`, but at least 16, so that a window of 512
+            documents holds some of every open shard.
+        block_bytes: a block ends as soon as it holds this many bytes of tokens or text.
+        shuffle_blocks: False leaves the documents of a block in their order where a dataset is
+            shuffled, so that only the order of shards is random. With `open_shards=1` documents
+            that lie side by side in a shard stay together: see docs/order.md.
+        max_document_bytes: a document that is larger is broken. None is 8 MiB for texts that are
+            tokenized, since encoding takes 50 to 400 times their size in memory, and 256 MiB for
+            everything else.
+
+    Raises:
+        ConfigError: one of them is not a whole number of at least 1, or not a bool.
+    """
+
+    open_shards: int = 2
+    block_documents: int | None = None
+    block_bytes: int = 4 << 20
+    max_document_bytes: int | None = None
+    shuffle_blocks: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("open_shards", "block_documents", "block_bytes", "max_document_bytes"):
+            value = getattr(self, name)
+            if value is not None or name in ("open_shards", "block_bytes"):
+                checked = whole_number(name, value, "A lane could not read a document.")
+                object.__setattr__(self, name, checked)
+        if not isinstance(self.shuffle_blocks, bool):
+            raise ConfigError(
+                f"shuffle_blocks is {self.shuffle_blocks!r}.",
+                "It decides whether documents are shuffled inside a block.",
+                "Pass True or False.",
+            )
+
+    @property
+    def documents_per_block(self) -> int:
+        """`block_documents`, or what None stands for."""
+        if self.block_documents is not None:
+            return self.block_documents
+        return max(LEAST_DOCUMENTS, TURN_DOCUMENTS // self.open_shards)
+
+    @property
+    def most_bytes(self) -> int:
+        """The limit of a document as it is stored."""
+        return 256 << 20 if self.max_document_bytes is None else self.max_document_bytes
+
+    @property
+    def most_text_bytes(self) -> int:
+        """The limit of a text that is tokenized, in bytes of UTF-8."""
+        return 8 << 20 if self.max_document_bytes is None else self.max_document_bytes
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able, for the fingerprint."""
+        described: dict[str, Any] = {
+            "open_shards": self.open_shards,
+            "block_documents": self.documents_per_block,
+            "block_bytes": self.block_bytes,
+            "max_document_bytes": [self.most_text_bytes, self.most_bytes],
+        }
+        return described if self.shuffle_blocks else {**described, "shuffle_blocks": False}
+
+
+def checked_reading(reading: Reading | None) -> Reading:
+    """What a source was given as `reading`; None is the default.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if reading is None:
+        return Reading()
+    if not isinstance(reading, Reading):
+        raise ConfigError(
+            f"reading is {reading!r:.200}.",
+            "It says how many shards a lane reads at once, and how much of each at a time.",
+            "Pass sources.Reading(open_shards=2), or leave it out.",
+        )
+    return reading
+
+
+Block = Documents | Texts | Conversations
+#: A place in a lane's stream: small, JSON-able, understood by its source only.
+Cursor = dict[str, Any]
+
+TOO_LONG_REMEDY = (
+    'Cut it, raise the limit, or leave such documents out with on_error="skip" (--on-error).'
+)
+
+
+class LaneReader(ABC):
+    """One lane of one epoch."""
+
+    @abstractmethod
+    def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
+        """Yield blocks, each with the cursor of the place after it.
+
+        Args:
+            cursor: where to start: after the block that came with it, or None for the start of
+                the lane.
+            skips: what to do with broken content, and where it is recorded.
+        """
+
+
+class LinePart(LaneReader):
+    """A part of the line of one epoch, which says how much of it is read."""
+
+    @abstractmethod
+    def left(self, cursor: Cursor | None) -> int:
+        """The weight that is not read yet after a cursor."""
+
+
+class Source(ABC):
+    """A stream of documents, split into lanes."""
+
+    #: True if blocks are `Documents` (token ids), False if they are `Texts` or `Conversations`.
+    tokenized: bool
+    #: How much of it is read at once, and how long a document may be.
+    reading: Reading = Reading()
+    #: What happens to documents longer than a row if no packer is given.
+    overflow: Overflow = "split"
+    #: True if its documents can be read only once, in this process.
+    once: bool = False
+    #: What its records give besides, where they have it: values of tokens and of documents.
+    field_types: FieldTypes = FieldTypes()
+
+    @property
+    def kind(self) -> str:
+        """What it is called in messages and fingerprints."""
+        return type(self).__name__
+
+    @property
+    def inner(self) -> Source:
+        """What is read: the source itself, or the one whose records it interprets."""
+        return self
+
+    def with_fields(self, types: FieldTypes) -> Source:
+        """The same source, whose blocks have these fields of its records."""
+        made = copy.copy(self)
+        made.field_types = types
+        return made
+
+    @property
+    def grouped(self) -> bool:
+        """True if a record may be a group: several documents that stay together.
+
+        Its blocks have `Documents.members`, or it gives conversations.
+        """
+        return False
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """List what there is, once, in the process that builds the dataset.
+
+        Called before the source is sent to workers; it may do I/O and must be idempotent.
+        """
+
+    @abstractmethod
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
+        """The n lanes of one epoch. Cheap: nothing is opened before a reader is read."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """JSON-able identity for the fingerprint: kind, manifest digest, columns."""
+
+    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+        """Raise `ConfigError` if the source cannot be split into n lanes."""
+        self.lanes(n, seed=seed, epoch=0, shuffle=shuffle)
+
+    def max_lanes(self) -> int | None:
+        """The largest number of lanes the source can be split into; None if there is no limit."""
+        return None
+
+    def reader_bytes(self) -> int:
+        """About the memory in bytes that a lane's reader holds besides the block it yielded."""
+        return 0
+
+    def estimate_tokens(self) -> int | None:
+        """A rough number of tokens in one epoch, or None if nothing is known."""
+        return None
+
+    def shard_name(self, shard: int) -> str:
+        """Where a shard is found, by its number in `Documents.origin`."""
+        return f"shard {shard}"
+
+    def document_name(self, origin: np.void) -> str:
+        """Where a document is found, in words that begin a sentence: "row 7 of part-3.parquet"."""
+        return f"document {int(origin['index'])} of shard {int(origin['shard'])}"
+
+    def broken_document(
+        self,
+        shard: int,
+        index: int,
+        reason: str,
+        consequence: str = "It cannot be read as a document.",
+        remedy: str = 'Repair it, or leave such documents out with on_error="skip" (--on-error).',
+    ) -> ContentError:
+        """The error for a document that cannot be used.
+
+        Args:
+            shard: of its origin.
+            index: of its origin.
+            reason: ends the sentence that begins with the document's name: "is not UTF-8".
+            consequence: of the error.
+            remedy: of the error.
+        """
+        name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
+        fact = f"{name[0].upper()}{name[1:]} {reason}."
+        setting = "max_document_bytes" if "max_document_bytes" in reason else None
+        return ContentError(
+            fact, consequence, remedy, shard=shard, index=index, setting=setting, document=name
+        )
+
+    def report_broken(
+        self, origin: NDArray[np.void], problems: Mapping[int, str], skips: Skips
+    ) -> None:
+        """Pass the broken documents of a block to `skips`, which raises or records them.
+
+        Args:
+            origin: (N,) of all documents of the block.
+            problems: the reason for each, as for `broken_document`, by its number in the block.
+            skips: of the lane.
+        """
+        for i in sorted(problems):
+            shard, index = int(origin["shard"][i]), int(origin["index"][i])
+            skips.handle(self.broken_document(shard, index, problems[i]))
+
+    def short_texts(self, texts: Texts, skips: Skips) -> Texts:
+        """The texts that may be tokenized: those within the limit of `reading`.
+
+        Args:
+            texts: N texts.
+            skips: gets a `ContentError` for each of the others.
+        """
+        limit = self.reading.most_text_bytes
+        long = {i: size for i, text in enumerate(texts.texts) if (size := text_bytes(text)) > limit}
+        if not long:
+            return texts
+        for i, size in long.items():
+            origin = texts.origin[i]
+            skips.handle(
+                self.broken_document(
+                    int(origin["shard"]),
+                    int(origin["index"]),
+                    too_long(size, limit),
+                    "Encoding a text takes 50 to 400 times its size in memory.",
+                    TOO_LONG_REMEDY,
+                )
+            )
+        return texts.take(np.flatnonzero(~np.isin(np.arange(len(texts)), [*long])))

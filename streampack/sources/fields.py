@@ -1,0 +1,367 @@
+"""Which field of a record holds what: text or ids; which tokens carry loss, which are padding.
+
+Which tokens of a document are padding: those of which its attention mask is 0.
+
+Tokenizers that pad (`padding="max_length"`) write such masks beside the ids. Padding lies at either
+end of a document, and is left out of it with whatever belongs to its tokens.
+
+Which tokens of a document carry loss: from masks of 0 and 1, or from labels.
+
+Labels are what trainers store: a token's own id where it is learnt, and -100 where not (it is the
+model that shifts). They are in fields whose names end in "labels"; any other is a mask. Where there
+are several, a token carries loss if all of them say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import Documents, offsets_of
+from streampack.documents.fields import FieldTypes
+from streampack.errors import ConfigError
+
+LABELS = "labels"
+#: The label of a token without loss, as `torch.nn.CrossEntropyLoss` has it.
+IGNORED = -100
+
+
+def joint_mask(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
+    """(T,) True where all masks (T,) are; None if there is none."""
+    found = list(masks)
+    return np.logical_and.reduce(found) if found[1:] else next(iter(found), None)
+
+
+def masks_of_rows(
+    values: NDArray[Any],
+    ids: NDArray[Any],
+    offsets: NDArray[np.int64],
+    name: str,
+    reasons: dict[int, str],
+) -> NDArray[np.bool_]:
+    """(T,) True where a token of N documents end to end carries loss.
+
+    Args:
+        values: (T,) booleans, or whole numbers: 0 and 1, or labels.
+        ids: (T,) the documents'.
+        offsets: (N + 1,) of the documents.
+        name: of the field.
+        reasons: gets what is wrong with a document, by its number.
+    """
+    labels = name.endswith(LABELS) and values.dtype.kind != "b"
+    mask: NDArray[np.bool_] = values != IGNORED if labels else values == 1
+    wrong = mask & (values != ids) if labels else ~mask & (values != 0)
+    places = np.flatnonzero(wrong)
+    rows, first = np.unique(np.searchsorted(offsets, places, "right") - 1, return_index=True)
+    for row, place in zip(rows.tolist(), places[first].tolist(), strict=True):
+        at, value = place - int(offsets[row]), values[place]
+        reasons.setdefault(
+            row,
+            f"has the label {value} at token {at}, whose id is {ids[place]}; a label is the "
+            f"token's own id or {IGNORED} (it is the model that shifts)"
+            if labels
+            else f'has the value {value} at token {at} in "{name}", so it is no mask of 0 and 1; '
+            f'fields of labels have names that end in "{LABELS}"',
+        )
+    return mask
+
+
+ATTENTION_MASK = "attention_mask"
+
+
+def kept_tokens(
+    values: NDArray[Any], offsets: NDArray[np.int64], reasons: dict[int, str]
+) -> NDArray[np.bool_] | None:
+    """(T,) False where a token of N documents end to end is padding; None if none is.
+
+    Args:
+        values: (T,) attention masks, 0 and 1.
+        offsets: (N + 1,) of the documents.
+        reasons: gets what is wrong with a document, by its number.
+    """
+    kept: NDArray[np.bool_] = values == 1
+    if kept.all():
+        return None
+    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    for wrong in np.unique(row[~kept & (values != 0)]).tolist():
+        reasons.setdefault(wrong, f'has values other than 0 and 1 in "{ATTENTION_MASK}"')
+    begins = kept & np.append(True, ~kept[:-1] | (row[1:] != row[:-1]))
+    for wrong in np.flatnonzero(np.bincount(row[begins], minlength=len(offsets) - 1) > 1).tolist():
+        reasons.setdefault(
+            wrong,
+            f'has zeros between ones in "{ATTENTION_MASK}", and padding lies at the ends of a '
+            "document",
+        )
+    return kept
+
+
+def with_masks(
+    documents: Documents, masks: Mapping[str, NDArray[Any]]
+) -> tuple[Documents, dict[int, str]]:
+    """N documents end to end with the masks and labels of their T tokens, and without padding.
+
+    Args:
+        documents: in an array of T tokens, without loss masks.
+        masks: by the name of the field, (T,) values: attention masks, loss masks or labels.
+
+    Returns:
+        All of them, and what is wrong with some, by their numbers.
+    """
+    reasons: dict[int, str] = {}
+    ids, offsets = documents.tokens, documents.offsets
+    names = [name for name in masks if name != ATTENTION_MASK]
+    found = (masks_of_rows(masks[name], ids, offsets, name, reasons) for name in names)
+    attended = masks.get(ATTENTION_MASK)
+    kept = None if attended is None else kept_tokens(attended, offsets, reasons)
+    return without_padding(replace(documents, loss_mask=joint_mask(found)), kept), reasons
+
+
+def without_padding(documents: Documents, kept: NDArray[np.bool_] | None) -> Documents:
+    """The documents, in an array of T tokens, of which those are left that are `kept` (T,)."""
+    if kept is None:
+        return documents
+    return replace(
+        documents,
+        tokens=documents.tokens[kept],
+        offsets=offsets_of(kept.astype(np.int64))[documents.offsets],
+        loss_mask=None if documents.loss_mask is None else documents.loss_mask[kept],
+        token_fields={name: values[kept] for name, values in documents.token_fields.items()},
+    )
+
+
+#: Usual names of fields with texts, and with token ids; and of such files in tar shards, beside
+#: "tokens.npy" and "json:text".
+TEXTS = ("text", "txt")
+IDS = ("tokens", "input_ids", "npy")
+_OF_CHATS = ("messages", "conversations", "completion", "chosen")
+#: What says which token ids are learnt, where it stands beside them: one that is in several of them
+#: is learnt where all say so.
+LOSS_FIELDS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
+
+
+class RecordReader(Protocol):
+    """What makes blocks of whole records, where a document is not one field of them."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The fields that are read."""
+
+    def hold_ids(self, names: Collection[str], where: str) -> bool:
+        """True if records with fields of these names hold ids; raises `ConfigError` if nothing
+        can be read from them.
+        """
+
+    def size(self, record: Any, tokenized: bool) -> int:
+        """About the bytes of the documents in a record: one per character, four per id."""
+
+    def block(
+        self,
+        items: Iterable[Any],
+        origin: NDArray[np.void],
+        types: FieldTypes,
+        tokenized: bool,
+        parse: Callable[[Any], Any] | None = None,
+    ) -> tuple[Any, dict[int, str]]:
+        """A block of the good ones of N items, and what is wrong with the others, by number.
+
+        Args:
+            items: N records, or what `parse` makes one of.
+            origin: (N,) theirs.
+            types: the fields that are read besides.
+            tokenized: what `hold_ids` said.
+            parse: makes a record of an item; raises `BrokenDocumentError` where it is none.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of a record that are read.
+
+    Attributes:
+        tokenized: True if documents are token ids, False if they are text.
+        document: the field with the document; None if a record is itself the document; "" if it is
+            to be found by `found_in`.
+        loss_masks: the fields with loss masks, for token ids.
+        masks_known: False until `found_in` has looked for them, if nobody named any.
+        unread: usual names of loss masks that were not there when `found_in` looked; a document
+            that has one would be read without it.
+        others: fields beside token ids that are not read.
+        several: True if the field has lists of ids, which are the documents of a group.
+        records: what reads whole records, in place of a field.
+    """
+
+    tokenized: bool
+    document: str | None = None
+    loss_masks: tuple[str, ...] = ()
+    masks_known: bool = True
+    unread: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    several: bool = False
+    records: RecordReader | None = None
+
+    @classmethod
+    def named(
+        cls,
+        *,
+        text: str | None,
+        tokens: str | None,
+        loss_mask: str | Sequence[str] | None,
+        default: str | None = "",
+    ) -> Fields:
+        """The fields that a source's arguments name.
+
+        Args:
+            text, tokens, loss_mask: the arguments.
+            default: `document` if neither `text` nor `tokens` is given.
+
+        Raises:
+            ConfigError: they do not go together.
+        """
+        if text is not None and tokens is not None:
+            raise ConfigError(
+                f"Both text={text!r} and tokens={tokens!r} are given.",
+                "A document is read from one field.",
+                "Pass one of them.",
+            )
+        document = default if text is None else text
+        if tokens is None and document == "":
+            return cls(False, "", named_masks(loss_mask), loss_mask is not None)
+        if loss_mask and tokens is None:
+            raise _mask_of_text(loss_mask)
+        if tokens is not None:
+            return cls(True, tokens, named_masks(loss_mask), loss_mask is not None)
+        return cls(False, document)
+
+    @property
+    def known(self) -> bool:
+        """True if it is known which field holds the documents."""
+        return self.document != ""
+
+    def found_in(self, kinds: Mapping[str, str], where: str) -> Fields:
+        """These, with what nobody named: the documents' field and the loss masks beside ids.
+
+        Documents are in the one field that has a usual name and its type, or else in the only
+        field.
+
+        Args:
+            kinds: "text", "tokens", "several" (lists of them) or "mask" (numbers or booleans, a
+                list), or "", by field.
+            where: the records are, for messages.
+
+        Raises:
+            ConfigError: there is none or several such fields.
+        """
+        if self.records is not None:
+            return replace(self, tokenized=self.records.hold_ids(kinds, where), document=None)
+        return self.with_document(kinds, where).with_masks(kinds)
+
+    def with_masks(self, kinds: Mapping[str, str]) -> Fields:
+        """These, with the loss masks among the fields of these kinds, if nobody named any."""
+        if not self.tokenized:
+            return self
+        several = kinds.get(self.document or "") == "several"
+        if self.masks_known:
+            return replace(self, several=several)
+        beside = [name for name in kinds if name != self.document]
+        found = tuple(name for name in LOSS_FIELDS if name in beside)
+        return replace(
+            self,
+            several=several,
+            loss_masks=found,
+            masks_known=True,
+            unread=tuple(name for name in LOSS_FIELDS if name not in beside),
+            others=tuple(n for n in beside if n not in (*found, ATTENTION_MASK)),
+        )
+
+    def with_document(self, kinds: Mapping[str, str], where: str) -> Fields:
+        """These, with the documents' field, if nobody named it; see `found_in`."""
+        if self.known:
+            return self
+        given = [n for n in kinds if not {n, _plain(n)} & {*self.loss_masks}]
+        names = [name for name in given if not name.startswith("__")] or given  # of pipelines
+        found = [name for name in names if is_usual(name, kinds[name])]
+        found = found or [name for name in names if _plain(name) in (*TEXTS, *IDS)]
+        if not found and len(names) == 1 and kinds[names[0]]:
+            found = names
+        if len(found) != 1:
+            raise unknown_document(found, names, where)
+        kind = kinds[found[0]]
+        tokenized = kind in ("tokens", "several") or (_plain(found[0]) in IDS and kind != "text")
+        if not tokenized and self.loss_masks:
+            raise _mask_of_text(self.loss_masks)
+        known = self.masks_known or not tokenized
+        return replace(self, tokenized=tokenized, document=found[0], masks_known=known)
+
+    def refuse_unread(self, names: Collection[str], where: str) -> None:
+        """Raise `ConfigError` if files of these columns would be read without their loss masks."""
+        for name in self.unread:
+            if name in names and self.tokenized:
+                raise ConfigError(
+                    f'{where} has "{name}" beside the token ids, and the first file has not.',
+                    "Its tokens would be learnt whatever that says.",
+                    "Give it to all of them, or make them two sources of a Mixture; loss_mask=[] "
+                    '(--loss-mask "") reads none.',
+                )
+
+    @property
+    def in_words(self) -> str:
+        """What the documents are: "token ids in 'tokens'"."""
+        if self.records is not None:
+            return "records"
+        of = "" if self.document is None else f" in {self.document!r}"
+        return f"{'token ids' if self.tokenized else 'texts'}{of}"
+
+    @property
+    def loss_mask(self) -> str | list[str] | None:
+        """The argument that names the loss masks."""
+        return list(self.loss_masks) if self.loss_masks[1:] else next(iter(self.loss_masks), None)
+
+
+def is_usual(name: str, kind: str) -> bool:
+    """True for a usual name of a field with documents, if the field is of that type."""
+    plain = _plain(name)
+    return (kind == "text" and plain in TEXTS) or (kind in ("tokens", "several") and plain in IDS)
+
+
+def _plain(name: str) -> str:
+    """Without the file of a tar shard in which it is, or the ending of that."""
+    return name.rpartition(":")[2].removesuffix(".npy")
+
+
+def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The fields that the argument of a source names."""
+    return (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
+
+
+def unknown_document(found: Sequence[str], names: Collection[str], where: str) -> ConfigError:
+    """The error for records of these names, where several or none may be the documents."""
+    there = ", ".join(f'"{name}"' for name in list(names)[:30]) or "(none)"
+    several = f"Both {' and '.join(map(repr, found))} may be the documents."
+    chats = chat_fields(names)
+    name = next(iter(found or names), "name")
+    remedy = f"ame one: sources.open(data, text={name!r}), or tokens= (--text, --tokens)."
+    none = "None of them is known to hold the documents."
+    if chats and not found:
+        none = f'With "{chats[0]}" they are what sources.Chat reads.'
+        remedy = f"Pass sources.Chat(data), or n{remedy}"
+    else:
+        remedy = f"N{remedy}"
+    return ConfigError(f"{where} has the fields {there}.", several if found else none, remedy)
+
+
+def chat_fields(names: Collection[str]) -> list[str]:
+    """Those of a record's fields that hold conversations, as `sources.Chat` reads them."""
+    known = (*_OF_CHATS, "output") if "instruction" in names else _OF_CHATS
+    return [name for name in known if name in names]
+
+
+def _mask_of_text(loss_mask: Any) -> ConfigError:
+    return ConfigError(
+        f"loss_mask={loss_mask!r} is given without tokens.",
+        "A loss mask has one value per token id, and text has no token ids yet.",
+        "Pass tokens=, or leave loss_mask= out.",
+    )

@@ -1,0 +1,135 @@
+"""Documents that lie end to end in one array of integers: a format adds where each begins."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import make_origin
+from streampack.sources.base import Block
+from streampack.sources.raw_bytes import INTEGER_DTYPES, Spans, integer_block
+from streampack.sources.records import DamagedFileError, too_long
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
+from streampack.storage.remote import FileInfo
+
+
+class Boundaries(Protocol):
+    """Where the documents of a file begin. Positions are numbers of the format's own choice."""
+
+    @property
+    def end(self) -> int:
+        """The position after the last document."""
+
+    def first(self, token: int) -> int:
+        """The position of the first document that begins at a token of the file or after it."""
+
+    def ahead(
+        self, start: int, stop: int, most: int, most_tokens: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The next documents, at least one, of those in the positions [start, stop).
+
+        Args:
+            start, stop: positions at which documents begin, or `end`.
+            most: documents that are wanted.
+            most_tokens: no document that begins so many tokens further on is wanted.
+
+        Returns:
+            (N + 1,) their positions and (N + 1,) the tokens that they begin at, the last one of
+            each being that of what follows. All tokens are inside the file.
+
+        Raises:
+            DamagedFileError: the file does not say.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatFile:
+    """An open file.
+
+    Attributes:
+        data: (B,) its bytes.
+        kind: the dtype of its tokens, as in `INTEGER_DTYPES`.
+        begin: the byte of the first token.
+        boundaries: where documents begin.
+    """
+
+    data: NDArray[np.uint8]
+    kind: int
+    begin: int
+    boundaries: Boundaries
+
+
+class FlatSource(ShardedSource):
+    """A source of such files. A shard weighs its bytes, and is cut at any of them.
+
+    Of a file that has an index, `Manifest.details` holds that under "indexes", as it was listed.
+    """
+
+    tokenized = True
+    listing_fields: tuple[str, ...] = ("paths",)
+    paths: Any
+
+    @abstractmethod
+    def open_flat(self, shard: int) -> AbstractContextManager[FlatFile]:
+        """A shard, opened inside the context; raises `DamagedFileError` if that cannot be."""
+
+    def index_of(self, shard: int) -> FileInfo | None:
+        """The index of a shard."""
+        indexes: Sequence[FileInfo | None] = self.manifest.details["indexes"]
+        return indexes[shard]
+
+    def will_read(self, shards: Sequence[int]) -> None:
+        indexes = [index.path for shard in shards if (index := self.index_of(shard))]
+        self.storage.prefetch([*indexes, *(self.manifest.paths[shard] for shard in shards)])
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block | Spans, int, int]]:
+        """Blocks of one file; see `ShardedSource.read_shard`."""
+        start = position or 0
+        try:
+            with self.open_flat(shard) as file:
+                size = INTEGER_DTYPES[file.kind].itemsize
+                bounds = file.boundaries
+                if position is None:
+                    start = bounds.first(-((file.begin - low) // size))
+                stop = bounds.end
+                if high < self.manifest.weights[shard]:
+                    stop = bounds.first(-((file.begin - high) // size))
+                while start < stop:
+                    block, start, token = self._block(shard, file, start, stop, skips)
+                    reached = high if start >= stop else file.begin + token * size
+                    yield block, start, max(low, min(reached, high))
+        except DamagedFileError as error:
+            if index := self.index_of(shard):
+                self.storage.forget(index.path)
+            raise self.broken_shard(shard, str(error), start, error.remedy) from error
+
+    def _block(
+        self, shard: int, file: FlatFile, start: int, stop: int, skips: Skips
+    ) -> tuple[Block | Spans, int, int]:
+        """The documents from a position on, and the position and the token after them."""
+        reading, size = self.reading, INTEGER_DTYPES[file.kind].itemsize
+        held_bytes = 2 if file.kind == 2 else 4  # per id of a block, see `integer_block`
+        most, most_tokens = reading.documents_per_block, -(-reading.block_bytes // held_bytes)
+        positions, tokens = file.boundaries.ahead(start, stop, most, most_tokens)
+        n = min(most, int(np.searchsorted(tokens[1:] - tokens[0], most_tokens)) + 1)
+        positions, tokens = positions[: n + 1], tokens[: n + 1]
+        counts = np.diff(tokens)
+        problems = {
+            i: too_long(int(counts[i]) * size, reading.most_bytes)
+            for i in np.flatnonzero(counts * size > reading.most_bytes).tolist()
+        }
+        origin = make_origin(shard, positions[:-1])
+        kinds = np.full(len(counts), file.kind, dtype=np.uint8)
+        starts = file.begin + tokens[:-1] * size
+        block = integer_block(file.data, starts, counts, kinds, origin, problems)
+        self.report_broken(origin, problems, skips)
+        return block, int(positions[-1]), int(tokens[-1])

@@ -1,0 +1,349 @@
+"""Mixture: several sources in given shares of the tokens.
+
+Shares count tokens, and how many tokens a document has is known only after it is tokenized. So a
+mixture only says what is mixed, and how; the `MixedStream` of every lane does it, and reads each
+source through its own stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from streampack.arguments import explained, whole_number
+from streampack.documents.fields import FieldTypes
+from streampack.errors import ConfigError, StateError
+from streampack.packing.rng import derive_seed
+from streampack.sources.base import LaneReader, Source
+from streampack.sources.credits import TokenShares, Weights, checked_weights, tempered
+from streampack.sources.infer import as_source
+
+
+class Mixture(Source):
+    """Several sources, mixed by tokens.
+
+    Every lane draws a few documents at a time (a quantum) from one source. In any lane, at any
+    time, the tokens drawn from a source differ from its target by one quantum at most. Documents
+    carry the number of their source, which is its place among `sources`, as ``origin["source"]``;
+    batches have it as `source_ids` and in their provenance.
+
+    Args:
+        sources: by name: whatever `PackedDataset` takes as a source. Texts and token ids may be
+            mixed; texts are tokenized with the tokenizer of the
+            dataset. Add new ones at the end, so that the others keep their numbers.
+        weights: by name, relative shares of the tokens; or pairs ``(tokens of the run, weights)``
+            from 0 on, each of which begins a phase with these weights. A lane estimates the tokens
+            of the run as its own times the number of lanes.
+        transition: how weights go over from one pair to the next: "step": they change at its place;
+            "linear": they move towards it all the way, and are constant after the last.
+        temperature: without weights: shares in proportion to size ** (1 / temperature), where size
+            is `estimate_tokens()`. 1 (the default) is proportional, more is more even.
+        epochs: by name, passes over a source; None is endless. Sources that are not named follow
+            the run's `epochs`.
+        at_end: what happens in a lane when a source ends there: "share": the others share its
+            weight; "stop": the lane ends, and the rest of the others is not read. In a run with
+            finite `epochs` a lane also ends once only endless sources are left.
+        quantum_documents: documents drawn at once, at most; a quantum also ends when it has 32,768
+            tokens.
+
+    Raises:
+        ConfigError: no source, a mixture in a mixture, weights that name other sources or cannot
+            be shares.
+    """
+
+    @explained
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        *,
+        weights: Weights | Sequence[tuple[int, Weights]] | None = None,
+        transition: Literal["step", "linear"] = "step",
+        temperature: float | None = None,
+        epochs: Mapping[str, int | None] | None = None,
+        at_end: Literal["share", "stop"] = "share",
+        quantum_documents: int = 32,
+    ) -> None:
+        _check_sources(sources)
+        self.sources: dict[str, Source] = {
+            name: as_source(source) for name, source in sources.items()
+        }
+        for name, source in self.sources.items():
+            if isinstance(source, Mixture):
+                raise ConfigError(
+                    f'The source "{name}" is a Mixture itself.',
+                    "Shares of shares are not kept.",
+                    "Name all sources in one Mixture, with the products of their weights.",
+                )
+        _check_choices(at_end, transition, temperature, weights)
+        self.transition = transition
+        self._knots = None if weights is None else checked_weights(weights, list(self.sources))
+        self._temperature = 1.0 if temperature is None else float(temperature)
+        self._shares: TokenShares | None = None
+        self._epochs = _check_epochs(epochs, list(self.sources))
+        self.at_end = at_end
+        self.quantum_documents = whole_number(
+            "quantum_documents",
+            quantum_documents,
+            "It is the number of documents that are drawn from a source at once.",
+        )
+        members = self.sources.values()
+        self.tokenized = all(source.tokenized for source in members)
+        overflows = {source.overflow for source in members}
+        self.overflow = overflows.pop() if len(overflows) == 1 else "drop"
+        self.once = any(source.once for source in members)
+
+    def __repr__(self) -> str:
+        return f"Mixture({', '.join(f'{name}={s!r}' for name, s in self.sources.items())})"
+
+    @property
+    def shares(self) -> TokenShares:
+        """The sources' shares of the tokens, in the order of `sources`.
+
+        Raises:
+            ConfigError: there are no weights, and the size of a source is unknown.
+        """
+        if self._shares is None:
+            knots = self._knots
+            if knots is None:
+                knots = [(0, tempered(self._sizes(), self._temperature))]
+            shares = TokenShares.of_weights(knots)
+            self._shares = shares.in_steps() if self.transition == "step" else shares
+        return self._shares
+
+    def _sizes(self) -> list[int]:
+        sizes = []
+        for name, source in self.sources.items():
+            size = source.estimate_tokens()
+            if not size:
+                raise ConfigError(
+                    f'The size of the source "{name}" ({source.kind}) is '
+                    f"{'unknown' if size is None else size}.",
+                    "Shares cannot be computed from sizes.",
+                    "Pass weights=, one for every source.",
+                )
+            sizes.append(size)
+        return sizes
+
+    def source_epochs(self, epochs: int | None) -> tuple[int | None, ...]:
+        """Passes over each source in a run with so many `epochs`; None is endless."""
+        return tuple(self._epochs.get(name, epochs) for name in self.sources)
+
+    def check_epochs(self, epochs: int | None) -> None:
+        """Raise `ConfigError` if it is not clear when a run with so many epochs ends."""
+        each = self.source_epochs(epochs)
+        if epochs is not None and None not in self._epochs.values():
+            return
+        if epochs is None and None not in each:
+            raise ConfigError(
+                "The run is endless (epochs=None), and every source of the mixture ends.",
+                "The run would end with them.",
+                "Leave out epochs= of the dataset, or make a source endless.",
+            )
+        if epochs is not None and all(passes is None for passes in each):
+            raise ConfigError(
+                f"The run has epochs={epochs}, and every source of the mixture is endless.",
+                "It would never end.",
+                "Pass epochs=None to the dataset for an endless run, or give a source its epochs.",
+            )
+        last = self.shares.knots[-1][1]
+        for name, passes, share in zip(self.sources, each, last, strict=True):
+            if epochs is not None and passes is not None and not share:
+                raise ConfigError(
+                    f'The source "{name}" ends, but its weight comes to 0, and others are endless.',
+                    "The run would never reach its end.",
+                    "Give it a weight above 0 to the end, make it endless too, or leave it out.",
+                )
+
+    # ------------------------------------------------------------------ as a source
+
+    def with_fields(self, types: FieldTypes) -> Mixture:
+        made = copy.copy(self)
+        made.sources = {name: part.with_fields(types) for name, part in self.sources.items()}
+        return made
+
+    @property
+    def grouped(self) -> bool:
+        return any(part.grouped for part in self.sources.values())
+
+    def prepare(self) -> None:
+        for source in self.sources.values():
+            source.prepare()
+        _ = self.shares
+
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
+        raise ConfigError(
+            "A Mixture itself cannot be read.",
+            "Its sources are mixed by tokens, which are counted after they are tokenized.",
+            "Pass it to PackedDataset, or read its `sources` one by one.",
+        )
+
+    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+        for number, (name, source) in enumerate(self.sources.items()):
+            try:
+                source.check_lanes(n, seed=source_seed(seed, number), shuffle=shuffle)
+            except ConfigError as error:
+                raise ConfigError(
+                    f'In source "{name}": {error.fact}', error.consequence, error.remedy
+                ) from error
+
+    def max_lanes(self) -> int | None:
+        most = [source.max_lanes() for source in self.sources.values()]
+        return min((lanes for lanes in most if lanes is not None), default=None)
+
+    def reader_bytes(self) -> int:
+        return sum(source.reader_bytes() for source in self.sources.values())
+
+    def estimate_tokens(self) -> int | None:
+        sizes = [source.estimate_tokens() for source in self.sources.values()]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
+
+    def document_name(self, origin: np.void) -> str:
+        name, source = list(self.sources.items())[int(origin["source"])]
+        return f'{source.document_name(origin)} of source "{name}"'
+
+    def describe(self) -> dict[str, Any]:
+        sources = {
+            name: {
+                "number": number,
+                "epochs": self._epochs.get(name, "the run's"),
+                **source.describe(),
+            }
+            for number, (name, source) in enumerate(self.sources.items())
+        }
+        return {
+            "kind": "Mixture",
+            "sources": sources,
+            "shares": [[at, list(shares)] for at, shares in self.shares.knots],
+            "at_end": self.at_end,
+            "quantum_documents": self.quantum_documents,
+        }
+
+
+def earlier_mixture(
+    mixture: Mixture, saved: Mapping[str, Any], current: Mapping[str, Any]
+) -> Mixture:
+    """The mixture of a saved state, for a run whose mixture has additional sources.
+
+    Args:
+        mixture: the one of this run.
+        saved, current: `source` in the fingerprints of the state and of this run.
+
+    Raises:
+        StateError: the state is not that of a mixture, or one of its sources has changed.
+    """
+    try:
+        then, now = dict(saved["sources"]), dict(current["sources"])
+        names = [name for name in then if name in now]
+        earlier = copy.copy(mixture)
+        earlier.at_end, earlier.quantum_documents = saved["at_end"], int(saved["quantum_documents"])
+        kept = [i for i, name in enumerate(then) if name in now]
+        fields = {name: sorted(map(str, {**then[name], **now[name]})) for name in names}
+        knots = [(int(at), tuple(int(shares[i]) for i in kept)) for at, shares in saved["shares"]]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise StateError(
+            f"The state was saved with the source {dict(saved)!r:.200}, and now it is a Mixture.",
+            "The first source of the Mixture is another one, so it is unknown what was added.",
+            "Name the source of the state first, as it was and with the files that it had, and the "
+            "others after it.",
+        ) from error
+    for name in names:
+        for field in fields[name]:
+            before, value = then[name].get(field), now[name].get(field)
+            if before != value:
+                raise StateError(
+                    f"`source.sources.{name}.{field}` was {before!r:.200} when the state was saved "
+                    f"and is {value!r:.200} now.",
+                    "Its documents in the window could not be read again.",
+                    "Leave the sources of the state as they were, in their order, and add new ones "
+                    "after them.",
+                )
+    earlier.sources = {name: mixture.sources[name] for name in names}
+    earlier._shares = TokenShares(tuple(knots))
+    return earlier
+
+
+def source_seed(seed: int, number: int) -> int:
+    """A seed per source, so that two with equally many shards are shuffled differently."""
+    return derive_seed(seed, 4, number) if number else seed
+
+
+def sources_of(source: Source) -> tuple[Source, ...]:
+    """The sources of a mixture in the order of their numbers; a tuple of one for any other."""
+    return tuple(source.sources.values()) if isinstance(source, Mixture) else (source,)
+
+
+def _check_sources(sources: Any) -> None:
+    if not isinstance(sources, Mapping) or not sources:
+        raise ConfigError(
+            f"The sources of a Mixture are {sources!r:.80}.",
+            "There must be at least one, and each must have a name.",
+            'Pass a dict: Mixture({"web": ..., "code": ...}, weights={"web": 0.7, "code": 0.3}).',
+        )
+    for name in sources:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"A source of the mixture is named {name!r}.",
+                "States and messages use the name.",
+                "Use a string.",
+            )
+
+
+def _check_choices(at_end: str, transition: str, temperature: Any, weights: Any) -> None:
+    if at_end not in ("share", "stop"):
+        raise ConfigError(
+            f"at_end is {at_end!r}.",
+            "It decides what happens in a lane when a source ends there.",
+            'Use "share" or "stop".',
+        )
+    if transition not in ("step", "linear"):
+        raise ConfigError(f"transition is {transition!r}.", remedy='Use "step" or "linear".')
+    if temperature is None:
+        return
+    if weights is not None:
+        raise ConfigError(
+            f"temperature is {temperature!r}, and there are weights.",
+            "Shares are made from one of them.",
+            "Leave out the other.",
+        )
+    if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
+        raise ConfigError(
+            f"temperature is {temperature!r}.",
+            "Sizes are raised to the power of 1 / temperature.",
+            "Use a positive number: 1 is proportional to size, more is more even.",
+        )
+
+
+def _check_epochs(
+    epochs: Mapping[str, int | None] | None, names: list[str]
+) -> dict[str, int | None]:
+    checked: dict[str, int | None] = {}
+    if epochs is None:
+        return checked
+    if not isinstance(epochs, Mapping):
+        raise ConfigError(
+            f"epochs of the Mixture is {epochs!r:.80}.",
+            "It does not say of which source it is the number of passes.",
+            f'Pass a dict by name, epochs={{"{names[0]}": 2}}; for all sources, '
+            "PackedDataset(mixture, epochs=2).",
+        )
+    for name, passes in epochs.items():
+        if name not in names:
+            raise ConfigError(
+                f'epochs names "{name}", which is no source of the mixture.',
+                "The number of passes belongs to no source.",
+                f"The sources are {', '.join(names)}.",
+            )
+        if passes is not None:
+            passes = whole_number(
+                f'epochs of "{name}"',
+                passes,
+                "There would be nothing to read.",
+                otherwise="or None (endless)",
+            )
+        checked[name] = passes
+    return checked

@@ -1,0 +1,129 @@
+"""How a part of the line is read: pieces of shards, a block of each open one in turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from streampack.errors import ContentError
+from streampack.packing.rng import derive_seed, permutation
+from streampack.sources.base import Block, Cursor, LinePart
+from streampack.sources.manifest import Manifest, Pieces
+from streampack.sources.raw_bytes import Spans
+from streampack.sources.skips import Skips
+from streampack.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
+
+
+class Shards(Protocol):
+    """What is read: see `ShardedSource`."""
+
+    storage: Storage
+
+    @property
+    def manifest(self) -> Manifest: ...
+    def will_read(self, shards: Sequence[int]) -> None: ...
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block | Spans, int, int]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpanReader(LinePart):
+    """Interleaves the pieces of shards of a part of the line: a block from each open one in turn.
+
+    The cursor holds the open pieces, each with its position (None at its beginning) and how far
+    that is on the shard's weight; the next piece to open; and whose turn it is:
+    ``{"open": [[piece, position, reached], ...], "next": int, "turn": int}``.
+    """
+
+    source: Shards
+    pieces: Pieces
+    block_seed: int | None
+    open_shards: int
+
+    def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
+        opened = self.opened(cursor)
+        following, turn = len(opened), 0
+        if cursor is not None:
+            following, turn = cursor["next"], cursor["turn"]
+        self._prefetch([piece for piece, _, _ in opened] + [following])
+        readers = [self._blocks(piece, position, skips) for piece, position, _ in opened]
+        while readers:
+            turn %= len(readers)
+            item = next(readers[turn], None)
+            if item is None:
+                if following < len(self.pieces):
+                    opened[turn] = (following, None, self.pieces[following][1])
+                    readers[turn] = self._blocks(following, None, skips)
+                    following += 1
+                    self._prefetch([following])
+                else:
+                    del opened[turn], readers[turn]
+                continue
+            block, position, reached = item
+            opened[turn] = (opened[turn][0], position, reached)
+            turn += 1
+            if len(block):
+                places = [list(place) for place in opened]
+                yield block, {"open": places, "next": following, "turn": turn}
+
+    def opened(self, cursor: Cursor | None) -> list[Place]:
+        """Each open piece with its position and how far that is."""
+        if cursor is None:
+            width = min(self.open_shards, len(self.pieces))
+            return [(piece, None, self.pieces[piece][1]) for piece in range(width)]
+        return [(piece, position, reached) for piece, position, reached in cursor["open"]]
+
+    def left(self, cursor: Cursor | None) -> int:
+        opened = self.opened(cursor)
+        following: int = len(opened) if cursor is None else cursor["next"]
+        unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
+        return unread + self.pieces.weight(following)
+
+    def _prefetch(self, pieces: list[int]) -> None:
+        shards = [self.pieces[piece][0] for piece in pieces if piece < len(self.pieces)]
+        if shards:
+            self.source.will_read(shards)
+
+    def _blocks(
+        self, piece: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        """The blocks of a piece; a copy of a remote shard that fails a check is fetched again.
+
+        That is done once. A copy that fails one is never kept.
+        """
+        shard, low, high = self.pieces[piece]
+        path, fetched_again = self.source.manifest.paths[shard], False
+        while True:
+            try:
+                for block, end, reached in self.source.read_shard(
+                    shard, low, high, position, skips
+                ):
+                    kept, ended = skips.replay(block, shard)
+                    if self.block_seed is not None and len(kept) > 1:
+                        begin = low if position is None else position
+                        kept = kept.take(
+                            permutation(len(kept), derive_seed(self.block_seed, shard, begin))
+                        )
+                    elif isinstance(kept, Spans):
+                        kept = kept.gathered()
+                    kept = skips.replay_late(kept, shard)
+                    position = end
+                    yield kept, end, reached
+                    if ended:
+                        return
+                return
+            except ContentError as error:
+                if self.source.storage.forget(path) and not fetched_again:
+                    logger.warning("fetched again, as its copy may be damaged: %s", error.fact)
+                    fetched_again = True
+                elif error.rest_of_shard:
+                    return skips.handle(error)
+                else:
+                    raise

@@ -1,0 +1,168 @@
+"""Tables in memory, datasets of Hugging Face read by columns, and token ids in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streampack.arguments import explained
+from streampack.documents.blocks import Documents
+from streampack.errors import ConfigError
+from streampack.sources.base import Block, Reading
+from streampack.sources.iterable.indexed import SHARD_ITEMS, InMemory
+from streampack.sources.iterable.recognise import arrow_table
+from streampack.sources.manifest import Manifest
+from streampack.sources.parquet.columns import kinds_of, row_sizes
+from streampack.sources.parquet.source import Parquet
+from streampack.sources.skips import Skips
+
+_BATCH_ROWS = 1024  # taken from the table at a time
+
+
+class Table(InMemory, Parquet):
+    """Documents in a column of a table, cut at any row among any number of lanes.
+
+    Columns are read as they lie, without an object per row of token ids. For the order, every 8,192
+    rows are a shard. `Documents.origin` holds its number and that of the row in it.
+
+    Args:
+        data: a table of pyarrow, pandas or polars, or a `datasets.Dataset`, which may have been
+            shuffled or selected from; transforms set on it are not applied.
+        text: as for `Parquet`.
+        tokens: as for `Parquet`.
+        loss_mask: as for `Parquet`.
+        reading: how a lane reads the rows.
+
+    Raises:
+        ConfigError: arguments that do not go together, or with the columns.
+    """
+
+    words = ("row", "table")
+    listing_fields = ()
+
+    @explained
+    def __init__(
+        self,
+        data: Any,
+        *,
+        text: str | None = None,
+        tokens: str | None = None,
+        loss_mask: str | Sequence[str] | None = None,
+        reading: Reading | None = None,
+    ) -> None:
+        super().__init__((), text=text, tokens=tokens, loss_mask=loss_mask, reading=reading)
+        indexed = hasattr(data, "with_format")  # a dataset gives tables when it is sliced
+        self.data = data.with_format("arrow") if indexed else arrow_table(data)
+
+    def __repr__(self) -> str:
+        return f"Table({len(self.data):,} rows, {self.fields.in_words})"
+
+    def list_shards(self) -> Manifest:
+        count = len(self.data)
+        kinds = kinds_of(self._rows(0, 1).schema)
+        self.fields = self.fields.found_in(kinds, f"The {self.words[1]}")
+        first = self._batch(0, min(count, _BATCH_ROWS))
+        narrow = self._check_schema(f"The {self.words[1]}", first.schema)
+        sizes = self._row_sizes(first)
+        mean = float(sizes.mean()) if len(sizes) else 0.0
+        details = {"dtype": self._dtype_name(narrow)}
+        return self.numbered(count, mean if self.fields.tokenized else mean / 4, details)
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        """Blocks of some rows, which weigh one each; see `ShardedSource.read_shard`."""
+        row, base = low if position is None else position, shard * SHARD_ITEMS
+        blocks = self._block_maker(shard, skips, self._batch(0, 1).schema)
+        while row < high:
+            first = row
+            stop = min(first - first % _BATCH_ROWS + _BATCH_ROWS, high)
+            for block, consumed in blocks(self._batch(base + first, base + stop), first):
+                row = first + consumed
+                yield block, row, row
+            row = stop
+
+    def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """(N,) how much each row holds: bytes of text, or ids."""
+        if (reader := self.fields.records) is not None:
+            width = 4 if self.fields.tokenized else 1
+            sizes = [reader.size(row, self.fields.tokenized) // width for row in batch.to_pylist()]
+            return np.array(sizes, dtype=np.int64)
+        return row_sizes(batch.column(self.column))
+
+    def _rows(self, low: int, high: int) -> pa.Table:
+        data = self.data
+        return data.slice(low, high - low) if isinstance(data, pa.Table) else data[low:high]
+
+    def _batch(self, low: int, high: int) -> pa.RecordBatch:
+        rows = self._rows(low, high)
+        wanted = self._columns(rows.schema)
+        columns = [name for name in rows.column_names if name in wanted]
+        chosen = rows.select(columns) if len(set(columns)) == len(columns) and columns else rows
+        found = chosen.combine_chunks().to_batches()
+        return found[0] if found else pa.RecordBatch.from_pylist([], schema=chosen.schema)
+
+
+def is_ragged(data: Any) -> bool:
+    """True for a tuple of two arrays of one dimension, as ``(tokens, offsets)`` is."""
+    return (
+        isinstance(data, tuple)
+        and len(data) == 2
+        and all(hasattr(part, "__array__") and getattr(part, "ndim", 0) == 1 for part in data)
+    )
+
+
+def table_of_ragged(tokens: Any, offsets: Any) -> pa.Table:
+    """A table with the column "tokens".
+
+    Args:
+        tokens: (T,) integers, of numpy or torch.
+        offsets: (N + 1,) integers; document i is ``tokens[offsets[i]:offsets[i + 1]]``.
+
+    Raises:
+        ConfigError: they are not integers, or the offsets are not those of the tokens.
+    """
+    try:
+        ids, bounds = (np.asarray(part) for part in (tokens, offsets))
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch: bfloat16, another device
+        raise ConfigError(
+            f"The source is a pair of arrays that numpy does not take ({error}).",
+            "A pair is (tokens, offsets), both integers on the CPU.",
+            "Pass the ids as the tokenizer gave them; floats have rounded some of them.",
+        ) from error
+    return pa.table({"tokens": _lists(ids, _checked(ids, bounds))})
+
+
+def table_of_documents(documents: Documents) -> pa.Table:
+    """A table with the column "tokens", the loss mask as "loss_mask", and the fields."""
+    low, high = int(documents.offsets[0]), int(documents.offsets[-1])  # of a slice, inside
+    offsets = _checked(documents.tokens[low:high], documents.offsets - low)
+    per_token = {"tokens": documents.tokens, **documents.token_fields}
+    if documents.loss_mask is not None:
+        per_token["loss_mask"] = documents.loss_mask
+    columns = {name: _lists(values[low:high], offsets) for name, values in per_token.items()}
+    columns |= {name: pa.array(values) for name, values in documents.document_fields.items()}
+    return pa.table(columns)
+
+
+def _checked(tokens: NDArray[Any], offsets: NDArray[Any]) -> NDArray[np.int64]:
+    """The offsets, which all tokens lie between."""
+    integers = tokens.dtype.kind in "iu" and offsets.dtype.kind in "iu"
+    if integers and len(offsets):
+        bounds = offsets.astype(np.int64)
+        if bounds[0] == 0 and bounds[-1] == len(tokens) and bool((np.diff(bounds) >= 0).all()):
+            return bounds
+    raise ConfigError(
+        f"The source is a pair of arrays, {tokens.dtype} {tokens.shape} and {offsets.dtype} "
+        f"{offsets.shape}, and the second does not hold the offsets of the first.",
+        "A pair is (tokens, offsets): N + 1 offsets ascend from 0 to the number of tokens.",
+        "Correct them; if each array is one document, pass a list of both.",
+    )
+
+
+def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -1,0 +1,246 @@
+"""What the members of tar shards hold: JSON, .npz, and `.npy` parsed in bulk."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.sources.raw_bytes import BAD_ID, integer_kind, no_npy, npy_header, read_again
+from streampack.sources.records import BrokenDocumentError, require_field, too_long
+from streampack.sources.tar.headers import ALL, DUPLICATE, MISSING, scan_tar
+
+Record = Mapping[str, Any]
+Files = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]
+
+
+def npz_record(content: bytes, names: Collection[str], most_bytes: int) -> dict[str, NDArray[Any]]:
+    """The arrays of these names that a `.npz` file has; others are not read.
+
+    Raises:
+        BrokenDocumentError: it is damaged, holds pickled objects, or unfolds to too much.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            there = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            wanted = {name: there[name] for name in names if name in there}
+            total = sum(entry.file_size for entry in wanted.values())
+            if total > most_bytes:
+                raise BrokenDocumentError(too_long(total, most_bytes))
+            return {name: array_in(archive.read(entry)) for name, entry in wanted.items()}
+    except BrokenDocumentError:
+        raise
+    except Exception as error:  # zipfile has no common class for what damaged archives raise
+        raise BrokenDocumentError(f"is not a .npz file ({error})") from None
+
+
+def array_in(content: bytes) -> NDArray[Any]:
+    """The array of a `.npy` file.
+
+    Raises:
+        BrokenDocumentError: it is damaged, or holds pickled objects.
+    """
+
+    def read(stream: io.BytesIO) -> tuple[NDArray[Any], int]:
+        formats: Any = np.lib.format
+        return formats.read_array(stream, allow_pickle=False), stream.tell()
+
+    try:
+        array, end = read_again(read, content)
+    except Exception as error:  # numpy evaluates the header, which can raise nearly anything
+        raise BrokenDocumentError(no_npy(error)) from None
+    if end != len(content):
+        raise BrokenDocumentError(f"has {len(content) - end} bytes after its .npy file")
+    return array
+
+
+def ids_in(record: Record, name: str) -> NDArray[Any]:
+    """(T,) uint16 or uint32, the token ids of a record of arrays.
+
+    Raises:
+        BrokenDocumentError: there is no such array, or it does not hold token ids.
+    """
+    require_field(record, name)
+    ids: NDArray[Any] = record[name]
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise BrokenDocumentError(
+            f'has an array of {ids.dtype} and shape {ids.shape} in "{name}" where ids were expected'
+        )
+    if ids.dtype == np.uint16:
+        return ids
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= 1 << 32):
+        raise BrokenDocumentError(BAD_ID)
+    return ids.astype(np.uint32)
+
+
+def document_in(content: bytes, form: str, key: str, dtype: str | None) -> NDArray[Any] | str:
+    """The ids or the text of a file that holds nothing else."""
+    if form == "text":
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise BrokenDocumentError(f"is not UTF-8 ({error.reason})") from None
+    if form == "npy":
+        return ids_in({key: array_in(content)}, key)
+    kind = np.dtype(dtype).newbyteorder("<")
+    if len(content) % kind.itemsize:
+        what = f"has {len(content)} bytes, which is no whole number of {dtype}"
+        raise BrokenDocumentError(what)
+    return ids_in({key: np.frombuffer(content, dtype=kind)}, key)
+
+
+def files_beside(data: NDArray[np.uint8], begin: int, extension: str, samples: int) -> Files:
+    """(N,) starts, sizes and status of the files of this extension, of N samples from `begin`."""
+    starts = np.zeros(samples, dtype=np.int64)
+    sizes, ends = np.zeros_like(starts), np.zeros_like(starts)
+    status = np.full(samples, MISSING, dtype=np.uint8)
+    wanted = np.frombuffer(extension.lower().encode(), dtype=np.uint8)
+    if samples:
+        scan_tar(data, begin, wanted, ALL, starts, sizes, status, ends)
+    return starts, sizes, status
+
+
+def field_beside(
+    data: NDArray[np.uint8], name: str, files: Files, i: int, most_bytes: int
+) -> NDArray[Any] | None:
+    """The array of a field in sample `i`; None if the sample has no such file."""
+    start, size, status = (int(column[i]) for column in files)
+    if status == DUPLICATE:
+        raise BrokenDocumentError(f"has several files .{name}.npy")
+    if status:
+        return None
+    if size > most_bytes:
+        raise BrokenDocumentError(too_long(size, most_bytes))
+    try:
+        return array_in(data[start : start + size].tobytes())
+    except BrokenDocumentError as reason:
+        raise BrokenDocumentError(f"has a file .{name}.npy that {reason}") from None
+
+
+#: Status of a file that the kernel leaves to numpy's own header parser.
+UNCOMMON = 255
+
+_MAGIC = np.frombuffer(b"\x93NUMPY", dtype=np.uint8)
+_DESCR = np.frombuffer(b"{'descr': '", dtype=np.uint8)
+_ORDER = np.frombuffer(b"', 'fortran_order': ", dtype=np.uint8)
+_FALSE = np.frombuffer(b"False", dtype=np.uint8)
+_TRUE = np.frombuffer(b"True", dtype=np.uint8)
+_SHAPE = np.frombuffer(b", 'shape': (", dtype=np.uint8)
+_CLOSE = np.frombuffer(b",), }", dtype=np.uint8)
+
+
+@kernel
+def npy_values(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+    counts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+) -> None:
+    """Read the headers of N files that are written the way numpy writes them.
+
+    `starts` moves to the first integer; counts and kinds (see `INTEGER_DTYPES`) are filled. Files
+    whose status is not 0 are left alone; anything unusual gets status `UNCOMMON`.
+    """
+    for i in range(len(starts)):
+        if status[i] != 0:
+            continue
+        status[i] = UNCOMMON
+        at = starts[i]
+        end = at + sizes[i]
+        if sizes[i] < 12 or _after(data, at, end, _MAGIC) < 0:
+            continue
+        if data[at + 6] == 1:
+            values = at + 10 + (np.int64(data[at + 8]) | np.int64(data[at + 9]) << 8)
+            at += 10
+        elif data[at + 6] == 2:
+            length = np.int64(0)
+            for b in range(4):
+                length |= np.int64(data[at + 8 + b]) << (8 * b)
+            at += 12
+            values = at + length
+        else:
+            continue
+        if values > end:
+            continue
+        at = _after(data, at, values, _DESCR)
+        if at < 0 or at + 3 > values:
+            continue
+        order, letter, item = data[at], data[at + 1], np.int64(data[at + 2]) - 48
+        little = order == 60 and (item == 2 or item == 4 or item == 8)
+        if not (little or (order == 124 and item == 1)) or (letter != 117 and letter != 105):
+            continue
+        at = _after(data, at + 3, values, _ORDER)
+        if at < 0:
+            continue
+        after = _after(data, at, values, _FALSE)
+        if after < 0:
+            after = _after(data, at, values, _TRUE)  # of one dimension either order is the same
+        if after < 0:
+            continue
+        at = _after(data, after, values, _SHAPE)
+        if at < 0:
+            continue
+        count = np.int64(0)
+        digits = 0
+        while at < values and 48 <= data[at] <= 57 and digits < 16:
+            count = 10 * count + data[at] - 48
+            at += 1
+            digits += 1
+        at = _after(data, at, values, _CLOSE)
+        if at < 0 or digits == 0 or count * item != end - values:
+            continue
+        starts[i] = values
+        counts[i] = count
+        kinds[i] = item + (16 if letter == 105 else 0)
+        status[i] = 0
+
+
+@kernel
+def _after(data: NDArray[np.uint8], at: Any, end: Any, expected: NDArray[np.uint8]) -> Any:
+    """The place after `expected` if it is found at `at` and ends by `end`, else -1."""
+    if at + len(expected) > end:
+        return np.int64(-1)
+    for i in range(len(expected)):
+        if data[at + i] != expected[i]:
+            return np.int64(-1)
+    return np.int64(at + len(expected))
+
+
+def array_headers(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+    problems: dict[int, str],
+    dtype: str | None,
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """(N,) numbers of ids and (N,) kinds of arrays, with a `.npy` header or bare, of `dtype`.
+
+    `starts` (N,) moves to the first id of each.
+    """
+    counts = np.zeros_like(starts)
+    kinds = np.zeros(len(starts), dtype=np.uint8)
+    if dtype is not None:
+        kind = integer_kind(dtype)
+        kinds[:] = kind
+        counts[:] = sizes // (kind & 15)
+        for i in np.flatnonzero((sizes % (kind & 15) != 0) & (status == 0)).tolist():
+            problems[i] = f"has {sizes[i]} bytes, which is no whole number of {dtype}"
+        return counts, kinds
+    npy_values(data, starts, sizes, status, counts, kinds)
+    for i in np.flatnonzero(status == UNCOMMON).tolist():
+        content = data[starts[i] : starts[i] + sizes[i]].tobytes()
+        found = npy_header(content, len(content))
+        if isinstance(found, str):
+            problems[i] = found
+        else:
+            starts[i] += found[0]
+            counts[i], kinds[i] = found[1:]
+    return counts, kinds

@@ -1,0 +1,250 @@
+"""The members of tar shards: which holds a document, what stands beside, where a part begins.
+
+Where a part of an archive begins.
+
+Headers lead only from one member to the next, and lanes that share an archive read many parts of
+it. So its headers are all read once, where a part first begins inside it, and the places of some
+samples are kept.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.errors import ConfigError
+from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
+from streampack.sources.raw_bytes import integer_kind
+from streampack.sources.records import BrokenDocumentError, kind_of, record_of
+from streampack.sources.tar.headers import ALL, MORE, is_header, scan_tar
+from streampack.storage.decompression import DamagedError, codec_of, open_content
+from streampack.storage.storage import Storage
+
+TEXT_ENDINGS = ("txt", "text", "md")
+
+
+class TarColumn(NamedTuple):
+    """Where the documents are.
+
+    Attributes:
+        key: the ending of the files, in lower case: "npy".
+        field: in a JSON or .npz file; "" in others.
+        form: how the file is read: "npy", "npz", "text", "json" or "raw".
+    """
+
+    key: str
+    field: str
+    form: str
+
+    @classmethod
+    def of(cls, name: str, dtype: str | None, tokenized: bool) -> TarColumn:
+        """The column of a name, "npy" or "json:text".
+
+        Args:
+            name: the ending, and behind a colon the field.
+            dtype: of bare arrays.
+            tokenized: token ids are wanted.
+
+        Raises:
+            ConfigError: such files cannot be read, or hold something else.
+        """
+        if dtype is not None:
+            integer_kind(dtype)
+        key, _, field = name.partition(":")
+        key = key.lower().removeprefix(".")
+        last = key.rpartition(".")[2]
+        form = "raw" if dtype is not None else "text" if last in TEXT_ENDINGS else last
+        argument = f"{'tokens' if tokenized else 'text'}={name!r}"
+        if form not in ("npy", "npz", "text", "json", "raw"):
+            raise ConfigError(
+                f"{argument} names no files that can be read.",
+                remedy="Name the ending of files in npy, npz, txt or json, or of any with dtype= "
+                'for bare arrays of ids; and a field as "json:text".',
+            )
+        if bool(field) != (form in ("json", "npz")):
+            raise ConfigError(
+                f"{argument} names {'a' if field else 'no'} field, and JSON and .npz files have "
+                "fields, others none.",
+                remedy=f'Name it as "{key}:FIELD".' if not field else f"Pass {key!r}.",
+            )
+        if form != "json" and tokenized != (form != "text"):
+            raise ConfigError(
+                f"{argument} is given, and .{key} files hold {'text' if tokenized else 'ids'}.",
+                remedy=f"Pass {'text' if tokenized else 'tokens'}={name!r}.",
+            )
+        return cls(key, field, form)
+
+
+_PEEKED = 64  # members of a shard that are looked at
+_HEAD_BYTES = 4 << 20  # of a shard, in which they are looked for
+_PART = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class FirstMembers:
+    """What the first members of a shard are.
+
+    Attributes:
+        shard: its path.
+        endings: their names after the first dot, in lower case, each once.
+        fields: of the first JSON or .npz file of an ending, the kinds of its fields by name.
+    """
+
+    shard: str
+    endings: Sequence[str] = ()
+    fields: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, shard: str, storage: Storage) -> FirstMembers:
+        """Those of a shard; of a damaged one, those before the damage."""
+        data, _ = head_of(shard, storage, _HEAD_BYTES)
+        return cls.in_archive(shard, data)
+
+    @classmethod
+    def in_archive(cls, shard: str, data: NDArray[np.uint8]) -> FirstMembers:
+        """Those of a shard whose uncompressed bytes are `data` (B,), or begin with them."""
+        fields: dict[str, Mapping[str, str]] = {}
+        head = BytesIO(data[:_HEAD_BYTES].tobytes())
+        # Reading the shard says what is damaged, for which tarfile has no common class of errors.
+        with suppress(Exception), tarfile.open(fileobj=head) as archive:
+            for _, member in zip(range(_PEEKED), archive, strict=False):
+                stem, _, ending = PurePosixPath(member.name).name.lower().partition(".")
+                if member.isfile() and stem and ending and not fields.get(ending):
+                    content = archive.extractfile(member)
+                    fields[ending] = _fields_in(ending, content.read() if content else b"")
+        return cls(shard, tuple(fields), {name: found for name, found in fields.items() if found})
+
+    def beside(self, key: str) -> Mapping[str, str]:
+        """What stands beside documents in files of an ending."""
+        arrays = [name for name in self.endings if name != key and name.endswith(".npy")]
+        return {**{name[:-4]: "tokens" for name in arrays}, **self.fields.get(key, {})}
+
+    def instead_of(self, key: str) -> str:
+        """What a message adds about files of an ending that samples lack; "" if some have it."""
+        if key in self.endings or not self.endings:
+            return ""
+        there = ", ".join(f".{name:.40}" for name in sorted(self.endings)[:9])
+        return f" (the first files of its shard end in {there})"
+
+    def columns(self) -> dict[str, str]:
+        """What may be the documents: ".npy" and ".txt" files by their endings, and the fields of
+        JSON and .npz files as "json:text". Kinds are those of `Fields.found_in`.
+        """
+        kinds: dict[str, str] = {}
+        for name in self.endings:
+            last = name.rpartition(".")[2]
+            if last in ("json", "npz"):
+                kinds |= {f"{name}:{of}": kind for of, kind in self.fields.get(name, {}).items()}
+            elif last == "npy" and name[:-4] not in (*LOSS_FIELDS, ATTENTION_MASK):
+                kinds[name] = "tokens"
+            elif last in TEXT_ENDINGS:
+                kinds[name] = "text"
+        return kinds
+
+
+def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
+    try:
+        if ending.endswith("json"):
+            return {name: kind_of(value) for name, value in record_of(content).items()}
+        if ending.endswith("npz"):
+            names = zipfile.ZipFile(BytesIO(content)).namelist()
+            return {name.removesuffix(".npy"): "tokens" for name in names}
+    except (BrokenDocumentError, zipfile.BadZipFile):
+        pass
+    return {}
+
+
+def head_of(shard: str, storage: Storage, most: int) -> tuple[NDArray[np.uint8], int]:
+    """The content at the beginning of a shard, and about how many bytes it is stored in.
+
+    Of a compressed one it has about `most` bytes. Where they were stored is known the less, the
+    fewer they are: to blocks of a compression.
+    """
+    size = storage.size(shard)
+    stored = storage.read_range(shard, 0, min(size, _HEAD_BYTES))
+    data = np.frombuffer(stored, dtype=np.uint8)
+    codec = None if is_header(data) else codec_of(stored)
+    if codec is None:
+        return data, len(stored)
+    parts, length = [b""], 0
+    with open_content(stored, codec) as content:
+        with suppress(DamagedError):  # the head of a larger file ends too early
+            while length < most and (part := content.file.read(_PART)):
+                parts.append(part)
+                length += len(part)
+        whole = length < most
+        data = np.frombuffer(b"".join(parts), dtype=np.uint8)
+        return data, len(stored) if whole else max(content.stored(length), 1)
+
+
+_STEP = 64  # samples, of which the place of one is kept
+_KEPT_SHARDS = 256
+
+
+class Seeker:
+    """Finds samples of the archives of a source.
+
+    Args:
+        extension: of the wanted files; see `scan_tar`.
+    """
+
+    def __init__(self, extension: NDArray[np.uint8]) -> None:
+        self._extension = extension
+        self._marks: dict[int, NDArray[np.int64]] = {}
+
+    def seek(
+        self, shard: int, data: NDArray[np.uint8], documents: int, least: int
+    ) -> tuple[int, int, int]:
+        """Step over samples: so many, or until the next begins at byte `least` or later.
+
+        Args:
+            shard: number of the archive; data: (B,) all of it.
+
+        Returns:
+            How many there were, where the next one begins, and how that ended (see `scan_tar`).
+        """
+        marks = self._marks.get(shard)
+        if marks is None:
+            marks = self._walked(data)
+            kept = list(self._marks.items())[1 - _KEPT_SHARDS :]
+            self._marks = dict([*kept, (shard, marks)])
+        mark = max(min(documents // _STEP, int(np.searchsorted(marks, least)) - 1), 0)
+        passed, offset, outcome = mark * _STEP, int(marks[mark]), MORE
+        while outcome == MORE and passed < documents and offset < least:
+            most = min(_STEP, documents - passed)
+            ends, offset, outcome = self._step(data, offset, most)
+            before = int(np.searchsorted(ends, least)) + 1
+            if before < len(ends):
+                return passed + before, int(ends[before - 1]), MORE
+            passed += len(ends)
+        return passed, offset, outcome
+
+    def _walked(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """Where every `_STEP`-th sample of an archive begins, from the first on."""
+        found, offset, outcome = [np.zeros(1, dtype=np.int64)], 0, MORE
+        while outcome == MORE:
+            ends, offset, outcome = self._step(data, offset, 64 * _STEP)
+            begins = ends if outcome == MORE else ends[:-1]  # no sample begins where the last ends
+            found.append(begins[_STEP - 1 :: _STEP])
+        return np.concatenate(found)
+
+    def _step(
+        self, data: NDArray[np.uint8], offset: int, most: int
+    ) -> tuple[NDArray[np.int64], int, int]:
+        """Step over so many samples at most: their ends, where the next begins, how that ended."""
+        starts = np.zeros(most, dtype=np.int64)
+        ends, sizes = np.zeros_like(starts), np.zeros_like(starts)
+        status = np.zeros(most, dtype=np.uint8)
+        n, offset, outcome = scan_tar(
+            data, offset, self._extension, ALL, starts, sizes, status, ends
+        )
+        return ends[:n], offset, outcome

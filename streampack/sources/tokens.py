@@ -1,0 +1,327 @@
+"""Flat files of token ids as a source, and where documents begin in them.
+
+The header of token files that llm.c writes, as modded-nanogpt does.
+
+256 little-endian int32: a magic number, a version, how many ids follow; the rest is 0. The magic
+number says how many bytes an id takes. See ``write_datafile`` of https://github.com/karpathy/llm.c
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from streampack.arguments import explained, whole_number
+from streampack.errors import ConfigError
+from streampack.sources.base import Reading
+from streampack.sources.flat import FlatFile, FlatSource
+from streampack.sources.manifest import Manifest
+from streampack.sources.raw_bytes import (
+    INTEGER_DTYPES,
+    NPY_MAGIC,
+    integer_kind,
+    is_other_array,
+    npy_header,
+)
+from streampack.sources.records import DamagedFileError
+from streampack.storage.decompression import map_file
+from streampack.storage.listing import has_ending
+from streampack.storage.remote import FileInfo, shown
+from streampack.storage.storage import Storage
+
+_LOOKED_AT = 1 << 16  # tokens at a time
+
+
+class ByEndToken:
+    """Documents that end with an end token each, the last one perhaps without.
+
+    Their positions are the tokens that they begin at.
+
+    Args:
+        tokens: (T,) of the whole file.
+        eos_id: the end token.
+    """
+
+    def __init__(self, tokens: NDArray[Any], eos_id: int) -> None:
+        self._tokens = tokens
+        self._eos_id = eos_id
+        self.end = len(tokens)
+
+    def first(self, token: int) -> int:
+        if token <= 0:
+            return 0
+        if token >= self.end or self._tokens[token - 1] == self._eos_id:
+            return min(token, self.end)
+        return int(self.ahead(token, self.end, 1, self.end)[0][1])
+
+    def ahead(
+        self, start: int, stop: int, most: int, most_tokens: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        places, at, found, last = [np.array([start], dtype=np.int64)], start, 0, start
+        while at < stop and not (found and (found >= most or at - start >= most_tokens)):
+            part = self._tokens[at : min(at + _LOOKED_AT, stop)]
+            ends = np.flatnonzero(part == self._eos_id) + (at + 1)
+            places.append(ends)
+            found += len(ends)
+            last = int(ends[-1]) if len(ends) else last
+            at += len(part)
+        if at == stop and last != stop:  # the file ends without an end token
+            places.append(np.array([stop], dtype=np.int64))
+        tokens = np.concatenate(places)[: most + 1]
+        return tokens, tokens
+
+
+class ByIndex:
+    """Documents whose ends an index lists, in tokens. Their positions are their numbers.
+
+    Args:
+        ends: (N,) int64, checked when they are read.
+        tokens: in the file.
+    """
+
+    def __init__(self, ends: NDArray[np.int64], tokens: int) -> None:
+        self._ends = ends
+        self._tokens = tokens
+        self.end = len(ends)
+
+    def first(self, token: int) -> int:
+        # All of a damaged file is in some part, so what is wrong with it is found.
+        return min(int(np.searchsorted(self._ends, token)) + 1, self.end) if token > 0 else 0
+
+    def ahead(
+        self, start: int, stop: int, most: int, most_tokens: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        positions = np.arange(start, min(start + most, stop) + 1, dtype=np.int64)
+        tokens = np.zeros(len(positions), dtype=np.int64)
+        tokens[start == 0 :] = self._ends[max(start - 1, 0) : int(positions[-1])]
+        if tokens[0] < 0 or tokens[-1] > self._tokens or bool((tokens[1:] < tokens[:-1]).any()):
+            raise DamagedFileError(
+                f"by its index documents {start} to {int(positions[-1]) - 1} do not follow one "
+                "another"
+            )
+        return positions, tokens
+
+
+HEADER_BYTES = 1024
+_DTYPES = {20240520: "uint16", 20240801: "uint32"}  # by the magic number
+
+
+def is_llmc(head: bytes) -> bool:
+    """True if a file begins as one of them does."""
+    return int.from_bytes(head[:4], "little") in _DTYPES and not any(head[12:HEADER_BYTES])
+
+
+def llmc_kind(head: bytes, num_bytes: int) -> int:
+    """The kind of the ids after the header; `DamagedFileError` where they are not as it says."""
+    if num_bytes < HEADER_BYTES:
+        raise DamagedFileError(f"it has {num_bytes} bytes, and its header {HEADER_BYTES}")
+    magic, _, count = np.frombuffer(head[:12], "<i4").tolist()
+    dtype = _DTYPES[magic]
+    there = num_bytes - HEADER_BYTES
+    if there != count * np.dtype(dtype).itemsize:
+        raise DamagedFileError(
+            f"its header says {count} ids of {dtype}, and {max(there, 0)} bytes follow"
+        )
+    return integer_kind(dtype)
+
+
+logger = logging.getLogger(__name__)
+
+_INDEXED = (".ds",)
+_HEAD_BYTES = 1 << 20
+_WANTED = (
+    "Save one dimension of integers, such as uint16 or uint32, in which every document ends with "
+    "the end token"
+)
+
+
+class Tokens(FlatSource):
+    """Documents in files that are one long array of token ids.
+
+    `.npy` files of one dimension; raw files, as nanoGPT, OLMo and dolma write them (theirs end in
+    `.npy` and have no header); those of llm.c and modded-nanogpt, which have one: a document ends
+    with the end token, which stays, or where the file ends. Files of datatrove (`.ds`): documents
+    end where the `.ds.index` beside it says.
+
+    Files are cut at any byte among any number of lanes; a document belongs to the part that its
+    first token is in. They are mapped into memory, remote ones from the cache. `Documents.origin`
+    holds the token that a document begins at; of a `.ds` its number.
+
+    Args:
+        paths: files, directories, globs or brace expansions, local or any fsspec URL.
+        dtype: the integers of raw files, little-endian. The others say it themselves.
+        eos_id: the token that ends a document. Not for `.ds`.
+        reading: how a lane reads the files.
+        storage: how files are reached and cached.
+
+    Raises:
+        ConfigError: an argument is missing, which the error names, or does not go with the files;
+            when the dataset is built.
+    """
+
+    endings = (".npy", ".bin", *_INDEXED)
+    listing_fields: tuple[str, ...] = ("paths", "dtype", "eos_id")
+
+    @explained
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        dtype: DTypeLike | None = None,
+        eos_id: int | None = None,
+        reading: Reading | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        super().__init__(reading=reading, storage=storage)
+        self.paths = paths
+        if dtype is not None:
+            integer_kind(dtype)
+        self.dtype = None if dtype is None else np.dtype(dtype).name
+        if eos_id is not None:
+            eos_id = whole_number("eos_id", eos_id, "No document could end with it.", least=0)
+        self.eos_id = eos_id
+
+    def list_shards(self) -> Manifest:
+        infos = self.storage.list(self.paths, endings=self.endings)
+        indexed = [has_ending(info.path, _INDEXED) for info in infos]
+        if len(set(indexed)) > 1:
+            raise ConfigError(
+                f"{shown(infos[0].path)} and {shown(infos[-1].path)} are files of two kinds.",
+                "Those that end in .ds have an index, and the others do not.",
+                "Name files of one kind, or mix two sources with sources.Mixture.",
+            )
+        indexes: list[FileInfo | None] = [None] * len(infos)
+        if indexed[0]:
+            listed = self.storage.list([f"{info.path}.index" for info in infos])
+            by_path = {index.path: index for index in listed}
+            indexes = [by_path[f"{info.path}.index"] for info in infos]
+        self._check_arguments(infos[0].path, indexed[0])
+        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
+        # An empty file that should not be is an error, so it must be read.
+        least = np.array([index is not None and index.num_bytes > 0 for index in indexes])
+        looks = (self._look(*pair) for pair in zip(infos, indexes, strict=True))
+        kind, begin = next((form for form in looks if form is not None), (2, 0))
+        details = {"indexes": indexes, "item_bytes": INTEGER_DTYPES[kind].itemsize, "begin": begin}
+        return Manifest.of_files(infos, np.maximum(sizes, least), details)
+
+    def _check_arguments(self, path: str, indexed: bool) -> None:
+        if indexed == (self.eos_id is None):
+            return
+        if indexed:
+            raise ConfigError(
+                f"eos_id is {self.eos_id}, and {shown(path)} has an index.",
+                "The index says where documents end.",
+                "Leave eos_id out.",
+            )
+        dtype = "" if has_ending(path, (".npy",)) else ', dtype="uint16"'
+        raise ConfigError(
+            f"eos_id is not given for {shown(path)}.",
+            "Documents in it are found by the token that ends them.",
+            f"Pass it: sources.Tokens({path!r}{dtype}, eos_id=50256), with yours.",
+        )
+
+    def _look(self, info: FileInfo, index: FileInfo | None) -> tuple[int, int] | None:
+        """(kind, begin) of a file; None if it holds nothing that could say."""
+        head = self.storage.read_range(info.path, 0, min(_HEAD_BYTES, info.num_bytes))
+        last = b""
+        if index is not None and index.num_bytes >= 8:
+            last = self.storage.read_range(index.path, index.num_bytes - 8, index.num_bytes)
+        if not head or (index is not None and not last):
+            return None
+        says_it = head.startswith(NPY_MAGIC) or is_llmc(head)
+        if index is None and self.dtype is None and not says_it:
+            raise ConfigError(
+                f"dtype is not given for {shown(info.path)}, which has no header.",
+                "How many bytes an id takes is unknown.",
+                'Pass it, for example dtype="uint16" or dtype="uint32".',
+            )
+        try:
+            end = int.from_bytes(last, "little") if last else None
+            kind, begin = self._form(head, info.num_bytes, end)
+        except DamagedFileError:
+            return None  # whoever reads it finds out, and `on_error` decides
+        whole = len(head) - (len(head) - begin) % INTEGER_DTYPES[kind].itemsize
+        ids = np.frombuffer(head[begin:whole], dtype=INTEGER_DTYPES[kind])
+        if self.eos_id is not None and not (ids == self.eos_id).any():
+            logger.warning(
+                "No document ends in the first %d ids of %s: eos_id=%d and dtype=%s may be wrong.",
+                len(ids), shown(info.path), self.eos_id, INTEGER_DTYPES[kind].name,
+            )  # fmt: skip
+        return kind, begin
+
+    def _form(self, head: bytes, num_bytes: int, end: int | None) -> tuple[int, int]:
+        """(kind, begin) of a file, by its first bytes and the last number of its index."""
+        wanted = 0 if self.dtype is None else integer_kind(self.dtype)
+        begin, kind = 0, wanted
+        if end is not None:
+            kind = kind or (num_bytes // end if end and num_bytes in (2 * end, 4 * end) else 0)
+            if not kind or end * INTEGER_DTYPES[kind].itemsize != num_bytes:
+                raise DamagedFileError(f"it has {num_bytes} bytes and its index says {end} ids")
+        elif head.startswith(NPY_MAGIC):
+            header = npy_header(head, num_bytes)
+            if isinstance(header, str):
+                remedy = _WANTED if is_other_array(header) else ""
+                raise DamagedFileError(f"it {header}", remedy)
+            begin, _, kind = header
+        elif is_llmc(head):
+            begin, kind = HEADER_BYTES, llmc_kind(head, num_bytes)
+        elif not kind:
+            raise DamagedFileError(
+                "it has no header, and dtype is not given",
+                "Pass the dtype= that it was written with, or write or download the shard again",
+            )
+        if begin and wanted and wanted != kind:
+            raise DamagedFileError(
+                f"its ids are {INTEGER_DTYPES[kind].name}, and dtype is {self.dtype}",
+                "Leave dtype= out, as the file says it",
+            )
+        if (num_bytes - begin) % INTEGER_DTYPES[kind].itemsize:
+            raise DamagedFileError(
+                f"its {num_bytes} bytes are no whole number of {INTEGER_DTYPES[kind].name}",
+                f"Pass the dtype= that it was written with, if that is not {self.dtype}, or write "
+                "or download the shard again"
+                if wanted
+                else "",
+            )
+        return kind, begin
+
+    @contextmanager
+    def open_flat(self, shard: int) -> Iterator[FlatFile]:
+        index = self.index_of(shard)
+        with self.open_shard(shard) as path:
+            data = map_file(path)
+            if index is None:
+                kind, begin = self._form(data[:_HEAD_BYTES].tobytes(), len(data), None)
+                tokens = data[begin:].view(INTEGER_DTYPES[kind].newbyteorder("<"))
+                yield FlatFile(data, kind, begin, ByEndToken(tokens, self.eos_id or 0))
+                return
+            with self.open_listed(index) as file:
+                ends = self._ends(map_file(file))
+                kind, _ = self._form(b"", len(data), int(ends[-1]) if len(ends) else 0)
+                count = len(data) // INTEGER_DTYPES[kind].itemsize
+                yield FlatFile(data, kind, 0, ByIndex(ends, count))
+
+    def _ends(self, index: NDArray[np.uint8]) -> NDArray[np.int64]:
+        if len(index) % 8:
+            raise DamagedFileError(f"its index has {len(index)} bytes and is cut short")
+        return index.view("<i8")
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "dtype": self.dtype, "eos_id": self.eos_id}
+
+    def estimate_tokens(self) -> int:
+        """The number of tokens, exact where files have the dtype of the first one."""
+        details = self.manifest.details
+        ids = np.maximum(self.manifest.num_bytes - details["begin"], 0) // details["item_bytes"]
+        return int(ids.sum())
+
+    def document_name(self, origin: np.void) -> str:
+        path = shown(self.manifest.paths[int(origin["shard"])])
+        what = "document" if has_ending(path, _INDEXED) else "the document at token"
+        return f"{what} {int(origin['index'])} of {path}"

@@ -1,0 +1,91 @@
+"""A copy in the cache that was damaged is fetched anew, and what is broken is never kept."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack.errors import ContentError
+from streampack.sources import JSONL, MDS, Parquet, WebDataset
+from streampack.sources.base import Reading
+from streampack.sources.sharded import ShardedSource
+from streampack.storage.storage import Storage
+from tests.support.corpora import write_mds, write_tar
+from tests.support.servers import HTTPServer
+from tests.support.source_contract import read_all
+
+RNG = np.random.default_rng(0)
+IDS = [RNG.integers(0, 60_000, n).astype(np.uint16) for n in RNG.integers(1, 90, 400)]
+READING = Reading(block_documents=16)
+
+Make = Callable[[Path, str, Storage], tuple[str, ShardedSource]]
+
+
+def _mds(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource]:
+    write_mds(folder, IDS, size_limit=1 << 20, hashes=["sha1"])
+    source = MDS(f"{url}/mds", validate_hash="sha1", reading=READING, storage=storage)
+    return "mds/shard.00000.mds", source
+
+
+def _lines(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource]:
+    lines = "".join(json.dumps({"ids": row.tolist()}) + "\n" for row in IDS)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode(), 1))
+    source = JSONL(f"{url}/a.jsonl.gz", tokens="ids", reading=READING, storage=storage)
+    return "a.jsonl.gz", source
+
+
+def _tar(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource]:
+    write_tar(folder / "a.tar", IDS)
+    source = WebDataset(f"{url}/a.tar", tokens="npy", reading=READING, storage=storage)
+    return "a.tar", source
+
+
+def _parquet(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource]:
+    table = pa.table({"ids": IDS})
+    pq.write_table(table, folder / "a.parquet", row_group_size=100, compression="zstd")
+    source = Parquet(f"{url}/a.parquet", tokens="ids", reading=READING, storage=storage)
+    return "a.parquet", source
+
+
+def _damage(file: Path) -> None:
+    """Other bytes in the middle; the size stays."""
+    data = bytearray(file.read_bytes())
+    half = len(data) // 2
+    data[half : half + 1500] = bytes([255]) * 1500
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("make", [_mds, _lines, _tar, _parquet])
+def test_a_damaged_copy_is_fetched_anew_and_nothing_is_read_twice(
+    http: HTTPServer, storage: Storage, make: Make
+) -> None:
+    name, source = make(http.folder, http.url, storage)
+    expected = read_all(source)
+    assert len(expected) == len(IDS)
+    assert storage.cache_dir is not None
+    copy = next(storage.cache_dir.glob(f"*-{Path(name).name}"))
+    _damage(copy)
+    before = http.count("GET", name)
+    assert read_all(source) == expected
+    assert http.count("GET", name) == before + 1
+    assert read_all(source) == expected
+    assert http.count("GET", name) == before + 1
+
+
+@pytest.mark.parametrize("make", [_mds, _lines, _tar, _parquet])
+def test_a_shard_that_is_damaged_where_it_comes_from_is_refused_and_not_kept(
+    http: HTTPServer, storage: Storage, make: Make
+) -> None:
+    name, source = make(http.folder, http.url, storage)
+    _damage(http.folder / name)
+    with pytest.raises(ContentError, match=Path(name).name):
+        read_all(source)
+    assert storage.cache_dir is not None
+    assert list(storage.cache_dir.glob(f"*-{Path(name).name}")) == []

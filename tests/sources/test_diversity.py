@@ -1,0 +1,113 @@
+"""How many shards the documents of a window come from."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack.sources.base import TURN_DOCUMENTS, Block, Reading
+from streampack.sources.jsonl import JSONL
+from streampack.sources.mds.source import MDS
+from streampack.sources.parquet.source import Parquet
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
+from streampack.sources.tar.source import WebDataset
+from tests.support.corpora import write_tar
+from tests.support.mosaic import streaming_module
+from tests.support.source_contract import read_lane
+
+SHARDS, DOCUMENTS = 10, 600
+CORPUS = [
+    [np.array([shard, i], dtype=np.uint16) for i in range(DOCUMENTS)] for shard in range(SHARDS)
+]
+
+
+def _mds(folder: Path, **options: Any) -> MDS:
+    for shard, documents in enumerate(CORPUS):
+        with (
+            streaming_module("base.format.mds") as mds,
+            mds.MDSWriter(out=str(folder / str(shard)), columns={"t": "ndarray:uint16"}) as out,
+        ):
+            for tokens in documents:
+                out.write({"t": tokens})
+    return MDS([folder / str(shard) for shard in range(SHARDS)], **options)
+
+
+def _parquet(folder: Path, **options: Any) -> Parquet:
+    for shard, documents in enumerate(CORPUS):
+        pq.write_table(pa.table({"t": documents}), folder / f"{shard}.parquet")
+    return Parquet(folder, tokens="t", **options)
+
+
+def _lines(folder: Path, **options: Any) -> JSONL:
+    for shard, documents in enumerate(CORPUS):
+        lines = "".join(json.dumps({"t": tokens.tolist()}) + "\n" for tokens in documents)
+        (folder / f"{shard}.jsonl").write_text(lines)
+    return JSONL(folder, tokens="t", **options)
+
+
+def _compressed(folder: Path, **options: Any) -> JSONL:
+    for shard, documents in enumerate(CORPUS):
+        lines = "".join(json.dumps({"t": tokens.tolist()}) + "\n" for tokens in documents)
+        (folder / f"{shard}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    return JSONL(folder, tokens="t", **options)
+
+
+def _tar(folder: Path, **options: Any) -> WebDataset:
+    for shard, documents in enumerate(CORPUS):
+        write_tar(folder / f"{shard}.tar", documents)
+    return WebDataset(folder, tokens="npy", **options)
+
+
+@pytest.mark.parametrize("make", [_mds, _parquet, _lines, _compressed, _tar])
+@pytest.mark.parametrize("open_shards", [1, 2, 8])
+def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[..., ShardedSource],
+    open_shards: int,
+) -> None:
+    source = make(tmp_path, reading=Reading(open_shards=open_shards))
+    opened, most = 0, 0
+    read_shard = source.read_shard
+
+    def counted(
+        shard: int, low: int, high: int, position: int | None, skips: Skips
+    ) -> Iterator[tuple[Block, int, int]]:
+        nonlocal opened, most
+        opened += 1
+        most = max(most, opened)
+        yield from read_shard(shard, low, high, position, skips)
+        opened -= 1
+
+    monkeypatch.setattr(source, "read_shard", counted)
+    lane = source.lanes(1, seed=0, epoch=0, shuffle=True)[0]
+    blocks = read_lane(lane)
+    assert most == open_shards
+    shards = np.array([shard for block, _ in blocks for (shard, _), _ in block])
+    assert len(shards) == SHARDS * DOCUMENTS
+    # Ten shards of equal size: the open ones end together, and at the last few are left over.
+    whole = SHARDS // open_shards * open_shards * DOCUMENTS
+    for start in range(0, whole - TURN_DOCUMENTS, 100):
+        distinct = len(set(shards[start : start + TURN_DOCUMENTS].tolist()))
+        assert distinct >= open_shards
+
+
+@pytest.mark.parametrize("make", [_mds, _parquet, _lines, _compressed, _tar])
+def test_interleaved_shards_go_on_behind_every_block(
+    tmp_path: Path, make: Callable[..., ShardedSource]
+) -> None:
+    source = make(tmp_path, reading=Reading(open_shards=3))
+    lanes = source.lanes(2, seed=4, epoch=0, shuffle=True)
+    for lane in lanes:
+        blocks = read_lane(lane)
+        for k in range(len(blocks)):
+            assert read_lane(lane, blocks[k][1]) == blocks[k + 1 :]

@@ -1,0 +1,90 @@
+"""How deep a record may be nested does not depend on who reads it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.sources import JSONL, Chat, WebDataset
+from streampack.sources.records import MOST_NESTED, parse_json
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.skips import Skips
+from tests.support.source_contract import read_all
+
+VALUES = st.recursive(
+    st.text(st.sampled_from('[]{}"\\ab')) | st.integers() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=30,
+)
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, dict | list) + max(map(_depth, inner), default=0)
+
+
+@given(value=VALUES, pad=st.integers(0, 110))
+def test_what_is_nested_deeper_than_the_limit_is_refused_and_nothing_else(
+    value: Any, pad: int
+) -> None:
+    depth = _depth(value) + pad
+    data = b'{"[":' * pad + json.dumps(value).encode() + b"}" * pad
+    if depth > MOST_NESTED:
+        with pytest.raises(ValueError, match=f"nested {depth} deep"):
+            parse_json(data)
+    else:
+        assert parse_json(data) == json.loads(data)
+
+
+def _on_a_deep_stack(frames: int, function: Callable[[], Any]) -> Any:
+    return _on_a_deep_stack(frames - 1, function) if frames else function()
+
+
+def _records(folder: Path, depth: int, kind: str) -> ShardedSource:
+    nested = "[" * depth + "]" * depth
+    messages = '[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "m": %s}]'
+    record = f'{{"text": "x", "m": {nested}, "messages": {messages % nested}}}'
+    path = folder / f"{depth}.jsonl"
+    path.write_text(record + '\n{"text": "y", "messages": ' + messages % 1 + "}\n")
+    if kind != "tar":
+        return {"lines": JSONL, "chat": Chat}[kind](path)
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for name, line in zip("ab", path.read_bytes().splitlines(), strict=True):
+            member = tarfile.TarInfo(f"{name}.json")
+            member.size = len(line)
+            archive.addfile(member, io.BytesIO(line))
+    return WebDataset(folder / "a.tar", text="json:text")
+
+
+@pytest.mark.parametrize("kind", ["lines", "tar", "chat"])
+@pytest.mark.parametrize("depth", [90, 400, 600, 3000])
+def test_a_deep_record_is_read_or_skipped_however_deep_the_callers_stack_is(
+    tmp_path: Path, depth: int, kind: str
+) -> None:
+    def read() -> tuple[int, list[list[Any]]]:
+        skips = Skips("skip")
+        return len(read_all(_records(tmp_path, depth, kind), skips)), skips.records
+
+    count, records = read()
+    assert count == (2 if depth < MOST_NESTED else 1)
+    assert [record[:2] for record in records] == ([] if count == 2 else [[0, 0]])
+    assert _on_a_deep_stack(sys.getrecursionlimit() // 2, read) == (count, records)
+
+
+def test_tools_that_are_nested_too_deep_break_their_conversation(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    tools = [json.dumps([{"name": "f"}]), "[" * 600 + "]" * 600]
+    lines = [json.dumps({"messages": messages, "tools": text}) for text in tools]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    skips = Skips("skip")
+    assert len(read_all(Chat(tmp_path / "a.jsonl"), skips)) == 1
+    assert "nested 600 deep" in skips.records[0][3]

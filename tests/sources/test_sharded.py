@@ -1,0 +1,137 @@
+"""Which lane reads what, and manifests of many shards."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack.packing.rng import derive_seed, permutation
+from streampack.sources.manifest import Manifest, Names
+from streampack.sources.skips import Skips
+from tests.support.memory_source import MemorySource, numbered_documents
+
+
+def _source(weights: list[int]) -> MemorySource:
+    documents = numbered_documents([1] * sum(weights))
+    bounds = np.concatenate([[0], np.cumsum(weights)])
+    shards = [documents[a:b] for a, b in pairwise(bounds)]
+    return MemorySource(shards, open_shards=3, block_documents=2)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_lanes_read_every_document_of_the_shuffled_shards_once_in_equal_parts(
+    weights: list[int], n: int, shuffle: bool
+) -> None:
+    source = _source(weights)
+    order = permutation(len(weights), derive_seed(5, 2)) if shuffle else np.arange(len(weights))
+    expected = [(int(s), i) for s in order for i in range(weights[s])]
+    found = []
+    for lane in source.lanes(n, seed=5, epoch=2, shuffle=shuffle):
+        pieces = list(lane.pieces)
+        assert len(pieces) == len(lane.pieces)
+        assert all(start < stop for _, start, stop in pieces)
+        own = [(s, i) for s, start, stop in pieces for i in range(start, stop)]
+        assert abs(len(own) - sum(weights) / n) < 1
+        assert len(own) == lane.left(None)
+        assert [lane.pieces.weight(k) for k in range(len(pieces) + 1)] == [
+            sum(stop - start for _, start, stop in pieces[k:]) for k in range(len(pieces) + 1)
+        ]
+        found += own
+    assert found == expected
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    st.lists(st.integers(0, 108), max_size=6),
+    st.booleans(),
+)
+def test_parts_of_the_line_hold_every_document_once_however_it_is_cut(
+    weights: list[int], cuts: list[int], shuffle: bool
+) -> None:
+    source = _source(weights)
+    ends = sorted(min(cut, source.weight) for cut in cuts)
+    found: list[int] = []
+    for low, high in pairwise([0, *ends, source.weight]):
+        span = source.span(low, high, seed=5, epoch=2, shuffle=shuffle)
+        own = [block.tokens.tolist() for block, _ in span.read(None, Skips())]  # type: ignore[union-attr]
+        assert sum(map(len, own)) == high - low
+        found += [token for tokens in own for token in tokens]
+    assert sorted(found) == list(range(sum(weights)))
+
+
+@settings(deadline=None)  # the first example compiles
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
+    st.integers(1, 12),
+    st.booleans(),
+)
+def test_what_is_left_behind_a_cursor_is_what_is_read_after_it(
+    weights: list[int], n: int, shuffle: bool
+) -> None:
+    for lane in _source(weights).lanes(n, seed=5, epoch=2, shuffle=shuffle):
+        for _, cursor in lane.read(None, Skips()):
+            rest = sum(len(block) for block, _ in lane.read(cursor, Skips()))
+            assert lane.left(cursor) == rest
+
+
+def test_lanes_of_a_process_share_one_line_and_no_pickle_holds_it() -> None:
+    source = _source([4] * 50)
+    held = [source.lanes(10, seed=1, epoch=0, shuffle=True)[k].pieces.line for k in range(10)]
+    assert all(line is held[0] for line in held)
+    later = source.lanes(10, seed=1, epoch=1, shuffle=True)[0].pieces.line
+    assert later is not held[0]
+    assert source.lanes(10, seed=1, epoch=0, shuffle=True)[3].pieces.line is held[0]
+    assert len(source._lines) == 2
+    for epoch in range(2, 9):
+        _ = source.lanes(10, seed=1, epoch=epoch, shuffle=True)[0]
+    assert len(source._lines) == 2, "lines of epochs long past are kept"
+    copy = pickle.loads(pickle.dumps(source))
+    assert not copy._lines
+    for lane, other in zip(
+        source.lanes(10, seed=1, epoch=3, shuffle=True),
+        copy.lanes(10, seed=1, epoch=3, shuffle=True),
+        strict=True,
+    ):
+        assert [c for _, c in lane.read(None, Skips())] == [c for _, c in other.read(None, Skips())]
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.lists(st.text(max_size=8)))
+def test_names_give_back_every_name(names: list[str]) -> None:
+    kept = Names(names)
+    assert list(kept) == [kept[i] for i in range(len(kept))] == names
+    assert kept[1:-1] == names[1:-1]
+    assert list(pickle.loads(pickle.dumps(kept))) == names
+    if names:
+        assert kept[-1] == names[-1]
+    with pytest.raises(IndexError):
+        kept[len(names)]
+
+
+def test_names_that_are_no_utf_8_come_back_as_the_system_gave_them() -> None:
+    names = ["/data/a\udcff.parquet", "/data/a\udcfe.parquet"]
+    assert list(Names(names)) == names
+
+
+def test_manifest_of_a_million_shards_is_small_and_takes_its_digest_along() -> None:
+    count = 1_000_000
+    names = [f"s3://bucket/corpus/train/part-{i:06d}.parquet" for i in range(count)]
+    weights = np.arange(count, dtype=np.int64) % 977 + 15_000
+    manifest = Manifest(names, weights, weights * 1_500)
+    digest = manifest.digest
+    data = pickle.dumps(manifest)
+    assert len(data) < 48 * count
+    copy = pickle.loads(data)
+    assert copy.__dict__["digest"] == digest
+    assert copy.paths[777_777] == names[777_777]
