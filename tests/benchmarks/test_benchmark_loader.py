@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import normalizers
 
 from benchmarks.__main__ import main
 from benchmarks.loader.verdict import Pace
@@ -84,7 +85,11 @@ def test_every_stage_of_real_files_has_figures(
 def test_a_corpus_of_text_is_limited_by_its_tokenizer(
     documents: list[np.ndarray], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rank = found_by([*jsonl(tmp_path, documents), "--workers", "0"], tmp_path / "out.json")
+    given = [*jsonl(tmp_path, documents), "--workers", "0"]
+    slow = byte_tokenizer()
+    slow.normalizer = normalizers.Sequence([normalizers.NFKC()] * 30)
+    slow.save(str(tmp_path / "tokenizer.json"))
+    rank = found_by(given, tmp_path / "out.json")
     assert rank["limit"] == "tokenizer"
     assert "streampack convert SOURCE DEST --tokenizer" in capsys.readouterr().out
 
