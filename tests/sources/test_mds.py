@@ -341,7 +341,7 @@ def test_reading_plain_and_compressed_shards_imports_no_mosaicml_streaming(tmp_p
     out = run_python(f"""
 import sys
 from streampack.sources.mds.source import MDS
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 source = MDS({str(tmp_path / "c")!r}, tokens="tokens", validate_hash="sha256")
 lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
 print(sum(len(block) for block, _ in lane.read(None, Skips())))

@@ -19,7 +19,7 @@ import logging, random, sys
 from pathlib import Path
 from streampack.errors import StreampackError
 from streampack.sources import Parquet
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 
 logging.disable()
 whole, folder, where = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), sys.argv[3]

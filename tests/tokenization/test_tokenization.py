@@ -460,7 +460,7 @@ import os, sys, json
 import numpy as np
 from streampack.tokenization import load_tokenizer
 from streampack.documents import Texts, make_origin
-from streampack.reading.skips import Skips
+from streampack.sources.skips import Skips
 threads = json.loads(sys.argv[2])
 tokenizer = load_tokenizer(sys.argv[1], threads=threads, engine="tokenizers")
 block = Texts(["hello world"] * 300, make_origin(0, np.arange(300)))
