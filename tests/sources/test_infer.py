@@ -20,10 +20,12 @@ from streampack import PackedDataset, sources
 from streampack.errors import ConfigError
 from streampack.sources.infer import as_source
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
+from tests.support.flat_files import write_datatrove, write_megatron
 from tests.support.source_contract import assert_source_contract, read_all
 
 TEXTS = ["a", "größer", "漢字"]
-DOCUMENTS = [np.arange(n, dtype=np.uint16) for n in (3, 1, 5)]
+DOCUMENTS = [np.arange(1, n, dtype=np.uint16) for n in (4, 2, 6)]
+IDS = [tuple(ids.tolist()) for ids in DOCUMENTS]
 
 
 def write(path: Path) -> Path:
@@ -75,14 +77,14 @@ def test_tar_shards_are_read_by_what_their_members_end_in(tmp_path: Path, ending
         except ConfigError as error:  # Python's tarfile cannot look into it
             assert "zst" in ending
             source = remedy(error)[0]
-        assert read_all(source) == [tuple(ids.tolist()) for ids in DOCUMENTS]
+        assert read_all(source) == IDS
 
 
 def test_mds_shards_are_read_by_their_index(tmp_path: Path) -> None:
     folder = write_mds(tmp_path, DOCUMENTS, column="tokens")
     for given in (folder, f"{folder}/index.json", Path(folder)):
         source: Any = as_source(given)
-        assert read_all(source) == [tuple(ids.tolist()) for ids in DOCUMENTS]
+        assert read_all(source) == IDS
     for name in ("shard.00000.mds", "*.mds"):
         with pytest.raises(ConfigError) as raised:
             as_source(f"{folder}/{name}")
@@ -119,17 +121,11 @@ def test_strings_that_cannot_be_paths_are_documents() -> None:
         assert read_all(source) == list(texts)
 
 
-def test_tables_and_records_are_read_by_their_usual_field() -> None:
+def test_arrays_series_and_records_of_one_field_are_read() -> None:
     pandas = pytest.importorskip("pandas")
-    ids = [[1, 2], [3], [4, 5, 6]]
     for given, expected in (
-        (pa.table({"url": TEXTS, "text": TEXTS}), TEXTS),
-        (pa.table({"input_ids": ids, "n": [1, 2, 3]}), [tuple(one) for one in ids]),
         (pa.record_batch({"content": TEXTS}), TEXTS),
-        (pandas.DataFrame({"text": TEXTS, "n": [1, 2, 3]}), TEXTS),
-        (pandas.DataFrame({"tokens": ids}), [tuple(one) for one in ids]),
         (pandas.Series(TEXTS), TEXTS),
-        ([{"text": text, "id": 1} for text in TEXTS], TEXTS),
         ([{"body": text} for text in TEXTS], TEXTS),
         (np.array([[1, 2], [3, 4]]), [(1, 2), (3, 4)]),
         (torch.tensor([[1, 2], [3, 4]]), [(1, 2), (3, 4)]),
@@ -150,3 +146,35 @@ def test_datasets_of_hugging_face_are_read_as_what_they_are() -> None:
     with pytest.raises(ConfigError, match=r'one split.*dataset\["?\'?train') as raised:
         as_source(datasets.DatasetDict({"train": whole, "test": whole}))
     assert "dataset['train']" in raised.value.remedy
+
+
+def test_files_of_tokens_are_asked_for_what_they_do_not_say(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "m", [[ids] for ids in DOCUMENTS], "uint16")
+    datatrove = write_datatrove(tmp_path / "a.ds", DOCUMENTS)
+    write_tar(tmp_path / "a.tar", DOCUMENTS)
+    for path in (tmp_path / "m", tmp_path / "m.bin", datatrove, tmp_path / "a.tar"):
+        assert read_all(sources.open(path)) == IDS
+    flat = np.array([one for ids in IDS for one in (*ids, 0)], dtype=np.uint16)
+    flat.tofile(tmp_path / "nanogpt.bin")
+    np.save(tmp_path / "a.npy", flat)
+    for given in ({}, {"eos_id": 0}, {"dtype": "uint16"}):
+        with pytest.raises(ConfigError):
+            sources.open(tmp_path / "nanogpt.bin", **given)  # type: ignore[arg-type]
+    ended = [(*ids, 0) for ids in IDS]
+    assert read_all(sources.open(tmp_path / "nanogpt.bin", dtype="uint16", eos_id=0)) == ended
+    assert read_all(sources.open(tmp_path / "a.npy", eos_id=0)) == ended
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("*.jsonl", "a.jsonl"), ("a.jsonl", "a*"), (".", "a.jsonl"), ("a.jsonl", "{0}/a.jsonl")],
+)
+def test_a_file_that_two_patterns_find_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl")
+    first, second = (name.format(tmp_path) for name in names)
+    with pytest.raises(ConfigError) as caught:
+        sources.JSONL([first, second]).prepare()
+    assert caught.value.path == str(tmp_path / "a.jsonl")
