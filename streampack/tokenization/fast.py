@@ -15,11 +15,14 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import compress
+from operator import not_
 from typing import Any, Literal, TypeVar
 
 from tokenizers import Tokenizer as Engine
 
 from streampack.errors import ConfigError
+from streampack.tokenization.byte_level import GPT2, GPT2_JOINED, joined_white_space, patterns
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +32,7 @@ Result = TypeVar("Result")
 CHECKED_EVERY = 251  # texts; a prime, so that no period of a corpus hides one
 PROOF_CHARACTERS = 1 << 18  # of the corpus, before the first ids
 LONG_RUN = 20_000  # characters
-#: GPT-2's own, of which kitoken takes an approximation: https://github.com/openai/gpt-2
-_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-#: In runs like this kitoken's patterns would use up the stack of the process, or take minutes.
+#: In runs like this, patterns that look ahead use up the stack of the process, or take minutes.
 _LONG_RUN = re.compile(rf"[\s\x00-\x1f\x7f]{{{LONG_RUN}}}")
 
 HOSTILE = (
@@ -64,7 +65,15 @@ class FastEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._reference = engine
-        self._described, self._patterns = _described(engine)
+        described, cuts = _described(engine)
+        self._left_out, self._shortest = _LONG_RUN, LONG_RUN
+        if cuts == [GPT2]:
+            joined = joined_white_space(described["model"]["vocab"])
+            if not any(character.isascii() for character in joined):
+                cuts = [GPT2_JOINED]
+                self._left_out = re.compile(rf"[{''.join(sorted(joined))}]\S" if joined else "(?!)")
+                self._shortest = 2
+        self._described, self._patterns = json.dumps(described).encode(), tuple(cuts)
         self._proved = False
         self._count = 0
 
@@ -96,11 +105,15 @@ class FastEngine:
         return self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        if not any(len(text) >= LONG_RUN and _LONG_RUN.search(text) for text in texts):
+        left_out = [
+            len(t) >= self._shortest and self._left_out.search(t) is not None for t in texts
+        ]
+        if not any(left_out):
             return self._by_kitoken(texts)
+        taken = iter(self._by_kitoken([*compress(texts, map(not_, left_out))]))
         return [
-            self._slow(text) if _LONG_RUN.search(text) else self._by_kitoken([text])[0]
-            for text in texts
+            self._slow(text) if slow else next(taken)
+            for text, slow in zip(texts, left_out, strict=True)
         ]
 
     def _by_kitoken(self, texts: Sequence[str]) -> list[list[int]]:
@@ -154,7 +167,7 @@ def _sample(texts: Sequence[str]) -> list[str]:
     return chosen
 
 
-def _described(engine: Engine) -> tuple[bytes, tuple[str, ...]]:
+def _described(engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """The tokenizer as kitoken reads it, and the patterns that cut a text before BPE."""
     if find_spec("kitoken") is None:
         raise ConfigError(
@@ -162,8 +175,8 @@ def _described(engine: Engine) -> tuple[bytes, tuple[str, ...]]:
             'Run `pip install "streampack[fast]"`.',
         )  # fmt: skip
     described = json.loads(engine.to_str())
-    patterns = _patterns(described)
-    if patterns is None:
+    found = patterns(described)
+    if found is None:
         raise ConfigError(
             "The tokenizer is not a byte-level BPE of a kind that is proved.",
             "Its ids could differ.",
@@ -172,39 +185,7 @@ def _described(engine: Engine) -> tuple[bytes, tuple[str, ...]]:
     if engine.encode_special_tokens:  # they are text like any other
         added = [token for token in described["added_tokens"] if not token["special"]]
         described["added_tokens"] = added
-    return json.dumps(described).encode(), tuple(patterns)
-
-
-def _patterns(described: dict[str, Any]) -> list[str] | None:
-    """The patterns that cut a text before BPE; None unless all of the tokenizer is understood."""
-    model, normalizers = described["model"], _steps(described["normalizer"], "normalizers")
-    plain = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
-    conditions = ("lstrip", "rstrip", "single_word")
-    if (
-        model["type"] != "BPE"
-        or any(model.get(name) for name in (*plain, "dropout", "fuse_unk"))
-        or any(step["type"] != "NFC" for step in normalizers)
-        or any(token[name] for token in described["added_tokens"] for name in conditions)
-    ):
-        return None
-    steps = _steps(described["pre_tokenizer"], "pretokenizers")
-    if not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
-        return None
-    *splits, last = steps
-    patterns = []
-    for step in splits:
-        known = step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]
-        if not known or "Regex" not in step["pattern"]:
-            return None
-        patterns.append(step["pattern"]["Regex"])
-    return [*patterns, _GPT2] if last.get("use_regex", True) else patterns
-
-
-def _steps(described: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """The steps of a part of a tokenizer, which may be none, one or a sequence."""
-    if described is None:
-        return []
-    return described[name] if described["type"] == "Sequence" else [described]
+    return described, found
 
 
 # ------------------------------------------------------------------ the thread that calls kitoken

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer as Engine
 
 from streampack.errors import ConfigError
+from streampack.tokenization.byte_level import LETTERS
 from streampack.tokenization.fast import HOSTILE
 
 
@@ -23,11 +24,10 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
         ConfigError: it gives other ids for one of some difficult texts.
     """
     ranks: dict[bytes, int] = encoding._mergeable_ranks
-    letters = _letters()
     merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) > 1 and (pair := _last_merge(ranks, token, rank)) is not None:
-            merges.append(["".join(letters[byte] for byte in part) for part in pair])
+            merges.append(["".join(LETTERS[byte] for byte in part) for part in pair])
     special = [
         {"id": number, "content": text, "special": True, "normalized": False}
         | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
@@ -37,7 +37,7 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
     whole = {**byte_level, "use_regex": False}
     pattern = {"Regex": encoding._pat_str}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
-    vocabulary = {"".join(letters[b] for b in token): rank for token, rank in ranks.items()}
+    vocabulary = {"".join(LETTERS[b] for b in token): rank for token, rank in ranks.items()}
     vocabulary |= encoding._special_tokens  # where ids are left out, they keep theirs
     described = {
         "version": "1.0",
@@ -55,13 +55,6 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
                 "Pass a tokenizer.json of this vocabulary.",
             )
     return engine
-
-
-def _letters() -> list[str]:
-    """The letter of each byte in byte-level BPE: itself if it can be seen, else one from 256 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte if byte in seen else next(others)) for byte in range(256)]
 
 
 def _last_merge(ranks: dict[bytes, int], token: bytes, rank: int) -> tuple[bytes, bytes] | None:

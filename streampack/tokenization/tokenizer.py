@@ -12,7 +12,6 @@ import logging
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,11 @@ from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
 from streampack.arguments import explained, type_in_words, whole_number
+from streampack.cached import cached_property
 from streampack.documents.blocks import Documents, Texts, offsets_of, text_bytes
 from streampack.errors import ConfigError, ContentError
 from streampack.sources.skips import Skips
+from streampack.tokenization.byte_level import TokenPlaces, token_places
 from streampack.tokenization.fast import EngineName, FastEngine, check_engine, fast_engine
 from streampack.tokenization.rules import (
     EosRule,
@@ -88,7 +89,7 @@ class Tokenizer:
         engine: what encodes texts: "tokenizers", "kitoken" (several times faster, the same ids), or
             "auto": kitoken where it is installed and proved for this kind of tokenizer (byte-level
             BPE). It is compared with tokenizers before the first ids and on one text in 251.
-            Conversations are encoded by tokenizers. kitoken uses one thread of a process.
+            kitoken uses one thread of a process.
         threads: threads of the tokenizers library; None means one in worker processes and the
             library's own choice elsewhere. The environment variables TOKENIZERS_PARALLELISM and
             RAYON_NUM_THREADS win if they are set. A process that is forked after its parent used
@@ -167,7 +168,8 @@ class Tokenizer:
         self._engine.post_processor = processors.ByteLevel(trim_offsets=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": self._engine.to_str(), "_fast": None}
+        kept = {name: value for name, value in self.__dict__.items() if name != "_places"}
+        return {**kept, "_engine": self._engine.to_str(), "_fast": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -220,18 +222,40 @@ class Tokenizer:
             The documents, and which texts (M,) they are: all but those that were skipped.
         """
         kept, made, masks = [], [], [np.zeros(0, dtype=np.bool_)]
-        batches = _batches(texts.texts)
-        encodings = (self._encodings(texts, skips, *batch, places=True) for batch in batches)
-        for i, encoding in chain.from_iterable(encodings):
-            mask = np.zeros(len(encoding), dtype=np.bool_)
-            for start, stop in spans[i]:
-                first, last = _tokens_of(encoding, start, stop, len(texts.texts[i]))
-                mask[first:last] = True
-            kept.append(i)
-            made.append(self._ids(encoding.ids))
-            masks.append(mask)
+        for batch in _batches(texts.texts):
+            for i, ids, mask in self._masked(texts, spans, skips, *batch):
+                kept.append(i)
+                made.append(self._ids(ids))
+                masks.append(mask)
         documents = self._documents(texts.origin[kept], made)
         return replace(documents, loss_mask=np.concatenate(masks)), np.array(kept, dtype=np.int64)
+
+    def _masked(
+        self,
+        texts: Texts,
+        spans: Sequence[Sequence[tuple[int, int]]],
+        skips: Skips,
+        start: int,
+        stop: int,
+    ) -> Iterator[tuple[int, list[int], NDArray[np.bool_]]]:
+        """Texts `start` to `stop` with their numbers: ids, and which of them carry loss."""
+        places = self._places
+        found = None if places is None else self._by_fast_engine(texts.texts[start:stop])
+        if places is None or found is None:
+            for i, encoding in self._encodings(texts, skips, start, stop, places=True):
+                yield i, encoding.ids, _mask(encoding, spans[i], len(texts.texts[i]))
+            return
+        for i, ids in zip(range(start, stop), found, strict=True):
+            mask = places.mask(texts.texts[i], ids, spans[i])
+            if mask is None:  # the normalizer changes the text
+                for _, encoding in self._encodings(texts, skips, i, i + 1, places=True):
+                    yield i, encoding.ids, _mask(encoding, spans[i], len(texts.texts[i]))
+            else:
+                yield i, ids, mask
+
+    @cached_property
+    def _places(self) -> TokenPlaces | None:
+        return token_places(self._engine)
 
     @property
     def special_tokens(self) -> list[str]:
@@ -342,6 +366,15 @@ def _dealt(texts: Sequence[str]) -> list[int]:
     """
     longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
     return [i for pile in range(PILES) for i in longest_first[pile::PILES]]
+
+
+def _mask(encoding: Encoding, spans: Sequence[tuple[int, int]], length: int) -> NDArray[np.bool_]:
+    """Which tokens of a text of `length` characters hold characters of `spans`."""
+    mask = np.zeros(len(encoding), dtype=np.bool_)
+    for start, stop in spans:
+        first, last = _tokens_of(encoding, start, stop, length)
+        mask[first:last] = True
+    return mask
 
 
 def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from streampack.documents.blocks import Texts, make_origin
 from streampack.errors import ConfigError
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
+from streampack.tokenization.byte_level import LETTERS
 from streampack.tokenization.fast import CHECKED_EVERY, FastEngine
-from streampack.tokenization.tiktoken import _letters
 
 pytest.importorskip("kitoken")
 
@@ -29,7 +29,8 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-LETTERS = (
+WHITE = "\t\n\r\x85\xa0\u2000\u2008\u2028\u3000 "
+SCRIPTS = (
     "abc XYZ 's 'll",
     "  \t\n\r\u00a0\u3000\u2003\x85\x0b\u2028",
     "0123456789٣४²½",
@@ -75,7 +76,7 @@ def random_texts(seed: int, count: int) -> list[str]:
     rng = random.Random(seed)
 
     def run() -> str:
-        letters = rng.choice(LETTERS)
+        letters = rng.choice(SCRIPTS)
         times = rng.choice([1, 1, 1, 2, 40])
         return rng.choice(["<|endoftext|>", "<tool>", *[rng.choice(letters) * times] * 20])
 
@@ -109,6 +110,35 @@ def test_the_pattern_of_gpt2_is_exact_at_apostrophes_after_white_space() -> None
     engine = ENGINES["gpt2"]()
     fast = Tokenizer(engine, eos="as-is", engine="kitoken")
     assert encoded(fast, ["a\n's"]) == [engine.encode("a\n's", add_special_tokens=False).ids]
+
+
+def test_a_vocabulary_that_joins_white_space_to_letters_has_the_same_ids() -> None:
+    engine = trained(r"[^x]+|x")
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast = Tokenizer(engine, eos="as-is", engine="kitoken")
+    texts = random_texts(2, 1000) + Path(json.__file__).read_text().splitlines(keepends=True)
+    texts += [f"a{white}{after}" for white in WHITE for after in ("b", "\u8aaa", "(", "'s", "1")]
+    assert encoded(fast, texts) == encoded(
+        Tokenizer(engine, eos="as-is", engine="tokenizers"), texts
+    )
+    assert fast._fast is not None
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_masks_follow_from_lengths_of_tokens(name: str) -> None:
+    engine = ENGINES[name]()
+    rng = random.Random(3)
+    texts = random_texts(4, 2000)
+    spans = [
+        [sorted(rng.choices(range(len(text) + 1), k=2)) for _ in range(rng.randrange(3))]
+        for text in texts
+    ]
+    made = [
+        Tokenizer(engine, eos="as-is", engine=kind).encode_spans(block(texts), spans, Skips())[0]  # type: ignore[arg-type]
+        for kind in ("kitoken", "tokenizers")
+    ]
+    assert np.array_equal(made[0].tokens, made[1].tokens)
+    assert np.array_equal(made[0].loss_mask, made[1].loss_mask)  # type: ignore[arg-type]
 
 
 def test_broken_texts_are_skipped_as_before() -> None:
@@ -170,7 +200,7 @@ def test_kinds_that_are_not_proved_are_left_to_tokenizers() -> None:
 def test_an_encoding_of_tiktoken_is_taken_with_its_ids() -> None:
     tiktoken = pytest.importorskip("tiktoken")
     vocabulary = json.loads(trained(LLAMA3).to_str())["model"]["vocab"]
-    letters = {letter: byte for byte, letter in enumerate(_letters())}
+    letters = {letter: byte for byte, letter in enumerate(LETTERS)}
     ranks = {bytes(letters[c] for c in text): n for text, n in vocabulary.items() if n}
     ends = {"<|endoftext|>": 9000, "<|other|>": 9001}
     encoding = tiktoken.Encoding("own", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens=ends)
