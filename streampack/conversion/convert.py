@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from streampack.conversion.shards import (
@@ -43,8 +43,7 @@ class Progress:
         cursor: of the source, before the block in which the next shard begins.
         inside: documents of that block that are written already.
         shards, documents, tokens: how many are written (tokens is 0 for text).
-        skipped: broken documents left out.
-        records: what was skipped in the block in which the next shard begins.
+        skipped: broken documents left out, before the block in which the next shard begins.
         dtype: of the ids, once known; "str" for text.
     """
 
@@ -54,7 +53,6 @@ class Progress:
     documents: int = 0
     tokens: int = 0
     skipped: int = 0
-    records: list[list[Any]] = field(default_factory=list)
     dtype: str = ""
 
 
@@ -164,14 +162,13 @@ def _shards(
 ) -> Iterator[tuple[Progress, list[Payload]]]:
     """Yield (progress after a shard, its documents)."""
     skips = Skips(conversion.on_error)
-    skips.expect(progress.records, progress.skipped)
+    skips.own = skipped = progress.skipped
     (reader,) = conversion.source.lanes(1, seed=0, epoch=0, shuffle=False)
     before, inside = progress.cursor, progress.inside
     first, tokens = progress.documents, progress.tokens
     dtype = progress.dtype or conversion.dtype or ""
     gathered: list[Payload] = []
     size = 0
-    known = 0  # records that belong to earlier blocks
 
     def progress_at(cursor: Cursor | None, inside: int) -> Progress:
         return Progress(
@@ -180,8 +177,7 @@ def _shards(
             shards=progress.shards + 1,
             documents=first + len(gathered),
             tokens=tokens,
-            skipped=skips.count,
-            records=[list(record) for record in skips.records[known:]],
+            skipped=skipped,
             dtype=dtype,
         )
 
@@ -201,7 +197,7 @@ def _shards(
             gathered.append(payload)
             size += more
             tokens += 0 if isinstance(payload, str) else len(payload)
-        before, inside, known = cursor, 0, len(skips.records)
+        before, inside, skipped = cursor, 0, skips.own
         report(replace(progress_at(before, 0), shards=progress.shards))
     if gathered:
         yield progress_at(cursor, 0), gathered

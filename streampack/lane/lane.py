@@ -87,7 +87,6 @@ class Lane:
         skips = Skips(config.on_error, config.skip_limit)
         if state is not None:
             mark = StreamPosition(state["serial"], state["cursor"])
-            skips.expect(state["skipped"], state["skipped_count"])
         self._stream = open_stream(
             config, self.lane, skips=skips, times=self._times, mark=mark, dealer=self.dealer
         )
@@ -222,7 +221,6 @@ class Lane:
             admitted=stream.serial + continued - mark.serial,
             continued=continued,
             entries=entries,
-            skips=(stream.skipped_since(mark), stream.skips.count),
             reports=list(self._reports),
             reported_deal=self._reported_deal,
         )

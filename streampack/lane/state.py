@@ -50,7 +50,6 @@ class Round:
         admitted: documents read from there on that the window has taken, wholly or in part.
         continued: True if the last of them is held in part.
         entries: what the window holds.
-        skips: records since `mark`, and the count since the beginning.
         reports: what the lane has reported for deals, up to the last batch of the round, without
             what gave nothing: the deal, the number of a line, and those of a `Report` of it.
         reported_deal: number of the last deal that the lane has reported for.
@@ -64,7 +63,6 @@ class Round:
     admitted: int
     continued: bool
     entries: Entries
-    skips: tuple[list[list[Any]], int]
     reports: list[list[int]]
     reported_deal: int
 
@@ -96,8 +94,6 @@ class Round:
             "entries": encode_columns(columns),
             "held": int(entries.held[-1]) if self.continued else None,
             "digest": entries.digest(),
-            "skipped": self.skips[0],
-            "skipped_count": self.skips[1],
             "reports": encode_reports(self.reports),
             "reported_deal": self.reported_deal,
         }

@@ -140,7 +140,6 @@ def carry_over(
         admitted=place.admitted,
         continued=continued,
         entries=entries,
-        skips=place.skips,
         reports=place.reports,
         reported_deal=place.reported_deal,
     )

@@ -105,19 +105,14 @@ class SpanReader(LinePart):
                 for block, end, reached in self.source.read_shard(
                     shard, low, high, position, skips
                 ):
-                    kept, ended = skips.replay(block, shard)
-                    if self.block_seed is not None and len(kept) > 1:
+                    if self.block_seed is not None and len(block) > 1:
                         begin = low if position is None else position
-                        kept = kept.take(
-                            permutation(len(kept), derive_seed(self.block_seed, shard, begin))
-                        )
-                    elif isinstance(kept, Spans):
-                        kept = kept.gathered()
-                    kept = skips.replay_late(kept, shard)
+                        seed = derive_seed(self.block_seed, shard, begin)
+                        block = block.take(permutation(len(block), seed))
+                    elif isinstance(block, Spans):
+                        block = block.gathered()
                     position = end
-                    yield kept, end, reached
-                    if ended:
-                        return
+                    yield block, end, reached
                 return
             except ContentError as error:
                 if self.source.storage.forget(path) and not fetched_again:

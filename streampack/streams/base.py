@@ -10,20 +10,18 @@ from streampack.documents.blocks import Documents
 from streampack.sources.skips import Skips
 
 #: The cursor of a source before its first document: the part, its epoch, the place in it (of its
-#: reader), the tokens before that place, and those before the part.
-BEGINNING: dict[str, Any] = {"part": 0, "epoch": 0, "at": None, "tokens": 0, "before": 0}
+#: reader), the tokens before that place, those before the part, and the skips before that place.
+BEGINNING: dict[str, Any] = {
+    "part": 0, "epoch": 0, "at": None, "tokens": 0, "before": 0, "skipped": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A place in a stream: reading from `cursor` gives documents from number `serial` on.
-
-    `skipped` is the number of skips recorded before that place, for each source of a mixture.
-    """
+    """A place in a stream: reading from `cursor` gives documents from number `serial` on."""
 
     serial: int
     cursor: dict[str, Any]
-    skipped: tuple[int, ...] = (0,)
 
 
 class Remaining(NamedTuple):
@@ -47,7 +45,7 @@ class LaneStream(ABC):
 
     Attributes:
         serial: number of the document that comes next.
-        skips: what to do with broken content, and where it is recorded.
+        skips: what to do with broken content, and where it is counted.
         duplicates: near-duplicates that were dropped; duplicate_tokens: their tokens.
     """
 
@@ -110,10 +108,6 @@ class LaneStream(ABC):
     @abstractmethod
     def mark_before(self, serial: int) -> StreamPosition:
         """The latest known place from which document `serial` is read; earlier ones are dropped."""
-
-    @abstractmethod
-    def skipped_since(self, mark: StreamPosition) -> list[list[Any]]:
-        """Records of what was skipped after `mark`; reading again from it must skip the same."""
 
     @abstractmethod
     def _next_documents(self) -> Documents | None:

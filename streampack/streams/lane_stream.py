@@ -189,12 +189,7 @@ class OrderedStream(LaneStream):
                 "windows": len(read),
                 "orders": orders,
             },
-            first.mark.skipped,
         )
-
-    def skipped_since(self, mark: StreamPosition) -> list[list[Any]]:
-        """Records of what was skipped after `mark`."""
-        return self._stream.skipped_since(mark)
 
     def passes(self) -> list[int]:
         return self._stream.passes()

@@ -124,9 +124,7 @@ class MixedPlace:
             "before": [rules.as_dict(names) for rules in self.before],
             "sources": sources,
         }
-        return StreamPosition(
-            self.serial, cursor, tuple(place.mark.skipped[0] for place in self.places)
-        )
+        return StreamPosition(self.serial, cursor)
 
     @classmethod
     def read(cls, mark: StreamPosition | None, mixture: Mixture) -> MixedPlace:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -208,14 +207,6 @@ class MixedStream(LaneStream):
         while len(self._starts) > 1 and self._starts[1].serial <= serial:
             self._starts.popleft()
         return self._starts[0].mark([member.name for member in self._members])
-
-    def skipped_since(self, mark: StreamPosition) -> list[list[Any]]:
-        """Records of what was skipped after `mark`, each with the number of its source."""
-        return [
-            [*record, number]
-            for number, (member, known) in enumerate(zip(self._members, mark.skipped, strict=True))
-            for record in member.stream.skips.since(known)
-        ]
 
     def _start(self) -> MixedPlace:
         credits = self._credits

@@ -98,6 +98,7 @@ class DocumentStream(LaneStream):
         self._unprepared = 0.0
         self._tokens = mark.cursor["tokens"] if mark else 0  # prepared
         self._tokens_before = mark.cursor["before"] if mark else 0  # this part
+        skips.own = mark.cursor["skipped"] if mark else 0
         self._marks: deque[StreamPosition] = deque([mark or StreamPosition(0, BEGINNING)])
         self._blocks = self._read(first, start)
 
@@ -116,9 +117,6 @@ class DocumentStream(LaneStream):
         while len(self._marks) > 1 and self._marks[1].serial <= serial:
             self._marks.popleft()
         return self._marks[0]
-
-    def skipped_since(self, mark: StreamPosition) -> list[list[Any]]:
-        return self.skips.since(mark.skipped[0])
 
     def allow(self, step: int) -> None:
         self._supply.allow(step)
@@ -150,10 +148,10 @@ class DocumentStream(LaneStream):
         else:  # between two parts
             epoch = number if isinstance(self._supply, EqualParts) else self.epoch
         cursor = {"part": number, "epoch": epoch, "at": at}
-        cursor |= {"tokens": self._tokens, "before": self._tokens_before}
+        cursor |= {"tokens": self._tokens, "before": self._tokens_before, "skipped": skipped}
         if part is not None and part.span is not None:
             cursor["span"] = [part.span.low, part.span.high]
-        self._marks.append(StreamPosition(self.serial, cursor, (skipped,)))
+        self._marks.append(StreamPosition(self.serial, cursor))
 
     def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
         config = self._config
@@ -165,7 +163,7 @@ class DocumentStream(LaneStream):
                 yield None
                 continue
             found = start is not None
-            skipped = len(self.skips.records)
+            skipped = self.skips.own
             blocks = part.reader.read(start, self.skips)
             while True:
                 with self._times.measure("read_s"):
@@ -177,7 +175,7 @@ class DocumentStream(LaneStream):
                 self._before, self._after = (number, start), (number, cursor)
                 prepared = 0
                 for chunk in _chunks(block):
-                    with self._times.measure("prepare_s"), self.skips.after_shuffle():
+                    with self._times.measure("prepare_s"):
                         documents = self.preparer.prepare(chunk, part.epoch)
                     prepared += len(chunk)
                     self._unprepared = 1 - prepared / len(block)
@@ -187,7 +185,7 @@ class DocumentStream(LaneStream):
                         self.epoch = part.epoch
                         yield documents
                 start = cursor
-                skipped = len(self.skips.records)
+                skipped = self.skips.own
                 self._mark(number, part, start, skipped)
             if not found and config.epochs is None:
                 hooks = (config.preparation.filter, config.preparation.map)
@@ -203,7 +201,7 @@ class DocumentStream(LaneStream):
             number, start = number + 1, None
             self._before = self._after = (number, None)
             self._tokens_before = self._tokens
-            self._mark(number, None, None, len(self.skips.records))
+            self._mark(number, None, None, self.skips.own)
 
 
 def _supply(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Supply:

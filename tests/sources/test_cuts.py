@@ -25,6 +25,7 @@ from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage import decompression
 from tests.support.corpora import write_mds, write_tar
+from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_lane
 
 Ids = list[np.ndarray]
@@ -267,18 +268,18 @@ def _outcome(
 ) -> Iterator[tuple[list[tuple[Any, Any]], list[list[Any]]]]:
     """The documents of each lane, and what it skipped; from every cursor it goes on the same."""
     for lane in lanes:
-        skips = Skips("skip")
+        skips = RecordedSkips()
         blocks, recorded = [], []
         for block, cursor in lane.read(None, skips):
             blocks.append((block, json.loads(json.dumps(cursor))))
             recorded.append(len(skips.records))
         for k in range(0, len(blocks), max(1, len(blocks) // 4)) if cursors else ():
-            again = Skips("skip")
-            again.expect(skips.records[: recorded[k]], recorded[k])
+            again = RecordedSkips()
+            again.own = recorded[k]
             rest = read_lane(lane, blocks[k][1], again)
             assert [cursor for _, cursor in rest] == [cursor for _, cursor in blocks[k + 1 :]]
             assert again.count == skips.count
-            assert again.records == skips.records[len(skips.records) - len(again.records) :]
+            assert again.records == skips.records[recorded[k] :]
         yield (
             [
                 (int(o["index"]), tuple(block.document(i).tolist()))

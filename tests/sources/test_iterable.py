@@ -19,6 +19,7 @@ from streampack.sources.base import Reading, Source
 from streampack.sources.iterable.source import Iterable
 from streampack.sources.skips import Skips
 from tests.support.corpora import byte_tokenizer
+from tests.support.recorded_skips import RecordedSkips
 from tests.support.restarts import assert_restarts
 from tests.support.source_contract import Document, read_lane
 
@@ -187,14 +188,14 @@ def test_an_item_of_another_kind_is_a_broken_document(item: Any) -> None:
     source = Iterable([good, item, good], reading=Reading(block_documents=2))
     with pytest.raises(ContentError, match="Item 1 of lane 0 "):
         documents(source)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert documents(source, skips) == [(5,), (5,)]
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
 
 
 @pytest.mark.parametrize("item", [["a"], 3, None, {"t": 1}, {"u": "x"}, {"t": b"x"}])
 def test_what_is_no_text_is_a_broken_document(item: Any) -> None:
-    skips = Skips("skip")
+    skips = RecordedSkips()
     source = Iterable([{"t": "a"}, item, {"t": "b"}], text="t")
     assert documents(source, skips) == ["a", "b"]
     assert skips.count == 1
@@ -209,7 +210,7 @@ def test_a_loss_mask_stays_with_its_tokens_and_must_fit() -> None:
         np.testing.assert_array_equal(block.loss_mask, block.tokens % 2 == 0)
     broken = [{"t": [1, 2]}, {"t": [1, 2], "m": [1]}, {"t": [1], "m": [0.5]}, {"t": [1], "m": "x"}]
     broken += [{"t": [1, 2], "m": [[1], [1, 2]]}, {"t": [1], "m": None}]
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert len(documents(Iterable(broken + items, tokens="t", loss_mask="m"), skips)) == 50
     assert skips.count == 6
 

@@ -15,6 +15,7 @@ from streampack.errors import ContentError
 from streampack.sources.base import Reading
 from streampack.sources.jsonl import JSONL
 from streampack.sources.skips import Skips
+from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all, read_lane
 
 
@@ -132,7 +133,7 @@ def test_a_broken_line_is_named_and_skipped(tmp_path: Path, line: bytes, ending:
     where = rf"The line at byte 51 of {content}{re.escape(str(path))} \(line 4\) "
     with pytest.raises(ContentError, match=where):
         read_all(source)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(source, skips) == ["good"] * 4
     assert [record[:3] for record in skips.records] == [[0, 51, False]]
 
@@ -143,7 +144,7 @@ def test_a_broken_line_is_named_and_skipped(tmp_path: Path, line: bytes, ending:
 def test_ids_that_are_no_token_ids_break_their_document(tmp_path: Path, ids: str) -> None:
     data = '{"ids": [1]}\n{"ids": ' + ids + '}\n{"ids": [2]}\n'
     source = JSONL(write(tmp_path / "x.jsonl", data.encode()), tokens="ids")
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(source, skips) == [(1,), (2,)]
     assert [record[1] for record in skips.records] == [13]
 

@@ -23,6 +23,7 @@ from streampack.sources.raw_bytes import Spans
 from streampack.sources.skips import Skips
 from tests.support.corpora import write_mds
 from tests.support.mosaic import streaming_module
+from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all
 
 pytest.importorskip("xxhash", reason="mosaicml-streaming, which writes the shards, brings it")
@@ -319,7 +320,7 @@ def test_what_is_no_list_of_ids_is_a_broken_document(
     source = MDS(tmp_path / "c", tokens="t")
     with pytest.raises(ContentError, match="Document 1 "):
         read_all(source)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(source, skips) == [(0, 1, 2)] * 2
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
 

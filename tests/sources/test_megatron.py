@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError, ContentError
 from streampack.sources import MegatronIndexed
 from streampack.sources.base import Reading
-from streampack.sources.skips import Skips
 from tests.support.flat_files import MEGATRON_CODES, write_megatron
+from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
 
 SMALL = Reading(block_documents=3, block_bytes=200)
@@ -93,6 +93,6 @@ def test_ids_that_are_negative_and_documents_that_are_too_long_break_alone(tmp_p
     source = MegatronIndexed(idx, reading=Reading(max_document_bytes=100))
     with pytest.raises(ContentError, match=r"Document 1 of .*a\.bin has an id that is negative"):
         read_all(source)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(source, skips) == [(1, 2), (5,)]
     assert [record[1] for record in skips.records] == [1, 2]

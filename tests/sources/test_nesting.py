@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from streampack.sources import JSONL, Chat, WebDataset
 from streampack.sources.records import MOST_NESTED, parse_json
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
+from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import read_all
 
 VALUES = st.recursive(
@@ -71,7 +71,7 @@ def test_a_deep_record_is_read_or_skipped_however_deep_the_callers_stack_is(
     tmp_path: Path, depth: int, kind: str
 ) -> None:
     def read() -> tuple[int, list[list[Any]]]:
-        skips = Skips("skip")
+        skips = RecordedSkips()
         return len(read_all(_records(tmp_path, depth, kind), skips)), skips.records
 
     count, records = read()
@@ -85,6 +85,6 @@ def test_tools_that_are_nested_too_deep_break_their_conversation(tmp_path: Path)
     tools = [json.dumps([{"name": "f"}]), "[" * 600 + "]" * 600]
     lines = [json.dumps({"messages": messages, "tools": text}) for text in tools]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert len(read_all(Chat(tmp_path / "a.jsonl"), skips)) == 1
     assert "nested 600 deep" in skips.records[0][3]

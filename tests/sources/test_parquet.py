@@ -18,6 +18,7 @@ from streampack.sources.parquet import source as parquet
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.skips import Skips
 from streampack.storage.storage import Storage
+from tests.support.recorded_skips import RecordedSkips
 from tests.support.servers import HTTPServer, S3Server
 from tests.support.source_contract import assert_source_contract, read_all, read_lane
 
@@ -198,13 +199,13 @@ def test_nulls_break_their_document_and_nothing_else(tmp_path: Path) -> None:
     source = Parquet(tmp_path / "t.parquet")
     with pytest.raises(ContentError, match=r"Row 1 of .*t\.parquet is null"):
         read_all(source)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(source, skips) == ["a", "", "b"]
     assert [record[1] for record in skips.records] == [1, 4]
 
     rows = [[1, 2], None, [3, None], [], [4]]
     write(tmp_path / "i.parquet", {"ids": pa.array(rows, pa.list_(pa.uint16()))}, 3)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(Parquet(tmp_path / "i.parquet", tokens="ids"), skips) == [(1, 2), (), (4,)]
     assert [record[1] for record in skips.records] == [1, 2]
 
@@ -220,7 +221,7 @@ def test_ids_that_do_not_fit_break_their_document(
     source = Parquet(path, tokens="ids")
     with pytest.raises(ContentError, match=r"Row 1 of .* has an id outside of uint32"):
         read_all(source)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(source, skips) == [(1, 2), (), (4,)]
     assert [record[1] for record in skips.records] == [1, 3]
 
@@ -235,7 +236,7 @@ def test_masks_stay_with_their_tokens(tmp_path: Path, kind: pa.DataType) -> None
     }
     path = write(tmp_path / "x.parquet", columns)
     source = Parquet(path, tokens="ids", loss_mask="m")
-    skips = Skips("skip")
+    skips = RecordedSkips()
     source.prepare()
     block, end, reached = next(_whole(source, 0, skips))
     assert isinstance(block, Documents)
@@ -266,7 +267,7 @@ def test_text_that_is_not_utf8_breaks_its_document(tmp_path: Path) -> None:
     raw = pa.array([b"good", b"\xff\xfe", "ä".encode()], pa.binary())
     texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
     path = write(tmp_path / "x.parquet", {"text": texts})
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(Parquet(path), skips) == ["good", "ä"]
     assert [record[1] for record in skips.records] == [1]
 
@@ -286,7 +287,7 @@ def test_damage_inside_a_file_that_is_cut_loses_nothing_before_it(
     found: list[str] = []
     reports = []
     for lane in source.lanes(lanes, seed=0, epoch=0, shuffle=False):
-        skips = Skips("skip")
+        skips = RecordedSkips()
         found += [text for block, _ in read_lane(lane, None, skips) for _, text in block]
         assert len(skips.records) <= 1
         reports += skips.records

@@ -22,6 +22,7 @@ from streampack.sources.skips import Skips
 from streampack.sources.tar.headers import scan_tar
 from streampack.sources.tar.members import Seeker
 from streampack.sources.tar.source import WebDataset
+from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all
 
 wds = pytest.importorskip("webdataset")
@@ -276,7 +277,7 @@ def test_what_is_no_array_of_ids_is_a_broken_document(tmp_path: Path, content: b
     source = one(tmp_path, archive([("0.npy", GOOD), ("1.npy", content), ("2.npy", GOOD)]))
     with pytest.raises(ContentError, match="Document 1 "):
         read_all(source)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(source, skips) in ([(0, 1, 2)] * 2, [(0, 1, 2), (0, 1, 2), (0, 1, 2)])
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
 
@@ -286,7 +287,7 @@ def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Pat
         [("0.npy", GOOD), ("1.txt", b""), ("2.npy", GOOD), ("2.NPY", GOOD), ("3.npy", GOOD)]
     )
     source = one(tmp_path, content, reading=Reading(block_documents=1))
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert read_all(source, skips) == [(0, 1, 2)] * 2
     assert [record[:3] for record in skips.records] == [[0, 1, False], [0, 2, False]]
     with pytest.raises(ContentError, match=r"Document 1 .*no file \.npy"):
@@ -320,7 +321,7 @@ def test_broken_text_json_and_bare_arrays_are_broken_documents(
     good = {"txt": b"ok", "json": b'{"text": "ok", "t": [1]}', "bin": b"\1\0"}[key]
     members = [(f"{i}.{key}", c) for i, c in enumerate((good, content, good))]
     source = one(tmp_path, archive(members), **named, **arguments)
-    skips = Skips("skip")
+    skips = RecordedSkips()
     assert len(read_all(source, skips)) == 2
     assert [record[:3] for record in skips.records] == [[0, 1, False]]
 

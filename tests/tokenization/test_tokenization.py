@@ -24,6 +24,7 @@ from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer
+from tests.support.recorded_skips import RecordedSkips
 
 
 def package_folder(name: str) -> Path:
@@ -275,7 +276,7 @@ def test_a_text_that_cannot_be_encoded_is_named_and_harms_no_other(bad: Any, wor
     with pytest.raises(ContentError, match=words) as caught:
         tokenizer.encode(block, Skips())
     assert (caught.value.shard, caught.value.index) == (5, 1)
-    skips = Skips(on_error="skip")
+    skips = RecordedSkips()
     documents = tokenizer.encode(block, skips)
     assert documents.lengths.tolist() == [4, 0, 4]
     assert documents.origin["index"].tolist() == [0, 2, 3]
@@ -286,7 +287,7 @@ def test_a_text_outside_the_vocabulary_is_named() -> None:
     engine = Engine(models.WordLevel({"known": 0}, unk_token="[UNK]"))
     engine.pre_tokenizer = Whitespace()
     tokenizer = Tokenizer(engine, eos="as-is")
-    skips = Skips(on_error="skip")
+    skips = RecordedSkips()
     documents = tokenizer.encode(texts("known known", "unheard", "known"), skips)
     assert ids(documents) == [[0, 0], [0]]
     assert "Document 1 of shard 0" in skips.records[0][3]
@@ -296,7 +297,7 @@ def test_blocks_without_text_give_empty_blocks() -> None:
     tokenizer = Tokenizer(small_engine("</s>"), bos=True, bos_id=3)
     assert len(tokenizer.encode(texts(), Skips())) == 0
     assert tokenizer.encode(texts("", ""), Skips()).lengths.tolist() == [0, 0]
-    skips = Skips(on_error="skip")
+    skips = RecordedSkips()
     assert len(tokenizer.encode(texts(1, 2), skips)) == 0
 
 

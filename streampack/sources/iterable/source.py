@@ -198,11 +198,10 @@ class _ItemLane(LaneReader):
         origin = make_origin(self.lane, index)
         block, problems = self.source.item_block(items, origin)
         self.source.report_broken(origin, problems, skips)
-        kept, _ = skips.replay(block, self.lane)
-        if self.in_blocks and len(kept) > 1:
+        if self.in_blocks and len(block) > 1:
             seed = derive_seed(self.seed, self.epoch, self.lane, first)
-            kept = kept.take(permutation(len(kept), seed))
-        return skips.replay_late(kept, self.lane)
+            return block.take(permutation(len(block), seed))
+        return block
 
 
 _COMPARED = 4  # first items of two lanes, to see whether they are the same
