@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from streampack._jit import kernel
-from streampack.documents.blocks import Documents, Texts, offsets_of
+from streampack.documents.blocks import TOKEN_DTYPES, Documents, Texts, offsets_of
 from streampack.errors import ConfigError
 
 #: What is wrong with a document that has such an id; ends a sentence that begins with its name.
@@ -24,11 +24,7 @@ INTEGER_DTYPES: dict[int, np.dtype[Any]] = {
     np.dtype(name).itemsize + (16 if name.startswith("int") else 0): np.dtype(name)
     for name in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 }
-_TOKEN_KINDS: dict[int, np.dtype[Any]] = {
-    2: np.dtype(np.uint16),
-    4: np.dtype(np.uint32),
-    20: np.dtype(np.int32),
-}
+_LARGEST = 0xFFFFFFFF
 
 
 def integer_kind(dtype: DTypeLike, argument: str = "dtype") -> int:
@@ -78,11 +74,14 @@ def integer_block(
     dtype = _unsigned_dtype(kinds)
     if dtype is not None:  # none of their ids can be wrong
         return Spans(data, starts, counts, dtype, origin)
-    tokens, offsets, bad = _gather_tokens(data, starts, counts, kinds)
+    values, offsets = integers_at(data, starts, counts, kinds), offsets_of(counts)
+    tokens = values if values.dtype in TOKEN_DTYPES else values.astype(np.uint32)
     block = Documents(tokens, offsets, origin)
-    if bad.any():
+    if len(values) and (values.min() < 0 or values.max() > _LARGEST):
+        places = np.flatnonzero((values < 0) | (values > _LARGEST))
+        bad = np.unique(np.searchsorted(offsets, places, "right") - 1)
         problems.update(dict.fromkeys(good[bad].tolist(), BAD_ID))
-        block = block.take(np.flatnonzero(~bad))
+        block = block.take(np.setdiff1d(np.arange(len(good)), bad))
     return block
 
 
@@ -92,38 +91,19 @@ def integers_at(
     counts: NDArray[np.int64],
     kinds: NDArray[np.uint8],
 ) -> NDArray[Any]:
-    """(T,) the integers of N arrays end to end, whatever they are; see `integer_block`."""
-    parts = [np.zeros(0, dtype=np.uint8)]
-    for start, count, kind in zip(starts.tolist(), counts.tolist(), kinds.tolist(), strict=True):
-        dtype = INTEGER_DTYPES[kind]
-        parts.append(data[start : start + count * dtype.itemsize].view(dtype))
-    return np.concatenate(parts)
-
-
-def _gather_tokens(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    kinds: NDArray[np.uint8],
-) -> tuple[NDArray[np.generic], NDArray[np.int64], NDArray[np.bool_]]:
-    """Ids (T,), offsets (N + 1,) int64, and (N,) bool, true where an array has a wrong id.
-
-    A wrong id is copied as it is, so that the caller can leave its array out.
-    """
-    n = len(starts)
+    """(T,) the integers of N arrays end to end, of their dtype or int64; see `integer_block`."""
     offsets = offsets_of(counts)
-    bad = np.zeros(n, dtype=np.bool_)
-    kind = int(kinds[0]) if n and bool((kinds == kinds[0]).all()) else 0
-    if kind in _TOKEN_KINDS:
-        dtype = _TOKEN_KINDS[kind]
-        tokens: NDArray[Any] = np.empty(int(offsets[-1]), dtype=dtype)
-        copy_spans(data, starts, offsets * dtype.itemsize, tokens.view(np.uint8))
-        if kind == 20 and len(tokens) and tokens.min() < 0:
-            _find_negative(tokens, offsets, bad)
-        return tokens, offsets, bad
-    tokens = np.empty(int(offsets[-1]), dtype=np.uint32)
-    _widen(data, starts, offsets, kinds, tokens, bad)
-    return tokens, offsets, bad
+    if len(kinds) and bool((kinds == kinds[0]).all()):
+        dtype = INTEGER_DTYPES[int(kinds[0])]
+        values: NDArray[Any] = np.empty(int(offsets[-1]), dtype=dtype)
+        copy_spans(data, starts, offsets * dtype.itemsize, values.view(np.uint8))
+        return values
+    values = np.empty(int(offsets[-1]), dtype=np.int64)
+    for i, kind in enumerate(kinds.tolist()):  # 2**63 and more become negative
+        dtype, begin = INTEGER_DTYPES[kind], int(starts[i])
+        part = data[begin : begin + int(counts[i]) * dtype.itemsize].view(dtype)
+        values[offsets[i] : offsets[i + 1]] = part
+    return values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,8 +143,7 @@ def _unsigned_dtype(kinds: NDArray[np.uint8]) -> np.dtype[Any] | None:
     """The dtype that arrays of these kinds (N,) share, if it is an unsigned one of token ids."""
     if not len(kinds) or not bool((kinds == kinds[0]).all()):
         return None
-    dtype = _TOKEN_KINDS.get(int(kinds[0]))
-    return dtype if dtype is not None and dtype.kind == "u" else None
+    return INTEGER_DTYPES[int(kinds[0])] if kinds[0] in (2, 4) else None
 
 
 @kernel
@@ -185,41 +164,6 @@ def copy_spans(
         target = out[offsets[i] : offsets[i + 1]]
         for k in range(n):
             target[k] = source[k]
-
-
-@kernel
-def _find_negative(
-    tokens: NDArray[np.int32], offsets: NDArray[np.int64], bad: NDArray[np.bool_]
-) -> None:
-    for i in range(len(bad)):
-        for k in range(offsets[i], offsets[i + 1]):
-            if tokens[k] < 0:
-                bad[i] = True
-
-
-@kernel
-def _widen(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    kinds: NDArray[np.uint8],
-    out: NDArray[np.uint32],
-    bad: NDArray[np.bool_],
-) -> None:
-    """Read integers of any kind byte by byte; mark arrays with values outside uint32."""
-    for i in range(len(starts)):
-        signed = kinds[i] >= 16
-        size = np.int64(kinds[i] & 15)
-        at = starts[i]
-        for k in range(offsets[i], offsets[i + 1]):
-            value = np.uint64(0)
-            for b in range(size):
-                value |= np.uint64(data[at + b]) << np.uint64(8 * b)
-            at += size
-            negative = signed and data[at - 1] >= 128
-            if negative or value > np.uint64(0xFFFFFFFF):
-                bad[i] = True
-            out[k] = np.uint32(value & np.uint64(0xFFFFFFFF))
 
 
 NPY_MAGIC = b"\x93NUMPY"

@@ -19,8 +19,6 @@ from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.sources.base import Reading
 from streampack.sources.skips import Skips
-from streampack.sources.tar.headers import scan_tar
-from streampack.sources.tar.members import Seeker
 from streampack.sources.tar.source import WebDataset
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all
@@ -72,33 +70,6 @@ def one(folder: Path, content: bytes, name: str = "a.tar", **arguments: Any) -> 
 def theirs(path: Path, key: str) -> list[Any]:
     """What webdataset itself decodes from a shard."""
     return [sample[key] for sample in wds.WebDataset(str(path), shardshuffle=False).decode()]
-
-
-@settings(max_examples=30)
-@given(data=st.data())
-def test_a_part_begins_where_reading_the_headers_from_the_beginning_leads(data: Any) -> None:
-    count = data.draw(st.sampled_from([1, 63, 64, 65, 200, 5000]))
-    whole = archive([(f"{i}.npy", b"x" * (i % 3)) for i in range(count)])
-    cut = data.draw(st.sampled_from([len(whole), len(whole) - 1024, len(whole) // 3]))
-    content = np.frombuffer(whole[:cut], dtype=np.uint8)
-    extension = np.frombuffer(b"npy", dtype=np.uint8)
-    begins, offset, outcome = [0], 0, 0
-    while outcome == 0:  # a sample at a time
-        ends = np.zeros(1, dtype=np.int64)
-        _, offset, outcome = scan_tar(
-            content, offset, extension, 1 << 40, ends.copy(), ends.copy(), ends.astype("u1"), ends
-        )
-        begins.append(int(offset))
-    seeker = Seeker(extension)
-    for _ in range(10):
-        documents = data.draw(st.integers(0, count + 2))
-        least = data.draw(st.integers(0, cut))
-        found = seeker.seek(0, content, documents, least)
-        first = next((i for i, at in enumerate(begins[:-1]) if i == documents or at >= least), None)
-        if first is not None:
-            assert found == (first, begins[first], 0)
-        else:
-            assert found[1:] == (offset, outcome)
 
 
 def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
@@ -177,24 +148,6 @@ def test_names_and_sizes_of_every_kind_are_understood(
     assert [d.tolist() for d in theirs(folder / "a.tar", "tokens.npy")] == [
         d.tolist() for d in made
     ]
-
-
-def test_sizes_in_pax_and_binary_form_count(tmp_path: Path) -> None:
-    content = npy(np.arange(5, dtype=np.uint16))
-    plain = archive([("0.npy", content), ("1.npy", content)])
-    header = bytearray(plain[:512])
-    header[124:136] = b"\x80" + len(content).to_bytes(11, "big")
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    assert read_all(one(tmp_path, bytes(header) + plain[512:])) == [(0, 1, 2, 3, 4)] * 2
-
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        info = tarfile.TarInfo("0.npy")
-        info.size = len(content)
-        info.pax_headers = {"size": str(len(content)), "comment": "größer = 1\n2"}
-        tar.addfile(info, io.BytesIO(content))
-    assert read_all(one(tmp_path, stream.getvalue())) == [(0, 1, 2, 3, 4)]
 
 
 def test_members_that_are_no_samples_are_passed_over(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 Where a part of an archive begins.
 
 Headers lead only from one member to the next, and lanes that share an archive read many parts of
-it. So its headers are all read once, where a part first begins inside it, and the places of some
-samples are kept.
+it. So its headers are all read once, where a part first begins inside it.
 """
 
 from __future__ import annotations
@@ -186,12 +185,12 @@ def head_of(shard: str, storage: Storage, most: int) -> tuple[NDArray[np.uint8],
         return data, len(stored) if whole else max(content.stored(length), 1)
 
 
-_STEP = 64  # samples, of which the place of one is kept
-_KEPT_SHARDS = 256
+_STEP = 4096  # samples
+_KEPT_SHARDS = 16
 
 
-class Seeker:
-    """Finds samples of the archives of a source.
+class Samples:
+    """Where the samples of the archives of a source begin: their headers are all read, once.
 
     Args:
         extension: of the wanted files; see `scan_tar`.
@@ -199,52 +198,34 @@ class Seeker:
 
     def __init__(self, extension: NDArray[np.uint8]) -> None:
         self._extension = extension
-        self._marks: dict[int, NDArray[np.int64]] = {}
+        self._found: dict[int, tuple[NDArray[np.int64], int, int]] = {}
 
-    def seek(
-        self, shard: int, data: NDArray[np.uint8], documents: int, least: int
+    def first(
+        self, shard: int, data: NDArray[np.uint8], document: int | None, least: int
     ) -> tuple[int, int, int]:
-        """Step over samples: so many, or until the next begins at byte `least` or later.
+        """The number of a sample, where it begins, and how the scan up to there ended.
 
         Args:
             shard: number of the archive; data: (B,) all of it.
-
-        Returns:
-            How many there were, where the next one begins, and how that ended (see `scan_tar`).
+            document: the number; None is that of the first that begins at byte `least` or later.
         """
-        marks = self._marks.get(shard)
-        if marks is None:
-            marks = self._walked(data)
-            kept = list(self._marks.items())[1 - _KEPT_SHARDS :]
-            self._marks = dict([*kept, (shard, marks)])
-        mark = max(min(documents // _STEP, int(np.searchsorted(marks, least)) - 1), 0)
-        passed, offset, outcome = mark * _STEP, int(marks[mark]), MORE
-        while outcome == MORE and passed < documents and offset < least:
-            most = min(_STEP, documents - passed)
-            ends, offset, outcome = self._step(data, offset, most)
-            before = int(np.searchsorted(ends, least)) + 1
-            if before < len(ends):
-                return passed + before, int(ends[before - 1]), MORE
-            passed += len(ends)
-        return passed, offset, outcome
+        if shard not in self._found:
+            self._found = dict(list(self._found.items())[1 - _KEPT_SHARDS :])
+            self._found[shard] = self._all(data)
+        begins, end, outcome = self._found[shard]
+        number = int(np.searchsorted(begins, least)) if document is None else document
+        if number < len(begins):
+            return number, int(begins[number]), MORE
+        return len(begins), end, outcome
 
-    def _walked(self, data: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """Where every `_STEP`-th sample of an archive begins, from the first on."""
-        found, offset, outcome = [np.zeros(1, dtype=np.int64)], 0, MORE
+    def _all(self, data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int, int]:
+        """Where (S,) samples begin, where the last one ends, and how the scan ended."""
+        begins, offset, outcome = [np.zeros(1, dtype=np.int64)], 0, MORE
         while outcome == MORE:
-            ends, offset, outcome = self._step(data, offset, 64 * _STEP)
-            begins = ends if outcome == MORE else ends[:-1]  # no sample begins where the last ends
-            found.append(begins[_STEP - 1 :: _STEP])
-        return np.concatenate(found)
-
-    def _step(
-        self, data: NDArray[np.uint8], offset: int, most: int
-    ) -> tuple[NDArray[np.int64], int, int]:
-        """Step over so many samples at most: their ends, where the next begins, how that ended."""
-        starts = np.zeros(most, dtype=np.int64)
-        ends, sizes = np.zeros_like(starts), np.zeros_like(starts)
-        status = np.zeros(most, dtype=np.uint8)
-        n, offset, outcome = scan_tar(
-            data, offset, self._extension, ALL, starts, sizes, status, ends
-        )
-        return ends[:n], offset, outcome
+            starts, sizes, ends = np.zeros((3, _STEP), dtype=np.int64)
+            status = np.zeros(_STEP, dtype=np.uint8)
+            n, offset, outcome = scan_tar(
+                data, offset, self._extension, ALL, starts, sizes, status, ends
+            )
+            begins.append(ends[:n])  # the next one begins where one ends
+        return np.concatenate(begins)[:-1], offset, outcome

@@ -51,7 +51,7 @@ from streampack.sources.tar.headers import (
     is_header,
     scan_tar,
 )
-from streampack.sources.tar.members import FirstMembers, Seeker, TarColumn, head_of
+from streampack.sources.tar.members import FirstMembers, Samples, TarColumn, head_of
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError, map_file, sniff_codec
 from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes, run_pipe
@@ -149,8 +149,8 @@ class WebDataset(ShardedSource):
         return np.frombuffer(self.column.key.encode(), dtype=np.uint8)
 
     @cached_property
-    def _seeker(self) -> Seeker:
-        return Seeker(self._extension)
+    def _samples(self) -> Samples:
+        return Samples(self._extension)
 
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
@@ -229,8 +229,7 @@ class WebDataset(ShardedSource):
             most = ALL if high == weight else -(-high * size // weight)
             document, offset, outcome = 0, 0, MORE
             if position is not None or least:
-                passed, until = (ALL, least) if position is None else (position, size)
-                document, offset, outcome = self._seeker.seek(shard, data, passed, until)
+                document, offset, outcome = self._samples.first(shard, data, position, least)
                 if position is not None and offset >= most:
                     return
             while outcome == MORE and offset < most:
