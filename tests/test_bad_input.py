@@ -74,9 +74,7 @@ def test_overlong_documents_can_be_an_error_that_names_them(tmp_path: Path) -> N
         load(MemorySource([ids(9999)]), packer=packer)  # more than the window could hold
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"ids": [1, 2]}\n' + json.dumps({"ids": [1] * 40}))
-    with pytest.raises(
-        PlanError, match=rf"^The line at byte 16 of {lines} \(line 2\) has 40 tokens"
-    ):
+    with pytest.raises(PlanError, match=rf"^The line at byte 16 of {lines} has 40 tokens"):
         load(sources.JSONL(lines, tokens="ids"), packer=packer)
     two = {"a": [[1]], "b": [[1], [1] * 40]}
     with pytest.raises(PlanError, match=r'^Item 1 of the list of source "b" has 40 tokens'):

@@ -213,7 +213,6 @@ CORPORA: dict[str, Callable[[], Any]] = {
     "a path among texts": lambda: ["web.jsonl", "a text of words"],
     "a file that is named twice": lambda: ["web.jsonl", "web.jsonl"],
     "sources in a list": lambda: [sources.JSONL("web.jsonl")],
-    "names that come one by one": lambda: (p for p in ["web.jsonl"]),
     "a dict of paths": lambda: {"web": "web.jsonl"},
     "a record": lambda: {"text": "one"},
     "an Arrow column": lambda: pa.chunked_array([TEXTS]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import inspect
 import os
 import re
@@ -20,8 +19,8 @@ from streampack.sources.arrow import Arrow
 from streampack.sources.base import Reading, Source
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.indexed import Items
-from streampack.sources.iterable.items import is_random_access, iterate, kind_name, own_copy
-from streampack.sources.iterable.recognise import fields_of, is_by_columns, is_hf_stream
+from streampack.sources.iterable.items import is_random_access, kind_name
+from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
 from streampack.sources.iterable.source import Iterable
 from streampack.sources.jsonl import JSONL
 from streampack.sources.mds.source import MDS
@@ -43,10 +42,8 @@ _NAMED = ("text", "tokens", "loss_mask", "dtype", "eos_id")
 _FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)
 
 #: What Hugging Face's library writes beside the Arrow files of a dataset.
-_TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _OF_DATASETS = ("/dataset_dict.json", "/dataset_info.json", "/state.json")
 _LONGEST_PATH = 4096
-_HEAD_BYTES = 4096
 _NAME = re.compile(r"[^\s<>\"|]*(/|\\|\.\w{1,8}$)[^\s<>\"|]*")  # no marks, as of "</s>"
 
 
@@ -54,12 +51,8 @@ def seems_path(text: str) -> bool:
     """True if a string can be meant as a path, URL or pattern: by its ending, or without blanks."""
     if not text or len(text) > _LONGEST_PATH or not text.isprintable():
         return False
-    return (
-        _format_of(text) is not None
-        or re.match(r"\w[\w+.-]*://|pipe:\S", text) is not None
-        or _NAME.fullmatch(text) is not None
-        or is_there(text)
-    )
+    known = _format_of(text) is not None or _NAME.fullmatch(text) is not None
+    return known or is_there(text)
 
 
 def is_there(path: str) -> bool:
@@ -106,24 +99,17 @@ def open_files(
 
 def _look(paths: list[str], storage: Storage, formats: Sequence[Any], given: dict[str, Any]) -> Any:
     """The format of files, which takes what is given."""
-    in_http = [re.match("https?://", path) and _format_of(path) is None for path in paths]
-    # HTTP has no listing, and an MDS corpus needs none.
-    without = ("text" in given or "tokens" in given) and all(in_http)
-    known: Any = MDS if without else _one_format(paths, storage, formats)
+    known: Any = _one_format(paths, storage, formats)
     takes = inspect.signature(known).parameters
     for name, value in given.items():
         if name not in takes:
-            raise _refused(known, name, value, takes)
+            named = [option for option in _NAMED if option in takes]
+            raise ConfigError(
+                f"{name}={value!r} was given, and the files are read by {known.__name__}.",
+                remedy=f"It takes {', '.join(named) or 'none of the kind'}.",
+                setting=name,
+            )
     return known
-
-
-def _refused(known: Any, name: str, value: Any, takes: Collection[str]) -> ConfigError:
-    named = [option for option in _NAMED if option in takes]
-    return ConfigError(
-        f"{name}={value!r} was given, and the files are read by {known.__name__}.",
-        f"It takes {', '.join(named)}." if named else "It takes none of the kind.",
-        f"Leave {name} out (--{name.replace('_', '-')} on the command line).",
-    )
 
 
 def _format_of(path: str) -> Any:
@@ -151,7 +137,15 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> An
         if MDS in wanted and MDS in listed:  # there may be other files beside an index
             listed = {MDS: listed[MDS]}
         if not set(listed) & set(wanted):
-            raise _unknown(path, listed, wanted, storage)
+            endings = ", ".join(ending for known in wanted for ending in known.endings[:1])
+            other = listed.get(None, next(iter(listed.values())))
+            raise ConfigError(
+                f'"{shown(path)}" names files of no kind that is read here, such as '
+                f"{shown(other)}.",
+                remedy=f"Name files that end in {endings} or the like, or pass a source of "
+                "streampack.sources.",
+                path=shown(path),
+            )
         for known in set(listed) & set(wanted):
             first.setdefault(known, listed[known])
     if len(first) > 1:
@@ -175,48 +169,6 @@ def _is_indexed(path: str, storage: Storage) -> bool:
         except ConfigError:
             return False
     return not os.path.exists(path) and is_there(path)
-
-
-def _unknown(
-    path: str, listed: dict[Any, str], wanted: Sequence[Any], storage: Storage
-) -> ConfigError:
-    if {name for name in listed.values() if has_ending(name, _TABLES)}:
-        return ConfigError(
-            f'"{shown(path)}" names files of values between commas or tabs.',
-            "They are not read as a stream.",
-            "Pass pandas.read_csv(path), or write them as Parquet.",
-        )
-    endings = ", ".join(ending for known in wanted for ending in known.endings[:1])
-    if MDS in listed:
-        return ConfigError(
-            f'"{shown(path)}" is an MDS corpus.',
-            f"What is read here are files whose names end in {endings}, or the like.",
-            "Train on it as it is, PackedDataset(path, ...); it needs no conversion.",
-        )
-    other = listed.get(None, next(iter(listed.values())))
-    remedy = "Name files of these kinds."
-    if TextFiles in wanted and None in listed and _is_text(other, storage):
-        ending = os.path.splitext(other)[1]
-        files = f"{path.rstrip('/')}/**/*{ending}" if os.path.isdir(path) else path
-        remedy = (
-            f"If each is a text, pass sources.TextFiles({files!r}); if they hold a document per "
-            f"line, as JSON, sources.JSONL({files!r})."
-        )
-    return ConfigError(
-        f'"{shown(path)}" names files of no kinds that can be read here, such as {shown(other)}; '
-        f"those are known by names that end in {endings} or the like.",
-        remedy=remedy,
-    )
-
-
-def _is_text(path: str, storage: Storage) -> bool:
-    """True if a file begins with text in UTF-8."""
-    head = storage.read_range(path, 0, min(storage.size(path), _HEAD_BYTES))
-    try:  # the last character may be cut
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError:
-        return False
-    return 0 not in head
 
 
 def _words(paths: list[str]) -> str:
@@ -280,7 +232,7 @@ def open(
 def as_source(source: Any, **given: Any) -> Source:
     """`source` itself, or the source that its names or its type imply; nothing is listed yet.
 
-    Strings are documents only in a list or another iterable, and only if they cannot be paths.
+    Strings are documents only in a list that cannot be one of paths, or in another iterable.
 
     Args:
         source: a `Source`; a file, folder, URL or pattern (or a list of them) of one format; a
@@ -292,7 +244,7 @@ def as_source(source: Any, **given: Any) -> Source:
         ConfigError: it is none of these, or it is unknown which part of it is the document.
     """
     if isinstance(source, (str, os.PathLike)):
-        return _by_path(os.fspath(source), given)
+        return open_files(os.fspath(source), **given)
     if isinstance(source, Sequence) and _names_files(source):
         return open_files([os.fspath(item) for item in source], **given)
     given = {name: value for name, value in given.items() if value is not None}
@@ -307,16 +259,12 @@ def as_source(source: Any, **given: Any) -> Source:
         return Table(table_of_ragged(*source), tokens="tokens", **given)
     _refuse_others(source, given, _OF_OBJECTS)
     if is_hf_stream(source):
-        return _hf_stream(source, given)
+        return HFStream(source, **given)
     if is_by_columns(source):
         return Table(source, **given)
     if getattr(source, "is_nested", False) is True:  # a nested tensor of torch
         source = source.unbind()
-    made = Items(source, **given) if is_random_access(source) else Iterable(source, **given)
-    fields = made.fields
-    if fields.document is None and not fields.tokenized and not isinstance(source, Sequence):
-        _refuse_path(made.first_item(), kind_name(source))
-    return made
+    return Items(source, **given) if is_random_access(source) else Iterable(source, **given)
 
 
 def _refuse_others(source: Any, given: Mapping[str, Any], takes: Collection[str]) -> None:
@@ -327,25 +275,6 @@ def _refuse_others(source: Any, given: Mapping[str, Any], takes: Collection[str]
                 f"What it takes is {', '.join(takes) or 'given where it is made'}.",
                 f"Leave {name} out.",
             )
-
-
-def _by_path(path: str | bytes, given: Mapping[str, Any]) -> Source:
-    if isinstance(path, bytes) or not seems_path(path):
-        raise ConfigError(
-            f"The source is {path!r:.100}, a single text that names no file.",
-            "A corpus has several documents, and a path would be the place of one.",
-            "Pass a list of texts, [text], or a path.",
-        )
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not is_there(path) and "*" not in path:
-        known = re.search(r"\.\w+$", path)
-        if known is None:
-            raise ConfigError(
-                f'There is no file or folder "{path}".',
-                "If it is a dataset on the Hugging Face Hub: nothing is downloaded by its name.",
-                f'Pass datasets.load_dataset("{path}", split="train", streaming=True), or correct '
-                "the path.",
-            )
-    return open_files(path, **given)
 
 
 def _names_files(items: Sequence[Any]) -> bool:
@@ -367,27 +296,3 @@ def _names_files(items: Sequence[Any]) -> bool:
 
 def _seems_path(item: Any) -> bool:
     return isinstance(item, os.PathLike) or (isinstance(item, str) and seems_path(item))
-
-
-def _refuse_path(text: str, kind: str) -> None:
-    if seems_path(text):
-        raise ConfigError(
-            f"The first item of the {kind} is {text!r}, which can be a path.",
-            "The path itself would be the document.",
-            "Pass a list of the paths, list(data); or, if they are documents, records: "
-            '[{"text": text} for text in data].',
-        )
-
-
-def _hf_stream(dataset: Any, given: Mapping[str, Any]) -> Source:
-    if "text" in given or "tokens" in given:
-        return HFStream(dataset, **given)
-    first = next(iterate(own_copy(dataset, made_new=False)), None)
-    if first is None:
-        raise ConfigError(
-            "The streaming dataset has no rows.", "There is nothing to read.", "Pass another split."
-        )
-    fields = fields_of(first, given.get("loss_mask"))
-    named = {"tokens" if fields.tokenized else "text": fields.document}
-    masks = {"loss_mask": fields.loss_mask or []} if fields.tokenized else {}
-    return HFStream(dataset, **{**named, **masks, **given})

@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents, Texts, make_origin
-from streampack.errors import ConfigError, StorageError
+from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
-from streampack.sources.fields import Fields, chat_fields
+from streampack.sources.fields import Fields
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import (
     BrokenDocumentError,
@@ -48,7 +48,6 @@ from streampack.sources.records import (
 )
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
-from streampack.sources.text import other_content
 from streampack.storage.decoded import shared_content
 from streampack.storage.decompression import CODEC_OF_ENDING, Content, DamagedError, open_content
 from streampack.storage.listing import has_ending
@@ -56,8 +55,6 @@ from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
 _BUFFER = 1 << 20
-#: Of the content before a line, so much is read to number it: it is done for messages only.
-MOST_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,33 +156,6 @@ def _rest_of_line(file: IO[bytes]) -> int:
             return skipped
 
 
-def line_number(file: Path, codec: str | None, byte: int) -> int | None:
-    """The number of the line that begins at a byte of the (decompressed) content.
-
-    Args:
-        file: plain or compressed; codec: see `open_content`.
-        byte: of the content.
-
-    Returns:
-        From 1 on; None if too much lies before it, or it cannot be read.
-    """
-    if byte > MOST_BYTES:
-        return None
-    before, left = 0, byte
-    try:
-        with open_content(file, codec) as content:
-            while left > 0:
-                block = content.file.read(min(left, _BUFFER))
-                if not block:
-                    return None
-                before += block.count(b"\n")
-                left -= len(block)
-    except (DamagedError, OSError):
-        return None
-    return before + 1
-
-
-_UNREADABLE = (".xz", ".lz4", ".br", ".zip", ".7z", ".z", ".snappy")
 _HEAD_BYTES = 1 << 20
 
 
@@ -262,16 +232,8 @@ class JSONL(ShardedSource):
 
     def document_name(self, origin: np.void) -> str:
         path = self.manifest.paths[int(origin["shard"])]
-        codec, byte = _codec_of(path), int(origin["index"])
-        content = "the content of " if codec else ""
-        number = None
-        try:
-            with self.storage.local(path) as file:  # read a moment ago, so it is there
-                number = line_number(file, codec, byte)
-        except StorageError:
-            pass
-        known = "" if number is None else f" (line {number})"
-        return f"the line at byte {byte} of {content}{shown(path)}{known}"
+        content = "the content of " if _codec_of(path) else ""
+        return f"the line at byte {int(origin['index'])} of {content}{shown(path)}"
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
@@ -286,8 +248,6 @@ class JSONL(ShardedSource):
             self.open_shard(shard) as path,
             shared_content(self.storage, listed, path, codec, inside=inside) as content,
         ):
-            if other := other_content(content.head, codec, packed=True):
-                raise self.broken_shard(shard, f"it {other.what}", remedy=other.remedy)
             blocks = line_blocks(content, -(-low // scale), end, position, reading=self.reading)
             try:
                 for block in blocks:
@@ -329,21 +289,16 @@ class JSONL(ShardedSource):
     def _check_fields(self, path: str, size: int) -> None:
         """Look at the first lines: a wrong name should fail here, not in every worker."""
         kinds = self._first_fields(path, size)
-        names = set(kinds)
         if not kinds:
             return
-        self.fields = self.fields.found_in(kinds, f"{shown(path)}")
+        self.fields = self.fields.found_in(kinds, shown(path))
         wanted = (self.fields.document, *self.fields.loss_masks)
-        missing = [name for name in wanted if name and name not in names]
-        if missing:
-            there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
-            chats = bool(chat_fields(names))
+        if missing := [name for name in wanted if name and name not in kinds]:
+            there = ", ".join(f'"{name}"' for name in sorted(kinds)[:30])
             raise ConfigError(
                 f'No line at the beginning of {shown(path)} has a field "{missing[0]}".',
-                f"The fields that exist are {there}.",
-                f"Pass sources.Chat({shown(path)!r}), which reads conversations."
-                if chats
-                else "Pass the right one as text= (a string) or tokens= (a list of ids).",
+                remedy=f"Name one of {there}.",
+                path=shown(path),
             )
 
     def _first_fields(self, path: str, size: int) -> dict[str, str]:
@@ -374,15 +329,5 @@ def _scale(codec: str | None) -> int:
 
 
 def _codec_of(path: str) -> str | None:
-    """What a file is compressed with, by its name; None if it is plain.
-
-    Raises:
-        ConfigError: the name says a compression that cannot be read.
-    """
-    if has_ending(path, _UNREADABLE):
-        raise ConfigError(
-            f"{shown(path)} has a compression that is not supported.",
-            "It would be read as if it were text.",
-            "Compress with zstd or gzip, or store plain lines.",
-        )
+    """What a file is compressed with, by its name; None if it is plain."""
     return next((codec for end, codec in CODEC_OF_ENDING.items() if has_ending(path, (end,))), None)

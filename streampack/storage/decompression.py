@@ -195,11 +195,6 @@ class Content:
         self._chunks = None if chunks is None else _ChunkReader(chunks)
         self.file = source if self._chunks is None else io.BufferedReader(self._chunks, _CHUNK)
 
-    @property
-    def head(self) -> bytes:
-        """The first bytes of a file as stored, wherever it is read."""
-        return os.pread(self._source.fileno(), 8, 0)
-
     def skip_stored(self, least: int) -> tuple[int, bytes]:
         """Go to the first content that was stored at byte `least` or later.
 

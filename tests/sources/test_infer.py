@@ -143,9 +143,8 @@ def test_datasets_of_hugging_face_are_read_as_what_they_are() -> None:
     assert isinstance(stream, sources.HFStream)
     assert stream.max_lanes() == 3
     assert sorted(read_all(stream)) == sorted(TEXTS)
-    with pytest.raises(ConfigError, match=r'one split.*dataset\["?\'?train') as raised:
+    with pytest.raises(ConfigError, match="'train', 'test'"):
         as_source(datasets.DatasetDict({"train": whole, "test": whole}))
-    assert "dataset['train']" in raised.value.remedy
 
 
 def test_files_of_tokens_are_asked_for_what_they_do_not_say(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 from streampack.arguments import explained, type_in_words
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
-from streampack.sources.fields import Fields
 from streampack.sources.iterable.items import iterate, own_copy
-from streampack.sources.iterable.recognise import with_masks_of
+from streampack.sources.iterable.recognise import fields_in, no_items
 from streampack.sources.iterable.source import ItemSource
 
 
@@ -33,13 +32,14 @@ class HFStream(ItemSource):
     Args:
         dataset: the streaming dataset, not split by node: every rank passes the same one.
         tokens: column of token ids.
-        text: column of text, instead.
+        text: column of text, instead. If neither is given, the first row decides, as for
+            `Iterable`.
         loss_mask: column with a loss mask or labels, as for `Iterable`.
         reading: how many rows a block holds; `open_shards` only sets the default of that.
 
     Raises:
-        ConfigError: not a streaming dataset, a version of datasets that cannot split one, or
-            columns that are not there.
+        ConfigError: not a streaming dataset, one that is split by node, or one whose columns do not
+            say which is the document.
     """
 
     @explained
@@ -53,28 +53,27 @@ class HFStream(ItemSource):
         reading: Reading | None = None,
     ) -> None:
         super().__init__(reading)
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
-        _check_dataset(dataset)
-        columns = list(dataset.features) if dataset.features is not None else None
-        wanted = [name for name in (tokens, text, *self.fields.loss_masks) if name is not None]
-        missing = [name for name in wanted if columns is not None and name not in columns]
-        if missing or self.fields.document is None:
+        if not hasattr(dataset, "set_epoch") or not hasattr(dataset, "num_shards"):
             raise ConfigError(
-                f"The dataset has no column {missing[0]!r}."
-                if missing
-                else "Neither tokens nor text was given.",
-                "Its rows have columns, and one of them is the document.",
-                f"Name one of them: {', '.join(columns) if columns else 'they are not listed'}.",
+                f"dataset is {type_in_words(dataset)}, no datasets.IterableDataset.",
+                remedy="Load it with streaming=True, or use sources.Iterable for anything else.",
+                setting="dataset",
             )
-        if not self.fields.masks_known:
-            if columns is None:
-                first = next(iterate(own_copy(dataset, made_new=False)), None)
-                self.fields = with_masks_of(self.fields, first)
-            else:
-                lists = {name for name in columns if hasattr(dataset.features[name], "feature")}
-                kinds = {name: "mask" if name in lists else "" for name in columns}
-                self.fields = self.fields.found_in(kinds, "The dataset")
+        if getattr(dataset, "_distributed", None) is not None:
+            raise ConfigError(
+                "The dataset was split by node already, and streampack gives each rank its lanes.",
+                remedy="Pass the whole dataset on every rank, without split_dataset_by_node.",
+                setting="dataset",
+            )
         self.dataset = dataset
+        self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
+
+    def first_item(self, default: Any = None) -> Any:
+        """The first row; `default` where there is none."""
+        first = next(iterate(own_copy(self.dataset, made_new=False)), default)
+        if first is None:
+            raise no_items("datasets.IterableDataset")
+        return first
 
     def __repr__(self) -> str:
         return f"HFStream({self.fields.in_words}, shards={self.dataset.num_shards})"
@@ -105,26 +104,4 @@ class HFStream(ItemSource):
             f"The dataset has {most} shards: use lanes={most} or fewer (and as few ranks x "
             "workers), split its files further with `dataset.reshard()` where datasets has it, "
             "or convert the corpus with `streampack convert`."
-        )
-
-
-def _check_dataset(dataset: Any) -> None:
-    if not hasattr(dataset, "set_epoch") or not hasattr(dataset, "features"):
-        raise ConfigError(
-            f"dataset is {type_in_words(dataset)}.",
-            "HFStream reads datasets.IterableDataset.",
-            "Load it with streaming=True, or use sources.Iterable for anything else "
-            "(`dataset.to_iterable_dataset(num_shards=...)` makes one of a datasets.Dataset).",
-        )
-    if not hasattr(dataset, "shard") or not hasattr(dataset, "num_shards"):
-        raise ConfigError(
-            "This version of datasets cannot split a streaming dataset.",
-            "Its parts could not be given to lanes.",
-            'Install a newer one with `pip install "streampack[hf]"`.',
-        )
-    if getattr(dataset, "_distributed", None) is not None:
-        raise ConfigError(
-            "The dataset was split by node already.",
-            "streampack gives each rank its own lanes, so most of it would never be read.",
-            "Pass the whole dataset on every rank, without split_dataset_by_node.",
         )

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -20,57 +17,15 @@ from streampack.sources.records import BrokenDocumentError, kind_of
 
 
 def refuse_no_corpus(data: Any) -> None:
-    """Raise `ConfigError` for what can be iterated and gives no documents, with what to pass."""
-    if isinstance(data, Mapping):
-        raise _refused_mapping(data)
-    kind = kind_name(data)
-    if isinstance(data, (str, bytes, bytearray, memoryview)):
+    """Raise `ConfigError` for what can be iterated and gives no documents, or in no order."""
+    no_items = (Mapping, str, bytes, bytearray, memoryview, set, frozenset, io.IOBase, type)
+    if isinstance(data, no_items):
+        keys = ", ".join(repr(key) for key in list(data)[:10]) if isinstance(data, Mapping) else ""
         raise ConfigError(
-            f"data is {with_article(kind)}.",
-            "Its characters or bytes would be the documents.",
-            "Pass a list of texts, even if it is one; bytes have to be decoded first.",
+            f"data is {with_article(kind_name(data))}{keys and f' with the keys {keys}'}.",
+            remedy="Pass one corpus: paths, or a list or table of texts, token ids or records; "
+            "several in a sources.Mixture.",
         )
-    if isinstance(data, (set, frozenset)):
-        raise ConfigError(
-            f"data is {with_article(kind)}.",
-            "Its order differs from process to process, so a run could not be repeated.",
-            "Pass sorted(data).",
-        )
-    if isinstance(data, io.IOBase):
-        raise ConfigError(
-            f"data is an open file ({kind}).",
-            "Its lines would be the documents, whatever its format is.",
-            "Pass its path; lines of plain text can be read by a function: "
-            "lambda: (line for line in open(path)).",
-        )
-    if isinstance(data, type):
-        raise ConfigError(
-            f"data is the class {data.__qualname__}.", "It holds no documents.", "Pass an object."
-        )
-
-
-def _refused_mapping(data: Mapping[Any, Any]) -> ConfigError:
-    names = list(data)
-    kind = kind_name(data)
-    values = [data[name] for name in names]
-    shown = ", ".join(f"{name!r}" for name in names[:10]) or "none"
-    fact = f"data is {with_article(kind)} with the keys {shown}."
-    if kind.startswith("datasets.") and names:
-        return ConfigError(
-            fact, "A run reads one split.", f"Pass one of them, for example dataset[{names[0]!r}]."
-        )
-    if names and all(isinstance(value, list) for value in values):
-        return ConfigError(
-            fact,
-            "It is a table by columns, and documents are its rows.",
-            "Pass the column with the documents, or pyarrow.table(data).",
-        )
-    return ConfigError(
-        fact,
-        "Its keys would be the documents.",
-        "Pass [data] if it is one record, list(data.values()) if its values are the documents, and "
-        "sources.Mixture(data, weights={...}) if they are corpora.",
-    )
 
 
 def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
@@ -150,19 +105,9 @@ def _holds_ids(value: Any, where: str) -> bool:
     try:
         ids_of(value)
     except BrokenDocumentError as reason:
-        remedy = "Pass texts, lists of token ids, or records (dicts) with a field of either."
-        if isinstance(value, (int, np.integer)):
-            remedy = "If all of them are the ids of one document, pass [ids]."
-        elif isinstance(value, PurePath):
-            remedy = "Pass a list of the paths."
-        elif hasattr(value, "as_py"):  # of an array of pyarrow
-            remedy = 'Pass pyarrow.table({"text": data}), or {"tokens": data} if it has ids.'
-        elif isinstance(value, bytes):
-            remedy = "Decode it, for example by [text.decode() for text in data]."
-        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
-            remedy = "Join it to one text, or pass the part of it that is the document."
         raise ConfigError(
-            f"{where} {reason}.", "It is neither text nor token ids.", remedy
+            f"{where} {reason}, so it is neither text nor token ids.",
+            remedy="Pass texts, lists of token ids, or records (dicts) with a field of either.",
         ) from reason
     return True
 
@@ -192,26 +137,12 @@ def arrow_table(data: Any) -> Any:
     """
     import pyarrow as pa
 
-    names = [str(name) for name in getattr(data, "columns", ())] if hasattr(data, "iloc") else []
-    if len({*names}) < len(names):
-        name, count = Counter(names).most_common(1)[0]
-        raise ConfigError(
-            f'The table has {count} columns named "{name}".',
-            "Which of them is meant is unknown.",
-            "Rename them, or keep the first of each name: data.loc[:, ~data.columns.duplicated()].",
-        )
     try:
         return data if isinstance(data, pa.Table) else pa.table(data)
-    except pa.ArrowException as error:
-        reasons = [str(reason) for reason in error.args]
-        found = re.search(r"for column (.+) with type", reasons[-1] if reasons else "")
-        column = f'the column "{found[1]}"' if found else "a column"
-        name = repr(found[1]) if found else "name"
+    except (pa.ArrowException, ValueError) as error:
         raise ConfigError(
-            f"The table has {column} that Arrow has no type for: {reasons[0] if reasons else ''}.",
-            "It is read by columns.",
-            f"Leave it out, data.drop(columns=[{name}]) of a pandas frame; make it texts, "
-            f'data.astype({{{name}: str}}); or pass rows as records, data.to_dict("records").',
+            f"The table is none for Arrow: {error}.",
+            remedy="Leave the column out or make it text, or pass the rows as records.",
         ) from error
 
 
