@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ from streampack import (
     Hook,
     PackedLoader,
     Pad,
-    SimulatedRanks,
     StateError,
     TokenRules,
-    Topology,
     sources,
 )
 from streampack.sources import Mixture
@@ -36,7 +33,7 @@ from tests.support.grouped_runs import (
     records,
     source,
 )
-from tests.support.runs import gone_on, identities
+from tests.support.runs import gone_on
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -44,39 +41,6 @@ from tests.support.runs import gone_on, identities
 def test_every_group_is_in_one_row_with_all_its_documents(shuffle: bool, lanes: int) -> None:
     made = dataset(lanes=lanes, shuffle=shuffle)
     assert sorted(groups_of(made)) == WHOLE
-
-
-def on_ranks(number: int, function: Any) -> list[Any]:
-    """What `function` returns for the loader of each simulated rank."""
-    ranks = SimulatedRanks(number)
-
-    def one(rank: int) -> Any:
-        made = dataset(topology=Topology(rank, number))
-        return function(PackedLoader(made, ranks=ranks[rank]))
-
-    with ThreadPoolExecutor(number) as pool:
-        return list(pool.map(one, range(number)))
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_give_the_same_groups(ranks: int) -> None:
-    found = on_ranks(ranks, identities)
-    assert sorted(i for rank in found for i in rank) == sorted(identities(PackedLoader(dataset())))
-
-
-def test_workers_give_the_same_batches() -> None:
-    batches = list(PackedLoader(dataset(), num_workers=2))
-    assert identities(batches) == identities(PackedLoader(dataset()))
-    assert sorted(groups_of(batches)) == WHOLE
-
-
-def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
-    expected = identities(PackedLoader(dataset()))
-    for stop in range(1, len(expected), 3):
-        batches = gone_on(PackedLoader(dataset()), stop, PackedLoader(dataset()))
-        assert identities(batches) == expected
-        if stop % 4 == 1:
-            assert sorted(groups_of(batches)) == WHOLE
 
 
 def test_a_run_goes_on_with_longer_rows_and_parts_no_group() -> None:

@@ -19,7 +19,7 @@ from streampack.packing import check_plan
 from streampack.packing.request import MemberLengths, WindowRequest
 from streampack.packing.whole_groups import WholeGroups
 from tests.support.grouped_runs import LENGTHS, WHOLE, dataset, groups_of
-from tests.support.runs import gone_on, identities
+from tests.support.runs import gone_on
 
 ROW, ROWS = 16, 4  # most groups are longer than a row, few than a batch
 
@@ -50,17 +50,6 @@ def test_every_group_is_in_one_batch_with_all_its_documents(shuffle: bool, lanes
     sums = [sum(LENGTHS[i] for i in group) for group in WHOLE]
     assert np.mean(np.array(sums) > ROW) > 0.4
     assert sorted(groups_of(wide(lanes=lanes, shuffle=shuffle), "batch")) == WHOLE
-
-
-def test_workers_give_the_same_batches() -> None:
-    assert identities(PackedLoader(wide(), num_workers=2)) == identities(PackedLoader(wide()))
-
-
-def test_a_run_that_is_stopped_anywhere_gives_every_group_once() -> None:
-    expected = identities(PackedLoader(wide()))
-    for stop in range(1, len(expected), 9):
-        batches = gone_on(PackedLoader(wide()), stop, PackedLoader(wide()))
-        assert identities(batches) == expected
 
 
 @pytest.mark.parametrize(

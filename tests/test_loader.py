@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,26 +14,20 @@ from torch.utils.data import DataLoader
 
 from streampack import (
     Hook,
-    PackedDataset,
     PackedLoader,
     TokenRules,
     Topology,
     WindowConfig,
-    merge_states,
 )
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
-from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
 from tests.support.runs import (
     LENGTHS,
     PAD,
-    SEQ_LEN,
     child_processes,
-    identities,
     identity,
     make_dataset,
     tokens_of,
 )
-from tests.support.simulated_ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 SLEEP_S = 0.002
@@ -53,68 +46,6 @@ def test_any_number_of_workers_gives_the_same_batches(context: str) -> None:
 def test_a_plain_dataloader_delivers_every_token_once(workers: int) -> None:
     loader = DataLoader(make_dataset(), batch_size=None, num_workers=workers)
     assert tokens_of(loader) == list(range(sum(LENGTHS)))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 6, 8])
-def test_ranks_share_the_batches_and_the_global_order_is_the_same(world_size: int) -> None:
-    expected = identities(PackedLoader(make_dataset()))
-    found = []
-    for rank in range(world_size):
-        dataset = make_dataset(topology=Topology(rank, world_size))
-        found += identities(PackedLoader(dataset, num_workers=rank % 2))
-    assert sorted(found, key=lambda item: item[1] * 6 + item[0]) == expected
-
-
-@pytest.mark.parametrize(
-    "packer",
-    [BestFitDecreasing(seq_len=SEQ_LEN), Concat(seq_len=SEQ_LEN), Pad(seq_len=SEQ_LEN)],
-    ids=lambda packer: type(packer).__name__,
-)
-def test_resuming_after_any_batch_gives_the_same_rest(packer: Packer) -> None:
-    loader = PackedLoader(make_dataset(packer))
-    batches, states = [], []
-    for batch in loader:
-        batches.append(identity(batch))
-        states.append(json.dumps(loader.state_dict()))
-    for i in [0, 1, 5, 6, 7, *range(10, len(states), 17), len(states) - 1]:
-        again = PackedLoader(make_dataset(packer))
-        again.load_state_dict(json.loads(states[i]))
-        assert [identity(batch) for batch in again] == batches[i + 1 :]
-
-
-def test_resuming_with_prefetching_workers_gives_the_same_rest() -> None:
-    batches = [identity(batch) for batch in PackedLoader(make_dataset())]
-    for stop in (1, 13, 60):
-        first = PackedLoader(make_dataset(), num_workers=2, prefetch_factor=8)
-        for i, _ in enumerate(first):
-            if i == stop:
-                break
-        state = json.loads(json.dumps(first.state_dict()))
-        again = PackedLoader(make_dataset(), num_workers=3)
-        again.load_state_dict(state)
-        assert [identity(batch) for batch in again] == batches[stop + 1 :]
-
-
-def test_a_rank_resumes_its_own_state_and_refuses_anothers() -> None:
-    def first(rank: int, member: Any) -> Any:
-        loader = PackedLoader(make_dataset(topology=Topology(rank, 2)), ranks=member)
-        batches = iter(loader)
-        for _ in range(20):
-            next(batches)
-        state = loader.state_dict()
-        return state, [identity(batch) for batch in batches]
-
-    rest = on_ranks(2, first)
-
-    def again(rank: int, member: Any) -> Any:
-        loader = PackedLoader(make_dataset(topology=Topology(rank, 2)), ranks=member)
-        loader.load_state_dict(rest[rank][0])
-        return [identity(batch) for batch in loader]
-
-    assert on_ranks(2, again) == [expected for _, expected in rest]
-    for rank, (state, _) in enumerate(rest):
-        with pytest.raises(StateError):
-            PackedLoader(make_dataset(topology=Topology(1 - rank, 2))).load_state_dict(state)
 
 
 def test_a_loop_that_breaks_goes_on_behind_its_last_batch() -> None:
@@ -163,26 +94,6 @@ def test_what_a_worker_raises_reaches_the_loop(context: str) -> None:
     beyond = make_dataset(token_rules=TokenRules(vocab_size=100, pad_id=98, eos_id=99))
     with pytest.raises(ContentError, match="the vocabulary has 100"):
         list(PackedLoader(beyond, num_workers=2, multiprocessing_context=context))
-
-
-def test_a_state_of_another_run_is_refused_with_field_and_both_values() -> None:
-    loader = PackedLoader(make_dataset())
-    next(iter(loader))
-    state = loader.state_dict()
-    others: list[tuple[str, PackedDataset]] = [
-        ("`seed` was 0 .* is 3", make_dataset(seed=3)),
-        ("`packer.kind` was 'BestFitDecreasing'", make_dataset(Concat(seq_len=SEQ_LEN))),
-        ("`batch_tokens` was 64 .* is 96", make_dataset(batch_size=3)),
-        ("`lanes` was 6 .* is 3", make_dataset(lanes=3)),
-        ("`filter` was None", make_dataset(filter=Hook("mine", _reject))),
-        ("`eos` was", make_dataset(token_rules=TokenRules(eos="append", eos_id=PAD + 1))),
-    ]
-    for message, dataset in others:
-        with pytest.raises(StateError, match=message):
-            PackedLoader(dataset).load_state_dict(state)
-    for broken in ({}, {**state, "version": 99}):
-        with pytest.raises(StateError):
-            PackedLoader(make_dataset()).load_state_dict(broken)
 
 
 def test_lanes_chosen_for_other_memory_give_way_to_those_of_the_state() -> None:
@@ -273,20 +184,3 @@ def test_loaders_over_one_dataset_do_not_meet() -> None:
     second.load_state_dict(first.state_dict())
     assert [identity(batch) for batch in second] == expected[1:]
     assert [identity(batch) for batch in PackedLoader(dataset)] == expected
-
-
-def test_lane_states_of_some_ranks_go_on_on_others() -> None:
-    expected = identities(PackedLoader(make_dataset()))
-    for before, steps, after in ((2, 7, 3), (3, 5, 2), (6, 9, 1), (1, 13, 6)):
-        states, found = [], []
-        for rank in range(before):
-            loader = PackedLoader(make_dataset(topology=Topology(rank, before)))
-            found += identities(batch for _, batch in zip(range(steps), loader, strict=False))
-            states.append(json.loads(json.dumps(loader.state_dict())))
-        assert len({state["next_batch"] for state in states}) == 1
-        merged = merge_states(states)
-        for rank in range(after):
-            again = PackedLoader(make_dataset(topology=Topology(rank, after)), num_workers=rank % 2)
-            again.load_state_dict(merged)
-            found += identities(again)
-        assert sorted(found, key=lambda item: item[1] * 6 + item[0]) == expected

@@ -1,59 +1,47 @@
-"""Runs whose lanes are dealt: even ends, and one sequence wherever and however often it stops."""
+"""Runs whose lanes are dealt: even ends, every token once, and states of bounded size.
+
+That they give one sequence on any ranks and workers: `tests/run/test_one_sequence.py`.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
+from streampack import PackedDataset, PackedLoader, Topology, merge_states
 from streampack.errors import StateError
 from streampack.lane.state import decode_reports
 from streampack.run.plan import RunPlan
-from streampack.streams.hooks import Hook
+from streampack.sources import Iterable, Mixture
+from tests.support.dealt_runs import (
+    ALONE,
+    LANES,
+    MIXTURES,
+    SOURCES,
+    dealt,
+    dealt_mixture,
+    num_tokens,
+    of_many_epochs,
+    one_long_document,
+)
 from tests.support.forged import sign
-from tests.support.memory_source import MemorySource, numbered_documents
-from tests.support.runs import identities, identity, in_order
-from tests.support.simulated_ranks import over_legs
+from tests.support.memory_source import MemorySource
+from tests.support.runs import PAD, identities, identity, in_order
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-LANES = 4
+TOKENS = num_tokens(ALONE)
+MOST_BYTES = 2000  # of a lane's state, its window of some 20 documents included
 
 
-def _documents() -> list[list[Any]]:
-    """Twenty shards of 150 documents, up to five times as long in one as in another."""
-    numbers = np.random.default_rng(4)
-    typical = numbers.normal(2.5, 0.5, 20)
-    lengths = [np.exp(numbers.normal(mean, 0.8, 150)).astype(int) + 1 for mean in typical]
-    documents = numbered_documents(np.concatenate(lengths).tolist())
-    return [documents[i : i + 150] for i in range(0, len(documents), 150)]
-
-
-DOCUMENTS = _documents()
-TOKENS = sum(len(document) for shard in DOCUMENTS for document in shard)
-
-
-def dataset(topology: Topology | None = None, **options: Any) -> PackedDataset:
-    return PackedDataset(
-        MemorySource(DOCUMENTS, block_documents=16),
-        seq_len=32,
-        batch_size=2,
-        window=WindowConfig(rows=16),
-        lanes=LANES,
-        topology=topology or Topology(),
-        token_rules=TokenRules(pad_id=4_000_000),
-        **options,
-    )
-
-
-def once(**options: Any) -> PackedDataset:
-    """The same with lanes that are cut once."""
-    found = dataset(**options)
+def cut_once(**options: Any) -> PackedDataset:
+    """A run of the same corpus with lanes that are not dealt."""
+    found = dealt(**options)
     plan = RunPlan.of(replace(found.plan.config, dealing=None), Topology())
     found.go_on(plan, plan.start())
     return found
@@ -61,7 +49,7 @@ def once(**options: Any) -> PackedDataset:
 
 def test_lanes_of_shards_that_differ_end_together() -> None:
     shares = {}
-    for name, make in (("once", once), ("dealt", dataset)):
+    for name, make in (("once", cut_once), ("dealt", dealt)):
         loader = PackedLoader(make())
         batches = list(loader)
         assert sum(batch.composition.placed for batch in batches) == TOKENS
@@ -78,87 +66,100 @@ def test_lanes_of_shards_that_differ_end_together() -> None:
 
 
 def test_the_last_epoch_alone_has_an_end() -> None:
-    loader = PackedLoader(dataset(epochs=3))
+    loader = PackedLoader(dealt(epochs=3))
     lanes = [batch.lane for batch in loader]
     assert loader.metrics().composition.placed == 3 * TOKENS
     turns = max(lanes.count(lane) for lane in range(LANES))
     assert len(lanes) > 0.99 * turns * LANES
 
 
-def one_long_document(topology: Topology) -> PackedDataset:
-    """Of a document that is a hundred times as long as all others together, in six lanes."""
-    documents = numbered_documents([7] * 50 + [20_000] + [9] * 50)
-    return PackedDataset(
-        MemorySource([documents[:50], documents[50:51], documents[51:]]),
-        seq_len=32,
-        batch_size=2,
-        window=WindowConfig(rows=10),
-        lanes=6,
-        topology=topology,
-        token_rules=TokenRules(pad_id=4_000_000),
-    )
-
-
 def test_one_rank_gives_no_empty_batch_while_lanes_wait_for_a_long_document() -> None:
-    loader = PackedLoader(one_long_document(Topology()))
+    loader = PackedLoader(one_long_document())
     assert all(batch.num_documents for batch in loader)
     assert loader.metrics().empty_batches == 0
 
 
-def test_states_between_steps_that_one_rank_leaves_out_go_on_on_any_ranks() -> None:
-    expected = identities(PackedLoader(one_long_document(Topology())))
-    legs = ((1, 0, 21), (1, 2, 80), (3, 0, 31), (4, 0, 18), (1, 0, 43), (2, 0, 10_000))
-    assert over_legs(one_long_document, legs) == expected
+@pytest.mark.parametrize("name", MIXTURES)
+def test_lanes_of_a_mixture_end_together(name: str) -> None:
+    found, lanes = np.zeros(len(SOURCES), dtype=np.int64), []
+    for batch in PackedLoader(dealt_mixture(name)):
+        ids = batch.input_ids.numpy().reshape(-1)
+        found += np.bincount(ids[ids != PAD] // 1_000_000, minlength=len(SOURCES))
+        lanes.append(batch.lane)
+    turns = max(lanes.count(lane) for lane in range(LANES))
+    assert len(lanes) > 0.95 * turns * LANES  # of cutting once, below 0.9
+    epochs = {"several epochs of one": {"books": 4}}.get(name, {})
+    if name in ("by size", "by weights", "several epochs of one"):
+        expected = [num_tokens(of) * epochs.get(part, 1) for part, of in SOURCES.items()]
+        assert found.tolist() == expected
 
 
-@pytest.mark.parametrize("filtered", [False, True])
-def test_any_ranks_workers_and_stops_give_the_sequence_of_one(filtered: bool) -> None:
-    options: dict[str, Any] = {"filter": Hook("some shards", _some_shards)} if filtered else {}
-    expected = identities(PackedLoader(dataset(**options)))
-    legs = ((1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 0, 10_000))
-    found = over_legs(lambda topology: dataset(topology, **options), legs)
-    assert found == expected
+@pytest.mark.parametrize("stop", [4, 650])
+def test_a_second_epoch_added_on_the_way_gives_every_token_twice(stop: int) -> None:
+    loader = PackedLoader(dealt_mixture("by size"))
+    found = [batch.input_ids.numpy() for batch in islice(loader, stop)]
+    longer = PackedLoader(dealt_mixture("by size", epochs=2))
+    longer.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    found += [batch.input_ids.numpy() for batch in longer]
+    ids = np.concatenate(found, axis=None)
+    _, counts = np.unique(ids[ids != PAD], return_counts=True)
+    assert len(counts) == sum(map(num_tokens, SOURCES.values()))
+    assert (counts == 2).all()
+
+
+def test_what_is_left_when_an_iterable_has_ended_fills_batches() -> None:
+    """However small its weight was beside what is not dealt, and may end at any time."""
+    first = Iterable(lambda lane, lanes: iter([[PAD + 1 + lane] * 20] * 20))
+    web = MemorySource(SOURCES["web"], block_documents=16)
+    mixture = Mixture({"first": first, "web": web}, weights={"first": 1, "web": 1e-4})
+    tokens = [batch.num_tokens for batch in islice(PackedLoader(dealt(None, mixture)), 10_000)]
+    assert sum(tokens) == num_tokens(SOURCES["web"]) + LANES * 20 * 20
+    assert len(tokens) <= 1.1 * sum(tokens) / 64
+
+
+@settings(max_examples=6, deadline=None)
+@given(epochs=st.integers(5, 300), spread=st.sampled_from([0.0, 0.6]), seed=st.integers(0, 1 << 20))
+def test_the_size_of_a_state_has_a_bound_whatever_the_number_of_epochs(
+    epochs: int, spread: float, seed: int
+) -> None:
+    loader, lanes = PackedLoader(of_many_epochs(epochs, spread, seed)), [0, 0, 0]
+
+    def largest() -> int:
+        return max(len(json.dumps(state)) for state in loader.state_dict()["lanes"].values())
+
+    for batch in loader:
+        lanes[batch.lane] += 1
+        if lanes[batch.lane] % 31 == 1:
+            assert largest() < MOST_BYTES
+    assert largest() < MOST_BYTES
 
 
 def test_a_state_that_was_dealt_by_another_revision_of_the_rule_is_refused() -> None:
-    loader = PackedLoader(dataset())
+    loader = PackedLoader(dealt())
     next(iter(loader))
     state = loader.state_dict()
     del state["fingerprint"]["dealing"]["revision"]
-    with pytest.raises(StateError, match=r"dealt by revision 1 of the rule, .* by revision 4"):
-        PackedLoader(dataset()).load_state_dict(sign(state))
-
-
-def _some_shards(documents: Any, seeds: Any) -> Any:
-    return documents.origin["shard"] % 3 != 1
-
-
-@pytest.mark.parametrize("workers", [2, 4])
-def test_workers_of_a_dataloader_deal_among_themselves(workers: int) -> None:
-    expected = [identity(batch) for batch in PackedLoader(dataset())]
-    loader = DataLoader(dataset(), batch_size=None, num_workers=workers)
-    assert identities(loader) == [batch for batch in expected if set(batch[2]) != {4_000_000}]
-    over = PackedLoader(dataset(), num_workers=workers)
-    assert [identity(batch) for batch in over] == expected
+    with pytest.raises(StateError, match="dealt by revision 1 "):
+        PackedLoader(dealt()).load_state_dict(sign(state))
 
 
 def test_ranks_that_are_not_connected_run_the_lanes_of_others_too(caplog: Any) -> None:
-    expected = [identity(batch) for batch in PackedLoader(dataset())]
+    expected = [identity(batch) for batch in PackedLoader(dealt())]
     found, states = [], []
     for rank in range(2):
-        loader = PackedLoader(dataset(Topology(rank, 2)))
+        loader = PackedLoader(dealt(Topology(rank, 2)))
         found.append([identity(batch) for batch in islice(loader, 150)])
         states.append(loader.state_dict())
     assert in_order(found) == expected[:300]
     assert "not connected with this process" in caplog.text
-    own = PackedLoader(dataset(Topology(1, 2)))
+    own = PackedLoader(dealt(Topology(1, 2)))
     own.load_state_dict(states[1])
     with pytest.raises(StateError, match="merge_states"):
         list(own)
     rest: list[Any] = []
     for rank in range(2):
-        loader = PackedLoader(dataset(Topology(rank, 2)))
+        loader = PackedLoader(dealt(Topology(rank, 2)))
         loader.load_state_dict(merge_states(states))
         rest += identities(loader)
-    coming = [batch for batch in expected[300:] if set(batch[2]) != {4_000_000}]
+    coming = [batch for batch in expected[300:] if set(batch[2]) != {PAD}]
     assert sorted(rest, key=lambda batch: (batch[1], batch[0])) == coming

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from streampack import PackedLoader, Topology
 from streampack.errors import RankError
 from streampack.job.ending import Alone, End, Ending, Gap
-from streampack.packing import BestFitDecreasing, Buckets
 from tests.support.runs import (
     LENGTHS,
     PAD,
@@ -153,50 +151,6 @@ def test_any_number_of_ranks_evaluates_every_batch_once_in_equally_many_steps(
     assert real == sorted(s * lanes + lane for lane, n in enumerate(lengths) for s in range(n))
 
 
-PACKERS = [BestFitDecreasing(seq_len=32), Buckets(seq_lens=(8, 16, 32))]
-
-
-@pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
-@pytest.mark.parametrize("world_size", [2, 3, 4, 6])
-def test_the_global_sequence_is_the_same_on_any_number_of_ranks(
-    world_size: int, packer: Any
-) -> None:
-    expected = [identity(batch) for batch in PackedLoader(uneven(Topology(), packer=packer))]
-
-    def run(rank: int, ranks: Any) -> list[Any]:
-        dataset = uneven(Topology(rank, world_size), packer=packer)
-        return [identity(batch) for batch in PackedLoader(dataset, ranks=ranks)]
-
-    assert filled(in_order(on_ranks(world_size, run))) == expected
-
-
-@pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_workers_end_as_the_process_itself_does(workers: int, packer: Any) -> None:
-    loaders = [PackedLoader(uneven(Topology(), packer=packer), num_workers=n) for n in (0, workers)]
-    found = [[identity(batch) for batch in loader] for loader in loaders]
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_a_plain_dataloader_that_ends_together_gives_the_same(workers: int) -> None:
-    expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
-    dataset = uneven(Topology())
-    loader = DataLoader(dataset, batch_size=None, num_workers=workers)
-    assert filled([identity(batch) for batch in loader]) == expected
-
-
-def test_a_run_stopped_anywhere_gives_the_batches_of_one_that_was_not() -> None:
-    expected = [identity(batch) for batch in PackedLoader(uneven(Topology()))]
-    loader = PackedLoader(uneven(Topology()))
-    states = [json.dumps(loader.state_dict()) for _ in loader]
-    assert len(states) == len(expected)
-    for i in range(0, len(states), 5):
-        again = PackedLoader(uneven(Topology()))
-        again.load_state_dict(json.loads(states[i]))
-        assert [identity(batch) for batch in again] == expected[i + 1 :]
-
-
 def test_stopping_counts_exactly_what_it_leaves_and_draining_it_gives_the_rest() -> None:
     everything = PackedLoader(make_dataset())
     expected = [identity(batch) for batch in everything]
@@ -297,18 +251,6 @@ def test_an_endless_run_asks_only_whether_all_ranks_start_the_same() -> None:
         for batch, _ in zip(batches, range(400), strict=False)
     )
     assert ranks.asked == asked
-
-
-def test_endless_ranks_that_run_different_things_all_say_so() -> None:
-    def one(rank: int, member: Any) -> str:
-        dataset = make_dataset(epochs=None, seed=rank, topology=Topology(rank, 2))
-        try:
-            next(iter(PackedLoader(dataset, ranks=member)))
-        except RankError as error:
-            return str(error)
-        return ""
-
-    assert all("do not start the same run" in words for words in on_ranks(2, one))
 
 
 def test_skipped_batches_are_consumed_recorded_and_counted() -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from streampack import (
     PackedDataset,
@@ -18,14 +14,13 @@ from streampack import (
     TokenRules,
     Topology,
     WindowConfig,
-    merge_states,
     sources,
 )
-from streampack.errors import ConfigError, StateError
-from streampack.packing import BestFitDecreasing, Buckets
+from streampack.errors import ConfigError
+from streampack.packing import BestFitDecreasing
 from tests.support.every_source import SOURCES
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
-from tests.support.runs import filled, identity, in_order
+from tests.support.runs import identity, in_order
 from tests.support.simulated_ranks import on_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -54,22 +49,6 @@ def on(world_size: int, **options: Any) -> list[Any]:
     return in_order(on_ranks(world_size, run))
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    world_size=st.integers(1, 9),
-    lanes=st.sampled_from([None, 1, 2, 3, 4, 6, 12]),
-    buckets=st.booleans(),
-)
-def test_any_number_of_ranks_gives_the_same_documents_in_the_same_batches(
-    world_size: int, lanes: int | None, buckets: bool
-) -> None:
-    options = {"lanes": lanes, "packer": Buckets(seq_lens=(8, 16, 32))} if buckets else {}
-    expected, found = on(1, **options), on(world_size, **options)
-    assert filled(found) == filled(expected)
-    # Every rank has equally many, and no more than to the end of the step or the rotation.
-    assert len(found) - len(filled(found)) < 2 * max(world_size, 48)
-
-
 @pytest.mark.parametrize("world_size", [1, 3, 5])
 def test_every_token_is_evaluated_once_and_the_tail_is_masked(world_size: int) -> None:
     found = on(world_size)
@@ -78,23 +57,6 @@ def test_every_token_is_evaluated_once_and_the_tail_is_masked(world_size: int) -
     loader = PackedLoader(evaluation(Topology()))
     for batch in loader:
         assert (batch.labels[batch.document_ids < 0] == -100).all()
-
-
-@pytest.mark.parametrize("plain", [False, True], ids=["PackedLoader", "DataLoader"])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_workers_give_the_same(workers: int, plain: bool) -> None:
-    expected = filled(on(1, lanes=12))
-    found = []
-    for rank in range(8):  # each by itself, so without the empty batches of those that have less
-        dataset = evaluation(Topology(rank, 8), lanes=12)
-        loader: Any = PackedLoader(dataset, num_workers=workers)
-        if plain:
-            loader = DataLoader(dataset, batch_size=None, num_workers=workers)
-        batches = [batch for batch in loader if batch.num_documents]
-        numbers = [batch.step * 12 + batch.lane for batch in batches]
-        assert all(number % 8 == rank for number in numbers)
-        found += list(zip(numbers, map(identity, batches), strict=True))
-    assert [batch for _, batch in sorted(found)] == filled(expected)
 
 
 @pytest.mark.parametrize("kind", ["mds-tokens", "tar", "jsonl-gz", "mixture", "list", "chat"])
@@ -134,30 +96,6 @@ def test_the_order_is_that_of_the_corpus_and_lanes_depend_on_it_alone() -> None:
     )
     corpus = MemorySource([[np.zeros(2000, dtype=np.uint16)] * 400] * 9)
     assert evaluation(Topology(0, 5), source=corpus).plan.fingerprint["lanes"] == 48
-
-
-def test_an_evaluation_is_resumed_on_any_ranks() -> None:
-    def loader_of(rank: int, world_size: int, ranks: Any) -> PackedLoader:
-        dataset = evaluation(Topology(rank, world_size), lanes=6)
-        return PackedLoader(dataset, ranks=ranks)
-
-    def begin(rank: int, ranks: Any) -> tuple[list[Any], Any]:
-        loader = loader_of(rank, 4, ranks)
-        batches = [identity(batch) for _, batch in zip(range(3), loader, strict=False)]
-        return batches, loader.state_dict()
-
-    begun = on_ranks(4, begin)
-    state = json.loads(json.dumps(merge_states([state for _, state in begun])))
-
-    def end(rank: int, ranks: Any) -> list[Any]:
-        again = loader_of(rank, 5, ranks)
-        again.load_state_dict(state)
-        return [identity(batch) for batch in again]
-
-    batches = in_order([batches for batches, _ in begun]) + in_order(on_ranks(5, end))
-    assert filled(batches) == filled(on(1, lanes=6))
-    with pytest.raises(StateError, match="or its ranks share lanes"):
-        loader_of(0, 4, None).load_state_dict(begun[0][1])
 
 
 @pytest.mark.parametrize("wrong", [{"shuffle": True}, {"epochs": None}])

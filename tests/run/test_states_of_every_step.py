@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from itertools import islice
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +13,7 @@ from streampack import PackedDataset, PackedLoader, TokenRules, Topology, Window
 from streampack.packing import BestFitDecreasing
 from streampack.run.state import batches_due, batches_given
 from tests.support.memory_source import MemorySource, numbered_documents
-from tests.support.runs import PAD, filled, identity, in_order, uneven
+from tests.support.runs import PAD, filled, identity, in_order
 from tests.support.simulated_ranks import on_ranks
 
 RANKS = (1, 2, 3, 4, 5, 8, 12)
@@ -93,24 +91,3 @@ def test_every_state_of_a_run_loads_on_any_ranks_and_goes_on_the_same(
     make: Make, first: int, second: int
 ) -> None:
     assert_every_state_goes_on(make, first, second)
-
-
-@pytest.mark.parametrize(("lanes", "ranks"), [(8, 3), (6, 4), (12, 8), (5, 2)])
-def test_every_state_of_ranks_that_do_not_divide_the_lanes_loads_anywhere(
-    lanes: int, ranks: int
-) -> None:
-    def make(topology: Topology) -> PackedDataset:
-        return uneven(topology, lanes=lanes)
-
-    assert_every_state_goes_on(make, ranks, ranks)
-
-
-def test_a_loop_that_is_left_goes_on_where_ranks_share_lanes() -> None:
-    def batches(rank: int, member: Any, taken: int) -> list[Any]:
-        loader = PackedLoader(uneven(Topology(rank, 3), lanes=8), ranks=member)
-        found = [identity(batch) for batch in islice(loader, taken)]
-        return found + [identity(batch) for batch in loader]
-
-    whole = on_ranks(3, lambda rank, member: batches(rank, member, 0))
-    left = on_ranks(3, lambda rank, member: batches(rank, member, 5))
-    assert left == whole

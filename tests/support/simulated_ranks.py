@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
 
 from streampack import PackedDataset, PackedLoader, SimulatedRanks, Topology, merge_states
-from tests.support.runs import filled, identity, in_order
+from tests.support.runs import identity, in_order
 
 Value = TypeVar("Value")
 
@@ -27,11 +27,11 @@ def on_ranks(number: int, function: Callable[[int, Any], Value]) -> list[Value]:
 
 
 def over_legs(
-    make: Callable[[Topology], PackedDataset], legs: Sequence[tuple[int, int, int]]
+    make: Callable[[Topology], PackedDataset], legs: Iterable[tuple[int, int, int]]
 ) -> list[Any]:
-    """A run that is stopped and goes on: so many ranks, workers and steps a leg.
+    """A run that is stopped and goes on: so many ranks, workers and steps a leg, until it ends.
 
-    Its batches that hold anything.
+    Identities of its batches that hold anything.
     """
     state: str | None = None
     found: list[Any] = []
@@ -41,9 +41,15 @@ def over_legs(
             loader = PackedLoader(make(Topology(rank, world)), num_workers=procs, ranks=member)
             if state is not None:  # noqa: B023
                 loader.load_state_dict(json.loads(state))  # noqa: B023
-            return [identity(b) for b in islice(loader, steps)], loader.state_dict()  # noqa: B023
+            batches = [
+                identity(batch) if batch.num_documents else None
+                for batch in islice(loader, steps)  # noqa: B023
+            ]
+            return batches, loader.state_dict()
 
         results = on_ranks(ranks, one)
         found += in_order([batches for batches, _ in results])
+        if len(results[0][0]) < steps:
+            break
         state = json.dumps(merge_states([saved for _, saved in results]))
-    return filled(found)
+    return [one for one in found if one is not None]

@@ -1,0 +1,124 @@
+"""Every run is one sequence of batches, whatever ranks, workers, loaders and stops it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, cycle
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from streampack import (
+    Documents,
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    WindowConfig,
+)
+from streampack.lane.rotation import Sharing
+from streampack.packing import Buckets
+from streampack.run.worker_share import WorkerShare
+from tests.support import grouped_runs
+from tests.support.dealt_runs import (
+    MIXTURES,
+    dealt,
+    dealt_mixture,
+    of_many_epochs,
+    one_long_document,
+)
+from tests.support.memory_source import MemorySource
+from tests.support.runs import DOCUMENTS, PAD, identities, uneven
+from tests.support.simulated_ranks import over_legs
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def without(*shards: int) -> Hook:
+    """A filter that leaves nothing of these shards."""
+
+    def wanted(documents: Documents, seeds: Any) -> Any:
+        return ~np.isin(documents.origin["shard"], shards)
+
+    return Hook(f"without {shards}", wanted)
+
+
+def evaluation(topology: Topology) -> PackedDataset:
+    source = MemorySource([DOCUMENTS[:90], DOCUMENTS[90:]], block_documents=9)
+    rules = TokenRules(pad_id=PAD)
+    return PackedDataset.evaluation(source, seq_len=32, token_rules=rules, topology=topology)
+
+
+def filtered(*shards: int) -> Callable[[Topology], PackedDataset]:
+    """Lanes of one shard each, without those of these numbers."""
+    return lambda topology: uneven(topology, filter=without(*shards), shuffle=False)
+
+
+RUNS: dict[str, Callable[[Topology], PackedDataset]] = {
+    "uneven lanes": uneven,
+    "buckets": lambda topology: uneven(topology, packer=Buckets(seq_lens=(8, 16, 32))),
+    "empty lanes": filtered(0, 5),
+    "empty lanes of a worker": filtered(1, 4, 7, 10),
+    "dealt": dealt,
+    "dealt and filtered": lambda topology: dealt(topology, filter=without(*range(1, 20, 3))),
+    **{
+        f"mixture {name}": lambda topology, name=name: dealt_mixture(name, topology)
+        for name in MIXTURES
+    },
+    "many epochs": lambda topology: of_many_epochs(40, 0.6, 1, topology),
+    "one long document": one_long_document,
+    "groups in rows": lambda topology: grouped_runs.dataset(topology=topology),
+    "groups in batches": lambda topology: grouped_runs.dataset(seq_len=16, topology=topology),
+    "evaluation": evaluation,
+}
+#: Ranks, workers and steps; the last ones over and over until the run ends.
+LEGS = [(1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 3, 31)]
+SHORT = [(1, 0, 29), (3, 0, 11), (5, 0, 7)]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_any_ranks_workers_and_stops_give_the_sequence_of_one(name: str) -> None:
+    expected = identities(PackedLoader(RUNS[name](Topology())))
+    assert over_legs(RUNS[name], chain(LEGS, cycle(SHORT))) == expected
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_loader_gives_the_sequence_of_one(name: str) -> None:
+    expected = identities(PackedLoader(RUNS[name](Topology())))
+    assert identities(PackedLoader(RUNS[name](Topology()), num_workers=5)) == expected
+    loader = DataLoader(RUNS[name](Topology()), batch_size=None, num_workers=3)
+    assert identities(loader) == expected
+
+
+def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: Any) -> None:
+    dataset = RUNS["empty lanes"](Topology())
+    expected = identities(PackedLoader(dataset))
+    for workers in (5, 14):
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+        assert identities(loader) == expected
+    share = WorkerShare(dataset.plan, dataset.start(), Sharing(), worker=0, workers=5)
+    assert "4 get some, the rest none" in caplog.text
+    assert share.state_dict()["workers"] == 4
+
+
+def test_the_lanes_are_the_same_whoever_asks_first() -> None:
+    def asked(*questions: Any) -> dict[str, Any]:
+        window = WindowConfig(rows=4)
+        dataset = uneven(Topology(), lanes=None, window=window, epochs=20)
+        for question in questions:
+            question(dataset)
+        return PackedLoader(dataset, num_workers=3).state_dict()["fingerprint"]
+
+    plain = asked()
+    assert plain["lanes"] > 1
+    for question in (
+        lambda dataset: dataset.plan.fingerprint,
+        lambda dataset: dataset.estimate_steps(),
+        lambda dataset: next(iter(PackedLoader(dataset))),
+        lambda dataset: PackedLoader(dataset, num_workers=5).state_dict(),
+        lambda dataset: next(iter(DataLoader(dataset, batch_size=None, num_workers=2))),
+    ):
+        assert asked(question) == plain
