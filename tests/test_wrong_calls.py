@@ -103,7 +103,11 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         token_fields=[["reward"], "reward"],
         document_fields=[("reward",)],
     ),
-    **each(loader, device=["nonsense", 1.5]),
+    **each(
+        loader,
+        device=["nonsense", 1.5],
+        rank_timeout_s=[0, -1, float("nan"), float("inf"), "60", None],
+    ),
     **each(
         WindowConfig,
         min_fill=["x", 1.5, float("nan")],

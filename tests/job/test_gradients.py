@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from streampack import PackedLoader
 from tests.support.forked import Host
 from tests.support.tiny_gpt import TinyGPT
 from tests.support.uneven_losses import VOCABULARY, dataset, double_llama
+
+HAS_LLAMA = find_spec("transformers") is not None
 
 JOB = """
 import sys
@@ -76,12 +78,19 @@ def loss_by_hand(model: Any, batches: Iterable[Any]) -> torch.Tensor:
     return torch.cat(each).mean()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    made = Host(*["transformers.models.llama.modeling_llama"][:HAS_LLAMA])
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_gradients_on_any_number_of_ranks_are_those_of_the_mean_over_loss_tokens(
     host: Host, tmp_path: Path, ranks: int
 ) -> None:
     models: dict[str, Any] = {"plain": TinyGPT(VOCABULARY), "groups": TinyGPT(VOCABULARY)}
-    if find_spec("transformers") is not None:
+    if HAS_LLAMA:
         models |= {"hf": double_llama(), "hf-groups": double_llama()}
     (tmp_path / "job.py").write_text(JOB)
     statuses, said = host.run_job(tmp_path / "job.py", tmp_path, *models, processes=ranks)

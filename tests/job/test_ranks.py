@@ -41,10 +41,11 @@ try:
         topology = Topology(min(process, 1), 2)
     timeout_s = {"hang": 5.0, "slow": 10.0}.get(mode)
     if mode == "absent" and process == 1:
-        time.sleep(4)
+        while not os.path.exists(f"{folder}/0.json"):
+            time.sleep(0.05)
         os._exit(0)
     if mode == "absent":
-        timeout_s = 2.0
+        timeout_s = 1.0
     ranks = None if timeout_s is None else ProcessRanks(topology, timeout_s=timeout_s)
     loader = PackedLoader(uneven(topology), num_workers=process % 4, ranks=ranks)
     if mode == "start" and process == 0:
@@ -114,26 +115,12 @@ def test_ranks_of_a_launcher_that_are_not_connected_are_warned_before_the_first_
     next(iter(loader))
     (said,) = [r for r in caplog.messages if "not initialised" in r and "rank 0 of 2" in r]
     assert "init_process_group()" in said
-    for context in (None, "spawn"):  # a forked worker says it itself, on stderr
-        caplog.clear()
-        torch_loader: Any = DataLoader(
-            uneven(Topology.detect()),
-            batch_size=None,
-            num_workers=0 if context is None else 1,
-            multiprocessing_context=context,
-        )
-        next(iter(torch_loader))
-        assert caplog.text.count("init_process_group()") == 1
+    caplog.clear()
+    next(iter(DataLoader(uneven(Topology.detect()), batch_size=None)))
+    assert caplog.text.count("init_process_group()") == 1
     caplog.clear()
     next(iter(PackedLoader(uneven(Topology(1, 3)))))  # simulated on purpose
     assert "init_process_group" not in caplog.text
-
-
-def test_ranks_that_do_not_divide_the_lanes_give_the_same_sequence(
-    host: Host, tmp_path: Path
-) -> None:
-    results = run_job(host, tmp_path, "default", 5)
-    assert filled(in_order([result["batches"] for result in results])) == reference()
 
 
 def test_a_job_of_torchrun_gives_the_sequence_of_one_process(tmp_path: Path) -> None:
@@ -148,7 +135,7 @@ def test_a_job_of_torchrun_gives_the_sequence_of_one_process(tmp_path: Path) -> 
     assert filled(in_order([result["batches"] for result in results])) == reference()
 
 
-@pytest.mark.parametrize("processes", [4, 6])
+@pytest.mark.parametrize("processes", [5, 6])
 def test_any_number_of_processes_ends_after_the_same_step(
     host: Host, processes: int, tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ RUNS: dict[str, Callable[[Topology], PackedDataset]] = {
 }
 #: Ranks, workers and steps; the last ones over and over until the run ends.
 LEGS = [(1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 3, 31)]
-SHORT = [(1, 0, 29), (3, 0, 11), (5, 0, 7)]
+SHORT = [(1, 0, 61), (3, 0, 17), (5, 0, 23)]
 
 
 @pytest.mark.parametrize("name", RUNS)

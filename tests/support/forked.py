@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 WAIT_S = 120  # for programs that would otherwise wait for ever
 
 HOST = """
-import json, os, signal, sys, time
+import importlib, json, os, signal, sys, time
 import torch.distributed
 from streampack import PackedLoader, Topology
 from tests.support.runs import make_dataset, uneven
@@ -51,6 +51,8 @@ def program():
         print(json.dumps([statuses[child] for child in children]), flush=True)
     sys.exit()
 
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 for own in (make_dataset(), uneven(Topology())):
     for batch in PackedLoader(own):
         batch.labels
@@ -63,11 +65,11 @@ exec(compile(open(__file__).read(), __file__, "exec"))
 
 
 class Host:
-    """The process from which they are forked."""
+    """The process from which they are forked, and the modules that it has imported for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", HOST],
+            [sys.executable, "-c", HOST, *modules],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip

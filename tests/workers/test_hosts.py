@@ -62,6 +62,7 @@ FORKED_BESIDE = """
 """
 
 FORKED_INSIDE = """
+    running = loader = iter(loader)
     def fork(batches):
         if len(batches) == 3 and (child := os.fork()) == 0:
             %s
@@ -83,13 +84,18 @@ FOUR_THREADS = """
 CLOSED_STREAMS = """
     for stream in (0, 1, 2): os.close(stream)
     assert run(loader) == expected
+"""
+CLOSED_STREAMS_ELSEWHERE = (
+    CLOSED_STREAMS
+    + """
     for method in ("spawn", "forkserver"):
         other = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context=method)
         assert run(other) == expected
 """
+)
 
-INTERRUPTED_TWICE = """
-    spawned = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context=METHOD)
+INTERRUPTED_SPAWNED = """
+    spawned = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context="spawn")
     signal.signal(signal.SIGINT, lambda *_: None)
     def interrupt():
         while not done.wait(0.05):  # while they start, too
@@ -131,57 +137,34 @@ LEFT_OPEN = """
 """
 
 
-def ends_well(host: Host, folder: Path, program: str, silently: bool = True) -> None:
-    (folder / "program.py").write_text(BEGINNING + program)
-    (status,), said = host.run(folder / "program.py")
-    assert status == 0, said[-3000:]
-    assert "Traceback" not in said or not silently
-
-
-def test_a_loop_ends_where_sigchld_is_ignored(host: Host, tmp_path: Path) -> None:
-    ends_well(host, tmp_path, SIGCHLD_IGNORED)
-
-
-def test_a_child_forked_inside_the_loop_that_goes_on_with_it_is_told(
-    host: Host, tmp_path: Path
-) -> None:
-    child = """
+CHILD = """
             try:
                 next(running)
             except WorkerError as error:
                 os._exit("its parent's" not in str(error))
             os._exit(1)"""
-    ends_well(host, tmp_path, "    running = loader = iter(loader)\n" + FORKED_INSIDE % child)
+SLOW = pytest.mark.slow
+#: What a program does; that its workers are interrupted may be said.
+PROGRAMS = {
+    "sigchld is ignored": SIGCHLD_IGNORED,
+    "a child goes on with the loop": FORKED_INSIDE % CHILD,
+    "workers are forked while a state is made": FORKED_BESIDE,
+    "loaders in four threads over one dataset": FOUR_THREADS,
+    "no standard streams": CLOSED_STREAMS,
+    "no standard streams elsewhere": CLOSED_STREAMS_ELSEWHERE,
+    "spawned workers are interrupted": INTERRUPTED_SPAWNED,
+    "interrupted twice": INTERRUPTED_IN_CLEAN_UP.replace("METHOD", "'fork'"),
+    "interrupted twice elsewhere": INTERRUPTED_IN_CLEAN_UP.replace("METHOD", "'forkserver'"),
+    "loops are left open": LEFT_OPEN,
+}
 
 
-def test_workers_that_are_forked_while_a_state_is_made_do_not_wait_for_it(
-    host: Host, tmp_path: Path
-) -> None:
-    ends_well(host, tmp_path, FORKED_BESIDE)
-
-
-@pytest.mark.parametrize("attempt", range(3))
-def test_loaders_in_four_threads_over_one_dataset_do_not_hang(
-    host: Host, tmp_path: Path, attempt: int
-) -> None:
-    ends_well(host, tmp_path, FOUR_THREADS)
-
-
-def test_a_program_without_standard_streams_runs(host: Host, tmp_path: Path) -> None:
-    ends_well(host, tmp_path, CLOSED_STREAMS)
-
-
-@pytest.mark.parametrize("method", ["spawn"])
-def test_workers_that_are_spawned_say_nothing_of_ctrl_c_while_they_start(
-    host: Host, tmp_path: Path, method: str
-) -> None:
-    ends_well(host, tmp_path, INTERRUPTED_TWICE.replace("METHOD", repr(method)))
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_a_second_ctrl_c_leaves_no_file(host: Host, tmp_path: Path, method: str) -> None:
-    ends_well(host, tmp_path, INTERRUPTED_IN_CLEAN_UP.replace("METHOD", repr(method)), False)
-
-
-def test_a_program_that_ends_with_loops_open_says_nothing_of_it(host: Host, tmp_path: Path) -> None:
-    ends_well(host, tmp_path, LEFT_OPEN)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[SLOW] if "elsewhere" in name else []) for name in PROGRAMS],
+)
+def test_a_program_ends_well_and_in_silence(host: Host, tmp_path: Path, name: str) -> None:
+    (tmp_path / "program.py").write_text(BEGINNING + PROGRAMS[name])
+    (status,), said = host.run(tmp_path / "program.py")
+    assert status == 0, said[-3000:]
+    assert "Traceback" not in said or "interrupted twice" in name

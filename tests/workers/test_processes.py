@@ -87,7 +87,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)]
+    "context",
+    ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))],
 )
 def test_no_worker_survives_a_loop_that_is_killed(context: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ORPHANS)
@@ -141,7 +142,7 @@ def test_loops_that_stop_half_way_leave_no_process_and_no_file_open() -> None:
     next(iter(loader))
     gc.collect()  # what earlier tests left
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
+    for _ in range(6):
         batches = iter(loader)
         next(batches)
         next(batches)
