@@ -20,7 +20,6 @@ __all__ = [
     "npy_tars",
     "parquet_ids",
     "parquet_texts",
-    "tar_texts",
     "write_shards",
 ]
 
@@ -95,12 +94,6 @@ def parquet_texts(workload: Workload, texts: list[str]) -> Path:
         pq.write_table(pa.table({"text": texts}), path, row_group_size=ROW_GROUP)
 
     return workload.file("texts.parquet", write)
-
-
-def tar_texts(workload: Workload, texts: list[str]) -> Path:
-    """A folder of four tar shards of `.txt` members."""
-    data = (text.encode() for text in texts)
-    return workload.file("text-tars", lambda folder: _tars(folder, data, "txt", len(texts)))
 
 
 def _write_mds(folder: Path, documents: Iterable[NDArray[np.uint16]], shard_bytes: int) -> None:

@@ -1,46 +1,34 @@
 """How even the end of an epoch is, with lanes cut equally once and with lanes that are dealt.
 
-    python -m benchmarks.dealing [--ranks 1 8 64] [--batches 200 800] [--only NAME ...]
+    python -m benchmarks.dealing [--ranks 8 64] [--batches 200] [--only NAME ...]
     python -m benchmarks.dealing --small
-    python -m benchmarks.dealing --speed
 
 Each corpus is read, packed and counted through a `PackedLoader`, without tokens: documents have a
 size in bytes, by which the line is cut, and a length in tokens, which nobody knows before it is
-read. Prints docs/benchmarks.md's table: the share of the batches of a finite run that are empty, in
-12 lanes on 1 rank, 48 on 8 and 64 on 64, and by how many steps the run is above what its batches
-would need if any rank could take any of them. One rank runs them all here: which steps more ranks
-would take follows from the numbers of the batches.
+read. Prints the share of the batches of a finite run that are empty, and by how many steps the run
+is above what its batches would need if any rank could take any of them. One rank runs all lanes
+here: which steps more ranks would take follows from the numbers of the batches.
 
 With --small: the steps of one epoch over few conversations, in as many lanes as the run would
 choose, beside those of planning them all at once.
-
-With --speed: tokens per second of processor time of a run of 12 lanes over MDS shards of ids, with
-lanes that are cut once and lanes that are dealt; the best of several runs each, in turn. The longer
-run reads the same shards ten times over.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.corpus_files import write_shards
-from benchmarks.page import markdown_table
+from benchmarks.report import markdown_table
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.documents.blocks import Documents, make_origin
 from streampack.packing import BestFitDecreasing
 from streampack.run.plan import RunPlan
-from streampack.sources import MDS, Mixture
+from streampack.sources import Mixture
 from streampack.sources.base import Source
 from streampack.sources.manifest import Manifest
 from streampack.sources.sharded import ShardedSource
@@ -148,21 +136,14 @@ def mixed(count: int, books: int, **options: Any) -> Mixture:
 
 CORPORA: dict[str, Callable[[int], Source]] = {
     "shards alike": lambda n: Sizes(shards(n, between=0, within=0.9, density=0, noise=0.15)),
-    "shards differ in length": lambda n: Sizes(
-        shards(n, between=0.6, within=0.9, density=0, noise=0.1)
-    ),
     "shards differ in length and bytes per token": lambda n: Sizes(
         shards(n, between=0.6, within=0.9, density=0.3, noise=0.15)
     ),
     "shards differ fourfold in bytes per token": lambda n: Sizes(
         shards(n, between=0, within=0.9, density=0.6, noise=0.15)
     ),
-    "documents differ in bytes per token": lambda n: Sizes(
-        shards(n, between=0, within=0.9, density=0, noise=0.4)
-    ),
     "one shard, sorted by length": lambda n: Sizes(one_sorted(n)),
     "one shard is half of it, one has one document": lambda n: Sizes(one_large(n)),
-    "mixture in proportion": lambda n: mixed(n, 2),
     "mixture, equal weights": lambda n: mixed(n, 2, weights={"web": 1, "code": 1, "books": 1}),
     "mixture, a twentieth of it four times": lambda n: mixed(n, 1, epochs={"books": 4}),
 }
@@ -208,48 +189,17 @@ def small_corpora() -> list[list[str]]:
     return found
 
 
-def speeds(documents: int, runs: int) -> list[list[str]]:
-    """Rows of a table: batches per lane, and tokens per second of processor time of each way."""
-    found, lanes = [], 12
-    with tempfile.TemporaryDirectory() as folder:
-        folders = [f"{folder}/{number}" for number in range(10)]
-        write_shards(Path(folders[0]), documents, shard_bytes=1 << 24)
-        for copy in folders[1:]:
-            shutil.copytree(folders[0], copy, copy_function=os.link)
-        for copies in (1, 10):
-            least: dict[bool, float] = {}
-            tokens = 0
-            for _ in range(runs):
-                for dealt in (False, True):
-                    loader = loader_of(MDS(folders[:copies], tokens="tokens"), lanes, dealt=dealt)
-                    began = time.process_time()
-                    tokens = sum(batch.num_tokens for batch in loader)
-                    taken = time.process_time() - began
-                    least[dealt] = min(taken, least.get(dealt, taken))
-            once, dealt_s = least[False], least[True]
-            batches = tokens // (lanes * SEQ_LEN * ROWS)
-            rates = [f"{tokens / taken / 1e6:.0f}" for taken in (once, dealt_s)]
-            more = f"{dealt_s / once - 1:.1%}"
-            found.append([f"{batches:,}", *rates, more, f"{(dealt_s - once) / lanes * 1e3:.0f}"])
-    return found
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="How even the end of an epoch is.")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--batches", type=int, nargs="+", default=[200, 800], help="of a lane")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--batches", type=int, nargs="+", default=[200], help="of a lane")
     parser.add_argument("--only", nargs="+", choices=CORPORA, default=list(CORPORA))
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     if options.small:
         heads = ["conversations", "ranks", "lanes", "steps, planned at once", "steps"]
         print(markdown_table(heads, small_corpora()))
-        return
-    if options.speed:
-        heads = ["batches per lane", "cut once, M tokens/s", "dealt", "more time", "ms per lane"]
-        print(markdown_table(heads, speeds(400_000, 3)))
         return
     rows = []
     for name in options.only:

@@ -1,10 +1,16 @@
-"""Runs the runners of a job in turn, each in a fresh process, round by round."""
+"""Runs the runners of a job in turn, each in a fresh process, round by round.
+
+The process is this module too: ``python -m benchmarks.harness ORDER RESULT_FILE``, with an `Order`
+as JSON, in the environment of the runner's library.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environments import python_of
-from benchmarks.jobs import Job
-from benchmarks.protocol import Runner
+from benchmarks.jobs import Job, find_runner
+from benchmarks.protocol import Measured, Runner, Timed, time_passes
+from benchmarks.report import library_versions
+from benchmarks.workloads import Workload
 
-__all__ = ["Order", "Sample", "run_job"]
+__all__ = ["Order", "measured", "run_job"]
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 900
@@ -23,7 +31,7 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True)
 class Order:
-    """What a child process is asked to do.
+    """What a process is asked to do.
 
     Attributes:
         job, runner, workload: which; folder, scale, seed: of the workload.
@@ -40,24 +48,13 @@ class Order:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What one process found: `found` is the child's, or `error` says why there is nothing."""
-
-    job: str
-    runner: str
-    workload: str
-    round: int
-    found: dict[str, Any]
-    error: str | None = None
-
-
 def run_job(
     job: Job, *, folder: Path, rounds: int, scale: float, seed: int, seconds: float
-) -> Iterator[Sample]:
+) -> Iterator[dict[str, Any]]:
     """Every runner once per round; the first round checks its output.
 
-    A runner that fails, or whose environment is missing, is not tried again.
+    A sample has `runner`, `workload`, `round`, and `found`, or the `error` that says why there is
+    nothing. A runner that fails, or whose environment is missing, is not tried again.
     """
     for workload in job.workloads:
         failed: set[type[Runner]] = set()
@@ -65,40 +62,55 @@ def run_job(
             for runner in job.runners:
                 if runner in failed:
                     continue
+                name = runner.__name__
                 order = Order(
-                    job=job.name,
-                    runner=runner.__name__,
-                    workload=workload,
-                    folder=str(folder),
-                    scale=scale,
-                    seed=seed,
-                    check=number == 0,
-                    seconds=seconds,
+                    job.name, name, workload, str(folder), scale, seed, number == 0, seconds
                 )
-                found, error = run_child(runner, order)
-                if error is not None:
+                found = run_child(runner, order)
+                if "error" in found:
                     failed.add(runner)
-                yield Sample(job.name, runner.__name__, workload, number, found, error)
+                yield {"runner": name, "workload": workload, "round": number, **found}
 
 
-def run_child(runner: type[Runner], order: Order) -> tuple[dict[str, Any], str | None]:
-    """What the child found, or why it found nothing."""
+def run_child(runner: type[Runner], order: Order) -> dict[str, Any]:
+    """`found`, or `error`."""
     python = python_of(runner.environment)
     if python is None:
-        return {}, (
-            f"its environment is missing: python -m benchmarks.environments {runner.environment}"
-        )
+        name = runner.environment
+        return {"error": f"its environment is missing: python -m benchmarks.environments {name}"}
     with tempfile.TemporaryDirectory() as name:
         result = Path(name, "result.json")
-        command = [str(python), "-m", "benchmarks.child", json.dumps(asdict(order)), str(result)]
+        command = [str(python), "-m", "benchmarks.harness", json.dumps(asdict(order)), str(result)]
         variables = {**os.environ, "PYTHONPATH": str(ROOT), **runner.variables}
         try:
             done = subprocess.run(
                 command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S
             )
         except subprocess.TimeoutExpired:
-            return {}, f"took more than {TIMEOUT_S} s"
+            return {"error": f"took more than {TIMEOUT_S} s"}
         if not result.exists():
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            return {}, lines[-1]
-        return json.loads(result.read_text()), None
+            return {"error": lines[-1]}
+        return {"found": json.loads(result.read_text())}
+
+
+def measured(order: Order) -> dict[str, Any]:
+    """Do it, in this process."""
+    workload = Workload(order.workload, Path(order.folder), order.scale, order.seed)
+    workload.make()
+    runner = find_runner(order.job, order.runner)(workload)
+    runner.prepare()
+    found: dict[str, Any] = {}
+    if isinstance(runner, Measured):
+        found["figures"] = runner.measure(order.seconds)
+    elif isinstance(runner, Timed):
+        found |= time_passes(runner, order.seconds)
+        found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        if order.check:  # after the peak: it may keep what it compares
+            counts = runner.check()
+            found["counts"] = {**asdict(counts), "lost": workload.num_tokens - counts.tokens}
+    return {**found, "versions": library_versions()}
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(measured(Order(**json.loads(sys.argv[1])))))

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.page import markdown_table
+from benchmarks.report import markdown_table
 from streampack import PackedDataset, Topology, sources
 
 Documents = list[Any]

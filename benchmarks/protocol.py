@@ -1,25 +1,34 @@
-"""What a runner is: one job done by one library, timed from outside by the harness.
+"""The protocol of the suite: what a runner is, and how its time is taken.
 
-A runner lives in a process of its own. The harness makes it, lets it prepare (files, imports,
-compiled kernels, nothing of which is timed), checks its output once, and then times passes of
-`Timed.batches` or takes the figures of `Measured.measure`. Modules of runners import the library
-they run inside methods only, so that they can be listed where it is not installed.
+A runner is one job done by one library, in a process of its own. It prepares (files, imports,
+compiled kernels; nothing of this is timed), its output is checked once, and then passes over
+`Timed.batches` are timed, or `Measured.measure` gives figures. Modules of runners import their
+library inside methods only, so that they can be listed where it is not installed.
 """
 
 from __future__ import annotations
 
-import os
+import statistics
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.workloads import Workload
 
-__all__ = ["SEQ_LEN", "Counts", "Measured", "Runner", "Timed", "WrongOutputError"]
+__all__ = [
+    *("ROWS", "SEQ_LEN", "Counts", "Measured", "Runner", "Timed", "WrongOutputError"),
+    *("status_mib", "time_passes"),
+]
 
 SEQ_LEN = 2048
 ROWS = 8  # per batch, where a runner gives batches of rows
+MOST_PASSES = 500
+WARM_S = 0.5
 
 
 class WrongOutputError(Exception):
@@ -31,8 +40,7 @@ class Counts:
     """What a pass delivers.
 
     Attributes:
-        slots: of all rows, padding included; tokens: those that are not padding.
-        empty_slots: of batches that hold padding only, which `slots` leaves out.
+        slots: of all rows that hold a token, padding included; tokens: those that are not padding.
         documents: delivered, at least in part; documents_cut: in more than one piece, or cropped.
         checksum: sum of all delivered ids, or None where ids are not looked at.
     """
@@ -42,7 +50,6 @@ class Counts:
     documents: int = 0
     documents_cut: int = 0
     checksum: int | None = None
-    empty_slots: int = 0
 
 
 class Runner(ABC):
@@ -50,11 +57,10 @@ class Runner(ABC):
 
     Attributes:
         label: names library and job in tables.
-        settings: the settings chosen, in words, and why where there was a choice.
-        delivers: what stands in memory when a batch counts as done.
+        settings: the settings chosen, in words; delivers: what is there when a batch is done.
         environment: name of the virtual environment it needs (see `benchmarks.environments`),
             None for the project's own.
-        variables: environment variables of its process; cores: pinned to so many, None to none.
+        variables: environment variables of its process.
     """
 
     label: ClassVar[str]
@@ -62,7 +68,6 @@ class Runner(ABC):
     delivers: ClassVar[str] = ""
     environment: ClassVar[str | None] = None
     variables: ClassVar[Mapping[str, str]] = {}
-    cores: ClassVar[int | None] = None
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -71,15 +76,15 @@ class Runner(ABC):
         """Write files that are missing, import, compile; not timed."""
         return
 
-    def pin(self) -> None:
-        """Keep the process to `cores` cores."""
-        if self.cores is not None and hasattr(os, "sched_setaffinity"):
-            allowed = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(0, allowed[: self.cores])
-
 
 class Timed(Runner):
-    """A job that ends: the harness times a pass over `batches`."""
+    """A job that ends: a pass over `batches` is timed.
+
+    Attributes:
+        reference: class name of the runner that it is compared with; None: the job's first.
+    """
+
+    reference: ClassVar[str | None] = None
 
     @abstractmethod
     def batches(self) -> Iterator[Any]:
@@ -102,10 +107,44 @@ class Timed(Runner):
                 f"the workload has {total} with {checksum}."
             )
 
+    def expect_arrays(self) -> Counts:
+        """The counts of batches that are one document's ids each, all of them."""
+        tokens = checksum = documents = 0
+        for ids in self.batches():
+            documents += 1
+            tokens += len(ids)
+            checksum += int(ids.sum(dtype="int64"))
+        counts = Counts(tokens, tokens, documents, 0, checksum)
+        self.expect_all(counts)
+        return counts
+
 
 class Measured(Runner):
     """A job whose result is not the time of a pass."""
 
     @abstractmethod
-    def measure(self) -> dict[str, float]:
-        """Figures by name."""
+    def measure(self, seconds: float) -> dict[str, dict[str, float]]:
+        """Figures by row and column of its job's table; each takes about so many seconds."""
+
+
+def time_passes(runner: Timed, seconds: float) -> dict[str, float]:
+    """Medians over whole passes for about so long, at least one, behind a part that warms up."""
+    with closing(runner.batches()) as batches:  # type: ignore[type-var]
+        end = time.perf_counter() + WARM_S
+        for _ in takewhile(lambda _: time.perf_counter() < end, batches):
+            pass
+    passes: list[float] = []
+    firsts: list[float] = []
+    while not passes or (sum(passes) < seconds and len(passes) < MOST_PASSES):
+        began = time.perf_counter()
+        times = [time.perf_counter() for _ in runner.batches()]
+        passes.append(time.perf_counter() - began)
+        firsts.append(times[0] - began)
+    return {"seconds": statistics.median(passes), "first_batch_s": statistics.median(firsts)}
+
+
+def status_mib(field: str, process: int | str = "self") -> float:
+    """A field of /proc/<process>/status in MiB; 0 where the system does not tell."""
+    status = Path(f"/proc/{process}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return sum(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024

@@ -1,32 +1,47 @@
-"""The tables of a run, in markdown."""
+"""Medians over rounds, ratios to the runner that is compared with, and tables in Markdown."""
 
 from __future__ import annotations
 
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Sample
 from benchmarks.jobs import JOBS, Job
-from benchmarks.protocol import Runner
-from benchmarks.summary import Line, Reached, lines_of, reached_of
-from benchmarks.workloads import Workload
+from benchmarks.protocol import Runner, Timed
 
-__all__ = ["as_json", "library_versions", "load_before", "machine", "markdown", "versions"]
+__all__ = [
+    *("library_versions", "load_before", "machine", "markdown", "markdown_table", "print_table"),
+    *("put_between", "ratios"),
+]
 
 LIBRARIES = (
     "datasets", "grain", "lightbinpack", "litdata", "megatron-energon", "mosaicml-streaming",
     "numba", "numpy", "pyarrow", "tokenizers", "torch", "trl", "webdataset",
 )  # fmt: skip
 
-_HEAD = (
-    "runner", "M tokens/s", "documents/s", "x copying", "utilisation", "tokens lost",
-    "documents cut", "peak MiB", "first batch",
-)  # fmt: skip
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print one, with a title."""
+    print(f"\n{title}\n\n{markdown_table(head, rows)}", flush=True)
+
+
+def put_between(page: Path, name: str, text: str) -> None:
+    """Replace what is between `<!-- name: begin -->` and `<!-- name: end -->`."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+    head, rest = page.read_text().split(begin)
+    _, tail = rest.split(end)
+    page.write_text(f"{head}{begin}\n{text.strip()}\n\n{end}{tail}")
 
 
 def machine() -> str:
@@ -43,9 +58,7 @@ def machine() -> str:
 
 def load_before() -> str:
     """How busy the machine is with other things; to be asked before anything is measured."""
-    if not hasattr(os, "getloadavg"):
-        return ""
-    return f"load {os.getloadavg()[0]:.1f} before it began"
+    return f"load {os.getloadavg()[0]:.1f} before it began" if hasattr(os, "getloadavg") else ""
 
 
 def library_versions() -> dict[str, str]:
@@ -57,136 +70,115 @@ def library_versions() -> dict[str, str]:
     }
 
 
-def versions(samples: Sequence[Sample]) -> dict[str, str]:
-    """Of every library used, by name; several where environments differ."""
-    found: dict[str, set[str]] = {}
-    for sample in samples:
-        for name, version in sample.found.get("versions", {}).items():
-            found.setdefault(name, set()).add(version)
-    return {name: ", ".join(sorted(some)) for name, some in sorted(found.items())}
-
-
-def markdown(
-    samples: Sequence[Sample], workloads: dict[str, Workload], command: str, load: str
-) -> str:
-    """Everything: targets first, then a table per job, then settings."""
-    jobs = [job for job in JOBS if any(s.job == job.name for s in samples)]
-    parts = [
-        f"`{command}` on {machine()}; {load}.",
-        "Versions: " + ", ".join(f"{k} {v}" for k, v in versions(samples).items()) + ".",
-        _targets(jobs, samples),
-    ]
+def markdown(results: dict[str, Any]) -> str:
+    """A section per job, then the settings of peers and the machines."""
+    jobs = [job for job in JOBS if job.name in results]
+    parts = []
     for job in jobs:
-        own = [s for s in samples if s.job == job.name]
-        for name in job.workloads:
-            parts += [_table(job, lines_of(job, own, workloads[name]), workloads[name])]
-    parts.append(_settings(jobs))
-    return "\n\n".join(parts) + "\n"
+        table = _table(job, results[job.name]["samples"])
+        parts.append("\n\n".join(filter(None, [f"### {job.title}", job.says, table])))
+    return "\n\n".join([*parts, _peers(jobs), _machines(results)]) + "\n"
 
 
-def _targets(jobs: Sequence[Job], samples: Sequence[Sample]) -> str:
-    rows = ["| job / reference | target | reached | rounds | ours | the reference's figure |",
-            "|---|---|---|---|---|---|"]  # fmt: skip
-    for job in jobs:
-        own = [s for s in samples if s.job == job.name]
-        for name in job.workloads:
-            rows += [_target_row(r, len(job.workloads) > 1) for r in reached_of(job, own, name)]
-    return "### Targets\n\n" + "\n".join(rows)
+def _table(job: Job, samples: list[dict[str, Any]]) -> str:
+    good = [sample for sample in samples if "found" in sample]
+    errors = {r.label: s["error"] for r in job.runners for s in _of(samples, r) if "error" in s}
+    if any("figures" in sample["found"] for sample in good):
+        text = _figures(job, [sample["found"]["figures"] for sample in good])
+    else:
+        text = _times(job, good)
+    return "\n\n".join([text, *(f"{label}: {error}" for label, error in errors.items())])
 
 
-def _target_row(reached: Reached, several: bool) -> str:
-    target = reached.target
-    what = f"{target.what} ({reached.workload})" if several else target.what
-    if reached.value is None:
-        return f"| {what} | {target.at_most:g} | not measured | | | |"
-    mark = "**" if reached.met else ""
-    return (
-        f"| {what} | {target.at_most:g} | {mark}{reached.value:.3g}{mark} | "
-        f"{reached.low:.3g} to {reached.high:.3g} | {reached.ours} | {reached.theirs} |"
+def _figures(job: Job, found: list[dict[str, dict[str, float]]]) -> str:
+    """Medians of all figures that have the same row and column."""
+    rows = list(dict.fromkeys(row for figures in found for row in figures))
+    head = list(
+        dict.fromkeys(name for figures in found for row in figures.values() for name in row)
     )
 
+    def cell(row: str, column: str) -> str:
+        values = [figures[row][column] for figures in found if column in figures.get(row, {})]
+        return format(statistics.median(values), job.form) if values else ""
 
-def _table(job: Job, lines: Sequence[Line], workload: Workload) -> str:
-    title = f"### {job.title}"
-    if len(job.workloads) > 1:
-        title += f": {workload.name}"
-    measured = [line for line in lines if line.figures]
-    if measured:
-        rows = [f"| {line.runner.label} | {_figures(line.figures or {})} |" for line in measured]
-        return "\n".join(
-            [f"{title}\n", "| runner | figures |", "|---|---|", *rows, *_missing(lines)]
-        )
-    head = [f"{title}\n", "| " + " | ".join(_HEAD) + " |", "|---" * len(_HEAD) + "|"]
-    return "\n".join([*head, *(_row(line) for line in lines if line.seconds), *_missing(lines)])
+    return markdown_table(["", *head], [[row, *(cell(row, name) for name in head)] for row in rows])
 
 
-def _missing(lines: Sequence[Line]) -> list[str]:
-    return [f"\n{line.runner.label}: {line.error}" for line in lines if line.error]
+def _times(job: Job, samples: list[dict[str, Any]]) -> str:
+    several = len(job.workloads) > 1
+    rows = []
+    for workload in job.workloads:
+        own = [sample for sample in samples if sample["workload"] == workload]
+        for runner in job.runners:
+            found = [sample["found"] for sample in _of(own, runner)]
+            if found:
+                label = f"{runner.label} ({workload})" if several else runner.label
+                cells = _cells(found, ratios(job, own, runner), job)
+                rows.append([label, *(cells[name] for name in job.columns)])
+    return markdown_table(["", *job.columns], rows)
 
 
-def _figures(figures: dict[str, float]) -> str:
-    return "; ".join(f"{name}: {value:,.4g}" for name, value in figures.items())
+def _cells(found: list[dict[str, Any]], compared: list[float], job: Job) -> dict[str, str]:
+    middle = {
+        name: statistics.median(one[name] for one in found)
+        for name in ("seconds", "first_batch_s", "peak_mib")
+    }
+    counts = found[0]["counts"]
+    return {
+        "ms": _number(1000 * middle["seconds"]),
+        "M tokens/s": _number(counts["tokens"] / middle["seconds"] / 1e6),
+        job.compared: f"{statistics.median(compared):.3g}" if compared else "",
+        "rows used": f"{100 * counts['tokens'] / counts['slots']:.2f} %" if counts["slots"] else "",
+        "tokens lost": f"{counts['lost']:,}" if counts["documents"] else "",
+        "documents cut": f"{counts['documents_cut']:,}" if counts["documents"] else "",
+        "peak MiB": f"{middle['peak_mib']:.0f}",
+        "first batch, ms": _number(1000 * middle["first_batch_s"]),
+    }
 
 
-def _row(line: Line) -> str:
-    seconds = line.seconds or 0.0
-    copying = line.runner.__name__.startswith("Copying")
-    cells = [
-        line.runner.label,
-        _number(line.tokens / seconds / 1e6) if line.tokens else "",
-        _number(line.documents / seconds) if line.documents else "",
-        f"{line.x_copying:.2f}" if line.x_copying else "",
-        f"{100 * line.tokens / line.slots:.2f} %" if line.documents and line.slots else "",
-        "" if copying or not line.tokens else f"{line.tokens_lost:,}",
-        "" if copying or not line.documents else f"{line.documents_cut:,}",
-        f"{line.peak_mib:.0f}",
-        "" if copying else f"{1000 * (line.first_batch_s or 0):,.3g} ms",
+def ratios(job: Job, samples: list[dict[str, Any]], runner: type[Runner]) -> list[float]:
+    """Time per token beside that of the runner compared with, in each round that has both."""
+    assert issubclass(runner, Timed)
+    other = runner.reference or job.runners[0].__name__
+    ours = {sample["round"]: sample["found"] for sample in _of(samples, runner)}
+    theirs = {s["round"]: s["found"] for s in samples if s["runner"] == other}
+    if 0 not in ours or 0 not in theirs or not ours[0]["counts"]["tokens"]:
+        return []
+    mine, its = (found[0]["counts"]["tokens"] for found in (ours, theirs))
+    return [
+        (ours[n]["seconds"] / mine) / (theirs[n]["seconds"] / its)
+        for n in sorted(ours.keys() & theirs.keys())
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _settings(jobs: Sequence[Job]) -> str:
-    seen: dict[str, type[Runner]] = {r.label: r for job in jobs for r in job.runners}
-    labels: dict[tuple[str, str], list[str]] = {}  # of the runners with the same settings
-    for label, runner in seen.items():
-        labels.setdefault((runner.settings, runner.delivers), []).append(label)
-    lines = [
-        f"- {'; '.join(same)}: {settings}" + (f". Done when: {delivers}." if delivers else ".")
-        for (settings, delivers), same in labels.items()
-    ]
-    return "### Settings\n\n" + "\n".join(lines)
+def _of(samples: list[dict[str, Any]], runner: type[Runner]) -> list[dict[str, Any]]:
+    return [sample for sample in samples if sample["runner"] == runner.__name__]
 
 
-def as_json(
-    samples: Sequence[Sample], workloads: dict[str, Workload], command: str, load: str
-) -> dict[str, Any]:
-    """Everything again, for programs."""
-    return {
-        "command": command,
-        "machine": machine(),
-        "load": load,
-        "versions": versions(samples),
-        "workloads": {
-            name: {"documents": len(w.lengths), "tokens": w.num_tokens, "seed": w.seed}
-            for name, w in workloads.items()
-        },
-        "targets": [
-            {
-                "target": r.target.what,
-                "workload": r.workload,
-                "at_most": r.target.at_most,
-                "reached": r.value,
-                "low": r.low,
-                "high": r.high,
-            }
-            for job in JOBS
-            for name in job.workloads
-            for r in reached_of(job, [s for s in samples if s.job == job.name], name)
-            if name in workloads
-        ],
-        "samples": [{k: v for k, v in vars(s).items() if v is not None} for s in samples],
+def _peers(jobs: Sequence[Job]) -> str:
+    peers = {
+        (runner.settings, runner.delivers): runner.label.split(", plan")[0].split(", 1 thr")[0]
+        for job in jobs
+        for runner in reversed(job.runners)
+        if runner.settings and not runner.label.startswith("streampack")
+        if not runner.label.endswith("threads")
     }
+    rows = [[label, *said] for said, label in peers.items()]
+    table = markdown_table(["peer", "settings", "a batch is done with"], rows)
+    return f"### Settings of peers\n\n{table}"
+
+
+def _machines(results: dict[str, Any]) -> str:
+    jobs: dict[str, list[str]] = {}
+    versions: dict[str, set[str]] = {}
+    for name, found in results.items():
+        jobs.setdefault(f"{found['machine']}; {found['load']}", []).append(name)
+        for library, version in found["versions"].items():
+            versions.setdefault(library, set()).update(version.split("/"))
+    lines = [f"- {', '.join(names)}: {where}" for where, names in jobs.items()]
+    found = ", ".join(f"{k} {'/'.join(sorted(v))}" for k, v in sorted(versions.items()))
+    return "\n".join(["### Machines and versions\n", *lines, f"- {found}"])

@@ -14,12 +14,13 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.corpus_files import mds_shards, npy_tars, parquet_ids
+from benchmarks.report import print_table
 from benchmarks.workloads import Workload
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.raw_bytes import Spans
@@ -28,7 +29,6 @@ from streampack.sources.sharded import ShardedSource
 SEQ_LEN = 2048
 PLACES = (0.0, 0.5, 0.9)
 SAMPLES = 5
-SHOWN = "{:10s} {:>6s} {:>10s} {:>12s} {:>8s} {:>16s} {:>16s}"
 
 
 def dataset_of(source: ShardedSource, lanes: int) -> PackedDataset:
@@ -50,7 +50,7 @@ def states_of(source: ShardedSource, lanes: int) -> list[dict[str, Any]]:
 
 def restore(source: ShardedSource, lanes: int, state: dict[str, Any]) -> dict[str, float]:
     """Documents, bytes of ids and shards read until every lane has given a batch; seconds."""
-    read = {"documents": 0.0, "bytes": 0.0}
+    read = {"documents": 0.0, "mib": 0.0}
     shards = set()
     original = source.read_shard
 
@@ -59,9 +59,9 @@ def restore(source: ShardedSource, lanes: int, state: dict[str, Any]) -> dict[st
         for block, end, reached in original(shard, *place):
             read["documents"] += len(block)
             if isinstance(block, Spans):
-                read["bytes"] += int(block.counts.sum()) * block.dtype.itemsize
+                read["mib"] += int(block.counts.sum()) * block.dtype.itemsize / 2**20
             else:
-                read["bytes"] += block.num_tokens * block.tokens.itemsize
+                read["mib"] += block.num_tokens * block.tokens.itemsize / 2**20
             yield block, end, reached
 
     source.read_shard = counting  # type: ignore[method-assign]
@@ -77,56 +77,34 @@ def restore(source: ShardedSource, lanes: int, state: dict[str, Any]) -> dict[st
         all_s = time.perf_counter() - began
     finally:
         source.read_shard = original  # type: ignore[method-assign]
-    return {**read, "shards": len(shards), "first_s": first_s, "all_s": all_s}
+    return {**read, "shards": len(shards), "first": first_s, "all": all_s}
 
 
 def main() -> None:
-    """Print the table of docs/resume.md."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description="What going on from a saved state reads.")
     parser.add_argument("--scale", type=float, default=1.0, help="of a corpus of 30 M tokens")
     parser.add_argument("--lanes", type=int, default=4)
     options = parser.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         workload = Workload("lognormal", Path(name), scale=options.scale)
         workload.make()
-        print(
-            f"{len(workload.lengths)} documents, {2 * workload.num_tokens / 2**20:.0f} MiB of ids"
-        )
-        kinds: dict[str, Callable[[], ShardedSource]] = {
-            "MDS": lambda: sources.MDS(mds_shards(workload), tokens="tokens"),
-            "Parquet": lambda: sources.Parquet(parquet_ids(workload), tokens="tokens"),
-            "tar": lambda: sources.WebDataset(str(npy_tars(workload)), tokens="npy"),
+        kinds: dict[str, ShardedSource] = {
+            "MDS": sources.MDS(mds_shards(workload), tokens="tokens"),
+            "Parquet": sources.Parquet(parquet_ids(workload), tokens="tokens"),
+            "tar": sources.WebDataset(str(npy_tars(workload)), tokens="npy"),
         }
-        print(
-            SHOWN.format(
-                "source",
-                "at",
-                "documents",
-                "MiB of ids",
-                "shards",
-                "first batch, ms",
-                "all lanes, ms",
-            )
-        )
-        for kind, make in kinds.items():
-            source = make()
+        for kind, source in kinds.items():
             for place, state in zip(PLACES, states_of(source, options.lanes), strict=True):
                 runs = [restore(source, options.lanes, state) for _ in range(SAMPLES)]
-                first = 1e3 * min(run["first_s"] for run in runs)
-                every = 1e3 * min(run["all_s"] for run in runs)
-                found = runs[0]
-                print(
-                    SHOWN.format(
-                        kind,
-                        f"{place:.0%}",
-                        f"{found['documents']:.0f}",
-                        f"{found['bytes'] / 2**20:.2f}",
-                        f"{found['shards']:.0f}",
-                        f"{first:.1f}",
-                        f"{every:.1f}",
-                    ),
-                    flush=True,
-                )
+                first, every = (1e3 * min(run[name] for run in runs) for name in ("first", "all"))
+                documents, mib, shards = (runs[0][n] for n in ("documents", "mib", "shards"))
+                figures = [f"{documents:.0f}", f"{mib:.2f}", f"{shards:.0f}"]
+                rows.append([kind, f"{place:.0%}", *figures, f"{first:.1f}", f"{every:.1f}"])
+    head = ["source", "at", "documents", "MiB of ids", "shards", "first batch, ms", "all lanes, ms"]
+    title = f"{len(workload.lengths)} documents, {workload.num_tokens / 2**19:.0f} MiB of ids"
+    print_table(title, head, rows)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ a GPU's libraries:
 
 A rank's micro-batch costs what `Cost` says of its documents (TRL's: padded). Ranks wait for each
 other in every micro-batch; "time" is the sum of the costliest rank's over what would be spent if
-nothing was padded and nobody waited. "Sums" is the costliest rank over the mean.
+nothing was padded and nobody waited.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.report import print_table
 from streampack import Cost, pack
 from streampack.packing import FirstFitDecreasing
 
@@ -164,7 +165,7 @@ WAYS: dict[str, Callable[[Work], Rows]] = {
 }
 
 
-def line(name: str, work: Work) -> str:
+def line(name: str, work: Work) -> list[str]:
     """What a way gives, as a line of the table."""
     way = WAYS[name]
     way(work)
@@ -184,38 +185,33 @@ def line(name: str, work: Work) -> str:
             slots += int(sizes.sum()) if name == "TRL" else max(work.seq_len, int(sizes.sum()))
     ideal = work.cost(work.lengths).sum() / work.ranks
     used = int(work.lengths.sum())
-    cells = [
+    return [
+        name,
         f"{len(rows[0])}",
         f"{costs.max(axis=0).sum() / ideal:.3f}",
-        f"{costs.sum(axis=1).max() / costs.sum(axis=1).mean():.3f}",
         f"{100 * (1 - used / slots):.1f} %",
         f"{tokens.max() / work.seq_len:.2f}",
         f"{1e3 * spent:.1f} ms",
     ]
-    return f"| {name} | {' | '.join(cells)} |"
 
 
 def main() -> None:
     """Print a table for each kind of work."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--small", action="store_true", help="the smallest kind only")
     args = parser.parse_args()
     cost = Cost.of_width(4096)
-    for prompts, group, median, seq_len, ranks in (
-        (64, 8, 700, 8192, 8),
-        (128, 16, 3000, 32768, 8),
-        (512, 16, 3000, 32768, 64),
-    ):
+    kinds = ((64, 8, 700, 8192, 8), (128, 16, 3000, 32768, 8), (512, 16, 3000, 32768, 64))
+    head = ["way", "micro-batches", "time", "padding", "fullest row", "planned in"]
+    for prompts, group, median, seq_len, ranks in kinds[:1] if args.small else kinds:
         longest = seq_len // 2 if median < 1000 else seq_len
         work = Work(drawn(prompts, group, median, longest, args.seed), group, seq_len, ranks, cost)
-        print(
-            f"\n{prompts} prompts of {group} rollouts, {ranks} ranks, rows of {seq_len}; lengths: "
-            f"mean {work.lengths.mean():.0f}, longest {work.lengths.max()}\n\n"
-            "| way | micro-batches | time | sums | padding | fullest row | planned in |\n"
-            "|---|---|---|---|---|---|---|"
+        title = (
+            f"{prompts} prompts of {group} rollouts, {ranks} ranks, rows of {seq_len}; lengths: "
+            f"mean {work.lengths.mean():.0f}, longest {work.lengths.max()}"
         )
-        for name in WAYS:
-            print(line(name, work), flush=True)
+        print_table(title, head, [line(name, work) for name in WAYS])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@
 Everything that can be run without the corpus is run: the manifest (made, named, pickled as it is
 handed to the other ranks, held in memory), the order of an epoch, the lanes of one worker and all
 lanes of the run, and the states of all lanes, gathered, merged and restored by one rank. Then a
-process with 16 lanes over real shards: its memory beside what it should hold, its open files, and
-how many shards the documents of a window and of a batch come from.
+process with 16 lanes over real shards: the memory of a lane with full windows.
 """
 
 from __future__ import annotations
@@ -14,41 +13,38 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import pickle
 import tempfile
 import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.corpus_files import write_shards
-from benchmarks.process_memory import resident_bytes
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.deals.board import MemoryBoard
 from streampack.deals.dealer import Dealer
 from streampack.deals.rule import ONE, DealRule, Line
-from streampack.lane.state import checksum
 from streampack.run.state import RunState, merge_states
 from streampack.sources.manifest import Manifest
-from streampack.sources.sharded import ShardedSource
 from streampack.window.config import DEFAULT_ROWS
 
 T = TypeVar("T")
 TOKENS = 15_000_000_000_000
 SEQ_LEN = 2048
-CASES = [  # format, lanes, open shards, rows of a batch
-    *(("MDS", 1, open_shards, 8) for open_shards in (1, 2, 4, 8)),
-    *(("MDS", 16, open_shards, 1) for open_shards in (1, 2, 8)),
-    *(("Parquet", 16, open_shards, 1) for open_shards in (1, 2)),
-]
 FULL_ROWS = 2 * DEFAULT_ROWS + 60  # of a lane, by which its window has been full
 SHOWN = "{:52s} {:>12s}"
+
+
+def resident_bytes() -> int:
+    """Anonymous resident memory of this process: without pages of mapped shards."""
+    size, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(size) - int(shared)) * 4096
 
 
 def show(what: str, figure: str) -> None:
@@ -109,7 +105,7 @@ def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
 def deals(lanes: int) -> None:
     """What a process does for one deal between all lanes: merge what another reports, and deal."""
     weight = 2 * TOKENS
-    line = Line(weight=weight, epochs=1, planned=1, rate=ONE // 2)
+    line = Line(weight=weight, epochs=1, rate=ONE // 2)
     rule = DealRule.of(
         {"": line}, lanes=lanes, batch_tokens=SEQ_LEN, window_tokens=0, run_tokens=TOKENS
     )
@@ -146,7 +142,7 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     parts = []
     for rank in range(ranks):
         topology = Topology(rank, ranks)
-        own = {n: renumbered(lane, n) for n in topology.lanes(0, lanes)}
+        own = {n: {**lane, "lane": n} for n in topology.lanes(0, lanes)}
         parts.append(RunState(run.plan.fingerprint, topology, 200 * lanes, own).as_dict())
     show(f"state of a rank, {lanes // ranks} lanes", mib(len(json.dumps(parts[0]))))
     merged = timed(f"merge_states of {ranks} ranks, all checked", lambda: merge_states(parts))
@@ -163,13 +159,6 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
     timed(f"loaded by one of {ranks // 2} ranks, all checked", lambda: half.load_state_dict(again))
     held = PackedLoader(half).state_dict()["lanes"]
     show("lanes that it goes on with", str(len(held)))
-
-
-def renumbered(state: dict[str, Any], lane: int) -> dict[str, Any]:
-    """A lane's state as another lane would have saved it."""
-    fields = {**json.loads(json.dumps(state)), "lane": lane}
-    summed = {name: fields[name] for name in fields if name not in ("emitted", "checksum")}
-    return {**fields, "checksum": checksum(summed)}
 
 
 def dataset_source(folder: Path) -> sources.MDS:
@@ -189,57 +178,21 @@ def write_parquet(folder: Path, documents: int) -> None:
         pq.write_table(table, folder / f"{shard}.parquet")
 
 
-def stream(
-    kind: str, folder: str, lanes: int, open_shards: int, batch_size: int
-) -> dict[str, float]:
-    """Memory, open files and diversity of a process that runs `lanes` lanes."""
-    source: ShardedSource = sources.MDS(
-        folder, tokens="tokens", reading=sources.Reading(open_shards=open_shards)
-    )
-    if kind == "Parquet":
-        source = sources.Parquet(
-            folder, tokens="tokens", reading=sources.Reading(open_shards=open_shards)
-        )
-    dataset = PackedDataset(
-        source,
-        seq_len=SEQ_LEN,
-        batch_size=batch_size,
-        lanes=lanes,
-        topology=Topology(),
-        provenance=True,
-    )
-    warm = iter(
-        PackedDataset(source, seq_len=SEQ_LEN, batch_size=1, lanes=lanes, topology=Topology())
-    )
-    next(warm)
-    del warm
-    base, most, files = resident_bytes(), 0, 0
-    shards = []
-    for number, batch in enumerate(PackedLoader(dataset)):
-        assert batch.provenance is not None
-        shards.append(len(np.unique(batch.provenance["shard"])))
+def lane_memory(kind: str, folder: str) -> float:
+    """Bytes of a lane, of a process that runs 16 with full windows."""
+    source = {"MDS": sources.MDS, "Parquet": sources.Parquet}[kind](folder, tokens="tokens")
+
+    def dataset() -> PackedDataset:
+        return PackedDataset(source, seq_len=SEQ_LEN, batch_size=1, lanes=16, topology=Topology())
+
+    next(iter(dataset()))
+    base, most = resident_bytes(), 0
+    for number, _ in enumerate(PackedLoader(dataset())):
         if number % 16 == 0:
             most = max(most, resident_bytes())
-            maps = Path("/proc/self/maps").read_text().count(folder)
-            files = max(files, maps + sum(folder in name for name in _open_files()))
-        if number * batch_size > FULL_ROWS * lanes:
+        if number > 16 * FULL_ROWS:
             break
-    return {
-        "memory": most - base,
-        "files": files,
-        "shards": float(np.mean(shards[8 * lanes :])),
-        "documents": float(source.reading.documents_per_block),
-    }
-
-
-def _open_files() -> list[str]:
-    names = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            names.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:
-            continue
-    return names
+    return (most - base) / 16
 
 
 def main() -> None:
@@ -258,17 +211,9 @@ def main() -> None:
         write_shards(Path(name), options.documents, shard_bytes=1 << 21)
         states(Path(name), options.lanes, options.ranks)
         write_parquet(Path(name, "parquet"), options.documents)
-        for kind, lanes, open_shards, rows in CASES:
-            folder = name if kind == "MDS" else f"{name}/parquet"
+        for kind, folder in (("MDS", name), ("Parquet", f"{name}/parquet")):
             with multiprocessing.get_context("spawn").Pool(1) as process:
-                found = process.apply(stream, (kind, folder, lanes, open_shards, rows))
-            window = 2 * 2 * DEFAULT_ROWS * SEQ_LEN  # uint16 ids, twice
-            print(
-                f"{kind}, {lanes} lanes, {open_shards} open shards, "
-                f"blocks of {found['documents']:.0f}: "
-                f"{found['shards']:.1f} shards per batch of {rows} rows, {found['files']:.0f} maps "
-                f"and files, {mib(found['memory'])} (windows {mib(lanes * window)})"
-            )
+                show(f"memory of a lane, {kind}", mib(process.apply(lane_memory, (kind, folder))))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.report import print_table
 from benchmarks.synthetic import Synthetic
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
 
 BATCH_ROWS = 16
-SHOWN = "{:58s} {:>14s}"
 
 
 @dataclass(frozen=True)
@@ -90,24 +90,14 @@ def samples(
         before = now
 
 
-def report(lanes: int, documents: int, workers: int, count: int) -> None:
-    """One case: how long a call takes, and how long the texts are."""
+def report(lanes: int, documents: int, workers: int, count: int) -> list[str]:
+    """A row: how long a call takes, and how long the texts are."""
     found = list(samples(loader_of(lanes, documents, workers), documents, count))
-    seconds = [spent for spent, _ in found]
-    sizes = [[len(json.dumps(own)) for own in state["lanes"].values()] for _, state in found]
+    lane = max(len(json.dumps(own)) for _, state in found for own in state["lanes"].values())
     whole = max(len(json.dumps(state)) for _, state in found)
-    name = f"{lanes} lane{'s' if lanes > 1 else ''}, {workers} workers"
-    middle, least = 1e3 * float(np.median(seconds)), 1e3 * min(seconds)
-    print(SHOWN.format(f"{name}: state_dict, median (least)", f"{middle:.2f} ({least:.2f}) ms"))
-    print(SHOWN.format(f"{name}: a lane of {documents:,} documents", f"{max(map(max, sizes))} B"))
-    print(SHOWN.format(f"{name}: the rank", f"{whole / 1024:.1f} KiB"), flush=True)
-
-
-def report_size(what: str, corpus: Corpus, documents: int, count: int) -> None:
-    """How long the text of one lane's state is."""
-    found = samples(loader_of(1, documents, 0, corpus), documents, count, corpus)
-    size = max(len(json.dumps(state["lanes"]["0"])) for _, state in found)
-    print(SHOWN.format(f"{what}: a lane of {documents:,} documents", f"{size} B"), flush=True)
+    middle = 1e3 * float(np.median([spent for spent, _ in found]))
+    name = f"{lanes} lane{'s' * (lanes > 1)}, {workers} workers"
+    return [name, f"{middle:.2f}", f"{lane:,}", f"{whole:,}"]
 
 
 def main() -> None:
@@ -116,11 +106,17 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=10_000, help="per window")
     parser.add_argument("--lanes", type=int, default=16)
     parser.add_argument("--samples", type=int, default=12)
-    arguments = parser.parse_args()
-    for lanes, workers in ((1, 0), (arguments.lanes, 0), (arguments.lanes, 2)):
-        report(lanes, arguments.documents, workers, arguments.samples)
-    report_size("short, 60 tokens", SHORT, arguments.documents, arguments.samples)
-    report_size("split, rows of 128", SPLIT, arguments.documents, arguments.samples)
+    given = parser.parse_args()
+    cases = ((1, 0), (given.lanes, 0), (given.lanes, 2))
+    rows = [report(lanes, given.documents, workers, given.samples) for lanes, workers in cases]
+    for name, corpus in (("short, 60 tokens", SHORT), ("split, rows of 128", SPLIT)):
+        found = samples(
+            loader_of(1, given.documents, 0, corpus), given.documents, given.samples, corpus
+        )
+        size = max(len(json.dumps(state["lanes"]["0"])) for _, state in found)
+        rows.append([name, "", f"{size:,}", ""])
+    head = ["", "state_dict, ms", "bytes of a lane", "bytes of the rank"]
+    print_table(f"Windows of {given.documents:,} documents", head, rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import numpy as np
 from tokenizers import ByteLevelBPETokenizer, Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from benchmarks.page import markdown_table
+from benchmarks.report import markdown_table
 from streampack.documents.blocks import Texts, make_origin
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
@@ -34,7 +34,6 @@ GPT4O = (
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CORPUS_BYTES = 12 << 20
 BLOCK = 256
 
 
@@ -96,8 +95,8 @@ def engines(corpus: list[str]) -> dict[str, Callable[[], Engine]]:
     }
 
 
-def _corpus() -> list[str]:
-    texts, left = [], CORPUS_BYTES
+def _corpus(megabytes: float) -> list[str]:
+    texts, left = [], int(megabytes * 2**20)
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
         text = path.read_text(errors="ignore")
         texts.append(text)
@@ -122,8 +121,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--texts", type=int, default=100_000)
-    count = parser.parse_args().texts
-    corpus = _corpus()
+    parser.add_argument("--megabytes", type=float, default=12, help="of text, for the rates")
+    options = parser.parse_args()
+    count, corpus = options.texts, _corpus(options.megabytes)
     rows = []
     for name, make in engines(corpus).items():
         engine, rates = make(), {}

@@ -2,15 +2,13 @@
 
     python -m benchmarks.papers.corpus_order [--corpus planted|files] [--documents 200000]
         [--roots /usr] [--workers 2] [--search auto] [--embedder NAME] [--dimension 1024]
-        [--ngrams 2] [--compare] [--folder DIR]
+        [--ngrams 2] [--folder DIR]
 
 "planted" makes short documents of topics with vocabularies of their own, and copies of some of them
 with one token in fifty replaced; "files" takes text files of this machine (sources, manuals,
 documentation), each cut to its first 6,000 characters, in random order. Both are written as Parquet
 and put in order by `run_job`, whose summary is printed, with the most memory that all processes
-had in a stage. What --folder names is kept, and a run that was stopped goes on there. With
---compare the same documents are ordered in windows (`SimilarityOrder`) of several sizes and by
-exact search too, and the mean cosine of documents side by side is printed for each.
+had in a stage. What --folder names is kept, and a run that was stopped goes on there.
 
 Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries".
 """
@@ -35,14 +33,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from streampack import SimilarityOrder, sources
+from streampack import sources
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.documents.blocks import Documents
 from streampack.ordering import HashedNgrams
-from streampack.ordering.embedding import heads
 from streampack.packing.rng import permutation
-from streampack.sources.skips import Skips
 
 CHARACTERS = 6000
 ENDINGS = {
@@ -52,7 +48,6 @@ ENDINGS = {
 COPIES = 0.05  # share of planted documents that are copies
 EDITED = 0.02  # of a copy's tokens
 TOPIC_DOCUMENTS = 50  # of a topic, about
-WINDOWS = (1024, 4096, 16384)
 ROWS = 10_000
 
 
@@ -238,40 +233,6 @@ def rows_of(file: Path) -> Iterator[NDArray[np.uint32]]:
             yield values[offsets[i] : offsets[i + 1]]
 
 
-def compare(file: Path) -> None:
-    """Print the mean cosine of documents side by side in windowed orders."""
-    documents = in_memory(file)
-    vectors = HashedNgrams()(heads(documents, 512))
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
-    print("| order | documents side by side |\n|---|---|")
-    for size in [size for size in WINDOWS if size < len(documents)] + [len(documents)]:
-        order = SimilarityOrder(order_window_documents=size, search="exact")
-        total = pairs = 0.0
-        for start in range(0, len(documents), size):
-            path = start + order.order(documents[start : start + size]).order
-            for low in range(0, len(path) - 1, 4096):
-                left, right = path[low : low + 4096], path[low + 1 : low + 4097]
-                total += float((vectors[left[: len(right)]] * vectors[right]).sum())
-                pairs += len(right)
-        name = "exact search of all" if size == len(documents) else f"windows of {size:,}"
-        print(f"| {name} | {total / pairs:.3f} |", flush=True)
-
-
-def in_memory(file: Path) -> Documents:
-    """The corpus as token ids; of texts, their words."""
-    from streampack.documents.blocks import Texts, offsets_of
-    from streampack.ordering.hashing import hash_words
-
-    (reader,) = sources.open(str(file)).lanes(1, seed=0, epoch=0, shuffle=False)
-    blocks = [block for block, _ in reader.read(None, Skips())]
-    if isinstance(blocks[0], Texts):
-        data = [text.encode() for block in blocks for text in block.texts]  # type: ignore[union-attr]
-        offsets = offsets_of(np.array([len(d) for d in data]))
-        return hash_words(np.frombuffer(b"".join(data), np.uint8), offsets)[0]
-    arrays = [block.document(i) for block in blocks for i in range(len(block))]  # type: ignore[union-attr]
-    return Documents.from_arrays(arrays)
-
-
 def run(options: argparse.Namespace, folder: Path) -> None:
     """Make the corpus, put it in order, and print what came of it."""
     file, out = folder / "corpus.parquet", folder / "ordered"
@@ -294,9 +255,6 @@ def run(options: argparse.Namespace, folder: Path) -> None:
     report(summary, time.monotonic() - began, memory.peak)
     if options.corpus == "planted":
         judge_planted(out, file, hashed)
-    sys.stdout.flush()
-    if options.compare:
-        compare(file)
 
 
 def main() -> None:
@@ -311,7 +269,6 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=1024)
     parser.add_argument("--ngrams", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compare", action="store_true")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     if options.folder is not None:

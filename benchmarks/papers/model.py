@@ -53,30 +53,6 @@ def segment_mask(batch: PackedBatch) -> Tensor:
     return (segment[:, :, None] == segment[:, None, :]).tril().unsqueeze(1)
 
 
-class _Attention:
-    """Causal attention inside the segments of one batch: by a mask, on a GPU by their ends."""
-
-    def __init__(self, batch: PackedBatch) -> None:
-        self.varlen = batch.device.type == "cuda"
-        self.ends, self.longest = batch.cu_seqlens, batch.max_seqlen
-        self.mask = None if self.varlen else segment_mask(batch)
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """(rows, heads, seq_len, width of a head) each, and the same back."""
-        if not self.varlen:
-            return functional.scaled_dot_product_attention(query, key, value, attn_mask=self.mask)
-        from torch.nn.attention.varlen import varlen_attn
-
-        rows, _, length, _ = query.shape
-        q, k, v = (
-            t.transpose(1, 2).flatten(0, 1).bfloat16().contiguous() for t in (query, key, value)
-        )
-        ends, longest = self.ends, self.longest
-        found = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0))
-        assert isinstance(found, Tensor)
-        return found.reshape(rows, length, *found.shape[1:]).transpose(1, 2)
-
-
 class Block(nn.Module):
     """Attention, then a two-layer network, each on a normalised input and added to it."""
 
@@ -95,7 +71,7 @@ class Block(nn.Module):
             self.smear = nn.Parameter(torch.linspace(-2, 2, size.heads).view(-1, 1, 1))
 
     def forward(
-        self, x: Tensor, attention: _Attention, cosine: Tensor, sine: Tensor, follows: Tensor
+        self, x: Tensor, mask: Tensor, cosine: Tensor, sine: Tensor, follows: Tensor
     ) -> Tensor:
         """(rows, seq_len, width) to the same."""
         rows, length, width = x.shape
@@ -105,7 +81,7 @@ class Block(nn.Module):
             share = torch.sigmoid(self.smear) * follows
             key = torch.lerp(key, functional.pad(key[:, :, :-1], (0, 0, 1, 0)), share)
         query, key = (t * cosine + _quarter_turn(t) * sine for t in (query, key))
-        seen = attention(query, key, value).to(x.dtype)
+        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         x = x + self.out(seen.transpose(1, 2).reshape(rows, length, width))
         added: Tensor = self.network(self.norms[1](x))
         return x + added
@@ -143,21 +119,18 @@ class SmallGPT(nn.Module):
         angles = torch.cat((angles, angles), dim=-1)
         cosine, sine = angles.cos(), angles.sin()
         follows = (batch.position_ids > 0)[:, None, :, None].to(cosine.dtype)
-        attention = _Attention(batch)
+        mask = segment_mask(batch)
         x = self.embedding(batch.input_ids)
         for block in self.blocks:
-            x = block(x, attention, cosine, sine, follows)
+            x = block(x, mask, cosine, sine, follows)
         counted = batch.labels[:, 1:] != -100
         return functional.linear(self.norm(x[:, :-1][counted]), self.embedding.weight)
 
 
 def label_losses(model: SmallGPT, batch: PackedBatch) -> Tensor:
-    """(labels that are not -100,) float32, in nats; on a GPU matrix products are in bfloat16."""
-    kind = batch.device.type
+    """(labels that are not -100,) float32, in nats."""
     labels = batch.labels[:, 1:]
-    with torch.autocast(kind, dtype=torch.bfloat16, enabled=kind == "cuda"):
-        logits = model(batch)
-    return functional.cross_entropy(logits.float(), labels[labels != -100], reduction="none")
+    return functional.cross_entropy(model(batch), labels[labels != -100], reduction="none")
 
 
 def adamw(model: SmallGPT) -> torch.optim.Optimizer:

@@ -6,9 +6,8 @@ The corpora are those of the machine: manual pages, C headers, and the Python fi
 library and of installed packages, tokenized by DeepSeek's tokenizer, each document ended by an EOS,
 in random order. Offline is one plan over all documents; online is a dry run of one lane with the
 default window and eight rows per batch. `Buckets` has batches of 65,536 tokens and the shares of
-8,192 documents, as a run measures them; beside it stand pools of 2,000 documents at a time, and by
-what documents per row are off with the shares of samples of more documents. The
-numbers depend on what is installed. Some minutes, nearly all of it the tokenizer's.
+8,192 documents, as a run measures them. The numbers depend on what is installed. Some minutes,
+nearly all of it the tokenizer's.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.papers.in_context import python_files
-from streampack import BestFitCrop, Buckets, Seamless, WindowConfig
-from streampack.packing import Composition, Packer, Plan
+from streampack import BestFitCrop, Buckets, WindowConfig
 from streampack.packing.rng import permutation
 from streampack.run.dry_run import stream_plan
 
@@ -31,9 +29,6 @@ ROWS_PER_BATCH = 8
 BUCKETS = ((2048, 4096, 8192, 16384), (1024, 2048, 4096, 8192, 16384))
 BUCKET_BATCH = 65_536  # tokens
 SAMPLE = 8192  # documents that a run measures shares on
-POOL = 2000  # documents
-SAMPLES = (8192, 16_384, 65_536)  # documents
-TAIL = 1_000_000  # documents of a corpus with a heavy tail
 
 
 def corpora() -> dict[str, list[Path]]:
@@ -65,40 +60,27 @@ def _text(file: Path) -> str:
     return (gzip.decompress(data) if file.suffix == ".gz" else data).decode(errors="replace")
 
 
-def figures(plan: Plan, lengths: NDArray[np.int64]) -> str:
-    """Shares of a plan, in percent: tokens dropped, documents that lose tokens, tokens repeated."""
-    found = plan.metrics(lengths)
-    lost = 100 * (plan.dropped > 0).mean()
-    repeated = 100 * found.repeated / found.placed
-    return f"{100 * found.dropped_ratio:.2f} % | {lost:.1f} % | {repeated:.2f} %"
-
-
 def print_losses(corpus: str, lengths: NDArray[np.int64], seq_len: int) -> None:
-    """Rows for the packers with rows of one length."""
-    packers: list[Packer] = [BestFitCrop(seq_len=seq_len), Seamless(seq_len=seq_len)]
-    for packer in packers:
-        whole = packer.plan(lengths, final=True, seed=0)
-        config, batch = WindowConfig(), ROWS_PER_BATCH * seq_len
-        online = stream_plan(lengths, packer, config, batch_tokens=batch)
-        head = f"| {corpus} | {type(packer).__name__}"
-        print(f"{head} | offline | {figures(whole, lengths)} |")
-        print(f"{head} | online | {figures(online, lengths)} |", flush=True)
+    """Rows for `BestFitCrop`: over all, and online."""
+    packer, batch = BestFitCrop(seq_len=seq_len), ROWS_PER_BATCH * seq_len
+    for way, plan in (
+        ("offline", packer.plan(lengths, final=True, seed=0)),
+        ("online", stream_plan(lengths, packer, WindowConfig(), batch_tokens=batch)),
+    ):
+        dropped = 100 * plan.metrics(lengths).dropped_ratio
+        lost = 100 * (plan.dropped > 0).mean()
+        print(f"| {corpus} | {way} | {dropped:.2f} % | {lost:.1f} % |", flush=True)
 
 
 def print_buckets(corpus: str, lengths: NDArray[np.int64]) -> None:
-    """Rows for `Buckets`: over all, a pool of documents at a time, and online."""
+    """Rows for `Buckets`: over all, and online."""
     sample = lengths[permutation(len(lengths), 1)[:SAMPLE]]
     for sizes in BUCKETS:
         packer = Buckets(seq_lens=sizes).with_sample(sample)
-        pools = Composition()
-        for first in range(0, len(lengths), POOL):
-            part = lengths[first : first + POOL]
-            pools += packer.plan(part, final=True, seed=0).metrics(part)
         online = stream_plan(lengths, packer, WindowConfig(), batch_tokens=BUCKET_BATCH)
         longer = 100 * (lengths > sizes[-1]).mean()
         for way, found in (
             ("offline", packer.plan(lengths, final=True, seed=0).metrics(lengths)),
-            (f"pools of {POOL:,}", pools),
             ("online", online.metrics(lengths)),
         ):
             print(
@@ -107,36 +89,6 @@ def print_buckets(corpus: str, lengths: NDArray[np.int64]) -> None:
                 f"| {100 * found.padding_ratio:.2f} % |",
                 flush=True,
             )
-
-
-def shares_error(lengths: NDArray[np.int64], documents: int) -> float:
-    """The root mean square of by how much documents per row are off with a sample's shares.
-
-    Args:
-        lengths: (N,) tokens per document of the corpus.
-        documents: of a sample.
-    """
-    numbers = np.random.default_rng(documents)
-    rows = _rows_per_token(lengths)
-    samples = [numbers.choice(lengths, documents) for _ in range(20)]
-    errors = [rows / _rows_per_token(sample) - 1 for sample in samples]
-    return float(np.sqrt(np.mean(np.square(errors))))
-
-
-def _rows_per_token(lengths: NDArray[np.int64]) -> float:
-    shares = Buckets(seq_lens=BUCKETS[0]).with_sample(lengths).curriculum.knots[0][1]
-    return sum(share / size for share, size in zip(shares, BUCKETS[0], strict=True))
-
-
-def print_shares(lengths: dict[str, NDArray[np.int64]]) -> None:
-    """Rows for what samples say of the shares, besides for heavy tails."""
-    tails = {
-        f"Pareto, {tail}": (200 * (1 + np.random.default_rng(0).pareto(tail, TAIL))).astype(int)
-        for tail in (1.1, 1.5)
-    }
-    for corpus, found in (lengths | tails).items():
-        errors = [f"{shares_error(found, size):.1%}" for size in SAMPLES]
-        print(f"| {corpus} | {' | '.join(errors)} |", flush=True)
 
 
 def main() -> None:
@@ -150,16 +102,13 @@ def main() -> None:
         for name, files in corpora().items()
         if len(found := read_lengths(files, options.documents))
     }
-    print("| corpus | packer | | tokens dropped | documents that lose some | tokens repeated |")
-    print("|---|---|---|---|---|---|")
+    print("| corpus | BestFitCrop | tokens dropped | documents that lose some |\n|---|---|---|---|")
     for corpus, found in lengths.items():
         print_losses(corpus, found, options.seq_len)
     print("\n| corpus | buckets from | longer than all | | cut | documents per row | padding |")
     print("|---|---|---|---|---|---|---|")
     for corpus, found in lengths.items():
         print_buckets(corpus, found)
-    print(f"\n| corpus | {' | '.join(f'{size:,}' for size in SAMPLES)} |\n|---|---|---|---|")
-    print_shares(lengths)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import argparse
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.tables import table
+from benchmarks.report import print_table
 from streampack.packing import Concat, Pad, check_plan
 
 TOKENS = 114_400_095
@@ -25,7 +25,6 @@ WORDS = 98_937_698
 TABLE_3 = ((32, 256, 28_120, 31_816), (64, 256, 14_058, 17_308), (128, 128, 14_056, 20_496))
 EPOCHS = 2
 SHORTEST = round(50 * TOKENS / WORDS)
-FACTORS = (0.25, 0.5, 1, 2, 4)
 
 
 def documents() -> int:
@@ -42,7 +41,7 @@ def lengths_of(shape: str, count: int, seed: int) -> NDArray[np.int64]:
         "gamma 2": lambda: rng.gamma(2.0, 0.5, count),
         "lognormal 0.8": lambda: rng.lognormal(0.0, 0.8, count),
     }[shape]()
-    beyond *= (TOKENS / count - SHORTEST) / beyond.mean()
+    beyond *= (TOKENS / documents() - SHORTEST) / beyond.mean()
     return np.rint(SHORTEST + beyond).astype(np.int64) + 1
 
 
@@ -57,8 +56,9 @@ def main() -> None:
     """Draw, plan, count, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    seed = parser.parse_args().seed
-    count = documents()
+    parser.add_argument("--small", action="store_true", help="a hundredth: does it run?")
+    options = parser.parse_args()
+    seed, count = options.seed, documents() // (100 if options.small else 1)
     print(f"{count:,} documents, {TOKENS / count:.1f} tokens on average, at least {SHORTEST}.")
     shapes = ("exponential", "gamma 2", "lognormal 0.8")
     drawn = {shape: lengths_of(shape, count, seed) for shape in shapes}
@@ -71,28 +71,12 @@ def main() -> None:
             *(f"{steps:,} ({steps / pad - 1:+.1%})" for steps in padded),
             f"{pad / concat:.3f}", f"{padded[1] / ours:.3f}",
         ])  # fmt: skip
-    table(
+    print_table(
         "Steps over two epochs, atom = seq_len",
         ["seq_len", "paper Concat", "our Concat", "paper Pad",
          *(f"our Pad, {shape}" for shape in shapes), "paper Pad / Concat", "ours, gamma 2"],
         rows,
     )  # fmt: skip
-    rows = []
-    for factor in FACTORS:
-        row = [f"{factor:g} x seq_len"]
-        for seq_len, per_step, _, _ in TABLE_3:
-            atom = int(factor * seq_len)
-            lengths = drawn["gamma 2"]
-            plan = Pad(seq_len=seq_len, atom=atom).plan(lengths, final=True, seed=42)
-            metrics = plan.metrics(lengths)
-            steps = EPOCHS * -(-plan.num_rows // per_step)
-            row.append(f"{steps:,} ({metrics.padding_ratio:.1%}, {metrics.inserted_eos:,})")
-        rows.append(row)
-    table(
-        "Pad by atom: steps (padding, inserted EOS); the paper describes the trend only",
-        ["atom", *(f"seq_len {seq_len}" for seq_len, *_ in TABLE_3)],
-        rows,
-    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ class Results:
         self.file, self.protocol, self.runs = file, protocol, runs
 
     @classmethod
-    def read(cls, file: Path, protocol: str | None = None) -> Results:
-        """What the file has; nothing if there is none; of any protocol, but one, if not given.
+    def read(cls, file: Path, protocol: str) -> Results:
+        """What the file has; nothing if there is none.
 
         Raises:
             StateError: a run of another protocol is in it.
@@ -37,8 +36,6 @@ class Results:
         lines = file.read_text().splitlines() if file.exists() else []
         runs = [json.loads(line) for line in lines]
         found = {run["protocol"] for run in runs}
-        if protocol is None:
-            protocol = min(found, default="")
         others = found - {protocol}
         if others:
             raise StateError(
@@ -61,10 +58,7 @@ class Results:
             file.write(json.dumps(line) + "\n")
         self.runs.append(line)
 
-    def of(self, arm: str, measure: str | Callable[[dict[str, Any]], float]) -> dict[int, float]:
-        """By seed, a measure of the arm's runs, or what a function makes of each run."""
-        return {
-            run["seed"]: measure(run) if callable(measure) else run["measures"][measure]
-            for run in sorted(self.runs, key=lambda run: run["seed"])
-            if run["arm"] == arm
-        }
+    def of(self, arm: str, measure: str) -> dict[int, float]:
+        """By seed, a measure of the arm's runs."""
+        runs = sorted(self.runs, key=lambda run: run["seed"])
+        return {run["seed"]: run["measures"][measure] for run in runs if run["arm"] == arm}

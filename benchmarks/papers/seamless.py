@@ -1,6 +1,6 @@
 """Figures of "Improving Continual Pre-training Through Seamless Data Packing" beside ours.
 
-    python -m benchmarks.papers.seamless [--seed 0] [--draws 20] [--rounds 50]
+    python -m benchmarks.papers.seamless [--seed 0] [--draws 20]
 
 The corpora are not at hand, so lengths are drawn from the paper's histograms (tables 13 and 14;
 its thousands are 1024, or the intervals would not be whole rows): uniform inside each interval, and
@@ -12,25 +12,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.papers.tables import table
+from benchmarks.report import print_table
 from streampack.packing import (
     BestFitDecreasing,
     Composition,
-    FirstFitDecreasing,
     Packer,
     Seamless,
     check_plan,
 )
-
-SHARES = tuple(Fraction(k, 20) for k in range(1, 11))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +38,6 @@ class Corpus:
     bounds: tuple[int, ...]
     counts: tuple[int, ...]
     tokens: int
-    first_fit_s: float
-    best_fit_s: float
 
     def open_mean(self) -> float:
         """Mean length in the open interval that gives the corpus its token count."""
@@ -71,8 +64,6 @@ PUBMED = Corpus(
     bounds=tuple(1024 * k for k in range(2, 20, 2)),
     counts=(3906, 4095, 1789, 763, 355, 150, 73, 47, 90),
     tokens=63_260_896,
-    first_fit_s=1.26,
-    best_fit_s=1.78,
 )
 BBC = Corpus(
     name="BBC",
@@ -81,20 +72,8 @@ BBC = Corpus(
     bounds=tuple(512 * k for k in range(1, 10)),
     counts=(3533, 6556, 1323, 330, 97, 49, 27, 22, 29),
     tokens=15_239_955,
-    first_fit_s=2.24,
-    best_fit_s=2.63,
 )
-FINANCE = Corpus(
-    name="Finance",
-    seq_len=512,
-    extra_capacity=10,
-    bounds=tuple(512 * k for k in range(1, 10)),
-    counts=(7790, 4161, 1012, 397, 274, 234, 212, 195, 1252),
-    tokens=27_401_686,
-    first_fit_s=2.83,
-    best_fit_s=3.61,
-)
-CORPORA = (PUBMED, BBC, FINANCE)
+CORPORA = (PUBMED, BBC)
 
 
 def formulas(corpus: Corpus, share: Fraction) -> tuple[float, float]:
@@ -118,30 +97,14 @@ def counted(corpus: Corpus, share: Fraction, lengths: NDArray[np.int64]) -> tupl
     return int(slides.sum()), int((lengths % corpus.seq_len)[~slides].sum())
 
 
-def seconds(packer: Packer, lengths: NDArray[np.int64], rounds: int) -> float:
-    """Least time of a plan, so that other work on the machine does not count."""
-
-    def once() -> float:
-        began = time.perf_counter()
-        packer.plan(lengths, final=True, seed=0)
-        return time.perf_counter() - began
-
-    once()
-    return min(once() for _ in range(rounds))
-
-
 def main() -> None:
     """Draw, plan, count, print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--draws", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=50)
     options = parser.parse_args()
-    drawn = {corpus.name: corpus.lengths(options.seed) for corpus in CORPORA}
-    stage_one(drawn["PubMed"])
+    stage_one(PUBMED.lengths(options.seed))
     dropping(options.draws)
-    repetition(drawn["PubMed"])
-    timing(drawn, options.rounds)
 
 
 def stage_one(lengths: NDArray[np.int64]) -> None:
@@ -152,7 +115,7 @@ def stage_one(lengths: NDArray[np.int64]) -> None:
     text_shares = [f"{count / len(lengths):.1%}" for count in (sliding, texts)]
     token_shares = [f"{short / PUBMED.tokens:.1%}", f"{tokens / lengths.sum():.1%}"]
     short_text, tokens_text = f"{short / 1e6:.2f} M", f"{tokens / 1e6:.2f} M"
-    table(
+    print_table(
         "Stage one on PubMed, max_repetition 0.3",
         ["", "paper, formula", "ours, formula", "paper, counted", "ours, counted"],
         [
@@ -166,30 +129,27 @@ def stage_one(lengths: NDArray[np.int64]) -> None:
 
 def dropping(draws: int) -> None:
     """Appendix I.1: tokens Seamless drops beside tokens BFD pads, over several draws."""
-    printed = {"PubMed": ("51 k", "75 k"), "BBC": ("7 k", "140 k"), "Finance": ("", "")}
+    printed = {"PubMed": ("51 k", "75 k"), "BBC": ("7 k", "140 k")}
     rows = []
     for corpus in CORPORA:
         seamless = Seamless(seq_len=corpus.seq_len, extra_capacity=corpus.extra_capacity)
         packers: tuple[Packer, ...] = (
             seamless,
             BestFitDecreasing(seq_len=corpus.seq_len),
-            BestFitDecreasing(seq_len=corpus.seq_len, extra_capacity=corpus.extra_capacity),
         )
         found = []
         for seed in range(draws):
             lengths = corpus.lengths(seed)
             found.append([packed(packer, lengths) for packer in packers])
-        ours, theirs, modified = zip(*found, strict=True)
+        ours, theirs = zip(*found, strict=True)
         dropped, padding = printed[corpus.name]
         rows.append([
             corpus.name, dropped, spread([c.dropped for c in ours]), padding,
-            spread([c.padding for c in theirs]), spread([c.dropped for c in modified]),
-            spread([c.repeated for c in ours]), spread([c.padding for c in ours]),
+            spread([c.padding for c in theirs]),
         ])  # fmt: skip
-    table(
+    print_table(
         f"Dropped by Seamless, padded by best-fit-decreasing: tokens, {draws} draws of each corpus",
-        ["corpus", "paper drops", "we drop", "paper's BFD pads", "our BFD pads",
-         "our BFD-m drops", "we repeat", "we pad"],
+        ["corpus", "paper drops", "we drop", "paper's BFD pads", "our BFD pads"],
         rows,
     )  # fmt: skip
 
@@ -204,44 +164,6 @@ def packed(packer: Packer, lengths: NDArray[np.int64]) -> Composition:
 def spread(values: list[int]) -> str:
     """Least, median and greatest."""
     return f"{min(values):,} / {statistics.median(values):,.0f} / {max(values):,}"
-
-
-def repetition(lengths: NDArray[np.int64]) -> None:
-    """Figure 3: both curves."""
-    rows = []
-    for share in SHARES:
-        sliding, short = formulas(PUBMED, share)
-        texts, tokens = counted(PUBMED, share, lengths)
-        rows.append(
-            [f"{float(share):.2f}", f"{sliding:.0f}", str(texts), f"{short / 1e6:.2f} M",
-             f"{tokens / 1e6:.2f} M"]
-        )  # fmt: skip
-    table(
-        "Figure 3 on PubMed: formulas and counts over max_repetition",
-        ["max_repetition", "texts, formula 6", "counted", "tokens, formula 7", "counted"],
-        rows,
-    )
-
-
-def timing(drawn: dict[str, NDArray[np.int64]], rounds: int) -> None:
-    """Table 9: first-fit against best-fit."""
-    rows, ratios = [], []
-    for corpus in CORPORA:
-        lengths = drawn[corpus.name]
-        kinds: tuple[Callable[..., Packer], ...] = (FirstFitDecreasing, BestFitDecreasing)
-        first, best = (seconds(kind(seq_len=corpus.seq_len), lengths, rounds) for kind in kinds)
-        ratios.append(best / first - 1)
-        rows.append([
-            corpus.name, f"{corpus.first_fit_s} s", f"{corpus.best_fit_s} s",
-            f"{corpus.best_fit_s / corpus.first_fit_s - 1:+.0%}", f"{first * 1e3:.2f} ms",
-            f"{best * 1e3:.2f} ms", f"{ratios[-1]:+.0%}",
-        ])  # fmt: skip
-    table(
-        "Time of a plan, split at seq_len, first-fit against best-fit",
-        ["corpus", "paper FFD", "paper BFD", "", "our FFD", "our BFD", ""],
-        rows,
-    )
-    print(f"\nOn average best-fit takes {statistics.mean(ratios):+.0%} (paper: +29 %).")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ class EnergonPacking(Timed):
 
     label = "Megatron-Energon, packing"
     environment = "energon"
-    settings = f"PackingDataset, buffer_size={BUFFER:,}, numpy knapsack, no sample encoder"
-    delivers = "ids uint16, position ids int32, cu_seqlens per row: 6 bytes per slot"
+    settings = f"buffer_size={BUFFER:,}, numpy knapsack, no sample encoder"
+    delivers = "ids, positions, cu_seqlens: 6 bytes per slot"
 
     def prepare(self) -> None:
         """Documents no longer than a row (longer ones are cut: the knapsack needs them to fit)."""

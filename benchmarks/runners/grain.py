@@ -21,7 +21,7 @@ class Grain(Timed):
     """
 
     environment = "grain"
-    delivers = "ids uint16, segment ids and positions int32: 10 bytes per slot"
+    delivers = "ids, segment ids, positions: 10 bytes per slot"
     transformation: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}
     cut: ClassVar[bool] = True

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from benchmarks.protocol import ROWS, SEQ_LEN, Counts, Timed, WrongOutputError
+from benchmarks.protocol import Counts, Timed, WrongOutputError
 
-__all__ = ["BYTES_PER_SLOT", "CopyingInCache", "CopyingThroughMemory"]
+__all__ = ["BYTES_PER_SLOT", "CopyingThroughMemory"]
 
 #: input_ids, position_ids and labels are int64, document_ids is int32.
 BYTES_PER_SLOT = 28
@@ -19,7 +19,7 @@ class CopyingThroughMemory(Timed):
     """The denominator of every ratio "x copying"."""
 
     label = "copying, through memory"
-    settings = "numpy.copyto of 256 MiB blocks, warm source to warm reused destination"
+    settings = "numpy.copyto of 256 MiB blocks, warm to warm"
     delivers = "28 bytes per slot"
     block_slots: ClassVar[int] = (256 << 20) // BYTES_PER_SLOT
 
@@ -42,11 +42,3 @@ class CopyingThroughMemory(Timed):
         if not np.array_equal(self.source, self.target):
             raise WrongOutputError("numpy.copyto did not copy.")
         return Counts(slots=self.blocks * self.block_slots, tokens=self.blocks * self.block_slots)
-
-
-class CopyingInCache(CopyingThroughMemory):
-    """The same in blocks of one batch, where the caches hold both ends: no stream can."""
-
-    label = "copying, inside the caches"
-    settings = f"numpy.copyto of one batch of {ROWS} rows, the same again and again"
-    block_slots = ROWS * SEQ_LEN

@@ -20,8 +20,8 @@ class LitdataTokens(Timed):
 
     label = "litdata, TokensLoader"
     environment = "litdata"
-    settings = "optimize() with TokensLoader, 8 Mi tokens per chunk; block_size=2048, no shuffling"
-    delivers = "int32 ids, 4 bytes per slot; no document boundaries, tails of chunks left out"
+    settings = "TokensLoader, 8 Mi tokens per chunk, block_size=2048, no shuffling"
+    delivers = "int32 ids; no boundaries, tails of chunks left out"
 
     def prepare(self) -> None:
         """Write its chunks."""

@@ -61,10 +61,8 @@ class LightbinpackPlan(Planning):
     """lightbinpack's `obfd`, optimised best-fit decreasing in C++."""
 
     environment = "lightbinpack"
-    settings = (
-        "obfd(lengths, 2048), the fastest of its best-fit functions here (the parallel obfdp is "
-        "slower on two cores); lengths as a Python list made beforehand, faster than an array"
-    )
+    # The parallel obfdp is slower on two cores, an array of lengths slower than a list.
+    settings = "obfd(lengths, 2048), lengths as a Python list made beforehand"
     delivers = "a list of lists of document numbers"
 
     def prepare(self) -> None:
@@ -87,7 +85,8 @@ class LightbinpackPlan(Planning):
 def _sized(base: type[Planning], library: str, documents: int) -> type[Planning]:
     name = f"{base.__name__}{documents}"
     label = f"{library}, plan of {documents:,} lengths"
-    return type(name, (base,), {"documents": documents, "label": label, "__doc__": base.__doc__})
+    more = {"documents": documents, "label": label, "reference": f"LightbinpackPlan{documents}"}
+    return type(name, (base,), {**more, "__doc__": base.__doc__})
 
 
 #: (ours, theirs) per number of documents.

@@ -19,8 +19,8 @@ class PyarrowAlone(Timed):
     """
 
     label = "pyarrow, reading row groups"
-    settings = "ParquetFile(memory_map=True).read_row_group(i, use_threads=False)"
-    delivers = "Arrow tables of list<int32>, not packed"
+    settings = "read_row_group(i, use_threads=False), mapped"
+    delivers = "Arrow tables"
 
     def prepare(self) -> None:
         """Write the file."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import queue
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -32,8 +30,6 @@ class Stall(Measured):
     gets is measured against the same work between stretches of loading.
     """
 
-    settings = "MDS, batches that take 5 ms to make, 20 ms of matrix products on one thread each"
-    mode: ClassVar[str]
     workers: ClassVar[int] = 0
 
     def prepare(self) -> None:
@@ -64,7 +60,7 @@ class Stall(Measured):
             each = (time.perf_counter() - began) / steps
         return max(round(rows * COMPUTE_S / SHARE / each), 1)
 
-    def measure(self) -> dict[str, float]:
+    def measure(self, seconds: float) -> dict[str, dict[str, float]]:
         """Shares of wall time, and how much slower the compute is."""
         import torch
 
@@ -73,7 +69,7 @@ class Stall(Measured):
         rows = self.rows()
         steps = max(int(STEPS * self.workload.scale), 4)
         loader = self.loader(rows, self.workers)
-        batches: Any = in_thread(loader) if self.mode == "thread" else made(loader)
+        batches: Any = made(loader)
         waits, beside, alone = [], [], []
         with closing(batches):
             for _ in range(AHEAD):
@@ -88,12 +84,13 @@ class Stall(Measured):
                     alone += [timed(work) for _ in range(STRETCH)]
                     next(batches)
         alone = alone or [timed(work) for _ in range(STRETCH)]
-        return {
+        figures = {
             "waiting, % of wall time": 100 * sum(waits) / (sum(waits) + sum(beside)),
             "compute slower, %": 100 * (statistics.median(beside) / statistics.median(alone) - 1),
             "compute alone, ms": 1000 * statistics.median(alone),
             "rows per batch": rows,
         }
+        return {self.label: figures}
 
 
 def made(loader: Any) -> Iterator[Any]:
@@ -101,34 +98,6 @@ def made(loader: Any) -> Iterator[Any]:
     with closing(iter(loader)) as batches:
         for batch in batches:
             yield fields_of(batch)
-
-
-def in_thread(loader: Any) -> Iterator[Any]:
-    """Batches with their fields made by a thread beside the loop, a few ahead."""
-    ready: queue.Queue[Any] = queue.Queue(AHEAD)
-    done = threading.Event()
-
-    def run() -> None:
-        with closing(iter(loader)) as batches:
-            for batch in batches:
-                fields = fields_of(batch)
-                while not done.is_set():
-                    try:
-                        ready.put(fields, timeout=0.1)
-                        break
-                    except queue.Full:
-                        continue
-                if done.is_set():
-                    return
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        while True:
-            yield ready.get()
-    finally:
-        done.set()
-        thread.join()
 
 
 def calibrated(seconds: float) -> Callable[[], object]:
@@ -155,15 +124,14 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _stall(mode: str, workers: int, label: str) -> type[Stall]:
-    members = {"mode": mode, "workers": workers, "label": f"loop stall, {label}"}
-    return type(f"Stall{mode.title()}{workers}", (Stall,), {"__doc__": Stall.__doc__, **members})
+def _stall(workers: int, label: str) -> type[Stall]:
+    members = {"workers": workers, "label": label, "__doc__": Stall.__doc__}
+    return type(f"Stall{workers}", (Stall,), members)
 
 
-#: In the loop's own process, in a thread beside it, in one and two worker processes.
+#: In the loop's own process, in one and two worker processes.
 STALLS = (
-    _stall("none", 0, "no worker"),
-    _stall("thread", 0, "a thread beside the loop"),
-    _stall("process", 1, "one worker process"),
-    _stall("process", 2, "two worker processes"),
+    _stall(0, "no worker"),
+    _stall(1, "one worker process"),
+    _stall(2, "two worker processes"),
 )

@@ -1,17 +1,16 @@
-"""From the start of a process to its first batch, and from a state to the next batch."""
+"""From the start of a process to its first batch."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from benchmarks.corpus_files import mds_shards
 from benchmarks.protocol import ROWS, SEQ_LEN, Counts, Timed, WrongOutputError
-from benchmarks.runners.streampack import FromMDS, fields_of
 
-__all__ = ["FirstBatch", "ImportsOnly", "ResumeAt90", "StartAt0"]
+__all__ = ["FirstBatch", "ImportsOnly"]
 
 _BATCH = """
 import sys
@@ -29,8 +28,6 @@ class ImportsOnly(Timed):
     """A Python process that imports torch and numpy."""
 
     label = "process start to torch and numpy imported"
-    settings = "python -c 'import numpy, torch'"
-    delivers = "nothing"
     script: ClassVar[str] = "import numpy, torch\nprint('ready', flush=True)"
 
     def prepare(self) -> None:
@@ -57,62 +54,4 @@ class FirstBatch(ImportsOnly):
     """The same process with a loader over MDS shards and its first batch."""
 
     label = "process start to first batch, MDS"
-    settings = "imports, dataset, loader, first batch with all fields; kernels compiled before"
-    delivers = "one batch, all fields"
     script = _BATCH.format(seq_len=SEQ_LEN, rows=ROWS)
-
-
-class StartAt0(FromMDS):
-    """A fresh loader's first batch."""
-
-    label = "first batch at the start of the epoch"
-    settings = "dataset, loader and first batch, MDS, defaults; everything imported"
-    delivers = "one batch, all fields"
-
-    def state(self) -> Any:
-        """Where to begin."""
-        return None
-
-    def prepare(self) -> None:
-        """Write the shards and make the state."""
-        super().prepare()
-        self.saved = self.state()
-
-    def batches(self) -> Iterator[Any]:
-        """One batch."""
-        loader = self.loader()
-        if self.saved is not None:
-            loader.load_state_dict(self.saved)
-        batches = iter(loader)
-        yield fields_of(next(batches))
-        batches.close()
-
-    def check(self) -> Counts:
-        """There is a batch."""
-        (fields,) = self.batches()
-        return Counts(slots=fields[0].numel())
-
-
-class ResumeAt90(StartAt0):
-    """A fresh loader that is given a state of 90 % of the epoch."""
-
-    label = "first batch after resuming at 90 % of the epoch"
-    settings = "the same with load_state_dict"
-
-    def state(self) -> Any:
-        """After 90 % of the batches; also keeps what must come next."""
-        total = sum(1 for _ in self.loader())
-        loader = self.loader()
-        batches = iter(loader)
-        for _ in range(total * 9 // 10):
-            next(batches)
-        state = loader.state_dict()
-        self.expected = fields_of(next(batches))
-        return state
-
-    def check(self) -> Counts:
-        """It is the very batch that came next."""
-        (fields,) = self.batches()
-        if not all(a.equal(b) for a, b in zip(fields, self.expected, strict=True)):
-            raise WrongOutputError("The batch after resuming is not the one that came next.")
-        return Counts(slots=fields[0].numel())

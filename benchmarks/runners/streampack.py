@@ -167,7 +167,7 @@ def check_batches(loader: Any, documents: dict[Any, list[Any]]) -> Counts:
         loader: of batches with provenance.
         documents: gets, by (source, shard, index), the (start, stop, ids) of every piece.
     """
-    slots = empty_slots = tokens = checksum = 0
+    slots = tokens = checksum = 0
     for batch in loader:
         ids, positions, labels, numbers = (f.numpy().ravel() for f in fields_of(batch))
         ends = batch.cu_seqlens.numpy()
@@ -181,10 +181,7 @@ def check_batches(loader: Any, documents: dict[Any, list[Any]]) -> Counts:
             and ends[-1] == len(ids)
         ):
             raise WrongOutputError(f"The fields of {batch} do not follow from its segments.")
-        if batch.num_documents:
-            slots += len(ids)
-        else:
-            empty_slots += len(ids)
+        slots += len(ids) if batch.num_documents else 0
         tokens += int(real.sum())
         checksum += int(ids[real].sum())
         pieces = np.flatnonzero(np.diff(numbers, prepend=-2))
@@ -194,7 +191,7 @@ def check_batches(loader: Any, documents: dict[Any, list[Any]]) -> Counts:
                 key = int(origin["source"]), int(origin["shard"]), int(origin["index"])
                 documents[key].append((int(origin["start"]), int(origin["stop"]), ids[low:high]))
     cut = sum(len(pieces) > 1 for pieces in documents.values())
-    return Counts(slots, tokens, len(documents), cut, checksum, empty_slots)
+    return Counts(slots, tokens, len(documents), cut, checksum)
 
 
 def expect_documents(documents: dict[Any, list[Any]], wanted: list[NDArray[np.uint16]]) -> None:

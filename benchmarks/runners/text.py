@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.corpus_files import jsonl_texts, parquet_texts, tar_texts
+from benchmarks.corpus_files import jsonl_texts, parquet_texts
 from benchmarks.protocol import ROWS, SEQ_LEN, Counts, Timed, WrongOutputError
 from benchmarks.runners.streampack import fields_of
 from benchmarks.workloads import Workload
@@ -49,8 +49,8 @@ class Text(Timed):
 class EncodeBatchFast(Text):
     """The tokenizers library alone; its encodings are thrown away."""
 
-    settings = f"encode_batch_fast in calls of {CALL} texts that are in memory"
-    delivers = "Encoding objects, ids not taken out, not packed"
+    settings = f"calls of {CALL} texts in memory"
+    delivers = "Encoding objects, ids not taken out"
 
     def batches(self) -> Iterator[Any]:
         """One call at a time."""
@@ -79,8 +79,6 @@ class StreampackText(Text):
         from streampack import sources
 
         path = type(self).write(self.workload, self.texts)
-        if self.kind == "tar":
-            return sources.WebDataset(sorted(path.glob("*.tar")), text="txt")
         return (sources.JSONL if self.kind == "jsonl" else sources.Parquet)(path, text="text")
 
     def loader(self, **options: Any) -> Any:
@@ -132,7 +130,7 @@ def _runner(base: type[Text], name: str, label: str, threads: int, **more: Any) 
 
 
 def _runners(threads: int) -> list[type[Text]]:
-    formats = {"jsonl": jsonl_texts, "parquet": parquet_texts, "tar": tar_texts}
+    formats = {"jsonl": jsonl_texts, "parquet": parquet_texts}
     alone = _runner(EncodeBatchFast, "EncodeBatchFast", "encode_batch_fast alone", threads)
     return [alone] + [
         _runner(

@@ -21,8 +21,8 @@ class TRLPackDataset(Timed):
 
     label = "TRL, pack_dataset bfd_split"
     environment = "trl"
-    settings = "strategy bfd_split, map_kwargs keep_in_memory=True, batch_size=10,000"
-    delivers = "an Arrow table of int32 ids and lengths: about 4 bytes per token"
+    settings = "keep_in_memory=True, batch_size=10,000"
+    delivers = "an Arrow table: 4 bytes per token"
 
     def prepare(self) -> None:
         """The documents as an Arrow table."""

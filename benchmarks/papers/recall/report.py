@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from benchmarks.papers.recall.measures import DISTANCES
 from benchmarks.papers.recall.protocol import ARMS, COMPARISONS, planned
 from benchmarks.papers.results import Results
 from benchmarks.papers.statistics import holm, mean_and_error, paired
-from benchmarks.papers.tables import table
-from streampack.packing import Composition
+from benchmarks.report import print_table
 
 __all__ = ["report"]
 
-_Measure = str | Callable[[dict[str, Any]], float]
 _FACTS = [arm.name for arm in ARMS if arm.corpus == "facts"]
 _GROUPS = [arm.name for arm in ARMS if arm.corpus == "groups"]
 
 
 def report(results: Results) -> None:
     """Print every table as Markdown."""
-    names = [arm.name for arm in ARMS]
     seconds = sum(run["cpu_s"] for run in results.runs)
     print(
         f"{len(results.runs)} of {len(planned())} runs, {seconds / 60:.0f} minutes of one core. "
         "Shares in per cent; mean ± standard error over the seeds."
     )
     _primary(results)
-    _compositions(results, names)
     low = [1, *(high + 1 for high in DISTANCES)]
     by_distance = [f"{first} to {last}" for first, last in zip(low, DISTANCES, strict=False)]
     _measures(
@@ -67,7 +62,6 @@ def report(results: Results) -> None:
             "other's, behind an unrelated": "others', behind unrelated",
         },
     )
-    _curves(results, names)
 
 
 def _cell(values: Iterable[float], percent: bool = True) -> str:
@@ -87,7 +81,7 @@ def _measures(results: Results, title: str, arms: list[str], columns: dict[str, 
         + [_cell(results.of(name, key).values(), "loss" not in key) for key in columns.values()]
         for name in arms
     ]
-    table(title, ["", *columns], rows)
+    print_table(title, ["", *columns], rows)
 
 
 def _primary(results: Results) -> None:
@@ -112,7 +106,7 @@ def _primary(results: Results) -> None:
             f"{100 * each.mean:+.2f} ± {100 * each.half_width:.2f}",
             _p(each.p), _p(p), str(seeds),
         ])  # fmt: skip
-    table(
+    print_table(
         "Primary comparisons: difference in points with its 95 % interval",
         ["question", "arms", "measure", "difference", "p", "Holm", "seeds"],
         rows,
@@ -121,47 +115,3 @@ def _primary(results: Results) -> None:
 
 def _p(p: float) -> str:
     return f"{p:.4f}" if p >= 0.0001 else "< 0.0001"
-
-
-def _compositions(results: Results, names: list[str]) -> None:
-    """What the rows of all steps and seeds were made of."""
-    rows = []
-    for name in names:
-        total = Composition()
-        for run in results.runs:
-            if run["arm"] == name:
-                total += Composition(**run["composition"])
-        if total.rows:
-            rows.append([
-                name,
-                _cell(results.of(name, lambda run: run["answerable"]).values()),
-                f"{total.truncation_ratio:.1%}",
-                f"{total.concatenation_ratio:.2f}",
-                f"{total.padding_ratio:.1%}",
-                f"{total.repetition_ratio:.1%}",
-                f"{total.dropped_ratio:.1%}",
-            ])  # fmt: skip
-    table(
-        "What rows were made of; questions about own facts whose statement is in the row",
-        ["", "questions with it", "documents cut", "documents per row", "padding", "repeated",
-         "dropped"],
-        rows,
-    )  # fmt: skip
-
-
-def _curves(results: Results, names: list[str]) -> None:
-    """Loss of training after each quarter of the steps, to see whether it is flat."""
-    quarters = (0.25, 0.5, 0.75, 1.0)
-
-    def at(quarter: float) -> Callable[[dict[str, Any]], float]:
-        return lambda run: run["curve"][round(quarter * len(run["curve"])) - 1]
-
-    rows = [
-        [name, *(_cell(results.of(name, at(quarter)).values(), False) for quarter in quarters)]
-        for name in names
-    ]
-    table(
-        "Loss of training at answers, nats, unanswerable ones included, by share of the steps",
-        ["", *(f"{quarter:.0%}" for quarter in quarters)],
-        rows,
-    )

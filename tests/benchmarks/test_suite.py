@@ -1,0 +1,165 @@
+"""The benchmark suite measures what it says, and docs/benchmarks.md has its committed figures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.__main__ import DOCS, main
+from benchmarks.jobs import JOBS
+from benchmarks.protocol import Counts, Measured, WrongOutputError
+from benchmarks.report import put_between, ratios
+from benchmarks.runners.parts import Costs, Stages, Windows, Workers
+from benchmarks.runners.streampack import FromMDS, FromMemory, check_batches, expect_documents
+from benchmarks.workloads import Workload
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Workload:
+    made = Workload("lognormal", tmp_path, scale=0.005)
+    made.make()
+    return made
+
+
+def test_workloads_are_the_same_in_every_process(tmp_path: Path, workload: Workload) -> None:
+    again = Workload("lognormal", tmp_path / "again", scale=0.005)
+    again.make()
+    assert np.array_equal(again.lengths, workload.lengths)
+    assert again.checksum == workload.checksum
+    assert sum(map(len, workload.documents)) == workload.num_tokens
+
+
+@pytest.mark.parametrize("runner", [FromMemory, FromMDS])
+def test_streampack_delivers_the_workload(workload: Workload, runner: type[FromMemory]) -> None:
+    made = runner(workload)
+    made.prepare()
+    counts = made.check()
+    assert (counts.tokens, counts.documents) == (workload.num_tokens, len(workload.lengths))
+
+
+def test_the_oracle_of_the_benchmarks_notices_a_wrong_token(workload: Workload) -> None:
+    pieces: dict[Any, list[Any]] = defaultdict(list)
+    check_batches(FromMemory(workload).loader(provenance=True), pieces)
+    expect_documents(pieces, workload.documents)
+    next(iter(pieces.values()))[0][2][0] ^= 1
+    with pytest.raises(WrongOutputError):
+        expect_documents(pieces, workload.documents)
+    with pytest.raises(WrongOutputError):
+        FromMemory(workload).expect_all(Counts(tokens=7))
+
+
+def test_ratios_are_of_time_per_token_in_each_round() -> None:
+    (job,) = (job for job in JOBS if job.name == "memory")
+    samples = []
+    for number, (ours, copying) in enumerate([(3.0, 1.0), (8.0, 2.0), (9.0, 1.0)]):
+        for runner, seconds, tokens in (
+            ("FromMemory", ours, 100),
+            ("CopyingThroughMemory", copying, 50),
+        ):
+            found: dict[str, Any] = {"seconds": seconds}
+            if number == 0:  # only the first round checks and counts
+                found["counts"] = {"tokens": tokens}
+            samples.append({"runner": runner, "round": number, "found": found})
+    assert ratios(job, samples, FromMemory) == [1.5, 2.0, 4.5]
+
+
+def test_the_page_has_the_committed_figures(tmp_path: Path) -> None:
+    shutil.copy(DOCS / "benchmarks.md", tmp_path)
+    shutil.copytree(DOCS / "benchmarks", tmp_path / "benchmarks")
+    main(["--docs", "--only"], tmp_path)  # nothing is measured
+    assert (tmp_path / "benchmarks.md").read_text() == (DOCS / "benchmarks.md").read_text()
+    assert set(json.loads((DOCS / "benchmarks" / "results.json").read_text())) == {
+        job.name for job in JOBS
+    }
+
+
+def test_only_what_is_between_the_marks_is_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n<!-- y: begin -->\n")
+    put_between(page, "x", "new\n")
+    put_between(page, "x", "newer")
+    assert page.read_text() == (
+        "a\n<!-- x: begin -->\n\nnewer\n\n<!-- x: end -->\nb\n<!-- y: begin -->\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Windows,
+        pytest.param(Costs, marks=pytest.mark.slow),
+        pytest.param(Stages, marks=pytest.mark.slow),
+        pytest.param(Workers, marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_gives_figures_by_row_and_column(part: type[Measured], workload: Workload) -> None:
+    runner = part(workload)
+    runner.prepare()
+    figures = runner.measure(0.0)
+    assert all(value >= 0 for row in figures.values() for value in row.values())
+    if part is Windows:
+        shares = [row["lognormal"] for row in figures.values()]
+        assert max(shares) <= figures["everything at once"]["lognormal"] <= 100
+
+
+@pytest.mark.slow
+def test_the_suite_runs_keeps_other_jobs_and_names_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.environments.FOLDER", tmp_path)
+    main(["--quick", "--only", "parquet", "--out", str(tmp_path)])
+    main(["--quick", "--only", "plan", "--out", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert "environment is missing: python -m benchmarks.environments lightbinpack" in printed
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results) == {"parquet", "plan"}
+    assert all("found" in sample for sample in results["parquet"]["samples"])
+    assert printed.count("| streampack, Parquet list<int32> |") == 2
+
+
+COMMANDS = {
+    "balance": "--seq-lens 2048 --steps 3 --skip 1 --only lognormal",
+    "dealing": "--ranks 1 --batches 2 --only shards_alike",
+    "fields": "--documents 200 --repeats 1",
+    "layouts": "--tokens 1e4",
+    "resume": "--scale 0.01",
+    "rollouts": "--small",
+    "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
+    "state": "--documents 500 --lanes 2 --samples 1",
+    "tokenizers": "--texts 100 --megabytes 0.1",
+    "papers.buckets": "--documents 1000",
+    "papers.online": "--documents 20",
+    "papers.refining": "--small",
+    "papers.seamless": "--draws 1",
+    "papers.in_context": "--documents 64",
+    "papers.corpus_order": "--documents 200 --workers 0",
+    "papers.recall": "--report",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_the_docs_quote_runs(name: str, tmp_path: Path) -> None:
+    options = [option.replace("_", " ") for option in COMMANDS[name].split()]
+    run = [sys.executable, "-m", f"benchmarks.{name}", *options]
+    done = subprocess.run(run, cwd=DOCS.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip()
+
+
+def test_every_command_of_the_docs_is_tried() -> None:
+    named = {
+        word.removeprefix("benchmarks.").strip("`:,;)")
+        for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]
+        for word in page.read_text().split()
+        if word.startswith("benchmarks.") and not word.startswith("benchmarks.md")
+    }
+    assert {name.split("`")[0] for name in named} <= {*COMMANDS, "environments"}
