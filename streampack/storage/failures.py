@@ -47,7 +47,6 @@ _LASTING_ERRNOS = {
 }
 _LASTING = (
     IsADirectoryError,
-    NotADirectoryError,
     NotImplementedError,
     ImportError,
     TypeError,
@@ -70,6 +69,8 @@ def failure_of(error: BaseException) -> StoreFailure:
         if status in _STATUSES:
             return _STATUSES[status]
         return "other" if status < 500 and status not in _TRANSIENT_STATUSES else "transient"
+    if isinstance(error, NotADirectoryError):
+        return "missing"
     cause = error.__cause__
     if isinstance(error, FileNotFoundError):
         # Over HTTP, whatever fails is called a missing file.

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from streampack.errors import ConfigError, StorageError
-from streampack.sources.raw_bytes import INTEGER_DTYPES, integer_kind
-from streampack.storage.listing import has_ending, refuse_repeated
+from streampack.sources.raw_bytes import integer_kind
+from streampack.storage.listing import refuse_repeated
 from streampack.storage.remote import shown, split_url
 from streampack.storage.storage import Storage
 
@@ -90,13 +92,6 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if b'"chunks"' in text and b'"data_format"' in text:
-            raise ConfigError(
-                f"{where} is an index of litdata.",
-                "Its chunks can be read by litdata alone: they do not say what they hold.",
-                "Pass lambda: (dataset[i] for i in range(len(dataset))), with its "
-                "StreamingDataset as the dataset.",
-            ) from error
         raise ConfigError(
             f"{where} is not an MDS index: {type(error).__name__}: {error}.",
             "An index lists the shards and what they hold.",
@@ -107,21 +102,16 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
 def _check_version(version: Any, where: str) -> None:
     """Raise `ConfigError` unless this is version 2, the only one that says what the fields mean."""
     if version != 2:
-        named = "names no version" if version is None else f"is of version {version!r:.80}"
         raise ConfigError(
-            f"{where} {named}.",
-            "Only MDS version 2 can be read; in another one the same fields may mean other bytes.",
-            _WRITE_AGAIN,
+            f"{where} is of version {version!r:.80}, and only MDS version 2 can be read.",
+            remedy=_WRITE_AGAIN,
+            path=where,
         )
 
 
 def _indexed_shard(shard: dict[str, Any], where: str) -> IndexedShard:
     if shard["format"] != "mds":
-        raise ConfigError(
-            f"{where} lists a shard of format {shard['format']!r:.80}.",
-            "Only MDS version 2 can be read.",
-            _WRITE_AGAIN,
-        )
+        raise ValueError(f"a shard is of format {shard['format']!r:.80}")
     _check_version(shard.get("version"), where)
     names = tuple(str(name) for name in shard["column_names"])
     encodings = tuple(str(encoding) for encoding in shard["column_encodings"])
@@ -155,18 +145,14 @@ def _natural(value: Any) -> int:
 
 
 def _inside(name: Any, where: str) -> str:
-    """A file name from an index, if it cannot lead out of the directory of the index.
-
-    `..` is refused, and so are characters with a meaning in URLs and patterns: an index is
-    untrusted, and these names become part of a path that is opened.
-    """
-    parts = name.split("/") if isinstance(name, str) else [""]
-    strange = not isinstance(name, str) or not set(name).isdisjoint("\\:%?#*[]{}~")
-    if strange or any(part in ("", ".", "..") for part in parts) or not name.isprintable():
+    """A file name from an index, if it cannot lead out of the directory of the index."""
+    parts = str(name).replace("\\", "/").split("/")
+    if ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
         raise ConfigError(
-            f"{where} names the shard {name!r}.",
-            "An index may only name files in its own directory, so it is refused.",
-            "Write the index again with plain file names, and find out where this one came from.",
+            f"{where} names the shard {name!r}, and an index may only name files in its directory.",
+            remedy="Write the index again with plain file names, and find out where this one came "
+            "from.",
+            path=where,
         )
     return str(name)
 
@@ -195,47 +181,38 @@ def text_column(layout: Layout, name: str, where: str) -> Column:
     return Column(number, 1, False)
 
 
-def token_column(layout: Layout, name: str, argument: str, dtype: Any, where: str) -> Column:
-    """How to read the integer column `name`; `argument` is the argument that names it.
+def array_of(layout: Layout, name: str) -> tuple[int, np.dtype[Any] | None, bool] | None:
+    """The number of a column of arrays; their dtype and shape, if not each has its own.
+
+    Returns:
+        None if it is another column; the dtype is None, and the last True, where samples say it.
+    """
+    number = layout.names.index(name) if name in layout.names else -1
+    base, *rest = layout.encodings[number].split(":") if number >= 0 else [""]
+    known = rest[:1] == [] or rest[0] in NUMBERS
+    if base != "ndarray" or not known or (rest[1:] and not "".join(rest[1:]).isdecimal()):
+        return None
+    return number, np.dtype(rest[0]) if rest else None, len(rest) < 2
+
+
+def token_column(layout: Layout, name: str, dtype: Any, where: str) -> Column:
+    """How to read the integer column `name`.
 
     Raises:
         ConfigError: there is no such column, or its encoding is not one of integers.
     """
     number = _number(layout, name, where)
-    base, *rest = layout.encodings[number].split(":")
-    if base == "bytes" and not rest:
-        if dtype is None:
-            raise ConfigError(
-                f"Column {name!r} of {where} is `bytes`.",
-                "The type of its integers is unknown.",
-                'Pass dtype, for example dtype="uint16".',
-            )
+    found, encoding = array_of(layout, name), layout.encodings[number]
+    if encoding == "bytes" and dtype is not None:
         return Column(number, integer_kind(dtype), False)
-    if base == "ndarray" and len(rest) <= 2:
-        kind = integer_kind(rest[0], f"The encoding of column {name!r} of {where}") if rest else 0
-        if kind and dtype is not None and kind != integer_kind(dtype):
-            raise ConfigError(
-                f"dtype is {dtype!r}, and column {name!r} of {where} is {rest[0]}.",
-                "dtype is for columns of `bytes`, whose integers have no type yet.",
-                "Leave dtype out.",
-            )
-        if len(rest) < 2:
-            return Column(number, kind, True)
-        if rest[1].isdecimal():  # one dimension
-            if rest[1] != str(layout.sizes[number] // INTEGER_DTYPES[kind].itemsize):
-                raise ConfigError(
-                    f"Column {name!r} of {where} has {layout.sizes[number]} bytes and the encoding "
-                    f"{layout.encodings[number]!r:.80}.",
-                    "One of them is wrong.",
-                    "Write the index again.",
-                )
-            return Column(number, kind, False)
-    raise ConfigError(
-        f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}.",
-        f"{argument} needs a column of integers, and pickled ones are never read.",
-        "Name another column, a text as text=, or write the shards again with one of the encoding "
-        "`ndarray:uint32`.",
-    )
+    if found is None or dtype is not None or (found[1] is not None and found[1].kind not in "iu"):
+        raise ConfigError(
+            f"Column {name!r} of {where} has the encoding {encoding!r}.",
+            remedy="Name a column of `ndarray` with integers, or one of `bytes` and their dtype=; "
+            "a text as text=.",
+            setting="tokens" if dtype is None else "dtype",
+        )
+    return Column(number, 0 if found[1] is None else integer_kind(found[1]), found[2])
 
 
 def kinds_of(layout: Layout) -> dict[str, str]:
@@ -247,20 +224,20 @@ def kinds_of(layout: Layout) -> dict[str, str]:
 
 def mask_column(layout: Layout, name: str, where: str) -> Column:
     """How to read a mask or labels: a column of integers or booleans."""
-    if name in layout.names:
-        number = layout.names.index(name)
-        base, *rest = layout.encodings[number].split(":")
-        if base == "ndarray" and rest[:1] == ["bool"]:
-            return Column(number, 1, len(rest) < 2)
-        if base == "ndarray":
-            return token_column(layout, name, "loss_mask", None, where)
-    return token_column(layout, name, "loss_mask", "uint8", where)
+    found = array_of(layout, name)
+    if found is not None and found[1] == np.bool_:
+        return Column(found[0], 1, found[2])
+    return token_column(layout, name, "uint8" if found is None else None, where)
 
 
+#: What a column may hold as a field.
+NUMBERS = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64",
+)  # fmt: skip
 CODECS = ("br", "bz2", "gz", "snappy", "zstd")
 #: How the names of shards end.
 SHARDS = (".mds", *(f".mds.{codec}" for codec in CODECS))
-_INDEX = ("/index.json",)
 _INDEX_LIMIT = 1 << 30
 
 
@@ -268,7 +245,7 @@ def read_index(folder: str, storage: Storage) -> bytes:
     """The content of a folder's index.
 
     Raises:
-        ConfigError: there is none; the error names folders below that have one.
+        ConfigError: there is none.
         ContentError, StorageError: it cannot be read.
     """
     where = f"{folder}/index.json"
@@ -277,68 +254,37 @@ def read_index(folder: str, storage: Storage) -> bytes:
     except StorageError as error:
         if error.failure != "missing":
             raise
-        below = _folders_below(folder, storage)
-        remedy = "Check the path; directories with parts of a corpus may be passed as a list."
-        if below:
-            more = f", or a list of those {len(below)} that have one" if below[1:] else ""
-            remedy = f'Pass a folder below it that has one, "{shown(below[0])}"{more}.'
         raise ConfigError(
-            f"There is no {shown(where)}.",
-            "A directory of MDS shards has an index.json that lists them.",
-            remedy,
+            f"There is no {shown(where)}, which lists the shards of an MDS corpus.",
+            remedy="Pass the folders that have one; several may be passed as a list.",
+            path=shown(where),
         ) from error
-
-
-def _folders_below(folder: str, storage: Storage) -> list[str]:
-    try:
-        found = storage.list(folder, endings=_INDEX)
-    except (ConfigError, StorageError):  # nothing, or no listing
-        return []
-    return [info.path.rpartition("/")[0] for info in found if has_ending(info.path, _INDEX)]
 
 
 def new_hash(algorithm: str) -> Any:
     """A new hash object, from hashlib or else from the xxhash package."""
     if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake_"):
         return hashlib.new(algorithm)
-    if not algorithm.startswith("xxh"):
-        raise ConfigError(
-            f"validate_hash is {algorithm!r}.",
-            "No such algorithm is known.",
-            'Use one that the index holds, for example "sha1" or "xxh64".',
-        )
     try:
         import xxhash
-    except ImportError as error:
+
+        return {name: getattr(xxhash, name) for name in xxhash.algorithms_available}[algorithm]()
+    except (ImportError, KeyError) as error:
         raise ConfigError(
-            f"validate_hash is {algorithm!r} and the xxhash package is not installed.",
-            "The shards cannot be checked.",
-            'Install it with `pip install "streampack[mds]"`.',
+            f"validate_hash is {algorithm!r}, which neither hashlib nor the xxhash package has.",
+            remedy='Name a hash of the index; `pip install "streampack[mds]"` installs xxhash.',
+            setting="validate_hash",
         ) from error
-    if algorithm not in xxhash.algorithms_available:
-        return new_hash("no " + algorithm)
-    return getattr(xxhash, algorithm)()
-
-
-def _local(folder: str) -> Path | None:
-    protocol, rest = split_url(folder)
-    return Path(rest) if protocol is None else None
 
 
 def folders_of(paths: Sequence[str]) -> list[str]:
     """The directories of a corpus, by their paths or those of their indexes; local ones absolute.
 
     Raises:
-        ConfigError: a path names a shard, or two the same directory.
+        ConfigError: two are the same directory.
     """
     folders: list[str] = []
     for path in paths:
-        if has_ending(path, SHARDS):
-            raise ConfigError(
-                f'"{shown(path)}" names shards of an MDS corpus.',
-                "Which shards there are, and what they hold, is in its index.",
-                f"Pass the folder: {path.rpartition('/')[0] or '.'}.",
-            )
         folder = "." if path == "index.json" else path.removesuffix("/index.json")
         protocol, rest = split_url(folder)
         local = os.path.abspath(os.path.expanduser(rest))
@@ -352,23 +298,8 @@ def only_raw(folder: str, shard: IndexedShard) -> bool:
 
     The caches of mosaicml-streaming look like this.
     """
-    local = _local(folder)
-    return (
-        local is not None
-        and not (local / shard.zip_name).exists()
-        and (local / shard.name).exists()
-    )
-
-
-def refuse_links(folder: str, name: str) -> None:
-    """Raise `ConfigError` for a local shard that is a link to outside the index's directory."""
-    local = _local(folder)
-    if local is None:
-        return
-    target = (local / name).resolve()
-    if not target.is_relative_to(local.resolve()):
-        raise ConfigError(
-            f"{local / name} is a link to {target}.",
-            "An index may only name files in its own directory, so it is refused.",
-            "Put the file itself there, or pass the directory that holds the files.",
-        )
+    protocol, rest = split_url(folder)
+    there = [
+        protocol is None and Path(rest, name).exists() for name in (shard.zip_name, shard.name)
+    ]
+    return there == [False, True]

@@ -12,7 +12,7 @@ from streampack._jit import kernel
 from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.sources.mds.index import Column, Layout
+from streampack.sources.mds.index import NUMBERS, Column, Layout, array_of
 from streampack.sources.raw_bytes import copy_spans
 
 #: What is wrong with a sample, by its status; ends a sentence that begins with its name.
@@ -186,12 +186,6 @@ def problems_of(status: NDArray[np.uint8]) -> dict[int, str]:
     return {i: STATUS[int(status[i])] for i in np.flatnonzero(status).tolist()}
 
 
-_NUMBERS = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-    "float16", "float32", "float64",
-)  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
 class FieldColumn:
     """A column with a field.
@@ -243,15 +237,10 @@ def field_columns(
 
 
 def _array_column(layout: Layout, name: str) -> FieldColumn | None:
-    if name not in layout.names:
+    found = array_of(layout, name)
+    if found is None or found[1] is None:
         return None
-    number = layout.names.index(name)
-    base, *rest = layout.encodings[number].split(":")
-    fits = base == "ndarray" and rest and rest[0] in _NUMBERS
-    if not fits or len(rest) > 2 or (len(rest) == 2 and not rest[1].isdecimal()):
-        return None
-    dtype = np.dtype(rest[0])
-    return FieldColumn(name, True, dtype, Column(number, dtype.itemsize, len(rest) < 2))
+    return FieldColumn(name, True, found[1], Column(found[0], found[1].itemsize, found[2]))
 
 
 def _number_column(layout: Layout, name: str) -> FieldColumn | None:
@@ -259,7 +248,7 @@ def _number_column(layout: Layout, name: str) -> FieldColumn | None:
         return None
     number = layout.names.index(name)
     encoding = layout.encodings[number]
-    if encoding not in ("int", *_NUMBERS):
+    if encoding not in ("int", *NUMBERS):
         return None
     dtype = np.dtype("int64" if encoding == "int" else encoding)
     return FieldColumn(name, False, dtype, Column(number, dtype.itemsize, False))

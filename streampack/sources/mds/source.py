@@ -27,7 +27,6 @@ from streampack.sources.mds.index import (
     only_raw,
     parse_index,
     read_index,
-    refuse_links,
     text_column,
     token_column,
 )
@@ -132,7 +131,6 @@ class MDS(ShardedSource):
                     self.fields.refuse_unread(kinds, shown(where))
                     self._check_form(*form, where)
                 digests.append(self._digest(shard.name, hashes, where))
-                refuse_links(folder, name)
                 paths.append(f"{folder}/{name}")
                 number = forms.setdefault(form, len(forms))
                 sizes.append((shard.samples, size, shard.num_bytes, number))
@@ -216,7 +214,7 @@ class MDS(ShardedSource):
                     "Leave it out, or read a column of token ids.",
                 )
             return [text_column(layout, self.column, where)]
-        columns = [token_column(layout, self.column, "tokens", self.dtype, where)]
+        columns = [token_column(layout, self.column, self.dtype, where)]
         return [*columns, *(mask_column(layout, name, where) for name in self._masks(layout))]
 
     def _masks(self, layout: Layout) -> list[str]:
