@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,6 +48,40 @@ class Boundaries(Protocol):
         Raises:
             DamagedFileError: the file does not say.
         """
+
+
+class ByIndex:
+    """Documents whose beginnings an index says. Their positions are their numbers.
+
+    Args:
+        count: how many there are.
+        begins: called with (low, high); (high - low,) int64 tokens at which documents [low, high)
+            begin, and number `count` where the file ends. Raises `DamagedFileError`.
+        tokens: in the file.
+    """
+
+    def __init__(
+        self, count: int, begins: Callable[[int, int], NDArray[np.int64]], tokens: int
+    ) -> None:
+        self.end = count
+        self._begins = begins
+        self._tokens = tokens
+
+    def first(self, token: int) -> int:
+        # All of a damaged file is in some part, so what is wrong with it is found.
+        def begin(number: int) -> int:
+            return int(self._begins(number, number + 1)[0])
+
+        return bisect_left(range(self.end), token, key=begin) if token > 0 else 0
+
+    def ahead(
+        self, start: int, stop: int, most: int, most_tokens: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        positions = np.arange(start, min(start + most, stop) + 1, dtype=np.int64)
+        tokens = self._begins(start, int(positions[-1]) + 1)
+        if tokens[0] < 0 or tokens[-1] > self._tokens or bool((tokens[1:] < tokens[:-1]).any()):
+            raise DamagedFileError(f"documents {start} to {positions[-1] - 1} contradict its index")
+        return positions, tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +145,7 @@ class FlatSource(ShardedSource):
         except DamagedFileError as error:
             if index := self.index_of(shard):
                 self.storage.forget(index.path)
-            raise self.broken_shard(shard, str(error), start, error.remedy) from error
+            raise self.broken_shard(shard, str(error), start) from error
 
     def _block(
         self, shard: int, file: FlatFile, start: int, stop: int, skips: Skips

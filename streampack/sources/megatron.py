@@ -9,14 +9,13 @@ All little-endian. A length is in tokens, a pointer in bytes of the `.bin`. Docu
 sequences documents[i] to documents[i + 1], so there are D - 1. An index of multimodal data ends
 with S bytes more, the modes of its sequences.
 
-Nothing of it is believed before it is checked: the sizes of the arrays against that of the file
-when it is listed, their ends when it is opened, and what lies between when it is read.
+The sizes of the arrays are compared with that of the file when it is listed, their ends when it is
+opened, and lengths with pointers when they are read.
 """
 
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import explained
+from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
-from streampack.sources.flat import FlatFile, FlatSource
+from streampack.sources.flat import ByIndex, FlatFile, FlatSource
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import INTEGER_DTYPES, integer_kind
 from streampack.sources.records import DamagedFileError
@@ -45,7 +45,6 @@ _DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32",
     8: "uint16",
 }  # fmt: skip
-_CHECKED = 1 << 20  # sequences at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,39 +74,32 @@ def parse_header(head: bytes, num_bytes: int, where: str) -> Header:
     """
     if not head.startswith(_MAGIC) or len(head) < HEADER_BYTES:
         raise ConfigError(
-            f"{where} is not an index of Megatron-LM: its {num_bytes} bytes begin with "
-            f"{head[:9]!r}.",
-            "Where documents begin is unknown.",
-            "Pass the .idx that was written with the .bin. Of a .bin without one, documents are "
-            'found by their last token: sources.Tokens("x.bin", dtype="uint16", eos_id=50256).',
+            f"{where} is not an index of Megatron-LM: it begins with {head[:9]!r}.",
+            remedy="Pass the .idx that was written with the .bin; sources.Tokens reads a .bin "
+            "without one.",
+            path=where,
         )
     _, version, code, sequences, entries = _HEADER.unpack(head)
     dtype = _DTYPES.get(code, f"unknown (code {code})")
-    if version != 1 or code not in _DTYPES or dtype.startswith("float"):
+    if version != 1 or dtype not in ("uint8", "int8", "int16", "int32", "int64", "uint16"):
         raise ConfigError(
             f"{where} has version {version}, and the dtype of its tokens is {dtype}.",
-            "Only token ids in indexes of version 1 can be read.",
-            "Write the dataset again with Megatron-LM's preprocess_data.py.",
+            remedy="Write the dataset again with Megatron-LM's preprocess_data.py.",
+            path=where,
         )
     expected = HEADER_BYTES + 12 * sequences + 8 * entries
-    if sequences and num_bytes == expected + sequences:
-        raise ConfigError(
-            f"{where} holds the modes of its sequences: it is multimodal.",
-            "Its images would be read as if they were tokens.",
-            "Pass a dataset of text only.",
-        )
     if num_bytes != expected or entries < 1:
         raise ConfigError(
-            f"{where} has {num_bytes} bytes, and {sequences} sequences and {entries} ends of "
-            f"documents take {expected}.",
-            "It is cut short, or damaged.",
-            "Copy or write it again.",
+            f"{where} has {num_bytes} bytes, and {sequences} sequences of text and {entries} ends "
+            f"of documents take {expected}.",
+            remedy="Copy or write it again; multimodal datasets, which have more, are not read.",
+            path=where,
         )
     return Header(integer_kind(dtype), sequences, entries - 1)
 
 
 class Index:
-    """An index that is open: where documents begin, by their number.
+    """An index that is open. Called with (low, high), it says where documents begin; see `ByIndex`.
 
     Args:
         data: (B,) its bytes.
@@ -119,67 +111,36 @@ class Index:
     """
 
     def __init__(self, data: NDArray[np.uint8], header: Header, bin_bytes: int) -> None:
-        sequences = header.sequences
-        pointers = HEADER_BYTES + 4 * sequences
+        count = header.sequences
+        pointers = HEADER_BYTES + 4 * count
         self._lengths = data[HEADER_BYTES:pointers].view("<i4")
-        self._pointers = data[pointers : pointers + 8 * sequences].view("<i8")
-        self._documents = data[pointers + 8 * sequences :].view("<i8")
+        self._pointers = data[pointers : pointers + 8 * count].view("<i8")
+        self._documents = data[pointers + 8 * count :].view("<i8")
         self._item_bytes = INTEGER_DTYPES[header.kind].itemsize
         self._bin_bytes = bin_bytes
-        self.end = header.documents
-        if int(self._documents[0]) != 0 or int(self._documents[-1]) != sequences:
+        if int(self._documents[0]) != 0 or int(self._documents[-1]) != count:
             raise DamagedFileError("by its index there are sequences that no document has")
-        expected = self._after(sequences - 1) if sequences else 0
-        if expected != bin_bytes:
+        expected = 0
+        if count:
+            expected = int(self._pointers[-1]) + int(self._lengths[-1]) * self._item_bytes
+        if expected != bin_bytes or (count and self._pointers[0]):
             raise DamagedFileError(f"it has {bin_bytes} bytes and its index says {expected}")
 
-    def first(self, token: int) -> int:
-        # All of a damaged file is in some part, so what is wrong with it is found.
-        return bisect_left(range(self.end), token, key=self._token) if token > 0 else 0
-
-    def ahead(
-        self, start: int, stop: int, most: int, most_tokens: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        positions = np.arange(start, min(start + most, stop) + 1, dtype=np.int64)
-        sequences = self._documents[start : int(positions[-1]) + 1].astype(np.int64)
-        low, high = int(sequences[0]), int(sequences[-1])
+    def __call__(self, low: int, high: int) -> NDArray[np.int64]:
+        sequences = self._documents[low:high]
+        first, last = int(sequences[0]), int(sequences[-1])
         rising = bool((sequences[1:] >= sequences[:-1]).all())
-        if not rising or low < 0 or high > len(self._lengths) or not self._adjoin(low, high):
+        if not rising or first < 0 or last > len(self._pointers):
+            raise DamagedFileError(f"by its index documents {low} to {high - 1} have no sequences")
+        begins = np.full(len(sequences), self._bin_bytes, dtype=np.int64)
+        inside = sequences < len(self._pointers)
+        begins[inside] = self._pointers[sequences[inside]]
+        sizes = offsets_of(self._lengths[first:last].astype(np.int64)) * self._item_bytes
+        if not np.array_equal(begins - begins[0], sizes[sequences - first]):
             raise DamagedFileError(
-                f"by its index documents {start} to {int(positions[-1]) - 1} do not follow one "
-                "another"
+                f"by its index documents {low} to {high - 1} have other lengths than places"
             )
-        return positions, np.array([self._begin(n) for n in sequences.tolist()]) // self._item_bytes
-
-    def _adjoin(self, low: int, high: int) -> bool:
-        """True if each of these sequences ends where the next one begins, inside the `.bin`."""
-        if low == 0 and self._begin(0) != 0:
-            return False
-        for at in range(low, high, _CHECKED):
-            lengths = self._lengths[at : min(at + _CHECKED, high)].astype(np.int64)
-            before, after = self._begin(at), self._begin(at + len(lengths))
-            ends = before + np.cumsum(lengths) * self._item_bytes
-            whole = before % self._item_bytes == 0 and bool((lengths >= 0).all())
-            inside = whole and 0 <= before <= after <= self._bin_bytes
-            following = self._pointers[at + 1 : at + len(lengths)]
-            if not inside or ends[-1] != after or not np.array_equal(ends[:-1], following):
-                return False
-        return True
-
-    def _token(self, document: int) -> int:
-        """The token that a document begins at."""
-        return self._begin(int(self._documents[document])) // self._item_bytes
-
-    def _begin(self, sequence: int) -> int:
-        """The byte that a sequence begins at; after the last one, that at which the file ends."""
-        if not 0 <= sequence <= len(self._pointers):
-            raise DamagedFileError(f"its index names sequence {sequence}, which it has not")
-        if sequence == len(self._pointers):
-            return self._bin_bytes
-        return int(self._pointers[sequence])
-
-    def _after(self, sequence: int) -> int:
-        return int(self._pointers[sequence]) + int(self._lengths[sequence]) * self._item_bytes
+        return begins // self._item_bytes
 
 
 _PARTNER = {".idx": ".bin", ".bin": ".idx"}
@@ -268,7 +229,9 @@ class MegatronIndexed(FlatSource):
         header: Header = details["headers"][shard]
         with self.open_listed(details["indexes"][shard]) as idx, self.open_shard(shard) as path:
             data = map_file(path)
-            yield FlatFile(data, header.kind, 0, Index(map_file(idx), header, len(data)))
+            index = Index(map_file(idx), header, len(data))
+            tokens = len(data) // INTEGER_DTYPES[header.kind].itemsize
+            yield FlatFile(data, header.kind, 0, ByIndex(header.documents, index, tokens))
 
 
 def _partner(path: str) -> str:

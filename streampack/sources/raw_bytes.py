@@ -225,11 +225,6 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
     return begin, int(shape[0]), kind
 
 
-def is_other_array(reason: str) -> bool:
-    """True if what `npy_header` says is of a sound file, with an array of another form."""
-    return reason.endswith((_NO_INTEGERS, _NOT_FLAT))
-
-
 def _header(stream: io.BytesIO) -> tuple[int, Any, Any] | str:
     """(bytes of the header, shape, dtype), or what is wrong with the version."""
     headers: Any = np.lib.format

@@ -69,14 +69,7 @@ class BrokenDocumentError(ValueError):
 
 
 class DamagedFileError(Exception):
-    """A file contradicts itself; the message is a clause that says how.
-
-    `remedy` is a clause as well; "" is to write or download it again.
-    """
-
-    def __init__(self, what: str, remedy: str = "") -> None:
-        super().__init__(what)
-        self.remedy = remedy
+    """A file contradicts itself; the message is a clause that says how."""
 
 
 def too_long(num_bytes: int, limit_bytes: int) -> str:

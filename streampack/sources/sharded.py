@@ -31,7 +31,6 @@ from streampack.storage.storage import Storage
 logger = logging.getLogger(__name__)
 
 USUAL_BYTES = 4096  # of a document
-_AGAIN = "Write or download the shard again"
 
 
 class ShardedSource(Source):
@@ -138,15 +137,13 @@ class ShardedSource(Source):
                 )
             yield file
 
-    def broken_shard(self, shard: int, what: str, index: int = 0, remedy: str = "") -> ContentError:
+    def broken_shard(self, shard: int, what: str, index: int = 0) -> ContentError:
         """The error for a shard that cannot be read.
 
         Args:
             shard: its number.
             what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
             index: of the first document that cannot be read.
-            remedy: a clause, to which it is added that it may be skipped; "" is to write or
-                download it again.
         """
         listed = self.manifest.details.get("documents")
         count = 0 if listed is None else int(listed[shard])
@@ -158,7 +155,8 @@ class ShardedSource(Source):
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
             f"{lost} be read.",
-            f'{remedy or _AGAIN}, or skip what is broken with on_error="skip" (--on-error).',
+            "Write or download the shard again, or skip what is broken with "
+            'on_error="skip" (--on-error).',
             shard=shard,
             index=index,
             rest_of_shard=True,

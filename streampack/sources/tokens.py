@@ -20,13 +20,12 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
-from streampack.sources.flat import FlatFile, FlatSource
+from streampack.sources.flat import ByIndex, FlatFile, FlatSource
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import (
     INTEGER_DTYPES,
     NPY_MAGIC,
     integer_kind,
-    is_other_array,
     npy_header,
 )
 from streampack.sources.records import DamagedFileError
@@ -77,37 +76,6 @@ class ByEndToken:
         return tokens, tokens
 
 
-class ByIndex:
-    """Documents whose ends an index lists, in tokens. Their positions are their numbers.
-
-    Args:
-        ends: (N,) int64, checked when they are read.
-        tokens: in the file.
-    """
-
-    def __init__(self, ends: NDArray[np.int64], tokens: int) -> None:
-        self._ends = ends
-        self._tokens = tokens
-        self.end = len(ends)
-
-    def first(self, token: int) -> int:
-        # All of a damaged file is in some part, so what is wrong with it is found.
-        return min(int(np.searchsorted(self._ends, token)) + 1, self.end) if token > 0 else 0
-
-    def ahead(
-        self, start: int, stop: int, most: int, most_tokens: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        positions = np.arange(start, min(start + most, stop) + 1, dtype=np.int64)
-        tokens = np.zeros(len(positions), dtype=np.int64)
-        tokens[start == 0 :] = self._ends[max(start - 1, 0) : int(positions[-1])]
-        if tokens[0] < 0 or tokens[-1] > self._tokens or bool((tokens[1:] < tokens[:-1]).any()):
-            raise DamagedFileError(
-                f"by its index documents {start} to {int(positions[-1]) - 1} do not follow one "
-                "another"
-            )
-        return positions, tokens
-
-
 HEADER_BYTES = 1024
 _DTYPES = {20240520: "uint16", 20240801: "uint32"}  # by the magic number
 
@@ -135,10 +103,6 @@ logger = logging.getLogger(__name__)
 
 _INDEXED = (".ds",)
 _HEAD_BYTES = 1 << 20
-_WANTED = (
-    "Save one dimension of integers, such as uint16 or uint32, in which every document ends with "
-    "the end token"
-)
 
 
 class Tokens(FlatSource):
@@ -266,28 +230,19 @@ class Tokens(FlatSource):
         elif head.startswith(NPY_MAGIC):
             header = npy_header(head, num_bytes)
             if isinstance(header, str):
-                remedy = _WANTED if is_other_array(header) else ""
-                raise DamagedFileError(f"it {header}", remedy)
+                raise DamagedFileError(f"it {header}")
             begin, _, kind = header
         elif is_llmc(head):
             begin, kind = HEADER_BYTES, llmc_kind(head, num_bytes)
         elif not kind:
-            raise DamagedFileError(
-                "it has no header, and dtype is not given",
-                "Pass the dtype= that it was written with, or write or download the shard again",
-            )
+            raise DamagedFileError("it has no header, and dtype is not given")
         if begin and wanted and wanted != kind:
             raise DamagedFileError(
-                f"its ids are {INTEGER_DTYPES[kind].name}, and dtype is {self.dtype}",
-                "Leave dtype= out, as the file says it",
+                f"its ids are {INTEGER_DTYPES[kind].name}, and dtype is {self.dtype}"
             )
         if (num_bytes - begin) % INTEGER_DTYPES[kind].itemsize:
             raise DamagedFileError(
-                f"its {num_bytes} bytes are no whole number of {INTEGER_DTYPES[kind].name}",
-                f"Pass the dtype= that it was written with, if that is not {self.dtype}, or write "
-                "or download the shard again"
-                if wanted
-                else "",
+                f"its {num_bytes} bytes are no whole number of {INTEGER_DTYPES[kind].name}"
             )
         return kind, begin
 
@@ -302,15 +257,18 @@ class Tokens(FlatSource):
                 yield FlatFile(data, kind, begin, ByEndToken(tokens, self.eos_id or 0))
                 return
             with self.open_listed(index) as file:
-                ends = self._ends(map_file(file))
+                content = map_file(file)
+                if len(content) % 8:
+                    raise DamagedFileError(f"its index has {len(content)} bytes and is cut short")
+                ends = content.view("<i8")
                 kind, _ = self._form(b"", len(data), int(ends[-1]) if len(ends) else 0)
                 count = len(data) // INTEGER_DTYPES[kind].itemsize
-                yield FlatFile(data, kind, 0, ByIndex(ends, count))
 
-    def _ends(self, index: NDArray[np.uint8]) -> NDArray[np.int64]:
-        if len(index) % 8:
-            raise DamagedFileError(f"its index has {len(index)} bytes and is cut short")
-        return index.view("<i8")
+                def begins(low: int, high: int) -> NDArray[np.int64]:
+                    before = ends[max(low - 1, 0) : high - 1]
+                    return np.append(0, before) if low == 0 else before  # type: ignore[return-value]
+
+                yield FlatFile(data, kind, 0, ByIndex(len(ends), begins, count))
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "dtype": self.dtype, "eos_id": self.eos_id}

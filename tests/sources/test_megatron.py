@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError, ContentError
 from streampack.sources import MegatronIndexed
 from streampack.sources.base import Reading
+from streampack.sources.megatron import HEADER_BYTES
 from tests.support.flat_files import MEGATRON_CODES, write_megatron
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
@@ -96,3 +97,19 @@ def test_ids_that_are_negative_and_documents_that_are_too_long_break_alone(tmp_p
     skips = RecordedSkips()
     assert read_all(source, skips) == [(1, 2), (5,)]
     assert [record[1] for record in skips.records] == [1, 2]
+
+
+def test_a_flipped_bit_of_a_length_or_a_pointer_is_named_or_changes_nothing(tmp_path: Path) -> None:
+    idx = write_megatron(tmp_path / "a", sentences(), "uint16")
+    whole, count = Path(idx).read_bytes(), sum(map(len, sentences()))
+    expected = [tuple(document) for document in joined(sentences())]
+    named = 0
+    for bit in range(8 * HEADER_BYTES, 8 * (HEADER_BYTES + 12 * count), 7):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        Path(idx).write_bytes(damaged)
+        try:
+            assert read_all(MegatronIndexed(idx)) == expected
+        except ContentError:
+            named += 1
+    assert named > 50

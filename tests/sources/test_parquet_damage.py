@@ -12,6 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streampack.errors import ContentError
+from streampack.sources import Parquet
+from tests.support.source_contract import read_all
+
 #: Reads a file with damage in many places, one after the other, in a process that a signal would
 #: end. Arguments: the file, an empty folder, "footer" or "pages".
 _DAMAGE = """
@@ -96,4 +100,11 @@ def test_no_damaged_page_ends_the_process(tmp_path: Path, options: dict[str, Any
     assert (_read_damaged(path, tmp_path / "damaged", "pages") > 30).all()
 
 
-# ------------------------------------------------------------------ claims
+def test_a_flipped_bit_of_a_page_with_a_checksum_is_named(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.parquet", write_page_checksum=True, compression="none")
+    whole = path.read_bytes()
+    at = whole.index("3 wörd 3 wörd".encode())
+    path.write_bytes(whole[:at] + b"4" + whole[at + 1 :])
+    with pytest.raises(ContentError) as caught:
+        read_all(Parquet(path, text="text"))
+    assert caught.value.rest_of_shard

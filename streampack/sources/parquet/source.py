@@ -174,7 +174,9 @@ class Parquet(ShardedSource):
         row = position or 0
         with self.open_shard(shard) as path:
             try:
-                with pq.ParquetFile(str(path), memory_map=True) as opened:
+                with pq.ParquetFile(
+                    str(path), memory_map=True, page_checksum_verification=True
+                ) as opened:
                     places = self._places(opened, shard)
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
