@@ -136,6 +136,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         eos_id=[1.5],
         vocab_size=[0],
         eos=["sometimes"],
+        special_tokens_in_text=["no", True, 1],
     ),
     **each(evaluation, lanes=[True, 1.5, 0, "x"]),
     **each(

@@ -1,6 +1,6 @@
 """What of every kind of conversation is learnt under every template of `chat_templates`.
 
-Each cell is written out: the text of a document, with « and » around what carries loss, or why the
+Each cell is written out: the text of the document, with « and » around what carries loss, or why the
 conversation is refused. A table has a row for each template and a column for each of `KINDS`.
 """
 
@@ -65,7 +65,7 @@ REWRITTEN = Refused("the template rewrites or leaves out earlier turns")
 REFUSED = Refused("cannot be rendered by the chat template")
 NOT_PROMPTED = Refused("does not begin with the template's generation prompt")
 
-#: A text for each document, or why there is none.
+#: A text, what is learnt of each turn, or why there is none.
 Cell = str | list[str]
 
 WHOLE: dict[str, list[Cell]] = {
@@ -169,91 +169,62 @@ WHOLE: dict[str, list[Cell]] = {
         NO_THOUGHTS,
     ],
 }
+#: Of each turn by itself, what is learnt of it.
 EACH: dict[str, list[Cell]] = {
     "stripped": [
+        ["<think>\n\n</think>\n\nA1<|im_end|>"],
+        ["<think>\n\n</think>\n\nA1<|im_end|>", "<think>\n\n</think>\n\nA2<|im_end|>"],
+        ["<think>\nT1\n</think>\n\nA1<|im_end|>", "<think>\nT2\n</think>\n\nA2<|im_end|>"],
+        ["<think>\nT1\n</think>\n\nA1<|im_end|>", "<think>\nT2\n</think>\n\nA2<|im_end|>"],
         [
-            "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\nA1<|im_end|>»\n",
+            '<think>\n\n</think>\n\n<call>add{"a": 1}</call><|im_end|>',
+            "<think>\n\n</think>\n\nA1<|im_end|>",
         ],
         [
-            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\nA1<|im_end|>»\n",
-            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\nA2<|im_end|>»\n",
+            '<think>\n\n</think>\n\nW<call>add{"a": 1}</call><|im_end|>',
+            "<think>\n\n</think>\n\nA1<|im_end|>",
+            "<think>\n\n</think>\n\nA2<|im_end|>",
         ],
         [
-            "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n«<think>\nT1\n</think>\n\nA1<|im_end|>»\n",
-            "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\n«<think>\nT2\n</think>\n\nA2<|im_end|>»\n",
-        ],
-        [
-            "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n«<think>\nT1\n</think>\n\nA1<|im_end|>»\n",
-            "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\n«<think>\nT2\n</think>\n\nA2<|im_end|>»\n",
-        ],
-        [
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\n<call>add{"a": 1}</call><|im_end|>»\n',
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n<call>add{"a": 1}</call><|im_end|>\n<|im_start|>user\n<result>R</result><|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\nA1<|im_end|>»\n',
-        ],
-        [
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\nW<call>add{"a": 1}</call><|im_end|>»\n',
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\nW<call>add{"a": 1}</call><|im_end|>\n<|im_start|>user\n<result>R</result><|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\nA1<|im_end|>»\n',
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\nW<call>add{"a": 1}</call><|im_end|>\n<|im_start|>user\n<result>R</result><|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\nA2<|im_end|>»\n',
-        ],
-        [
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n«<think>\nT1\n</think>\n\n<call>add{"a": 1}</call><|im_end|>»\n',
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n<think>\nT1\n</think>\n\n<call>add{"a": 1}</call><|im_end|>\n<|im_start|>user\n<result>R</result><|im_end|>\n<|im_start|>assistant\n«<think>\nT2\n</think>\n\nA1<|im_end|>»\n',
+            '<think>\nT1\n</think>\n\n<call>add{"a": 1}</call><|im_end|>',
+            "<think>\nT2\n</think>\n\nA1<|im_end|>",
         ],
     ],
     "opened": [
         NOT_PROMPTED,
         NOT_PROMPTED,
-        [
-            "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n<think>\n«T1\n</think>\nA1<|im_end|>»\n",
-            "<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n<think></think>A1<|im_end|>\n<|im_start|>user\nQ2<|im_end|>\n<|im_start|>assistant\n<think>\n«T2\n</think>\nA2<|im_end|>»\n",
-        ],
+        ["T1\n</think>\nA1<|im_end|>", "T2\n</think>\nA2<|im_end|>"],
         NOT_PROMPTED,
         NOT_PROMPTED,
         NOT_PROMPTED,
-        [
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n<think>\n«T1\n</think>\n<call>add{"a": 1}</call><|im_end|>»\n',
-            '<|im_start|>user\nQ1<|im_end|>\n<|im_start|>assistant\n<think>\nT1\n</think>\n<call>add{"a": 1}</call><|im_end|>\n<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n<think>\n«T2\n</think>\nA1<|im_end|>»\n',
-        ],
+        ['T1\n</think>\n<call>add{"a": 1}</call><|im_end|>', "T2\n</think>\nA1<|im_end|>"],
     ],
     "channels": [
+        ["<|channel|>final<|message|>A1<|return|>"],
+        ["<|channel|>final<|message|>A1<|return|>", "<|channel|>final<|message|>A2<|return|>"],
         [
-            "<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant«<|channel|>final<|message|>A1<|return|>»",
+            "<|channel|>analysis<|message|>T1<|end|><|start|>assistant<|channel|>final<|message|>A1<|return|>",
+            "<|channel|>analysis<|message|>T2<|end|><|start|>assistant<|channel|>final<|message|>A2<|return|>",
         ],
         [
-            "<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>system<|message|>S<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant«<|channel|>final<|message|>A1<|return|>»",
-            "<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>system<|message|>S<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant<|channel|>final<|message|>A1<|end|><|start|>user<|message|>Q2<|end|><|start|>assistant«<|channel|>final<|message|>A2<|return|>»",
+            "<|channel|>final<|message|><think>\nT1\n</think>\n\nA1<|return|>",
+            "<|channel|>final<|message|><think>\nT2\n</think>\n\nA2<|return|>",
         ],
         [
-            "<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant«<|channel|>analysis<|message|>T1<|end|><|start|>assistant<|channel|>final<|message|>A1<|return|>»",
-            "<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant<|channel|>final<|message|>A1<|end|><|start|>user<|message|>Q2<|end|><|start|>assistant«<|channel|>analysis<|message|>T2<|end|><|start|>assistant<|channel|>final<|message|>A2<|return|>»",
-        ],
-        [
-            "<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant«<|channel|>final<|message|><think>\nT1\n</think>\n\nA1<|return|>»",
-            "<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant<|channel|>final<|message|><think>\nT1\n</think>\n\nA1<|end|><|start|>user<|message|>Q2<|end|><|start|>assistant«<|channel|>final<|message|><think>\nT2\n</think>\n\nA2<|return|>»",
-        ],
-        [
-            '<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant« to=add<|channel|>commentary<|message|>{"a": 1}<|call|>»',
-            '<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant to=add<|channel|>commentary<|message|>{"a": 1}<|call|><|start|>tool<|message|>R<|end|><|start|>assistant«<|channel|>final<|message|>A1<|return|>»',
+            ' to=add<|channel|>commentary<|message|>{"a": 1}<|call|>',
+            "<|channel|>final<|message|>A1<|return|>",
         ],
         NO_WORDS,
         [
-            '<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant«<|channel|>analysis<|message|>T1<|end|><|start|>assistant to=add<|channel|>commentary<|message|>{"a": 1}<|call|>»',
-            '<|start|>system<|message|>It is 2025-07-26.<|end|><|start|>user<|message|>Q1<|end|><|start|>assistant<|channel|>analysis<|message|>T1<|end|><|start|>assistant to=add<|channel|>commentary<|message|>{"a": 1}<|call|><|start|>tool<|message|>R<|end|><|start|>assistant«<|channel|>analysis<|message|>T2<|end|><|start|>assistant<|channel|>final<|message|>A1<|return|>»',
+            '<|channel|>analysis<|message|>T1<|end|><|start|>assistant to=add<|channel|>commentary<|message|>{"a": 1}<|call|>',
+            "<|channel|>analysis<|message|>T2<|end|><|start|>assistant<|channel|>final<|message|>A1<|return|>",
         ],
     ],
     "dated": [
-        [
-            "<s>[SYS]It is 26 July 2025.[/SYS][INST]Q1[/INST]«A1</s>»",
-        ],
-        [
-            "<s>[SYS]S[/SYS][INST]Q1[/INST]«A1</s>»",
-            "<s>[SYS]S[/SYS][INST]Q1[/INST]A1</s>[INST]Q2[/INST]«A2</s>»",
-        ],
+        ["A1</s>"],
+        ["A1</s>", "A2</s>"],
         NO_THOUGHTS,
-        [
-            "<s>[SYS]It is 26 July 2025.[/SYS][INST]Q1[/INST]«<think>\nT1\n</think>\n\nA1</s>»",
-            "<s>[SYS]It is 26 July 2025.[/SYS][INST]Q1[/INST]<think>\nT1\n</think>\n\nA1</s>[INST]Q2[/INST]«<think>\nT2\n</think>\n\nA2</s>»",
-        ],
+        ["<think>\nT1\n</think>\n\nA1</s>", "<think>\nT2\n</think>\n\nA2</s>"],
         REFUSED,
         REFUSED,
         REFUSED,
@@ -268,123 +239,63 @@ EACH: dict[str, list[Cell]] = {
         NO_THOUGHTS,
     ],
     "final-eos": [
-        [
-            "<|user|>\nQ1<|end|>\n<|assistant|>\n«A1<|end|>\n</s>»",
-        ],
-        [
-            "<|system|>\nS<|end|>\n<|user|>\nQ1<|end|>\n<|assistant|>\n«A1<|end|>\n</s>»",
-            "<|system|>\nS<|end|>\n<|user|>\nQ1<|end|>\n<|assistant|>\nA1<|end|>\n<|user|>\nQ2<|end|>\n<|assistant|>\n«A2<|end|>\n</s>»",
-        ],
+        ["A1<|end|>\n</s>"],
+        ["A1<|end|>\n</s>", "A2<|end|>\n</s>"],
         NO_THOUGHTS,
-        [
-            "<|user|>\nQ1<|end|>\n<|assistant|>\n«<think>\nT1\n</think>\n\nA1<|end|>\n</s>»",
-            "<|user|>\nQ1<|end|>\n<|assistant|>\n<think>\nT1\n</think>\n\nA1<|end|>\n<|user|>\nQ2<|end|>\n<|assistant|>\n«<think>\nT2\n</think>\n\nA2<|end|>\n</s>»",
-        ],
+        ["<think>\nT1\n</think>\n\nA1<|end|>\n</s>", "<think>\nT2\n</think>\n\nA2<|end|>\n</s>"],
         NO_CALLS,
         NO_CALLS,
         NO_CALLS,
     ],
     "moving-system": [
-        [
-            "<s>[INST] Q1[/INST] «A1</s>»",
-        ],
-        [
-            "<s>[INST] S\n\nQ1[/INST] «A1</s>»",
-            "<s>[INST] Q1[/INST] A1</s>[INST] S\n\nQ2[/INST] «A2</s>»",
-        ],
+        ["A1</s>"],
+        ["A1</s>", "A2</s>"],
         NO_THOUGHTS,
-        [
-            "<s>[INST] Q1[/INST] «<think>\nT1\n</think>\n\nA1</s>»",
-            "<s>[INST] Q1[/INST] <think>\nT1\n</think>\n\nA1</s>[INST] Q2[/INST] «<think>\nT2\n</think>\n\nA2</s>»",
-        ],
-        [
-            '<s>[INST] Q1[/INST]«[CALLS] [{"name": "add", "arguments": {"a": 1}}]</s>»',
-            '<s>[INST] Q1[/INST][CALLS] [{"name": "add", "arguments": {"a": 1}}]</s>[RESULT]R[/RESULT] «A1</s>»',
-        ],
+        ["<think>\nT1\n</think>\n\nA1</s>", "<think>\nT2\n</think>\n\nA2</s>"],
+        ['[CALLS] [{"name": "add", "arguments": {"a": 1}}]</s>', "A1</s>"],
         NO_WORDS,
         NO_THOUGHTS,
     ],
     "merged-system": [
-        [
-            "<s><|turn|>user\nQ1<|end|>\n<|turn|>model\n«A1<|end|>»\n",
-        ],
-        [
-            "<s><|turn|>user\nS\n\nQ1<|end|>\n<|turn|>model\n«A1<|end|>»\n",
-            "<s><|turn|>user\nS\n\nQ1<|end|>\n<|turn|>model\nA1<|end|>\n<|turn|>user\nQ2<|end|>\n<|turn|>model\n«A2<|end|>»\n",
-        ],
+        ["A1<|end|>"],
+        ["A1<|end|>", "A2<|end|>"],
         NO_THOUGHTS,
-        [
-            "<s><|turn|>user\nQ1<|end|>\n<|turn|>model\n«<think>\nT1\n</think>\n\nA1<|end|>»\n",
-            "<s><|turn|>user\nQ1<|end|>\n<|turn|>model\n<think>\nT1\n</think>\n\nA1<|end|>\n<|turn|>user\nQ2<|end|>\n<|turn|>model\n«<think>\nT2\n</think>\n\nA2<|end|>»\n",
-        ],
+        ["<think>\nT1\n</think>\n\nA1<|end|>", "<think>\nT2\n</think>\n\nA2<|end|>"],
         REFUSED,
         REFUSED,
         REFUSED,
     ],
     "separated": [
-        [
-            "### Instruction:\nQ1\n\n### Response:\n«A1</s>»",
-        ],
-        [
-            "S\n\n### Instruction:\nQ1\n\n### Response:\n«A1</s>»",
-            "S\n\n### Instruction:\nQ1\n\n### Response:\nA1</s>\n\n### Instruction:\nQ2\n\n### Response:\n«A2</s>»",
-        ],
+        ["A1</s>"],
+        ["A1</s>", "A2</s>"],
         NO_THOUGHTS,
-        [
-            "### Instruction:\nQ1\n\n### Response:\n«<think>\nT1\n</think>\n\nA1</s>»",
-            "### Instruction:\nQ1\n\n### Response:\n<think>\nT1\n</think>\n\nA1</s>\n\n### Instruction:\nQ2\n\n### Response:\n«<think>\nT2\n</think>\n\nA2</s>»",
-        ],
+        ["<think>\nT1\n</think>\n\nA1</s>", "<think>\nT2\n</think>\n\nA2</s>"],
         NO_CALLS,
         NO_CALLS,
         NO_CALLS,
     ],
     "open-ended": [
+        ["\n<think></think>\nA1"],
+        ["\n<think></think>\nA1<|user|>", "\n<think></think>\nA2"],
+        ["\n<think>T1</think>\nA1", "\n<think>T2</think>\nA2"],
         [
-            "<s><|user|>\nQ1<|assistant|>«\n<think></think>\nA1»",
+            "\n<think></think>\n<think>\nT1\n</think>\n\nA1<|user|>",
+            "\n<think></think>\n<think>\nT2\n</think>\n\nA2",
         ],
+        ['\n<think></think>\n<call>add{"a": 1}</call><|tool|>', "\n<think></think>\nA1"],
         [
-            "<s><|system|>\nS<|user|>\nQ1<|assistant|>«\n<think></think>\nA1<|user|>»",
-            "<s><|system|>\nS<|user|>\nQ1<|assistant|>\n<think></think>\nA1<|user|>\nQ2<|assistant|>«\n<think></think>\nA2»",
+            '\n<think></think>\nW<call>add{"a": 1}</call><|tool|>',
+            "\n<think></think>\nA1<|user|>",
+            "\n<think></think>\nA2",
         ],
-        [
-            "<s><|user|>\nQ1<|assistant|>«\n<think>T1</think>\nA1»",
-            "<s><|user|>\nQ1<|assistant|>\n<think></think>\nA1<|user|>\nQ2<|assistant|>«\n<think>T2</think>\nA2»",
-        ],
-        [
-            "<s><|user|>\nQ1<|assistant|>«\n<think></think>\n<think>\nT1\n</think>\n\nA1<|user|>»",
-            "<s><|user|>\nQ1<|assistant|>\n<think></think>\n<think>\nT1\n</think>\n\nA1<|user|>\nQ2<|assistant|>«\n<think></think>\n<think>\nT2\n</think>\n\nA2»",
-        ],
-        [
-            '<s><|user|>\nQ1<|assistant|>«\n<think></think>\n<call>add{"a": 1}</call><|tool|>»',
-            '<s><|user|>\nQ1<|assistant|>\n<think></think>\n<call>add{"a": 1}</call><|tool|>\nR<|assistant|>«\n<think></think>\nA1»',
-        ],
-        [
-            '<s><|user|>\nQ1<|assistant|>«\n<think></think>\nW<call>add{"a": 1}</call><|tool|>»',
-            '<s><|user|>\nQ1<|assistant|>\n<think></think>\nW<call>add{"a": 1}</call><|tool|>\nR<|assistant|>«\n<think></think>\nA1<|user|>»',
-            '<s><|user|>\nQ1<|assistant|>\n<think></think>\nW<call>add{"a": 1}</call><|tool|>\nR<|assistant|>\n<think></think>\nA1<|user|>\nQ2<|assistant|>«\n<think></think>\nA2»',
-        ],
-        [
-            '<s><|user|>\nQ1<|assistant|>«\n<think>T1</think>\n<call>add{"a": 1}</call><|tool|>»',
-            '<s><|user|>\nQ1<|assistant|>\n<think>T1</think>\n<call>add{"a": 1}</call><|tool|>\nR<|assistant|>«\n<think>T2</think>\nA1»',
-        ],
+        ['\n<think>T1</think>\n<call>add{"a": 1}</call><|tool|>', "\n<think>T2</think>\nA1"],
     ],
     "call-or-content": [
-        [
-            "<s><|head|>user<|/head|>\n\nQ1<|eot_id|><|head|>assistant<|/head|>\n\n«A1<|eot_id|>»",
-        ],
-        [
-            "<s><|head|>system<|/head|>\n\nS<|eot_id|><|head|>user<|/head|>\n\nQ1<|eot_id|><|head|>assistant<|/head|>\n\n«A1<|eot_id|>»",
-            "<s><|head|>system<|/head|>\n\nS<|eot_id|><|head|>user<|/head|>\n\nQ1<|eot_id|><|head|>assistant<|/head|>\n\nA1<|eot_id|><|head|>user<|/head|>\n\nQ2<|eot_id|><|head|>assistant<|/head|>\n\n«A2<|eot_id|>»",
-        ],
+        ["A1<|eot_id|>"],
+        ["A1<|eot_id|>", "A2<|eot_id|>"],
         NO_THOUGHTS,
-        [
-            "<s><|head|>user<|/head|>\n\nQ1<|eot_id|><|head|>assistant<|/head|>\n\n«<think>\nT1\n</think>\n\nA1<|eot_id|>»",
-            "<s><|head|>user<|/head|>\n\nQ1<|eot_id|><|head|>assistant<|/head|>\n\n<think>\nT1\n</think>\n\nA1<|eot_id|><|head|>user<|/head|>\n\nQ2<|eot_id|><|head|>assistant<|/head|>\n\n«<think>\nT2\n</think>\n\nA2<|eot_id|>»",
-        ],
-        [
-            '<s><|head|>user<|/head|>\n\nQ1<|eot_id|><|head|>assistant<|/head|>\n\n«{"name": "add", "parameters": {"a": 1}}<|eot_id|>»',
-            '<s><|head|>user<|/head|>\n\nQ1<|eot_id|><|head|>assistant<|/head|>\n\n{"name": "add", "parameters": {"a": 1}}<|eot_id|><|head|>ipython<|/head|>\n\nR<|eot_id|><|head|>assistant<|/head|>\n\n«A1<|eot_id|>»',
-        ],
+        ["<think>\nT1\n</think>\n\nA1<|eot_id|>", "<think>\nT2\n</think>\n\nA2<|eot_id|>"],
+        ['{"name": "add", "parameters": {"a": 1}}<|eot_id|>', "A1<|eot_id|>"],
         NO_WORDS,
         NO_THOUGHTS,
     ],

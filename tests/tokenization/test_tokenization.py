@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,8 @@ def test_the_only_end_of_a_bare_tokenizer_is_taken_and_said(
     assert not caplog.records
 
 
-def test_of_several_ends_none_is_taken_and_following_the_advice_works(tmp_path: Path) -> None:
+def test_of_several_ends_one_can_be_named(tmp_path: Path) -> None:
     engine = small_engine("<|endoftext|>", "<eos>")
-    with pytest.raises(ConfigError, match=r'"<\|endoftext\|>" \(id 256\), "<eos>" \(id 257\)'):
-        Tokenizer(engine)
     assert Tokenizer(engine, eos="as-is").eos_id is None
     assert Tokenizer(engine, eos_id=257).eos_id == 257
     engine.save(str(tmp_path / "tokenizer.json"))
@@ -210,8 +209,6 @@ def test_only_declared_special_tokens_are_taken_for_ends() -> None:
     plain.add_tokens(["<|endoftext|>"])
     tokenizer = Tokenizer(plain, eos="as-is")
     assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id) == (None, None, None)
-    with pytest.raises(ConfigError, match="bos=True needs an id"):
-        Tokenizer(plain, eos="as-is", bos=True)
 
 
 def test_a_tokenizer_that_puts_bos_itself_keeps_doing_so() -> None:
@@ -251,36 +248,18 @@ def test_fast_tokenizers_of_transformers_bring_their_ends_and_slow_ones_are_refu
         load_tokenizer(slow)
 
 
-def test_transformers_is_not_imported_for_other_tokenizers() -> None:
-    code = (
-        "import sys; from streampack.tokenization import load_tokenizer; "
-        f"load_tokenizer({str(DEEPSEEK)!r}); print('transformers' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [
-        ("ab\ud800c", "character 2 is a lone surrogate"),
-        (None, "it is None"),
-        (b"bytes", "it is a bytes"),
-        (("a", "pair"), "it is a tuple"),
-        (3, "it is an int"),
-    ],
-)
-def test_a_text_that_cannot_be_encoded_is_named_and_harms_no_other(bad: Any, words: str) -> None:
+@pytest.mark.parametrize("bad", ["ab\ud800c", None, b"bytes", ("a", "pair"), 3])
+def test_a_text_that_cannot_be_encoded_is_named_and_harms_no_other(bad: Any) -> None:
     tokenizer = Tokenizer(small_engine("</s>"))
     block = texts("one", bad, "", "two", shard=5)
-    with pytest.raises(ContentError, match=words) as caught:
+    with pytest.raises(ContentError) as caught:
         tokenizer.encode(block, Skips())
     assert (caught.value.shard, caught.value.index) == (5, 1)
-    skips = RecordedSkips()
+    skips = Skips(on_error="skip")
     documents = tokenizer.encode(block, skips)
     assert documents.lengths.tolist() == [4, 0, 4]
     assert documents.origin["index"].tolist() == [0, 2, 3]
-    assert [record[:2] for record in skips.records] == [[5, 1]]
+    assert skips.count == 1
 
 
 def test_a_text_outside_the_vocabulary_is_named() -> None:
@@ -291,14 +270,6 @@ def test_a_text_outside_the_vocabulary_is_named() -> None:
     documents = tokenizer.encode(texts("known known", "unheard", "known"), skips)
     assert ids(documents) == [[0, 0], [0]]
     assert "Document 1 of shard 0" in skips.records[0][3]
-
-
-def test_blocks_without_text_give_empty_blocks() -> None:
-    tokenizer = Tokenizer(small_engine("</s>"), bos=True, bos_id=3)
-    assert len(tokenizer.encode(texts(), Skips())) == 0
-    assert tokenizer.encode(texts("", ""), Skips()).lengths.tolist() == [0, 0]
-    skips = RecordedSkips()
-    assert len(tokenizer.encode(texts(1, 2), skips)) == 0
 
 
 @settings(deadline=None)
@@ -330,29 +301,51 @@ def test_ends_are_added_to_tokenized_documents(
         assert mask.sum() == both.num_tokens - documents.num_tokens
 
 
-def test_an_end_that_does_not_fit_the_documents_is_refused() -> None:
-    documents = Documents.from_arrays([np.array([1], dtype=np.uint16)])
-    with pytest.raises(ConfigError, match="65536 is added to documents of uint16"):
-        apply_eos(documents, "ensure", 65536)
-    with pytest.raises(ConfigError, match="needs an id"):
-        apply_eos(documents, "ensure", None)
+def wrong(**settings: Any) -> Callable[[], Any]:
+    return lambda: Tokenizer(small_engine("</s>"), **settings)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"eos": "sometimes"}, "eos is 'sometimes'"),
-        ({"eos_id": -1}, "eos_id is -1"),
-        ({"pad_id": 1 << 32}, "pad_id is 4294967296"),
-        ({"pad_id": 5000}, "pad_id is 5000, and the vocabulary has"),
-        ({"eos_id": 5000}, "eos_id is 5000, and the vocabulary has"),
-        ({"bos": True, "bos_id": 5000}, "bos_id is 5000, and the vocabulary has"),
-        ({"threads": 0}, "threads is 0"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        Tokenizer(small_engine("</s>"), **arguments)
+def loaded(tokenizer: Any) -> Callable[[], Any]:
+    return lambda: load_tokenizer(tokenizer)
+
+
+def changed(**attributes: Any) -> Callable[[], Any]:
+    """A tokenizer whose engine or model has another attribute."""
+    engine = small_engine("</s>")
+    for name, value in attributes.items():
+        setattr(engine if hasattr(type(engine), name) else engine.model, name, value)
+    return loaded(engine)
+
+
+ONE = Documents.from_arrays([np.array([1], dtype=np.uint16)])
+#: What is refused as a ConfigError, and a name that it has.
+WRONG: list[tuple[Callable[[], Any], str]] = [
+    (wrong(eos="sometimes"), "eos"),
+    (wrong(eos_id=-1), "eos_id"),
+    (wrong(pad_id=1 << 32), "pad_id"),
+    (wrong(pad_id=5000), "pad_id"),
+    (wrong(eos_id=5000), "eos_id"),
+    (wrong(bos=True, bos_id=5000), "bos_id"),
+    (wrong(bos=True), "bos"),
+    (wrong(threads=0), "threads"),
+    (loaded("deepseek-ai/DeepSeek-V3"), "deepseek-ai/DeepSeek-V3"),
+    (loaded(3), "tokenizer"),
+    (loaded(Path(__file__).parent), "tokenizer.json"),  # a folder without one
+    (loaded(__file__), "tokenizer"),
+    (changed(pre_tokenizer=PreTokenizer.custom(object())), "JSON"),
+    (changed(dropout=0.1), "dropout"),
+    (lambda: apply_eos(ONE, "ensure", 65536), "65536"),
+    (lambda: apply_eos(ONE, "ensure", None), "id"),
+    (lambda: load_tokenizer(Tokenizer(small_engine("</s>")), eos_id=3), "eos_id"),
+    (lambda: Tokenizer(small_engine("<|endoftext|>", "<eos>")), "eos"),
+]
+
+
+@pytest.mark.parametrize(("call", "name"), WRONG)
+def test_tokenizers_that_cannot_work_are_refused(call: Callable[[], Any], name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        call()
+    assert name in (caught.value.setting or str(caught.value))
 
 
 def test_ids_that_only_the_models_embedding_has_are_taken_if_its_rows_are_given() -> None:
@@ -364,45 +357,12 @@ def test_ids_that_only_the_models_embedding_has_are_taken_if_its_rows_are_given(
         texts, seq_len=8, tokenizer=small_engine("</s>"), token_rules=rules, topology=Topology()
     )
     assert 5000 in next(iter(dataset)).input_ids
-    with pytest.raises(ConfigError, match=r"pad_id is 5000.*their number as vocab_size"):
-        PackedDataset(
-            texts,
-            seq_len=8,
-            tokenizer=small_engine("</s>"),
-            token_rules=TokenRules(pad_id=5000),
-            topology=Topology(),
-        )
-    with pytest.raises(ConfigError, match=r"eos_id is \d+, and the vocabulary has 2 ids"):
-        PackedDataset(
-            texts,
-            seq_len=8,
-            tokenizer=Tokenizer(small_engine("</s>")),
-            token_rules=TokenRules(vocab_size=2),
-            topology=Topology(),
-        )
-
-
-def test_what_is_not_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="never downloads"):
-        load_tokenizer("deepseek-ai/DeepSeek-V3")
-    with pytest.raises(ConfigError, match=r"holds no tokenizer\.json"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is not a tokenizer"):
-        load_tokenizer(tmp_path)
-    with pytest.raises(ConfigError, match="not a tokenizer that streampack knows"):
-        load_tokenizer(3)
-    engine = small_engine("</s>")
-    engine.pre_tokenizer = PreTokenizer.custom(object())
-    with pytest.raises(ConfigError, match="cannot be written as JSON"):
-        load_tokenizer(engine)
-
-
-def test_random_tokenization_is_refused() -> None:
-    engine = small_engine("</s>")
-    engine.model.dropout = 0.1
-    with pytest.raises(ConfigError, match="dropout"):
-        Tokenizer(engine)
+    for rules in (TokenRules(pad_id=5000), TokenRules(vocab_size=2)):
+        with pytest.raises(ConfigError):
+            PackedDataset(
+                texts, seq_len=8, tokenizer=small_engine("</s>"), token_rules=rules,
+                topology=Topology(),
+            )  # fmt: skip
 
 
 def test_the_fingerprint_names_the_vocabulary_and_the_rules() -> None:
@@ -422,8 +382,6 @@ def test_the_fingerprint_names_the_vocabulary_and_the_rules() -> None:
 def test_a_loaded_tokenizer_is_taken_as_it_is() -> None:
     tokenizer = Tokenizer(small_engine("</s>"))
     assert load_tokenizer(tokenizer) is tokenizer
-    with pytest.raises(ConfigError, match="eos_id came with"):
-        load_tokenizer(tokenizer, eos_id=3)
 
 
 def test_a_copy_from_a_pickle_encodes_the_same() -> None:
@@ -442,11 +400,10 @@ def encode_in_worker(tokenizer: Tokenizer, queue: Any) -> None:
     queue.put((ids(documents[299:]), os.environ.get("TOKENIZERS_PARALLELISM")))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_encode_alike_with_one_thread(method: Any) -> None:
+def test_worker_processes_encode_alike_with_one_thread() -> None:
     tokenizer = Tokenizer(small_engine("</s>"), engine="tokenizers")
     expected = ids(tokenizer.encode(texts(*["hello world"] * 300), Skips()))[299:]
-    context = multiprocessing.get_context(method)
+    context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=encode_in_worker, args=(tokenizer, queue))
     process.start()
@@ -476,20 +433,13 @@ assert tokenizer.encode(block, Skips()).num_tokens == 900
 if threads is None:
     assert os.environ.get("TOKENIZERS_PARALLELISM") == before
 print(code, os.environ.get("TOKENIZERS_PARALLELISM"), os.environ.get("RAYON_NUM_THREADS"))
+assert "transformers" not in sys.modules
 """
 
 
 @pytest.mark.parametrize(
     ("threads", "switch", "left"),
-    [
-        (None, None, "None None"),
-        (None, "true", "true None"),
-        (None, "false", "false None"),
-        (1, None, "false None"),
-        (1, "true", "true None"),
-        (3, None, "true 3"),
-        (3, "false", "false 3"),
-    ],
+    [(None, "true", "true None"), (1, None, "false None"), (3, "false", "false 3")],
 )
 def test_a_fork_after_use_neither_hangs_nor_warns_and_the_users_switch_stays(
     threads: int | None, switch: str | None, left: str
