@@ -43,7 +43,7 @@ class Progress:
         cursor: of the source, before the block in which the next shard begins.
         inside: documents of that block that are written already.
         shards, documents, tokens: how many are written (tokens is 0 for text).
-        skipped: broken documents left out, before the block in which the next shard begins.
+        skipped: broken documents left out before that block; at the end, all of them.
         dtype: of the ids, once known; "str" for text.
     """
 
@@ -162,13 +162,14 @@ def _shards(
 ) -> Iterator[tuple[Progress, list[Payload]]]:
     """Yield (progress after a shard, its documents)."""
     skips = Skips(conversion.on_error)
-    skips.own = skipped = progress.skipped
+    skips.count = progress.skipped
     (reader,) = conversion.source.lanes(1, seed=0, epoch=0, shuffle=False)
     before, inside = progress.cursor, progress.inside
     first, tokens = progress.documents, progress.tokens
     dtype = progress.dtype or conversion.dtype or ""
     gathered: list[Payload] = []
     size = 0
+    skipped = skips.count  # before the block, which is read again
 
     def progress_at(cursor: Cursor | None, inside: int) -> Progress:
         return Progress(
@@ -197,7 +198,8 @@ def _shards(
             gathered.append(payload)
             size += more
             tokens += 0 if isinstance(payload, str) else len(payload)
-        before, inside, skipped = cursor, 0, skips.own
+        before, inside, skipped = cursor, 0, skips.count
         report(replace(progress_at(before, 0), shards=progress.shards))
+    skipped = skips.count
     if gathered:
         yield progress_at(cursor, 0), gathered

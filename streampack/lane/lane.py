@@ -221,6 +221,7 @@ class Lane:
             admitted=stream.serial + continued - mark.serial,
             continued=continued,
             entries=entries,
+            skipped=stream.skips.count,
             reports=list(self._reports),
             reported_deal=self._reported_deal,
         )
@@ -334,11 +335,13 @@ class Lane:
             )
         window.round = state["round"]
         self._step = state["step"]
+        stream.skips.count = state["skipped"]
         if state["final"] is None:  # the round has still to read and to be planned
             self._report()
             return
         # The round had read on until its window was full, and what it had read was reported.
         starved = window.wants and stream.peek() is None
+        stream.skips.count = state["skipped"]
         if (starved and stream.ended) != state["final"]:
             raise self._changed(
                 "there is more to read than when the end of the run was packed"

@@ -50,6 +50,7 @@ class Round:
         admitted: documents read from there on that the window has taken, wholly or in part.
         continued: True if the last of them is held in part.
         entries: what the window holds.
+        skipped: broken documents and shards since the beginning.
         reports: what the lane has reported for deals, up to the last batch of the round, without
             what gave nothing: the deal, the number of a line, and those of a `Report` of it.
         reported_deal: number of the last deal that the lane has reported for.
@@ -63,6 +64,7 @@ class Round:
     admitted: int
     continued: bool
     entries: Entries
+    skipped: int
     reports: list[list[int]]
     reported_deal: int
 
@@ -94,6 +96,7 @@ class Round:
             "entries": encode_columns(columns),
             "held": int(entries.held[-1]) if self.continued else None,
             "digest": entries.digest(),
+            "skipped": self.skipped,
             "reports": encode_reports(self.reports),
             "reported_deal": self.reported_deal,
         }

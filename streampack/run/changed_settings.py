@@ -140,6 +140,7 @@ def carry_over(
         admitted=place.admitted,
         continued=continued,
         entries=entries,
+        skipped=place.skipped,
         reports=place.reports,
         reported_deal=place.reported_deal,
     )

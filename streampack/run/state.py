@@ -1,6 +1,6 @@
 """The state of a run: what the loop has consumed, as coordinates that any process can go on from.
 
-``{"version": 6, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
+``{"version": 7, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
 "lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
 The state of a rank holds the lanes whose latest turn was its own: where the ranks divide the lanes,
 all that it runs. `merge_states` makes one of the states of all ranks, and any number of ranks goes
@@ -35,7 +35,7 @@ from streampack.job.topology import Topology
 from streampack.lane.rotation import Sharing
 from streampack.run.fingerprint import changed_fields
 
-VERSION = 6
+VERSION = 7
 
 LaneState = dict[str, Any] | None
 

@@ -17,22 +17,17 @@ NAMED = 10  # of the broken documents of a lane that are logged by name
 class Skips:
     """The broken content of one lane.
 
-    A cursor holds how much was skipped before it, and what is read again after it is counted again.
-
     Attributes:
         on_error: "raise" stops at the first `ContentError`; "skip" continues after it.
         limit: with "skip", the number of skips in a lane after which it raises an error as well,
             because a corpus that is broken throughout should not be read in silence.
         name: of the source in a mixture, or None.
-        counts: how much was skipped since the run began, by the number of the source.
-        number: of the source.
     """
 
     on_error: Literal["raise", "skip"] = "raise"
     limit: int = 1000
     name: str | None = None
-    counts: dict[int, int] = field(default_factory=dict)
-    number: int = 0
+    _count: list[int] = field(default_factory=lambda: [0])  # one for all sources of a mixture
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -44,21 +39,16 @@ class Skips:
 
     @property
     def count(self) -> int:
-        """How much was skipped in the lane."""
-        return sum(self.counts.values())
+        """How many were skipped since the run began; it is set where a lane goes on."""
+        return self._count[0]
 
-    @property
-    def own(self) -> int:
-        """How much of it is this source's."""
-        return self.counts.get(self.number, 0)
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count[0] = count
 
-    @own.setter
-    def own(self, count: int) -> None:
-        self.counts[self.number] = count
-
-    def of_source(self, number: int, name: str) -> Skips:
+    def of_source(self, name: str) -> Skips:
         """The skips of one source of a mixture; its count and limit are those of the lane."""
-        return Skips(self.on_error, self.limit, name, self.counts, number)
+        return Skips(self.on_error, self.limit, name, _count=self._count)
 
     def handle(self, error: ContentError) -> None:
         """Raise `error`, or count and name it and return."""
@@ -73,7 +63,7 @@ class Skips:
                 'That is the limit for on_error="skip".',
                 "Repair the corpus, or raise the limit if so much may be lost.",
             ) from error
-        self.own += 1
+        self.count += 1
         self._log(error)
 
     def _log(self, error: ContentError) -> None:

@@ -10,10 +10,8 @@ from streampack.documents.blocks import Documents
 from streampack.sources.skips import Skips
 
 #: The cursor of a source before its first document: the part, its epoch, the place in it (of its
-#: reader), the tokens before that place, those before the part, and the skips before that place.
-BEGINNING: dict[str, Any] = {
-    "part": 0, "epoch": 0, "at": None, "tokens": 0, "before": 0, "skipped": 0,
-}  # fmt: skip
+#: reader), the tokens before that place, and those before the part.
+BEGINNING: dict[str, Any] = {"part": 0, "epoch": 0, "at": None, "tokens": 0, "before": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class LaneStream(ABC):
 
     Attributes:
         serial: number of the document that comes next.
-        skips: what to do with broken content, and where it is counted.
+        skips: what to do with broken content, and how much there was.
         duplicates: near-duplicates that were dropped; duplicate_tokens: their tokens.
     """
 

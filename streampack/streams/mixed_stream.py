@@ -58,7 +58,8 @@ class _Member:
         """Step over documents that were drawn before the state was saved."""
         if not self.unread:
             return
-        reported = self.stream.empty_documents, self.stream.eos_in_texts
+        preparer, skips = self.stream.preparer, self.stream.skips
+        reported = preparer.empty_documents, preparer.eos_in_texts, skips.count
         self.unread = self.stream.step_over(self.unread)
         if self.unread:
             raise StateError(
@@ -67,8 +68,7 @@ class _Member:
                 "Its documents, the tokenizer or a hook changed after the state was saved.",
                 "Resume with the same data and code, or start a new run.",
             )
-        preparer = self.stream.preparer
-        preparer.empty_documents, preparer.eos_in_texts = reported
+        preparer.empty_documents, preparer.eos_in_texts, skips.count = reported
 
     def arrive(self, tokens: int) -> None:
         """Set `place` to the end of a quantum of so many tokens."""
@@ -126,7 +126,7 @@ class MixedStream(LaneStream):
             stream = DocumentStream(
                 own,
                 lane,
-                skips=skips.of_source(number, name),
+                skips=skips.of_source(name),
                 times=times,
                 mark=place.mark,
                 number=number,

@@ -98,7 +98,6 @@ class DocumentStream(LaneStream):
         self._unprepared = 0.0
         self._tokens = mark.cursor["tokens"] if mark else 0  # prepared
         self._tokens_before = mark.cursor["before"] if mark else 0  # this part
-        skips.own = mark.cursor["skipped"] if mark else 0
         self._marks: deque[StreamPosition] = deque([mark or StreamPosition(0, BEGINNING)])
         self._blocks = self._read(first, start)
 
@@ -138,7 +137,7 @@ class DocumentStream(LaneStream):
         ahead += unread * (self._tokens - self._tokens_before) // (size - unread)
         return [Remaining(self._number, before + size, ahead, tokens)]
 
-    def _mark(self, number: int, part: Part | None, at: Any, skipped: int) -> None:
+    def _mark(self, number: int, part: Part | None, at: Any) -> None:
         # Called only when everything read so far is consumed, so `serial` is what comes next. A
         # mark without documents after it (a filter may refuse a whole corpus) is not needed.
         if self._marks and self._marks[-1].serial == self.serial:
@@ -148,7 +147,7 @@ class DocumentStream(LaneStream):
         else:  # between two parts
             epoch = number if isinstance(self._supply, EqualParts) else self.epoch
         cursor = {"part": number, "epoch": epoch, "at": at}
-        cursor |= {"tokens": self._tokens, "before": self._tokens_before, "skipped": skipped}
+        cursor |= {"tokens": self._tokens, "before": self._tokens_before}
         if part is not None and part.span is not None:
             cursor["span"] = [part.span.low, part.span.high]
         self._marks.append(StreamPosition(self.serial, cursor))
@@ -163,7 +162,6 @@ class DocumentStream(LaneStream):
                 yield None
                 continue
             found = start is not None
-            skipped = self.skips.own
             blocks = part.reader.read(start, self.skips)
             while True:
                 with self._times.measure("read_s"):
@@ -171,7 +169,7 @@ class DocumentStream(LaneStream):
                 if item is None:
                     break
                 block, cursor = item
-                self._mark(number, part, start, skipped)
+                self._mark(number, part, start)
                 self._before, self._after = (number, start), (number, cursor)
                 prepared = 0
                 for chunk in _chunks(block):
@@ -185,8 +183,7 @@ class DocumentStream(LaneStream):
                         self.epoch = part.epoch
                         yield documents
                 start = cursor
-                skipped = self.skips.own
-                self._mark(number, part, start, skipped)
+                self._mark(number, part, start)
             if not found and config.epochs is None:
                 hooks = (config.preparation.filter, config.preparation.map)
                 named = ", ".join(f'"{hook.name}"' for hook in hooks if hook is not None)
@@ -201,7 +198,7 @@ class DocumentStream(LaneStream):
             number, start = number + 1, None
             self._before = self._after = (number, None)
             self._tokens_before = self._tokens
-            self._mark(number, None, None, self.skips.own)
+            self._mark(number, None, None)
 
 
 def _supply(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Supply:

@@ -275,7 +275,7 @@ def _outcome(
             recorded.append(len(skips.records))
         for k in range(0, len(blocks), max(1, len(blocks) // 4)) if cursors else ():
             again = RecordedSkips()
-            again.own = recorded[k]
+            again.count = recorded[k]
             rest = read_lane(lane, blocks[k][1], again)
             assert [cursor for _, cursor in rest] == [cursor for _, cursor in blocks[k + 1 :]]
             assert again.count == skips.count

@@ -305,6 +305,21 @@ def test_skips_are_recorded_by_source_and_repeated_from_any_batch(tmp_path: Path
     assert_restores_everywhere(make)
 
 
+def test_a_resume_counts_once_what_was_skipped(tmp_path: Path) -> None:
+    mixture = broken_mixture(tmp_path)
+
+    def make() -> PackedLoader:
+        return PackedLoader(dataset(mixture, tokenizer=byte_tokenizer(), on_error="skip", lanes=1))
+
+    loader = make()
+    for _ in loader:
+        found, again = loader.metrics().skipped, make()
+        again.load_state_dict(loader.state_dict())
+        assert all(batch.num_documents for batch in again)
+        assert found + again.metrics().skipped == 9 + 6
+        assert again.state_dict()["lanes"]["0"]["skipped"] == 9 + 6
+
+
 def test_what_was_skipped_and_is_mended_since_is_refused_as_changed_data(tmp_path: Path) -> None:
     def make() -> PackedLoader:
         made = dataset(broken, tokenizer=byte_tokenizer(), on_error="skip", lanes=1)

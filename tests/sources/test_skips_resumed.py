@@ -1,4 +1,4 @@
-"""What was skipped after its block was shuffled stays skipped after a resume, the rest in place."""
+"""What is skipped, before or after its block is shuffled: the same after a resume, and named."""
 
 from __future__ import annotations
 
