@@ -6,6 +6,8 @@ for check in test_wheel docs test test_lowest test_slow test_debian test_stores 
     echo "== $check"
     bash "$scripts/$check.sh"
 done
+echo "== test -m frameworks"
+bash "$scripts/test.sh" -m frameworks  # with the versions of the other tests
 if command -v nvidia-smi >/dev/null; then
     echo "== test -m gpu"
     bash "$scripts/test.sh" -m gpu

@@ -6,5 +6,5 @@ export PYTHON="${PYTHON:-python3.10}"
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" lowest
 exec pytest -k "not mds and not bucket and not object_store and not s3 and not megatron \
     and not any_ranks and not the_same_sample and not told_by_their_files" \
-    tests/packing tests/window tests/lane tests/streams tests/test_loader.py tests/cli/test_compare.py \
+    tests/packing tests/window tests/lane tests/streams tests/test_loader.py tests/cli/test_replay.py \
     tests/sources/test_{hf,arrow,parquet,jsonl,tokens,iterable,infer,chat}.py "$@"

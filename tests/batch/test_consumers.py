@@ -121,45 +121,6 @@ def test_reserved_segments_give_static_shapes() -> None:
         batch.varlen(segments=1)
 
 
-def compiled_on(lists: list[list[int]], segments: int | None) -> tuple[int, int]:
-    """Batches that a compiled model was run on, and how often it was compiled."""
-    graphs = []
-
-    def backend(graph: Any, example: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    model = TinyGPT(VOCAB)
-
-    def step(ids: Any, positions: Any, cu_seqlens: Any, longest: int) -> Any:
-        token = torch.arange(len(ids))
-        segment = torch.searchsorted(cu_seqlens, token, right=True)
-        near = (token[:, None] - token).abs() < longest  # as kernels do, by a Python int
-        return model.attend(ids, positions, (segment[:, None] == segment).tril() & near)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(step, backend=backend, dynamic=False)
-    shapes = set()
-    for lengths in lists:
-        for batch in batches(lengths):
-            cu_seqlens, _, longest, _ = batch.varlen(segments=segments).values()
-            ids, positions = batch.input_ids.view(-1), batch.position_ids.view(-1)
-            found = compiled(ids, positions, cu_seqlens, longest)
-            torch.testing.assert_close(found, model(ids, positions, batch.cu_seqlens))
-            shapes.add((batch.num_segments, batch.max_seqlen))
-    return len(shapes), len(graphs)
-
-
-def test_a_hundred_different_batches_are_compiled_once() -> None:
-    rng = np.random.default_rng(0)
-    lists = [rng.integers(1, SEQ_LEN + 1, rng.integers(3, 12)).tolist() for _ in range(100)]
-    shapes, graphs = compiled_on(lists, segments=2 * SEQ_LEN)
-    assert shapes > 20
-    assert graphs == 1
-    shapes, graphs = compiled_on(lists[:3], segments=None)  # without: for every shape anew
-    assert graphs > 1
-
-
 # ---------------------------------------------------------------------- torchtitan
 
 

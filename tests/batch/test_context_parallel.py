@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streampack import ConfigError
 from streampack.batch.parallel import Layout
-from streampack.packing import BestFitDecreasing, Buckets, Concat, FirstFitDecreasing
+from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing
 from tests.support.packed_batches import packed_batches, random_documents
 
 LAYOUTS = get_args(Layout)
@@ -99,11 +99,3 @@ def test_several_needs_are_their_least_common_multiple(make: Any) -> None:
     for wrong in ((4, 10), (), (4, 0), (4, 2.5), "12"):
         with pytest.raises(ConfigError):
             make(wrong)
-
-
-def test_packers_that_fill_rows_split_whole_rows() -> None:
-    for batch in packed_batches(
-        random_documents([50, 70, 80]), Concat(seq_len=96), batch_size=2, attention="row"
-    ):
-        part = batch.context_parallel("zigzag", cp_size=2, cp_rank=1)
-        assert part["input_ids"].shape == (1, 96)

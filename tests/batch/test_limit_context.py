@@ -16,12 +16,10 @@ from streampack import (
     Concat,
     PackedBatch,
     PackedDataset,
-    PackedLoader,
     Topology,
     WindowConfig,
     sources,
 )
-from streampack.errors import ConfigError
 from tests.support.memory_source import heavy_tailed
 
 SEQ_LEN = 32
@@ -192,25 +190,6 @@ def test_a_limit_within_a_limit_keeps_labels(data: Any) -> None:
 
 
 PLAIN = list(dataset())[:20]
-
-
-def test_a_loader_gives_batches_with_their_windows_wherever_it_resumes() -> None:
-    expected = [limited(batch).cu_seqlens.tolist() for batch in PackedLoader(dataset())]
-    loader = PackedLoader(dataset(), num_workers=1, transform=limited)
-    coming = iter(loader)
-    for _ in range(9):
-        next(coming)
-    state = loader.state_dict()
-    coming.close()
-    again = PackedLoader(dataset(), transform=limited)
-    again.load_state_dict(state)
-    assert [batch.cu_seqlens.tolist() for batch in again] == expected[9:]
-
-
-@pytest.mark.parametrize("tokens", [0, -1, 2.5, None])
-def test_a_limit_is_a_number_of_tokens(tokens: Any) -> None:
-    with pytest.raises(ConfigError):
-        PLAIN[0].limit_context(tokens)
 
 
 def test_windows_of_aligned_documents_are_split_over_context_parallel_ranks() -> None:

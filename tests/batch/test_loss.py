@@ -121,15 +121,6 @@ def test_a_group_at_hand_is_taken_and_the_one_behind_it_is_not() -> None:
         next(iter(loader.accumulate(0)))
 
 
-def test_after_a_skip_a_groups_count_is_that_of_its_own_batches() -> None:
-    counts = [b.num_loss_tokens for b in PackedLoader(dataset())]
-    loader = PackedLoader(dataset())
-    groups = iter(loader.accumulate(2))
-    assert next(groups).num_loss_tokens == sum(counts[:2])
-    loader.skip(3)
-    assert next(groups).num_loss_tokens == sum(counts[5:7])
-
-
 def test_without_any_loss_token_there_is_no_nan() -> None:
     logits = torch.zeros(2, 4, 7, requires_grad=True)
     loss = token_mean_loss(logits, torch.full((2, 4), -100), 0)
@@ -150,30 +141,6 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_loss_tokens() -> None:
                     logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=-100
                 )
                 torch.testing.assert_close(loss, expected)
-
-
-def test_the_losses_of_a_group_add_up_to_the_mean_over_its_loss_tokens() -> None:
-    torch.manual_seed(0)
-    (group,) = PackedLoader(dataset()).accumulate(1000)
-    total, losses = 0.0, []
-    for batch in group:
-        logits = torch.randn(batch.rows, batch.seq_len, 50)
-        total += float(batch.loss(logits))
-        flat = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="none"
-        )
-        losses.append(flat[batch.labels[:, 1:].flatten() != -100])
-    assert total == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
-
-
-def test_batches_of_an_evaluation_are_means_by_themselves_on_any_ranks() -> None:
-    def run(rank: int, ranks: Any) -> list[float | None]:
-        held_out = PackedDataset.evaluation(
-            [d.tolist() for d in DOCUMENTS], seq_len=16, batch_size=2, topology=Topology(rank, 2)
-        )
-        return [batch.num_items_in_batch for batch in PackedLoader(held_out, ranks=ranks)]
-
-    assert {count for counts in on_ranks(2, run) for count in counts} == {None}
 
 
 def test_hugging_face_divides_by_the_global_count() -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.fields import run, write
+
+pytestmark = pytest.mark.slow
 
 
 def test_fields_add_their_bytes_to_what_travels(tmp_path: Path) -> None:

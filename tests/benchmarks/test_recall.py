@@ -32,6 +32,8 @@ from benchmarks.papers.results import Results
 from benchmarks.papers.statistics import mean_and_error, paired
 from streampack.packing import BestFitDecreasing, Concat
 
+pytestmark = pytest.mark.slow
+
 TINY = replace(PRESET, steps=20, warmup_steps=2, held_out=8, curve_every=10)
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from tests.support.ordered_corpora import COPIES, documents_of, write_topics
 from tests.support.program import output_of
 
@@ -23,14 +20,3 @@ def test_it_says_what_came_of_it(tmp_path: Path) -> None:
     files = ["documents.parquet", "duplicates.jsonl", "runs.npy", "summary.json"]
     assert names == files
     assert sum(1 for _ in (out / "_order" / "duplicates.jsonl").open()) == COPIES
-
-
-def test_texts_become_parquet_by_convert_too(tmp_path: Path) -> None:
-    texts = [f"text number {n}" for n in range(50)]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "in.parquet")
-    for options in ([], ["--compression", "zstd"]):
-        out = tmp_path / f"out{len(options)}"
-        output_of("convert", tmp_path / "in.parquet", out, "--shard-size",
-                  "500", *options)  # fmt: skip
-        assert len(list(out.glob("*.parquet"))) > 2
-        assert documents_of(out) == texts

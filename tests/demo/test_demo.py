@@ -23,6 +23,8 @@ from demo.train import Job, Training, digest_of
 from streampack.conversion.shards import Destination
 from tests.support.mosaic import streaming_module
 
+pytestmark = pytest.mark.slow  # the package does not import it
+
 
 @pytest.mark.parametrize("weed", [find_weed(), None], ids=["seaweedfs", "moto"])
 def test_the_object_store_keeps_objects_and_is_gone_afterwards(
@@ -164,7 +166,6 @@ def gone(tmp_path: Path) -> list[Any]:
     return [*left, *(tmp_path / "tmp").iterdir()]
 
 
-@pytest.mark.slow
 def test_the_demo_runs_to_its_end_and_leaves_nothing(tmp_path: Path) -> None:
     process = start_demo(tmp_path, "--steps", "40")
     output, _ = process.communicate(timeout=300)
@@ -183,7 +184,6 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing(tmp_path: Path) -> None:
     assert gone(tmp_path) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_in_the_middle_of_training_the_demo_leaves_nothing(
     tmp_path: Path, number: signal.Signals

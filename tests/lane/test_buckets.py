@@ -33,28 +33,6 @@ def scheduled(packer: Buckets, count: int, seed: int = SEED) -> list[int]:
     return [packer.seq_lens[bucket] for bucket in turns]
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_every_token_is_delivered_exactly_once(lanes: int) -> None:
-    lengths = heavy_tailed(300, seed=1)
-    config = lane_config(lengths, PACKER, lanes=lanes)
-    batches = [batch for lane in range(lanes) for batch in run(Lane(config, lane))]
-    assert sorted(real_tokens(batches).tolist()) == list(range(sum(lengths)))
-    total = composition_of(batches)
-    assert total.placed == sum(lengths)
-    assert total.documents == len(lengths)
-    assert (total.dropped, total.documents_lost, total.repeated) == (0, 0, 0)
-    assert total.slots == sum(len(batch.rows.tokens) for batch in batches)
-
-
-def test_restoring_after_every_batch_gives_the_same_rest() -> None:
-    config = lane_config(heavy_tailed(160, seed=2), PACKER)
-    batches = run(Lane(config, 0))
-    assert len(batches) > 20
-    for i, batch in enumerate(batches):
-        state = json.loads(json.dumps(batch.round.state(batch.emitted)))
-        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
-
-
 @given(
     st.lists(st.integers(1, 90), min_size=1, max_size=60),
     st.lists(st.integers(2, SEQ_LEN), min_size=1, max_size=4, unique=True).map(sorted),
@@ -65,7 +43,7 @@ def test_restoring_after_every_batch_gives_the_same_rest() -> None:
     st.integers(0, 3),
     st.integers(1, 8),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
     lengths: list[int],
     seq_lens: list[int],
@@ -104,14 +82,6 @@ def test_all_lanes_have_the_same_bucket_at_the_same_step_to_their_ends() -> None
         assert seq_lens_of(batches) == plan[: len(batches)]
         for batch in batches:
             assert batch.rows.composition.rows * batch.rows.seq_len == config.batch_tokens
-
-
-def test_realised_shares_are_within_one_rotation_of_their_targets() -> None:
-    batches = run(Lane(lane_config(heavy_tailed(1500, seed=4), PACKER), 0))
-    counts = np.zeros(3)
-    for step, size in enumerate(seq_lens_of(batches), start=1):
-        counts[SEQ_LENS.index(size)] += 1
-        assert np.abs(counts - step * np.array([0.3, 0.3, 0.4])).max() < 1
 
 
 @pytest.mark.parametrize("shares", [(0.3, 0.3, 0.4), (1, 0, 0), (0.8, 0.2, 0), (0, 0, 1)], ids=str)

@@ -64,7 +64,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(packer: Packer) -> None
     st.integers(1, 8),
     st.booleans(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_window_delivers_once_and_resumes_anywhere(
     lengths: list[int],
     packer: Packer,

@@ -133,17 +133,6 @@ def test_pad_cuts_documents_online_where_it_cuts_them_offline(
     assert cuts(plan) == cuts(whole)
 
 
-def test_long_atoms_stay_together_in_consecutive_rows() -> None:
-    lengths = [4 * SEQ_LEN] * 60
-    packer = Pad(seq_len=SEQ_LEN, atom=4 * SEQ_LEN)
-    config = lane_config(lengths, packer, rows=4, window=WindowConfig(rows=16))
-    follows = 0
-    for batch in run(Lane(config, 0)):
-        first = batch.rows.tokens[::SEQ_LEN].astype(np.int64)
-        follows += int((np.diff(first) == SEQ_LEN).sum())
-    assert follows == 60 * 3
-
-
 @pytest.mark.parametrize(
     "packer",
     [

@@ -46,28 +46,6 @@ def test_algorithm_1_equals_the_quadratic_one_row_for_row(
     assert list(zip(plan.seq_len.tolist(), rows_of(plan), strict=True)) == expected
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        [],
-        [0],
-        [1],
-        [7, 8, 9],
-        [8] * 9,
-        [1, 2, 4, 8, 16, 32, 64],
-        [1] * 1000,
-        [10_000_000],
-        [16, 17],
-    ],
-    ids=str,
-)
-def test_edge_lengths_equal_the_quadratic_one(lengths: list[int]) -> None:
-    sizes = (8, 16) if sum(lengths) < 10_000 else (8192, 16384)
-    plan = planned(Buckets(seq_lens=sizes), lengths)
-    expected = reference.buckets(lengths, sizes, 0.05)
-    assert list(zip(plan.seq_len.tolist(), rows_of(plan), strict=True)) == expected
-
-
 def test_the_golden_bucket_plan_does_not_change_between_versions() -> None:
     plan = planned(Buckets(seq_lens=(8, 16)), [5, 20, 3, 8, 8, 1, 40, 7])
     assert plan.seq_len.tolist() == GOLDEN_BUCKETS
@@ -168,20 +146,6 @@ def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
     assert np.diff(found.batches).tolist() == list(map(len, expected))
 
 
-def test_a_row_that_would_cut_a_document_waits_for_one_that_fits() -> None:
-    packer = Buckets(seq_lens=(16,), shares=(1,))
-    lengths = [13, 13, 13, 9, 7, 9, 7]
-    plan, _ = scheduled(packer, lengths, batch_tokens=16, carry=0.56)  # 32 of 71 tokens
-    assert sorted(map(sorted, rows_of(plan))) == [[(3, 0, 9), (4, 0, 7)], [(5, 0, 9), (6, 0, 7)]]
-
-
-def test_one_document_is_cut_into_many_rows_rather_than_many_into_two() -> None:
-    packer = Buckets(seq_lens=(8, 16), shares=(1, 0))
-    lengths = [9, 16, 10, 11, 9]
-    plan, _ = scheduled(packer, lengths, batch_tokens=16, carry=1 - 16 / sum(lengths))
-    assert rows_of(plan) == [[(1, 0, 8)], [(1, 8, 16)]]
-
-
 @given(
     st.lists(st.one_of(st.integers(0, 12), st.integers(0, 200)), max_size=80),
     st.lists(st.booleans(), min_size=80, max_size=80),
@@ -226,23 +190,3 @@ def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
     smallest_batch = min(batch_tokens // seq_len * seq_len for seq_len in seq_lens)
     full = wanted // batch_tokens * smallest_batch
     assert taken.sum() >= min(full * (1 - threshold), sum(lengths))
-
-
-def test_a_document_too_long_for_the_bucket_waits_until_it_must_go() -> None:
-    packer = Buckets(seq_lens=(8, 16), shares=(1, 0))
-    lengths = [16, 3, 5, 8, 2, 6, 4, 4, 7, 1, 8, 8]
-    carry = 1 - 32 / sum(lengths)  # two batches
-    plan, _ = scheduled(packer, lengths, batch_tokens=16, carry=carry)
-    assert 0 not in plan.document
-    left = rounds_left(np.arange(len(lengths)) == 0)
-    plan, batches = scheduled(packer, lengths, batch_tokens=16, carry=carry, rounds_left=left)
-    assert (plan.document == 0).sum() == 2
-    assert len(batches) == 4  # one more than without it
-
-
-def test_long_documents_get_their_bucket_and_short_ones_fill_it_up() -> None:
-    packer = Buckets(seq_lens=(8, 16), shares=(0, 1))
-    plan, _ = scheduled(packer, [8, 8, 15, 1, 12, 4, 8, 8], batch_tokens=32, carry=0.0)
-    rows = rows_of(plan)
-    assert sorted(rows[0] + rows[1]) == [(2, 0, 15), (3, 0, 1), (4, 0, 12), (5, 0, 4)]
-    assert plan.metrics(np.array([8, 8, 15, 1, 12, 4, 8, 8])).documents_cut == 0

@@ -66,24 +66,11 @@ SMALL = {
 EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
 MODELS = {
     "LlamaConfig": {},
-    "Qwen2Config": {},
     "Qwen3Config": {"head_dim": 16},
     "Gemma2Config": {"head_dim": 16},
-    "Gemma3TextConfig": {"head_dim": 16},
-    "MistralConfig": {"sliding_window": None},
-    "Phi3Config": {"pad_token_id": 0},
-    "PhiConfig": {"num_key_value_heads": 4},
     "GPT2Config": {"num_key_value_heads": None, "n_inner": 48},
-    "GPTNeoXConfig": {"num_key_value_heads": None},
-    "Starcoder2Config": {},
     "NemotronConfig": {"head_dim": 8},
-    "Olmo2Config": {},
-    "GraniteConfig": {},
-    "Glm4Config": {"head_dim": 8, "pad_token_id": 0},
-    "SmolLM3Config": {"pad_token_id": 0},
-    "Cohere2Config": {},
     "MixtralConfig": EXPERTS,
-    "OlmoeConfig": EXPERTS,
     "Qwen2MoeConfig": {
         **EXPERTS, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
         "decoder_sparse_step": 2,
@@ -100,12 +87,6 @@ MODELS = {
         "q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
         "v_head_dim": 6, "n_group": 1, "topk_group": 1,
     },
-    "DeepseekV2Config": {
-        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-        "first_k_dense_replace": 1, "n_shared_experts": 2, "num_key_value_heads": 4,
-        "q_lora_rank": None, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
-        "v_head_dim": 6, "n_group": 1, "topk_group": 1,
-    },
 }  # fmt: skip
 
 
@@ -116,10 +97,6 @@ def test_a_token_costs_two_for_each_weight_that_it_meets(name: str) -> None:
     if not hasattr(transformers, name):
         pytest.skip("this transformers has no such model")
     given = {key: value for key, value in {**SMALL, **MODELS[name]}.items() if value is not None}
-    if MODELS[name].get("q_lora_rank", 0) is None:
-        given["q_lora_rank"] = None
-    if name == "MistralConfig":
-        given["sliding_window"] = None
     config = getattr(transformers, name)(**given)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)

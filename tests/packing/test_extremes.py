@@ -20,7 +20,6 @@ from tests.support.plans import planned
 
 SEQ_LEN = 2048
 LONG = 10_000_000
-ONES = 100_000
 KINDS = [FirstFitDecreasing, BestFitDecreasing, Seamless, BestFitCrop, Concat, Pad]
 PACKERS: list[Any] = [*(kind(seq_len=SEQ_LEN) for kind in KINDS), Buckets()]
 by_name = {"ids": lambda packer: type(packer).__name__}
@@ -38,12 +37,6 @@ def cut(total: int, size: int) -> list[int]:
 
 
 @pytest.mark.parametrize("packer", PACKERS, **by_name)
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]], ids=str)
-def test_nothing_makes_no_row(packer: Any, lengths: list[int]) -> None:
-    assert tokens_per_row(packer, lengths) == []
-
-
-@pytest.mark.parametrize("packer", PACKERS, **by_name)
 def test_ten_million_tokens_fill_their_rows(packer: Any) -> None:
     found = tokens_per_row(packer, [LONG])
     if isinstance(packer, Buckets):
@@ -54,17 +47,3 @@ def test_ten_million_tokens_fill_their_rows(packer: Any) -> None:
         assert found == [SEQ_LEN] * (LONG // SEQ_LEN + 1)
     else:
         assert found == cut(LONG, SEQ_LEN)
-
-
-@pytest.mark.parametrize("packer", PACKERS, **by_name)
-def test_documents_of_one_token_fill_their_rows(packer: Any) -> None:
-    found = tokens_per_row(packer, [1] * ONES)
-    dropped = planned(packer, [1] * ONES).dropped.sum()
-    if isinstance(packer, Pad):
-        assert found == [1] * ONES
-    elif isinstance(packer, Seamless):  # bins of 2098 lose 50 of their documents each
-        assert found == cut(ONES - 50 * (ONES // 2098), SEQ_LEN)
-        assert dropped == 50 * (ONES // 2098)
-    else:
-        assert found == cut(ONES, SEQ_LEN)
-        assert dropped == 0

@@ -91,20 +91,6 @@ def test_a_rotations_bucket_does_not_depend_on_what_was_asked_before(
     np.testing.assert_array_equal(ahead[:count], whole)
 
 
-def test_shares_between_knots_are_linear() -> None:
-    curriculum = Curriculum(((0, (1, 0)), (100, (0.5, 0.5)), (300, (0, 1))))
-    for after, total in enumerate(due(curriculum, 400), start=1):
-        expected = np.interp(np.arange(after), [0, 100, 300], [0, 0.5, 1]).sum()
-        assert abs(float(total[1]) - expected) < 1e-6
-
-
-def test_the_paper_shares_come_out_to_the_rotation() -> None:
-    shares = (0.7461, 0.1752, 0.0537, 0.0249)
-    turns = scheduled_buckets(Curriculum.constant(shares), 0, 0, 100_000)
-    counts = np.bincount(turns)
-    assert np.abs(counts - 100_000 * np.array(shares) / sum(shares)).max() < 1
-
-
 def test_a_seed_changes_the_order_and_schedules_are_pinned() -> None:
     curriculum = Curriculum.constant((0.5, 0.3, 0.2))
     first, other = (scheduled_buckets(curriculum, seed, 0, 200) for seed in (0, 1))

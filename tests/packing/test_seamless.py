@@ -6,7 +6,6 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,15 +33,6 @@ def test_both_stages_equal_the_quadratic_ones(
     assert not (keep and dropped)
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [[1, 15, 16, 17], [31, 32, 33], [16] * 9, [2**k for k in range(12)], [100_003], [1] * 3000],
-)
-def test_awkward_lengths_equal_the_quadratic_ones(lengths: list[int]) -> None:
-    rows, _ = reference.seamless(lengths, 16, Fraction(3, 10), 1)
-    assert rows_of(planned(Seamless(seq_len=16, extra_capacity=1), lengths)) == rows
-
-
 @given(st.integers(1, 12), st.integers(1, 31), st.integers(0, 11))
 @settings(max_examples=200, deadline=None)
 def test_a_tail_from_any_row_on_is_cut_as_the_whole_document_is(
@@ -56,17 +46,6 @@ def test_a_tail_from_any_row_on_is_cut_as_the_whole_document_is(
     tail = planned(packer, [length - int(plan.start[row])])
     np.testing.assert_array_equal(tail.start + plan.start[row], plan.start[row:])
     np.testing.assert_array_equal(tail.overlap[1:], plan.overlap[row + 1 :])
-
-
-def test_overlaps_sum_to_what_is_missing_and_differ_by_one_the_larger_first() -> None:
-    plan = planned(Seamless(seq_len=100), [4 * 100 + 30])
-    assert plan.overlap.tolist() == [0, 18, 18, 17, 17]
-    assert plan.stop[-1] == 430
-
-
-def test_whole_rows_are_never_stretched() -> None:
-    plan = planned(Seamless(seq_len=100, max_repetition=0.5), [1000])
-    assert (plan.num_rows, plan.overlap.sum()) == (10, 0)
 
 
 def test_the_limit_is_exact_where_floats_are_not() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from streampack import Documents, PackedDataset, PackedLoader, sources
+from streampack import Documents, PackedDataset, sources
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.skips import Skips
@@ -29,27 +29,6 @@ def test_a_pair_of_arrays_comes_once_in_any_number_of_lanes(dtype: str) -> None:
     if dtype != "uint16":
         pair = (torch.from_numpy(tokens), torch.from_numpy(OFFSETS))
         assert read_all(sources.open(pair)) == [tuple(ids) for ids in IDS]
-
-
-def test_a_pair_of_arrays_feeds_workers_and_goes_on_from_a_state() -> None:
-    count = 9000  # more than a shard of rows
-    tokens = np.arange(3 * count, dtype=np.uint32)
-    pair = (tokens, np.arange(0, 3 * count + 1, 3))
-
-    def loader(workers: int) -> PackedLoader:
-        return PackedLoader(PackedDataset(pair, seq_len=64, lanes=3), num_workers=workers)
-
-    first = loader(2)
-    seen: list[int] = []
-    for number, batch in enumerate(first):
-        seen += batch.input_ids[batch.document_ids >= 0].tolist()
-        if number == 6:
-            break
-    second = loader(0)
-    second.load_state_dict(first.state_dict())
-    for batch in second:
-        seen += batch.input_ids[batch.document_ids >= 0].tolist()
-    assert sorted(seen) == tokens.tolist()
 
 
 def test_documents_come_with_their_masks_and_fields() -> None:

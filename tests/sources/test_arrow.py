@@ -9,15 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ConfigError
 from streampack.sources import Arrow
 from streampack.sources.base import Reading
 from streampack.sources.infer import as_source
-from streampack.sources.skips import Skips
-from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
+from tests.support.source_contract import assert_source_contract, read_all
 
 SMALL = Reading(block_documents=4, block_bytes=300)
 rng = np.random.default_rng(0)
@@ -44,18 +41,6 @@ def test_texts_and_ids_of_every_form_come_once(form: str, tmp_path: Path) -> Non
     path = written(tmp_path / "a.arrow", form)
     assert_source_contract(Arrow(path, reading=SMALL), TEXTS, restarts=3)
     assert_source_contract(Arrow(path, tokens="ids", reading=SMALL), IDS, restarts=3)
-
-
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_cuts_give_every_row_once(data: Any, tmp_path: Path) -> None:
-    ids = [[n] * size for n, size in enumerate(data.draw(st.lists(st.integers(0, 9), min_size=1)))]
-    form = data.draw(st.sampled_from(["file", "stream", "file-zstd"]))
-    table = pa.table({"ids": pa.array(ids, type=pa.list_(pa.int32()))})
-    path = written(tmp_path / "a.arrow", form, table, data.draw(st.integers(1, 9)))
-    source = Arrow(path, tokens="ids", reading=Reading(block_documents=2))
-    source.prepare()
-    assert read_by_cuts(source, data) == ids
 
 
 @pytest.mark.parametrize(
@@ -86,13 +71,3 @@ def test_a_saved_dataset_is_read_by_its_folder(tmp_path: Path) -> None:
             as_source(path).prepare()
     told = raised.value.remedy.split('"')[1]
     assert read_all(as_source(told)) == TEXTS  # type: ignore[arg-type]
-
-
-def test_rows_that_are_no_documents_break_alone(tmp_path: Path) -> None:
-    texts = pa.array([b"a", None, b"\xff", b"d"], type=pa.binary()).view(pa.string())
-    ids = pa.array([[1], None, [-1], [4, 5]], type=pa.list_(pa.int64()))
-    path = written(tmp_path / "a.arrow", "stream", pa.table({"text": texts, "ids": ids}))
-    with pytest.raises(ContentError, match=r"Row 1 of .* is null"):
-        read_all(Arrow(path))
-    assert read_all(Arrow(path), Skips("skip")) == ["a", "d"]
-    assert read_all(Arrow(path, tokens="ids"), Skips("skip")) == [(1,), (4, 5)]

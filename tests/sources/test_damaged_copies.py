@@ -8,16 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from streampack.errors import ContentError
-from streampack.sources import JSONL, MDS, Parquet, WebDataset
+from streampack.sources import JSONL, MDS
 from streampack.sources.base import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.storage import Storage
-from tests.support.corpora import write_mds, write_tar
+from tests.support.corpora import write_mds
 from tests.support.servers import HTTPServer
 from tests.support.source_contract import read_all
 
@@ -41,19 +39,6 @@ def _lines(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource
     return "a.jsonl.gz", source
 
 
-def _tar(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource]:
-    write_tar(folder / "a.tar", IDS)
-    source = WebDataset(f"{url}/a.tar", tokens="npy", reading=READING, storage=storage)
-    return "a.tar", source
-
-
-def _parquet(folder: Path, url: str, storage: Storage) -> tuple[str, ShardedSource]:
-    table = pa.table({"ids": IDS})
-    pq.write_table(table, folder / "a.parquet", row_group_size=100, compression="zstd")
-    source = Parquet(f"{url}/a.parquet", tokens="ids", reading=READING, storage=storage)
-    return "a.parquet", source
-
-
 def _damage(file: Path) -> None:
     """Other bytes in the middle; the size stays."""
     data = bytearray(file.read_bytes())
@@ -62,7 +47,7 @@ def _damage(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("make", [_mds, _lines, _tar, _parquet])
+@pytest.mark.parametrize("make", [_mds, _lines])
 def test_a_damaged_copy_is_fetched_anew_and_nothing_is_read_twice(
     http: HTTPServer, storage: Storage, make: Make
 ) -> None:
@@ -79,7 +64,7 @@ def test_a_damaged_copy_is_fetched_anew_and_nothing_is_read_twice(
     assert http.count("GET", name) == before + 1
 
 
-@pytest.mark.parametrize("make", [_mds, _lines, _tar, _parquet])
+@pytest.mark.parametrize("make", [_mds, _lines])
 def test_a_shard_that_is_damaged_where_it_comes_from_is_refused_and_not_kept(
     http: HTTPServer, storage: Storage, make: Make
 ) -> None:

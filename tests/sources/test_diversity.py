@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from streampack.sources.base import TURN_DOCUMENTS, Block, Reading
 from streampack.sources.jsonl import JSONL
-from streampack.sources.mds.source import MDS
-from streampack.sources.parquet.source import Parquet
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.sources.tar.source import WebDataset
 from tests.support.corpora import write_tar
-from tests.support.mosaic import streaming_module
 from tests.support.source_contract import read_lane
 
 SHARDS, DOCUMENTS = 10, 600
 CORPUS = [
     [np.array([shard, i], dtype=np.uint16) for i in range(DOCUMENTS)] for shard in range(SHARDS)
 ]
-
-
-def _mds(folder: Path, **options: Any) -> MDS:
-    for shard, documents in enumerate(CORPUS):
-        with (
-            streaming_module("base.format.mds") as mds,
-            mds.MDSWriter(out=str(folder / str(shard)), columns={"t": "ndarray:uint16"}) as out,
-        ):
-            for tokens in documents:
-                out.write({"t": tokens})
-    return MDS([folder / str(shard) for shard in range(SHARDS)], **options)
-
-
-def _parquet(folder: Path, **options: Any) -> Parquet:
-    for shard, documents in enumerate(CORPUS):
-        pq.write_table(pa.table({"t": documents}), folder / f"{shard}.parquet")
-    return Parquet(folder, tokens="t", **options)
 
 
 def _lines(folder: Path, **options: Any) -> JSONL:
@@ -54,20 +31,13 @@ def _lines(folder: Path, **options: Any) -> JSONL:
     return JSONL(folder, tokens="t", **options)
 
 
-def _compressed(folder: Path, **options: Any) -> JSONL:
-    for shard, documents in enumerate(CORPUS):
-        lines = "".join(json.dumps({"t": tokens.tolist()}) + "\n" for tokens in documents)
-        (folder / f"{shard}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    return JSONL(folder, tokens="t", **options)
-
-
 def _tar(folder: Path, **options: Any) -> WebDataset:
     for shard, documents in enumerate(CORPUS):
         write_tar(folder / f"{shard}.tar", documents)
     return WebDataset(folder, tokens="npy", **options)
 
 
-@pytest.mark.parametrize("make", [_mds, _parquet, _lines, _compressed, _tar])
+@pytest.mark.parametrize("make", [_lines, _tar])
 @pytest.mark.parametrize("open_shards", [1, 2, 8])
 def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(
     tmp_path: Path,
@@ -101,7 +71,7 @@ def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(
         assert distinct >= open_shards
 
 
-@pytest.mark.parametrize("make", [_mds, _parquet, _lines, _compressed, _tar])
+@pytest.mark.parametrize("make", [_lines, _tar])
 def test_interleaved_shards_go_on_behind_every_block(
     tmp_path: Path, make: Callable[..., ShardedSource]
 ) -> None:

@@ -293,7 +293,7 @@ def test_a_column_that_is_not_there_or_of_another_kind_is_refused(
             break
 
 
-@pytest.mark.parametrize("kind", ["npz", "npy", "raw"])
+@pytest.mark.parametrize("kind", ["npz", "raw"])
 def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str, tmp_path: Path) -> None:
     source = IDS[kind](tmp_path)
     source.reading = sources.Reading(block_documents=7)
@@ -309,26 +309,3 @@ def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str, tmp_path: Path
             assert place[slots].tolist() == (start + np.arange(len(slots))).tolist()
             found += len(slots)
     assert found == sum(LENGTHS)
-
-
-def _npy(value: Any) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, value)
-    return stream.getvalue()
-
-
-IN_TAR: dict[str, tuple[dict[str, bytes], str]] = {
-    "no file": ({"ids.npy": _npy([1, 2])}, 'has no field "place"'),
-    "several": (
-        {"ids.npy": _npy([1, 2]), "place.npy": _npy([0.0, 1]), "Place.npy": _npy([0.0, 1])},
-        r"several files \.place\.npy",
-    ),
-    "uneven": ({"ids.npy": _npy([1, 2]), "place.npy": _npy([0.5])}, "has 2 ids and 1 values"),
-    "pickled": (
-        {"ids.npy": _npy([1, 2]), "place.npy": _npy(np.array([{}, {}], dtype=object))},
-        r"has a file \.place\.npy that is not a \.npy file",
-    ),
-    "cut": ({"ids.npy": _npy([1, 2]), "place.npy": _npy([0.5, 1])[:-3]}, r"not a \.npy file"),
-    "no ids": ({"ids.npy": _npy([-1, 2]), "place.npy": _npy([0.5, 1])}, "negative"),
-    "floats": ({"ids.npy": _npy([1.5]), "place.npy": _npy([0.5])}, "where ids were expected"),
-}

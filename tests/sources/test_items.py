@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from streampack import PackedDataset, PackedLoader, Topology
-from streampack.errors import ConfigError, ContentError
 from streampack.sources import Items, Mixture, Reading
-from streampack.sources.infer import as_source
 from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract
 
@@ -68,46 +66,11 @@ def test_contract_of_more_items_than_a_shard_has() -> None:
     assert_source_contract(Items(items), items, lane_counts=(1, 5), restarts=2)
 
 
-def given(data: Any, rank: int, ranks: int, workers: int) -> list[int]:
-    """The first id of each document that a rank gets."""
-    dataset = PackedDataset(data, seq_len=16, batch_size=2, shuffle=True, epochs=1, lanes=4,
-                            topology=Topology(rank, ranks))  # fmt: skip
-    found = []
-    for batch in PackedLoader(dataset, num_workers=workers):
-        ids = batch.input_ids.numpy().ravel()
-        found += ids[(batch.document_ids.numpy().ravel() >= 0) & (ids % 100 == 0)].tolist()
-    return found
-
-
-@pytest.mark.parametrize("kind", ["list", "map-style"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ranks_and_workers_share_a_list_with_every_item_once(kind: str, workers: int) -> None:
-    found = [given(KINDS[kind](IDS), rank, 2, workers) for rank in range(2)]
-    assert sorted(found[0] + found[1]) == [document[0] for document in IDS]
-    assert min(map(len, found)) > 20
-
-
 def test_a_list_is_shuffled_as_a_whole() -> None:
     (lane,) = Items([[i] for i in range(40_000)]).lanes(1, seed=1, epoch=0, shuffle=True)
     begins = [block.origin["shard"][0] for block, _ in lane.read(None, Skips())]
     assert set(begins[:2]) != {0, 1}
     assert set(begins) == set(range(5))
-
-
-def test_a_broken_item_is_named_by_its_number() -> None:
-    items: list[Any] = [[i] for i in range(9000)]
-    items[8500] = [-1]
-    dataset = PackedDataset(items, seq_len=8, epochs=1)
-    with pytest.raises(ContentError, match=r"^Item 8500 of the list has an id that is negative"):
-        list(PackedLoader(dataset))
-
-
-def test_what_has_no_numbers_is_refused_and_read_by_iterable() -> None:
-    with pytest.raises(ConfigError, match=r"data is generator.*Pass it to sources\.Iterable"):
-        Items(text for text in TEXTS)
-    with pytest.raises(ConfigError, match=r"There are no items in data \(list\)"):
-        Items([])
-    assert isinstance(as_source(MapStyle(IDS)), Items)
 
 
 def test_the_size_of_a_list_is_known_so_that_a_mixture_needs_no_weights() -> None:

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from streampack import PackedDataset, Topology
 from streampack.documents.blocks import Documents, Texts
-from streampack.errors import ConfigError, ContentError, StateError
+from streampack.errors import ConfigError, StateError
 from streampack.sources.base import Reading, Source
 from streampack.sources.iterable.source import Iterable
 from streampack.sources.skips import Skips
 from tests.support.corpora import byte_tokenizer
-from tests.support.recorded_skips import RecordedSkips
 from tests.support.restarts import assert_restarts
 from tests.support.source_contract import Document, read_lane
 
@@ -163,58 +162,6 @@ def test_data_that_became_shorter_is_a_state_error() -> None:
         read_lane(lane, {"count": 2, "state": {"at": 2}})
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        "text",
-        b"ab",
-        None,
-        7,
-        [1.5],
-        [True],
-        ["1"],
-        [[1], [2, 3]],
-        [[1, 2]],
-        [-1],
-        [2**32],
-        [2**70],
-        np.zeros(3),
-        np.array([-3], dtype=np.int32),
-        {"t": [1]},
-    ],
-)
-def test_an_item_of_another_kind_is_a_broken_document(item: Any) -> None:
-    good = np.array([5], dtype=np.int32) if isinstance(item, np.ndarray) else [5]
-    source = Iterable([good, item, good], reading=Reading(block_documents=2))
-    with pytest.raises(ContentError, match="Item 1 of lane 0 "):
-        documents(source)
-    skips = RecordedSkips()
-    assert documents(source, skips) == [(5,), (5,)]
-    assert [record[:3] for record in skips.records] == [[0, 1, False]]
-
-
-@pytest.mark.parametrize("item", [["a"], 3, None, {"t": 1}, {"u": "x"}, {"t": b"x"}])
-def test_what_is_no_text_is_a_broken_document(item: Any) -> None:
-    skips = RecordedSkips()
-    source = Iterable([{"t": "a"}, item, {"t": "b"}], text="t")
-    assert documents(source, skips) == ["a", "b"]
-    assert skips.count == 1
-
-
-def test_a_loss_mask_stays_with_its_tokens_and_must_fit() -> None:
-    items: list[Any] = [{"t": ids, "m": [i % 2 == 0 for i in ids]} for ids in IDS]
-    source = Iterable(items, tokens="t", loss_mask="m", reading=Reading(block_documents=6))
-    for block, _ in source.lanes(1, seed=1, epoch=0, shuffle=True)[0].read(None, Skips()):
-        assert isinstance(block, Documents)
-        assert block.loss_mask is not None
-        np.testing.assert_array_equal(block.loss_mask, block.tokens % 2 == 0)
-    broken = [{"t": [1, 2]}, {"t": [1, 2], "m": [1]}, {"t": [1], "m": [0.5]}, {"t": [1], "m": "x"}]
-    broken += [{"t": [1, 2], "m": [[1], [1, 2]]}, {"t": [1], "m": None}]
-    skips = RecordedSkips()
-    assert len(documents(Iterable(broken + items, tokens="t", loss_mask="m"), skips)) == 50
-    assert skips.count == 6
-
-
 @settings(max_examples=50, deadline=None)
 @given(
     arrays=st.lists(
@@ -349,27 +296,3 @@ def test_a_second_epoch_is_announced_to_data_that_wants_to_know() -> None:
             (int(o["index"]), t) for b in blocks for o, t in zip(b.origin, b.texts, strict=True)
         ]  # type: ignore[union-attr]
         assert [t for _, t in sorted(in_order)] == (TEXTS[::-1] if epoch else TEXTS)
-
-
-class BeginsAgain:
-    """Its own iterator, which begins again whenever it is asked for one."""
-
-    def __init__(self, items: list[str]) -> None:
-        self._items = items
-        self._at = 0
-
-    def __iter__(self) -> BeginsAgain:
-        self._at = 0
-        return self
-
-    def __next__(self) -> str:
-        if self._at == len(self._items):
-            raise StopIteration
-        self._at += 1
-        return self._items[self._at - 1]
-
-    def state_dict(self, taken: int) -> dict[str, int]:
-        return {"taken": taken}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        raise AssertionError

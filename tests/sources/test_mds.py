@@ -23,7 +23,6 @@ from streampack.sources.raw_bytes import Spans
 from streampack.sources.skips import Skips
 from tests.support.corpora import write_mds
 from tests.support.mosaic import streaming_module
-from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all
 
 pytest.importorskip("xxhash", reason="mosaicml-streaming, which writes the shards, brings it")
@@ -69,15 +68,6 @@ def edit_index(folder: Path, change: Any) -> None:
     index = json.loads(path.read_text())
     change(index)
     path.write_text(json.dumps(index))
-
-
-def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
-    expected = corpus(tmp_path / "c")
-    source = MDS(
-        tmp_path / "c", tokens="tokens", reading=Reading(block_documents=7, block_bytes=400)
-    )
-    assert len(source.manifest) > 3
-    assert_source_contract(source, expected)
 
 
 def test_tokens_are_those_of_mosaicmls_own_reader(tmp_path: Path) -> None:
@@ -278,37 +268,6 @@ def test_a_changed_byte_is_found_by_the_digest(tmp_path: Path) -> None:
     with pytest.raises(ContentError, match="md5") as caught:
         read_all(MDS(tmp_path / "c", tokens="tokens", validate_hash="md5"))
     assert caught.value.rest_of_shard
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        np.array([1, -1], dtype=np.int64),
-        np.array([1, 2**32], dtype=np.int64),
-        np.array([-5], dtype=np.int32),
-        np.array([2**63], dtype=np.uint64),
-        np.array([[1, 2]], dtype=np.int64),
-        np.array([1.5], dtype=np.float32),
-    ],
-)
-def test_what_is_no_list_of_ids_is_a_broken_document(
-    tmp_path: Path, value: np.ndarray[Any, Any]
-) -> None:
-    good = np.arange(3).astype("int32" if value.dtype == np.int32 else "int64")
-    write(tmp_path / "c", {"t": "ndarray"}, [{"t": v} for v in (good, value, good)])
-    source = MDS(tmp_path / "c", tokens="t")
-    with pytest.raises(ContentError, match="Document 1 "):
-        read_all(source)
-    skips = RecordedSkips()
-    assert read_all(source, skips) == [(0, 1, 2)] * 2
-    assert [record[:3] for record in skips.records] == [[0, 1, False]]
-
-
-def test_text_that_is_not_utf8_is_a_broken_document(tmp_path: Path) -> None:
-    write(tmp_path / "c", {"t": "str"}, [{"t": "a"}, {"t": b"\xff\xfe"}, {"t": "b"}])
-    with pytest.raises(ContentError, match=r"Document 1 .*UTF-8"):
-        read_all(MDS(tmp_path / "c", text="t"))
-    assert read_all(MDS(tmp_path / "c", text="t"), Skips("skip")) == ["a", "b"]
 
 
 def run_python(code: str) -> str:

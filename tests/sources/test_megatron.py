@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from streampack.errors import ConfigError, ContentError
 from streampack.sources import MegatronIndexed
 from streampack.sources.base import Reading
 from streampack.sources.megatron import HEADER_BYTES
 from tests.support.flat_files import MEGATRON_CODES, write_megatron
-from tests.support.recorded_skips import RecordedSkips
-from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
+from tests.support.source_contract import assert_source_contract, read_all
 
 SMALL = Reading(block_documents=3, block_bytes=200)
 
@@ -45,22 +40,6 @@ def test_every_integer_dtype_is_read_and_sequences_of_a_document_are_joined(
     assert source.estimate_tokens() == sum(map(len, joined(documents)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_cuts_give_every_document_once(data: Any, tmp_path: Path) -> None:
-    lengths = data.draw(st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=20))
-    tokens = iter(range(10_000))
-    documents = [[np.array([next(tokens) for _ in range(n)]) for n in d] for d in lengths]
-    idx = write_megatron(tmp_path / "a", documents, data.draw(st.sampled_from(["uint16", "int64"])))
-    source = MegatronIndexed(idx, reading=Reading(block_documents=2))
-    if not any(map(sum, lengths)):
-        with pytest.raises(ConfigError) if not any(lengths) else nullcontext():
-            source.prepare()
-        return
-    source.prepare()
-    assert read_by_cuts(source, data) == joined(documents)
-
-
 def test_either_file_the_prefix_a_folder_and_a_pattern_name_a_dataset(tmp_path: Path) -> None:
     expected = []
     for name in "ab":
@@ -86,17 +65,6 @@ def test_multimodal_datasets_are_refused_by_name(tmp_path: Path) -> None:
     idx = write_megatron(tmp_path / "a", sentences(), "int32", modes=True)
     with pytest.raises(ConfigError):
         MegatronIndexed(idx).prepare()
-
-
-def test_ids_that_are_negative_and_documents_that_are_too_long_break_alone(tmp_path: Path) -> None:
-    documents = [[np.array([1, 2])], [np.array([3, -4])], [np.arange(99)], [np.array([5])]]
-    idx = write_megatron(tmp_path / "a", documents, "int32")
-    source = MegatronIndexed(idx, reading=Reading(max_document_bytes=100))
-    with pytest.raises(ContentError, match=r"Document 1 of .*a\.bin has an id that is negative"):
-        read_all(source)
-    skips = RecordedSkips()
-    assert read_all(source, skips) == [(1, 2), (5,)]
-    assert [record[1] for record in skips.records] == [1, 2]
 
 
 def test_a_flipped_bit_of_a_length_or_a_pointer_is_named_or_changes_nothing(tmp_path: Path) -> None:

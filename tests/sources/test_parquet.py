@@ -8,8 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ContentError
@@ -154,78 +152,6 @@ def test_the_estimate_is_half_to_twice_the_tokens(tmp_path: Path, dictionary: bo
     assert tokens < Parquet(tmp_path / "text.parquet").estimate_tokens() < 4 * tokens
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    rows=st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=8), min_size=1, max_size=60),
-    rows_per_group=st.integers(1, 70),
-    lanes=st.integers(1, 9),
-    block_documents=st.integers(1, 70),
-    block_bytes=st.integers(1, 200),
-    batch_size=st.integers(1, 70),
-)
-def test_any_cut_of_any_row_groups_gives_each_document_once(
-    tmp_path_factory: pytest.TempPathFactory,
-    rows: list[list[int]],
-    rows_per_group: int,
-    lanes: int,
-    block_documents: int,
-    block_bytes: int,
-    batch_size: int,
-) -> None:
-    folder = tmp_path_factory.mktemp("parquet")
-    table = {"ids": pa.array(rows, pa.list_(pa.int64()))}
-    write(folder / "a.parquet", table, rows_per_group)
-    write(folder / "b.parquet", table, rows_per_group)
-    source = _SmallBatches(
-        folder,
-        tokens="ids",
-        reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
-    )
-    source.batch_size = batch_size
-    assert_source_contract(source, rows * 2, lane_counts=(lanes,), restarts=3)
-
-
-class _SmallBatches(Parquet):
-    """Row groups of a test are too small to have several batches of the usual size."""
-
-    batch_size = 3
-
-    def _batch_rows(self, *args: Any) -> int:
-        return self.batch_size
-
-
-def test_nulls_break_their_document_and_nothing_else(tmp_path: Path) -> None:
-    write(tmp_path / "t.parquet", {"text": ["a", None, "", "b", None]}, 2)
-    source = Parquet(tmp_path / "t.parquet")
-    with pytest.raises(ContentError, match=r"Row 1 of .*t\.parquet is null"):
-        read_all(source)
-    skips = RecordedSkips()
-    assert read_all(source, skips) == ["a", "", "b"]
-    assert [record[1] for record in skips.records] == [1, 4]
-
-    rows = [[1, 2], None, [3, None], [], [4]]
-    write(tmp_path / "i.parquet", {"ids": pa.array(rows, pa.list_(pa.uint16()))}, 3)
-    skips = RecordedSkips()
-    assert read_all(Parquet(tmp_path / "i.parquet", tokens="ids"), skips) == [(1, 2), (), (4,)]
-    assert [record[1] for record in skips.records] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("kind", "wrong"), [(pa.int32(), -1), (pa.int64(), 2**32), (pa.int8(), -1)]
-)
-def test_ids_that_do_not_fit_break_their_document(
-    tmp_path: Path, kind: pa.DataType, wrong: int
-) -> None:
-    rows = [[1, 2], [3, wrong], [], [wrong], [4]]
-    path = write(tmp_path / "i.parquet", {"ids": pa.array(rows, pa.list_(kind))})
-    source = Parquet(path, tokens="ids")
-    with pytest.raises(ContentError, match=r"Row 1 of .* has an id outside of uint32"):
-        read_all(source)
-    skips = RecordedSkips()
-    assert read_all(source, skips) == [(1, 2), (), (4,)]
-    assert [record[1] for record in skips.records] == [1, 3]
-
-
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.uint8()])
 def test_masks_stay_with_their_tokens(tmp_path: Path, kind: pa.DataType) -> None:
     ids = [[1, 2], [3], None, [], [4, 5, 6], [7], [8, 9]]
@@ -261,15 +187,6 @@ def test_texts_of_every_string_type_are_read(tmp_path: Path) -> None:
     ):
         path = write(tmp_path / f"{i}.parquet", {"text": pa.array(texts).cast(kind)}, 2)
         assert read_all(Parquet(path)) == texts
-
-
-def test_text_that_is_not_utf8_breaks_its_document(tmp_path: Path) -> None:
-    raw = pa.array([b"good", b"\xff\xfe", "ä".encode()], pa.binary())
-    texts = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
-    path = write(tmp_path / "x.parquet", {"text": texts})
-    skips = RecordedSkips()
-    assert read_all(Parquet(path), skips) == ["good", "ä"]
-    assert [record[1] for record in skips.records] == [1]
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 7, 20])

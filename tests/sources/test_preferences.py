@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -225,31 +224,6 @@ def test_the_answers_of_a_pair_are_rendered_as_generated_turn_by_turn(tmp_path: 
         (False, "<think>2</think>e<|im_end|>"),
         (True, "<think>1</think>d<|im_end|>"),
     ]
-
-
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_pairs_of_records_share_a_row_also_after_a_stop(form: str, tmp_path: Path) -> None:
-    source = files(form, [pair(i) for i in range(41)], tmp_path)
-
-    def sides(batches: list[Any]) -> list[float]:
-        found = []
-        for batch in batches:
-            if not batch.num_documents:
-                continue
-            chosen, rejected = (numbers.tolist() for numbers in batch.pairs())
-            texts = said(batch)
-            for good, bad in zip(chosen, rejected, strict=True):
-                margin = texts[good][1]
-                assert texts[bad][1:] == (margin, f"bad {int(margin)}<|im_end|>")
-                assert texts[good][2].startswith(f"good {int(margin)} ")
-                found.append(margin)
-        return found
-
-    loader = PackedLoader(dataset(source))
-    first = list(islice(loader, 7))
-    rest = PackedLoader(dataset(source))
-    rest.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert sorted(sides([*first, *rest])) == [float(i) for i in range(41)]
 
 
 def test_a_pair_longer_than_a_row_is_dropped_whole_and_counted(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streampack.errors import ContentError
 from streampack.sources import Items, Table
 from streampack.sources.base import Reading
 from streampack.sources.infer import as_source
-from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract, read_all
 
 SMALL = Reading(block_documents=7, block_bytes=200)
@@ -67,14 +65,3 @@ def test_frames_are_tables(library: str) -> None:
     source: Any = as_source(frame)
     assert isinstance(source, Table)
     assert read_all(source) == TEXTS
-
-
-def test_loss_masks_are_read_and_wrong_rows_break_alone() -> None:
-    table = pa.table({"ids": [[1, 2], None, [3], [4]], "mask": [[1, 0], [1], [1, 1], [1]]})
-    source = Table(table, tokens="ids", loss_mask="mask")
-    with pytest.raises(ContentError, match="Row 1 of the table is null"):
-        read_all(source)
-    assert read_all(source, Skips("skip")) == [(1, 2), (4,)]
-    lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
-    (block,) = [block for block, _ in lane.read(None, Skips("skip"))]
-    assert block.loss_mask.tolist() == [True, False, True]  # type: ignore[union-attr]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from streampack.errors import ContentError
 from streampack.sources import Tokens
 from streampack.sources.base import Reading
 from tests.support.flat_files import write_datatrove
-from tests.support.source_contract import assert_source_contract, read_all, read_by_cuts
+from tests.support.source_contract import assert_source_contract, read_all
 
 SMALL = Reading(block_documents=3, block_bytes=200)
 EOS = 7
@@ -69,28 +66,6 @@ def test_the_header_of_llmc_is_no_tokens(
         read_all(Tokens(path, eos_id=EOS))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_cuts_give_every_document_once(data: Any, tmp_path: Path) -> None:
-    lengths = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=30))
-    numbers = iter(range(8, 10_000))
-    documents = [[*(next(numbers) for _ in range(n)), EOS] for n in lengths]
-    if data.draw(st.booleans()):
-        documents.append([next(numbers)])  # the file ends without an end token
-    kind = data.draw(st.sampled_from(["npy", "bin", "ds"]))
-    path = tmp_path / f"a.{kind}"
-    if kind == "npy":
-        np.save(path, flat(documents, "int64"))
-    elif kind == "bin":
-        flat(documents, "uint32").tofile(path)
-    else:
-        write_datatrove(path, [np.array(document, dtype=np.uint16) for document in documents])
-    options = {"npy": {"eos_id": EOS}, "bin": {"eos_id": EOS, "dtype": "uint32"}, "ds": {}}[kind]
-    source = Tokens(path, reading=Reading(block_documents=2), **options)  # type: ignore[arg-type]
-    source.prepare()
-    assert read_by_cuts(source, data) == documents
-
-
 def test_documents_that_are_longer_than_what_is_looked_at_at_once_come_whole(
     tmp_path: Path,
 ) -> None:
@@ -116,13 +91,3 @@ def test_files_of_datatrove_are_read_by_their_index(dtype: str, tmp_path: Path) 
         source = Tokens(tmp_path, dtype=given_dtype, reading=SMALL)
         assert source.estimate_tokens() == sum(map(len, documents))
         assert_source_contract(source, documents, restarts=2)
-
-
-BROKEN: dict[str, Any] = {
-    "odd bytes": ("b.bin", b"\1\2\3", "no whole number of uint16"),
-    "header cut short": ("b.npy", b"\x93NUMPY\1\0\x76\0{'descr'", "not a .npy file"),
-    "another dtype": ("b.npy", np.arange(3, dtype="<u4"), "are uint32, and dtype is uint16"),
-    "floats": ("b.npy", np.arange(3.0), "float64"),
-    "big-endian": ("b.npy", np.arange(3, dtype=">u2"), "little-endian"),
-    "two dimensions": ("b.npy", np.zeros((2, 3), dtype="<u2"), "one dimension"),
-}

@@ -72,17 +72,6 @@ def theirs(path: Path, key: str) -> list[Any]:
     return [sample[key] for sample in wds.WebDataset(str(path), shardshuffle=False).decode()]
 
 
-def test_a_corpus_keeps_the_contract_of_sources(tmp_path: Path) -> None:
-    expected = shards(tmp_path)
-    source = WebDataset(
-        f"{tmp_path}/shard-{{000..004}}.tar",
-        tokens="npy",
-        reading=Reading(block_documents=7, block_bytes=500),
-    )
-    assert len(source.manifest) == 5
-    assert_source_contract(source, expected)
-
-
 @pytest.mark.parametrize(("key", "form"), [("npy", list), ("txt", str)])
 def test_documents_are_those_of_webdatasets_own_reader(
     tmp_path: Path, key: str, form: type
@@ -245,38 +234,6 @@ def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Pat
     assert [record[:3] for record in skips.records] == [[0, 1, False], [0, 2, False]]
     with pytest.raises(ContentError, match=r"Document 1 .*no file \.npy"):
         read_all(source)
-
-
-@pytest.mark.parametrize(
-    ("column", "arguments", "content"),
-    [
-        ("txt", {}, b"\xff"),
-        ("json:text", {}, b"{"),
-        ("json:text", {}, b"[" * 100_000),
-        ("json:text", {}, b'"text"'),
-        ("json:text", {}, b'{"other": 1}'),
-        ("json:text", {}, b'{"text": 1}'),
-        ("json:t", {}, b'{"t": "12"}'),
-        ("json:t", {}, b'{"t": [1.5]}'),
-        ("json:t", {}, b'{"t": [1, [2]]}'),
-        ("json:t", {}, b'{"t": [true, false]}'),
-        ("json:t", {}, b'{"t": [-1]}'),
-        ("json:t", {}, b'{"t": [4294967296]}'),
-        ("json:t", {}, b'{"t": [99999999999999999999999]}'),
-        ("bin", {"dtype": "uint16"}, b"123"),
-    ],
-)
-def test_broken_text_json_and_bare_arrays_are_broken_documents(
-    tmp_path: Path, column: str, arguments: dict[str, Any], content: bytes
-) -> None:
-    key = column.partition(":")[0]
-    named = {"text" if column in ("txt", "json:text") else "tokens": column}
-    good = {"txt": b"ok", "json": b'{"text": "ok", "t": [1]}', "bin": b"\1\0"}[key]
-    members = [(f"{i}.{key}", c) for i, c in enumerate((good, content, good))]
-    source = one(tmp_path, archive(members), **named, **arguments)
-    skips = RecordedSkips()
-    assert len(read_all(source, skips)) == 2
-    assert [record[:3] for record in skips.records] == [[0, 1, False]]
 
 
 def test_sparse_files_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""What every format promises about a document that is none: it is named, or skipped by itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import sources
+from streampack.errors import ContentError
+from tests.support.flat_files import write_megatron
+from tests.support.mosaic import streaming_module
+from tests.support.recorded_skips import RecordedSkips
+from tests.support.source_contract import read_all, read_lane
+
+Rows = list[dict[str, Any]]
+TYPES = {"ids": pa.list_(pa.int64()), "mask": pa.list_(pa.int64()), "text": pa.string()}
+
+
+def lines(folder: Path, rows: Rows, **named: Any) -> Any:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (folder / "a.jsonl").write_bytes(data)
+    return sources.JSONL(folder / "a.jsonl", **named)
+
+
+def compressed(folder: Path, rows: Rows, **named: Any) -> Any:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (folder / "a.jsonl.zst").write_bytes(pa.compress(data, "zstd", asbytes=True))
+    return sources.JSONL(folder / "a.jsonl.zst", **named)
+
+
+def tar(folder: Path, members: list[dict[str, bytes]]) -> str:
+    with tarfile.open(folder / "a.tar", "w") as archive:
+        for number, sample in enumerate(members):
+            for name, data in sample.items():
+                member = tarfile.TarInfo(f"{number}.{name}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return str(folder / "a.tar")
+
+
+def json_members(folder: Path, rows: Rows, **named: Any) -> Any:
+    path = tar(folder, [{"json": json.dumps(row).encode()} for row in rows])
+    read = {name: f"json:{field}" for name, field in named.items() if name != "loss_mask"}
+    return sources.WebDataset(path, **{**named, **read})
+
+
+def npy_members(folder: Path, rows: Rows, **named: Any) -> Any:
+    def npy(value: Any) -> bytes:
+        stream = io.BytesIO()
+        np.save(stream, np.array(value))
+        return stream.getvalue()
+
+    members = [{f"{name}.npy": npy(value) for name, value in row.items()} for row in rows]
+    return sources.WebDataset(tar(folder, members), **{**named, "tokens": "ids.npy"})
+
+
+def text_members(folder: Path, rows: Rows, **named: Any) -> Any:
+    members = [{"txt": row["text"] if row["text"] != "ok" else b"ok"} for row in rows]
+    return sources.WebDataset(tar(folder, members), text="txt")
+
+
+def mds(folder: Path, rows: Rows, **named: Any) -> Any:
+    columns = {name: "str" if name == "text" else "ndarray" for name in rows[0]}
+    with streaming_module("base.format.mds") as module:
+        with module.MDSWriter(columns=columns, out=str(folder / "mds")) as writer:
+            for row in rows:
+                writer.write({n: v if n == "text" else np.array(v) for n, v in row.items()})
+    return sources.MDS(folder / "mds", **named)
+
+
+def table_of(rows: Rows) -> pa.Table:
+    columns = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows]
+        if any(isinstance(value, bytes) for value in values):  # which are no UTF-8
+            raw = [value.encode() if isinstance(value, str) else value for value in values]
+            buffers = pa.array(raw, pa.binary()).buffers()
+            columns[name] = pa.Array.from_buffers(pa.string(), len(values), buffers)
+        else:
+            columns[name] = pa.array(values, TYPES[name])
+    return pa.table(columns)
+
+
+def parquet(folder: Path, rows: Rows, **named: Any) -> Any:
+    pq.write_table(table_of(rows), folder / "a.parquet", row_group_size=2)
+    return sources.Parquet(folder / "a.parquet", **named)
+
+
+def arrow(folder: Path, rows: Rows, **named: Any) -> Any:
+    feather.write_feather(table_of(rows), str(folder / "a.feather"))
+    return sources.Arrow(folder / "a.feather", **named)
+
+
+def megatron(folder: Path, rows: Rows, **named: Any) -> Any:
+    return sources.MegatronIndexed(
+        write_megatron(folder / "a", [[np.array(row["ids"])] for row in rows], "int64")
+    )
+
+
+JSON_FORMS: dict[str, Callable[..., Any]] = {
+    "JSON lines": lines,
+    "compressed lines": compressed,
+    "a tar of JSON": json_members,
+    "a list": lambda folder, rows, **named: sources.Items(rows, **named),
+    "a generator": lambda folder, rows, **named: sources.Iterable(lambda: iter(rows), **named),
+}
+ARRAYS: dict[str, Callable[..., Any]] = {"a tar of npy": npy_members, "MDS": mds}
+TABLES: dict[str, Callable[..., Any]] = {
+    "Parquet": parquet,
+    "Arrow": arrow,
+    "a table": lambda folder, rows, **named: sources.Table(table_of(rows), **named),
+}
+FLAT: dict[str, Callable[..., Any]] = {"Megatron": megatron}
+TEXTS: dict[str, Callable[..., Any]] = {"a tar of txt": text_members}
+FORMATS = {**JSON_FORMS, **ARRAYS, **TABLES, **FLAT, **TEXTS}
+
+IDS, MASKED, TEXT = {"ids": [1, 2]}, {"ids": [1, 2], "mask": [0, 1]}, {"text": "ok"}
+MISSING = object()
+#: A good row, a field, a wrong value of it, and the formats that can hold it.
+WRONG: list[tuple[dict[str, Any], str, Any, tuple[dict[str, Any], ...]]] = [
+    (IDS, "ids", [1, -1], (JSON_FORMS, ARRAYS, TABLES, FLAT)),
+    (IDS, "ids", [1, 2**32], (JSON_FORMS, ARRAYS, TABLES, FLAT)),
+    (IDS, "ids", [1.5], (JSON_FORMS, ARRAYS)),
+    (IDS, "ids", [[1, 2]], (ARRAYS,)),  # in JSON it is a group of one document
+    (IDS, "ids", 7, (JSON_FORMS, {"a tar of npy": npy_members})),
+    (IDS, "ids", None, (JSON_FORMS, TABLES)),
+    (IDS, "ids", [1, None], (JSON_FORMS, TABLES)),
+    *(
+        (IDS, "ids", value, (JSON_FORMS,))
+        for value in (["1"], "ab", {}, [True], [2**70], [[1, None]], MISSING)
+    ),
+    (MASKED, "mask", [1], (JSON_FORMS, ARRAYS, TABLES)),
+    (MASKED, "mask", [1, 3], (JSON_FORMS, ARRAYS, TABLES)),
+    (MASKED, "mask", [0.5, 1], (JSON_FORMS, ARRAYS)),
+    (MASKED, "mask", None, (JSON_FORMS, TABLES)),
+    *((MASKED, "mask", value, (JSON_FORMS,)) for value in ("ab", [[1], [0]], MISSING)),
+    (TEXT, "text", None, (JSON_FORMS, TABLES)),
+    *((TEXT, "text", value, (JSON_FORMS,)) for value in (5, ["a"], MISSING)),
+    (TEXT, "text", b"\xff", (TEXTS, TABLES, {"MDS": mds})),
+]
+
+
+def cases() -> Iterator[Any]:
+    for good, field, value, able in WRONG:
+        for kind in [kind for formats in able for kind in formats]:
+            said = "none" if value is MISSING else repr(value)
+            yield pytest.param(kind, good, field, value, id=f"{kind}, {field}={said}")
+
+
+@pytest.mark.parametrize(("kind", "good", "field", "value"), [*cases()])
+def test_a_document_that_is_none_is_named_and_skipped_alone(
+    kind: str, good: dict[str, Any], field: str, value: Any, tmp_path: Path
+) -> None:
+    named = {"text": "text"} if "text" in good else {"tokens": "ids"}
+    named |= {"loss_mask": "mask"} if "mask" in good else {}
+    wrong = {**good, field: value}
+    if value is MISSING:
+        wrong = {**{name: good[name] for name in good if name != field}, "other": 1}
+    (tmp_path / "whole").mkdir()
+    whole = FORMATS[kind](tmp_path / "whole", [good] * 3, **named)
+    expected = read_all(whole)
+    (_, place, _) = [
+        name for block, _ in read_lane(whole.lanes(1, seed=0, epoch=0, shuffle=False)[0])
+        for name, _ in block
+    ]  # fmt: skip
+    source = FORMATS[kind](tmp_path, [good, wrong, good], **named)
+    with pytest.raises(ContentError) as caught:
+        read_all(source)
+    assert (caught.value.shard, caught.value.index) == place
+    assert not caught.value.rest_of_shard
+    skips = RecordedSkips()
+    assert read_all(source, skips) == expected[:2]
+    assert [tuple(record[:3]) for record in skips.records] == [(*place, False)]
