@@ -66,7 +66,6 @@ def changed_fields(
             f"Use a set of names from {', '.join(CHANGEABLE)}.",
         )
     before, now = dict(_flat(saved)), dict(_flat(current))
-    before.setdefault("attention", "document")  # states of before had no entry, and most runs this
     # Of "dealing" what was saved is kept; where that cannot be, another field differs.
     differing = {
         name: name.partition(".")[0]

@@ -215,7 +215,7 @@ def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
     source.prepare()
 
-    @settings(max_examples=3, deadline=None, suppress_health_check=SLOW_ONES)
+    @settings(max_examples=2, deadline=None, suppress_health_check=SLOW_ONES)
     @given(options(), runs(source.max_lanes() or 4, most_ranks=6))
     def check(values: dict[str, Any], run: tuple[int, list[Leg]]) -> None:
         lanes, legs = run
@@ -226,7 +226,7 @@ def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
     check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_workers_are_free_on_every_leg(seed: int) -> None:
     rng = np.random.default_rng(seed)
     documents = [
@@ -239,28 +239,3 @@ def test_workers_are_free_on_every_leg(seed: int) -> None:
     }
     legs = [Leg(1, int(rng.integers(1, 4)), int(rng.integers(1, 30))) for _ in range(3)]
     assert_legs(dataset_maker(source, 6, values), 6, legs)
-
-
-def test_a_stop_costs_no_more_time_than_its_window() -> None:
-    """Reading again does not begin at the beginning."""
-    read: list[int] = []
-
-    class Counting(MemorySource):
-        def read_shard(self, *place: Any) -> Any:
-            for block, end, reached in super().read_shard(*place):
-                read.append(len(block))
-                yield block, end, reached
-
-    documents = [np.zeros(20, dtype=np.uint16)] * 20_000
-    source = Counting([documents], block_documents=16)
-    values = {"seq_len": 64, "batch_size": 1, "window": WindowConfig(rows=40)}
-    make = dataset_maker(source, 1, values)
-    loader = PackedLoader(make(Topology()))
-    for _ in islice(loader, 5000):
-        pass
-    state = loader.state_dict()
-    read.clear()
-    again = PackedLoader(make(Topology()))
-    again.load_state_dict(state)
-    next(iter(again))
-    assert 0 < sum(read) < 1000

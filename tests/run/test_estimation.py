@@ -45,7 +45,7 @@ def dataset(source: Any, topology: Topology | None = None, **options: Any) -> Pa
     return PackedDataset(source, **{**values, **options})
 
 
-def check(make: Callable[[Topology], PackedDataset], ranks: int = 1) -> None:
+def assert_estimated(make: Callable[[Topology], PackedDataset], ranks: int = 1) -> None:
     def run(rank: int, member: Any) -> int:
         return sum(1 for _ in PackedLoader(make(Topology(rank, ranks)), ranks=member))
 
@@ -66,7 +66,7 @@ def no_long(documents: Any, seeds: Any) -> Any:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_number_lies_within_its_error(count: int, ranks: int) -> None:
     source = corpus(count)
-    check(lambda topology: dataset(source, topology), ranks)
+    assert_estimated(lambda topology: dataset(source, topology), ranks)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_the_number_lies_within_its_error(count: int, ranks: int) -> None:
 )
 def test_packers_hooks_and_epochs_count(options: dict[str, Any]) -> None:
     source = corpus(15_000)
-    check(lambda topology: dataset(source, topology, **options))
+    assert_estimated(lambda topology: dataset(source, topology, **options))
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_packers_hooks_and_epochs_count(options: dict[str, Any]) -> None:
 )
 def test_mixtures_are_followed_to_their_end(options: dict[str, Any]) -> None:
     mixture = sources.Mixture({"a": corpus(6000), "b": corpus(9000, seed=1)}, **options)
-    check(lambda topology: dataset(mixture, topology))
+    assert_estimated(lambda topology: dataset(mixture, topology))
 
 
-@pytest.mark.parametrize("kind", ["mds-text", "tar", "tar-gz", "jsonl", "jsonl-gz", "parquet-text"])
+@pytest.mark.parametrize("kind", ["mds-text", "tar", "jsonl-gz", "parquet-text"])
 def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
     source.prepare()
@@ -110,7 +110,7 @@ def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"lanes": lanes, "packer": BestFitDecreasing(seq_len=16)}
     if not source.tokenized:
         options["tokenizer"] = byte_tokenizer()
-    check(lambda topology: dataset(source, topology, **options))
+    assert_estimated(lambda topology: dataset(source, topology, **options))
 
 
 def test_what_lanes_have_found_sharpens_the_number() -> None:
@@ -179,17 +179,11 @@ KINDS: dict[str, Callable[[list[list[int]]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("count", [3000, 9000])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "count"), [("lists of ids", 3000), *((kind, 9000) for kind in KINDS)]
+)
 def test_documents_in_memory_are_estimated(kind: str, count: int) -> None:
     documents = [[1] * (1 + (i * 7 + i // 900) % 40) for i in range(count)]
     source = KINDS[kind](documents)
     tokenizer = byte_tokenizer() if kind == "texts" else None
-    check(lambda topology: dataset(source, topology, lanes=1, tokenizer=tokenizer))
-
-
-def test_asking_changes_nothing_of_the_run() -> None:
-    made = dataset(corpus(2000), lanes=None)
-    made.estimate_steps()
-    other = dataset(corpus(2000), lanes=None)
-    assert made.plan.fingerprint == other.plan.fingerprint
+    assert_estimated(lambda topology: dataset(source, topology, lanes=1, tokenizer=tokenizer))

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
@@ -27,13 +25,6 @@ WINDOW = WindowConfig(rows=8)  # of 82 documents
 def documents() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [rng.integers(0, 999, n).astype(np.uint16) for n in rng.integers(100, 300, COUNT)]
-
-
-def parquet(folder: Path) -> sources.Parquet:
-    path = folder / "ids.parquet"
-    table = pa.table({"ids": pa.array([d.tolist() for d in documents()])})
-    pq.write_table(table, path, row_group_size=200)
-    return sources.Parquet(str(path), tokens="ids", reading=sources.Reading(block_documents=50))
 
 
 def tars(folder: Path) -> sources.WebDataset:
@@ -85,7 +76,7 @@ def documents_read(
     return sum(counts)
 
 
-@pytest.mark.parametrize("make", [mds, parquet, tars])
+@pytest.mark.parametrize("make", [mds, tars])
 def test_restoring_reads_as_much_anywhere_in_an_epoch(
     make: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

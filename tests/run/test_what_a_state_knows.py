@@ -19,7 +19,6 @@ from streampack import (
 from streampack.errors import StateError
 from streampack.packing import BestFitDecreasing, Concat
 from tests.support.corpora import byte_tokenizer
-from tests.support.forged import sign
 
 RECORDS = [
     {"text": "ab " * (1 + i % 7), "score": float(i), "group": i // 2, "kept": i % 2}
@@ -123,17 +122,6 @@ def test_attention_changes_if_allowed_and_rows_stay() -> None:
     found = next(iter(loader))
     assert found.input_ids.equal(following.input_ids)
     assert found.num_segments < following.num_segments
-
-
-def test_a_state_of_before_is_one_of_attention_by_document() -> None:
-    state, following = saved(dataset())
-    del state["fingerprint"]["attention"]
-    sign(state)
-    loader = PackedLoader(dataset())
-    loader.load_state_dict(state)
-    assert next(iter(loader)).input_ids.equal(following.input_ids)
-    with pytest.raises(StateError, match=r"`attention` was 'document'.*allow=\{\"attention\"\}"):
-        PackedLoader(dataset(attention="row")).load_state_dict(state)
 
 
 def test_of_documents_in_memory_numbers_and_lengths_are_compared() -> None:
