@@ -29,7 +29,7 @@ SEQ_LEN = 1024
 
 
 class NextFit(Packer):
-    """Documents in order of arrival; one that does not fit the room left opens the next row."""
+    """Documents in order of arrival; one that does not fit opens the next row."""
 
     overflow = "truncate"  # a document longer than a row loses its end
     keeps_order = True  # documents that arrive one after the other share rows
@@ -39,7 +39,7 @@ class NextFit(Packer):
         self.seq_lens = (seq_len,)
 
     def describe(self) -> dict[str, Any]:
-        """Name, parameters and a revision, to be raised when the same lengths give other rows."""
+        """Name, parameters, and a revision to raise when rows change."""
         return {"kind": "NextFit", "revision": 1, "seq_len": self.seq_lens[-1]}
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
@@ -65,7 +65,7 @@ class NextFit(Packer):
         )
 
     def plan_window(self, request: WindowRequest) -> Selection:
-        """All rows but the last one, which later documents may fill, in whole batches."""
+        """All rows but the last, which later documents may fill, in whole batches."""
         plan = self.plan(request.lengths, final=request.final, seed=request.seed)
         count = plan.num_rows
         if not request.final:
@@ -75,7 +75,7 @@ class NextFit(Packer):
 
 
 class Table(Source):
-    """Token ids in a table of SQLite: ``documents(id INTEGER PRIMARY KEY, tokens BLOB)``."""
+    """Token ids in SQLite: ``documents(id INTEGER PRIMARY KEY, tokens BLOB)``."""
 
     tokenized = True  # blocks are `Documents`, not `Texts`
 
@@ -91,7 +91,7 @@ class Table(Source):
         """What must be the same when a run goes on."""
         return {"kind": "Table", "path": self.path, "documents": self.count}
 
-    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> list[LaneReader]:
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> list[Any]:
         """Every n-th document of the order that seed and epoch give."""
         order = np.arange(self.count)
         if shuffle:
