@@ -20,7 +20,7 @@ from streampack.errors import ConfigError
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """(N + 1,) int64 offsets of documents with these lengths (N,) laid end to end."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    lengths.cumsum(out=offsets[1:])
     return offsets
 
 
@@ -133,18 +133,22 @@ class Documents:
                 "Use `block.take(order)` to pick or reorder documents.",
             )
         stop = max(start, stop)
-        return replace(
-            self,
-            offsets=self.offsets[start : stop + 1],
-            origin=self.origin[start:stop],
-            document_fields=part_of(self.document_fields, slice(start, stop)),
-            members=self.members and self.members.part(start, stop),
+        if stop - start == len(self):
+            return self
+        return Documents(
+            self.tokens,
+            self.offsets[start : stop + 1],
+            self.origin[start:stop],
+            self.loss_mask,
+            self.token_fields,
+            part_of(self.document_fields, slice(start, stop)),
+            self.members and self.members.part(start, stop),
         )
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """(N,) int64 tokens per document."""
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     @property
     def num_tokens(self) -> int:

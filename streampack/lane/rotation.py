@@ -36,16 +36,13 @@ def rotate(share: LaneShare, dealer: Dealer | None = None) -> Iterator[LaneBatch
             if lane in running:
                 running[lane] = started = running[lane] or Lane(config, lane, states[lane], dealer)
                 item = started.next()
-                while isinstance(item, LaneBatch) and item.has_next and item.step < step:
+                while item.has_next and item.step < step:
                     item = started.next()  # the loop had left it after a turn of another rank
-                last = isinstance(item, LaneEnd) or not item.has_next
-                if last:
+                if not item.has_next:
                     del running[lane]
-                if topology.takes(number, start) and (
-                    isinstance(item, LaneEnd) or item.step == step
-                ):
+                if number == own and (item.step == step or isinstance(item, LaneEnd)):
                     ready[lane] = item
-                elif last:
+                elif not item.has_next:
                     ready[lane] = _end(item)
         following = own + 1
         lane = own % config.lanes

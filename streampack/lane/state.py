@@ -239,6 +239,7 @@ class LaneEnd(NamedTuple):
     round: Round | SavedRound
     emitted: int
     metrics: Metrics
+    has_next = False
 
 
 class SavedRound(NamedTuple):

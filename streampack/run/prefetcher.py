@@ -103,7 +103,9 @@ class Prefetcher:
                 "Two iterators would share one place in the stream.",
                 "Use one iterator at a time, or one loader for each.",
             )
-        self._got.extend(islice(self._given, max(0, count - len(self._got))))
+        missing = count - len(self._got)
+        if missing > 0:
+            self._got.extend(islice(self._given, missing))
         return list(islice(self._got, count))
 
     def take(self) -> PackedBatch:

@@ -229,13 +229,13 @@ class RankRun:
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:
         """The batches that hold documents; the ends of lanes that none of them carries are kept."""
         for item in feed:
-            self._gave = self._gave or (isinstance(item, PackedBatch) and item.num_documents > 0)
             if isinstance(item, LaneEnd):
                 self.metrics += item.metrics
                 self._ending.end_lane(item.lane, item.step)
                 after = partial(item.round.state, item.emitted)
                 self._untaken.append((item.lane, item.step, after))
             else:
+                self._gave = self._gave or item.num_documents > 0
                 yield item
 
     # ------------------------------------------------------------------ taking
@@ -253,14 +253,16 @@ class RankRun:
             metrics.batches += 1
             if batch.num_documents:
                 metrics.composition += batch.composition
-                self._count_sources(batch, metrics)
+                if batch.by_source is not None:
+                    self._count_sources(batch.by_source, batch, metrics)
             else:
                 metrics.empty_batches += 1
                 metrics.empty_slots += batch.composition.slots
         self.metrics = metrics
         own = batch.num_documents or batch.has_next
         lane_state = batch.lane_state if own else None
-        self._record_untaken(batch)
+        if self._untaken:
+            self._record_untaken(batch)
         state.commit(batch.lane, batch.step, lane_state)
         self._recent.append((self._number(batch), state.copy()))
 
@@ -286,13 +288,15 @@ class RankRun:
             "" if packer.overflow == "split" else ' Longer rows or overflow="split" keep them.',
         )
 
-    def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
+    def _count_sources(
+        self, counts: NDArray[np.int64], batch: PackedBatch, metrics: Metrics
+    ) -> None:
         source = self.plan.config.source
-        if isinstance(source, Mixture) and batch.by_source is not None:
-            slots = self._number(batch) * self.plan.config.batch_tokens
-            at = int(slots * metrics.composition.utilisation)
-            metrics.sources = counted(metrics.sources, source, batch.by_source, at)
-            self._passes[batch.lane] = batch.by_source[:, 3]
+        assert isinstance(source, Mixture)
+        slots = self._number(batch) * self.plan.config.batch_tokens
+        at = int(slots * metrics.composition.utilisation)
+        metrics.sources = counted(metrics.sources, source, counts, at)
+        self._passes[batch.lane] = counts[:, 3]
 
     def by_source(self) -> SourceReport:
         """What was taken of each source of a mixture; no rows for any other source."""

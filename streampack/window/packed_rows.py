@@ -149,11 +149,10 @@ def derive_fields(packed: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int
     mask = packed.loss_mask
     _derive(
         packed.tokens, packed.boundaries, packed.piece, packed.cu_seqlens,
+        packed.cu_seqlens if packed.uncut is None else packed.uncut,
         _NO_MASK if mask is None else mask, mask is not None,
         wide.reshape(3, slots), document_ids.reshape(slots),
     )  # fmt: skip
-    ends = packed.cu_seqlens if packed.uncut is None else packed.uncut
-    wide[2].reshape(slots)[ends[:-1]] = -100
     return wide, document_ids
 
 
@@ -163,12 +162,13 @@ def _derive(
     boundaries: NDArray[np.int32],
     piece: NDArray[np.int32],
     cu_seqlens: NDArray[np.int32],
+    uncut: NDArray[np.int32],
     mask: NDArray[np.bool_],
     has_mask: bool,
     wide: NDArray[np.int64],
     document_ids: NDArray[np.int32],
 ) -> None:
-    """One pass over the slots; segments' first slots get a label, which is removed afterwards."""
+    """One pass over the slots; the labels of the first slots of segments are removed at its end."""
     run = 0
     for a in range(len(cu_seqlens) - 1):
         low = np.int64(cu_seqlens[a])
@@ -196,3 +196,5 @@ def _derive(
                 for k in range(len(held)):
                     labels[k] = held[k]
             run += 1
+    for a in range(len(uncut) - 1):
+        wide[2, uncut[a]] = -100

@@ -122,6 +122,8 @@ class Items(InMemory):
 
     def items(self, low: int, high: int) -> Iterator[Any]:
         """Those from number `low` to `high`."""
+        if type(self.data) in (list, tuple):
+            return iter(self.data[low:high])
         data = getattr(self.data, "iloc", self.data)  # a Series is indexed by its labels
         return (data[number] for number in range(low, high))
 
@@ -135,8 +137,8 @@ class Items(InMemory):
             raise no_items(kind_name(self.data))
         return next(self.items(0, min(len(self.data), 1)), default)
 
-    def item_sizes(self, items: Sequence[Any]) -> list[int]:
-        """About the bytes of the document in each item."""
+    def item_sizes(self, items: Sequence[Any]) -> NDArray[np.int64]:
+        """(N,) int64, about the bytes of the document in each item."""
         return item_sizes(items, self.fields)
 
     def item_block(
@@ -147,7 +149,8 @@ class Items(InMemory):
 
     def list_shards(self) -> Manifest:
         sizes = self.item_sizes(self.first_items())
-        return self.numbered(len(self.data), float(np.mean(sizes or [0])) / 4, {})
+        mean = float(sizes.mean()) if len(sizes) else 0.0
+        return self.numbered(len(self.data), mean / 4, {})
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips

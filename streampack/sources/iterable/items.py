@@ -40,17 +40,15 @@ def item_size(item: Any, fields: Fields) -> int:
         return 0
 
 
-def item_sizes(items: Sequence[Any], fields: Fields) -> list[int]:
-    """The size of each item."""
-    if fields.records is not None:
-        return [fields.records.size(item, fields.tokenized) for item in items]
-    if fields.document is None:
-        width = 4 if fields.tokenized else 1
+def item_sizes(items: Sequence[Any], fields: Fields) -> NDArray[np.int64]:
+    """(N,) int64, the size of each item."""
+    if fields.records is None and fields.document is None:
         try:
-            return [len(item) * width for item in items]
+            sizes = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
+            return sizes * (4 if fields.tokenized else 1)
         except TypeError:
             pass  # one of them is no document: it will be found and named
-    return [item_size(item, fields) for item in items]
+    return np.array([item_size(item, fields) for item in items], dtype=np.int64)
 
 
 def item_block(
