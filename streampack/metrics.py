@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
 from typing import Any, NamedTuple
@@ -36,14 +34,24 @@ class LaneTimes:
     def __sub__(self, other: LaneTimes) -> LaneTimes:
         return LaneTimes(*map(sub, _seconds(self), _seconds(other)))
 
-    @contextmanager
-    def measure(self, stage: str) -> Iterator[None]:
+    def measure(self, stage: str) -> _Measured:
         """A context that adds the time of its block to `stage`."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            setattr(self, stage, getattr(self, stage) + time.perf_counter() - began)
+        return _Measured(self, stage)
+
+
+class _Measured:
+    __slots__ = ("_began", "_stage", "_times")
+
+    def __init__(self, times: LaneTimes, stage: str) -> None:
+        self._times = times
+        self._stage = stage
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        spent = getattr(self._times, self._stage) + time.perf_counter() - self._began
+        setattr(self._times, self._stage, spent)
 
 
 class SourceCounts(NamedTuple):

@@ -151,12 +151,13 @@ class Ending:
         """Ask about the step that begins with batch `first`: whether it is given, and by whom."""
         if self._ranks is None:
             return
+        lane, step = self._lane_step(first + self._topology.rank)
+        sure = self._last[lane] >= step  # as in nearly every step
         if self._end == "drain":
-            flag = self._any_has(first)
+            flag = sure or self._any_has(first)
         else:
             flag = not self._all_have((first + self._topology.world_size - 1) // self._lanes)
-        lane, step = self._lane_step(first + self._topology.rank)
-        gives = lane not in self._dry or self._last[lane] >= step
+        gives = sure or lane not in self._dry or self._last[lane] >= step
         self._answers.append(self._ranks.total(int(flag) + int(gives) * GIVES))
 
     def _next_batches(self) -> int | None:
@@ -169,7 +170,7 @@ class Ending:
     def _any_has(self, number: int) -> bool:
         """Whether a lane of this rank has a batch of that number or a higher one."""
         if any(step * self._lanes + lane >= number for lane, step in self._last.items()):
-            return True  # as in nearly every step, and often by the first lane
+            return True
         return any(self._has(lane, -((lane - number) // self._lanes)) for lane in self._last)
 
     def _all_have(self, step: int) -> bool:

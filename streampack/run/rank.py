@@ -253,8 +253,7 @@ class RankRun:
             metrics.batches += 1
             if batch.num_documents:
                 metrics.composition += batch.composition
-                if batch.by_source is not None:
-                    self._count_sources(batch.by_source, batch, metrics)
+                self._count_sources(batch, metrics)
             else:
                 metrics.empty_batches += 1
                 metrics.empty_slots += batch.composition.slots
@@ -288,15 +287,13 @@ class RankRun:
             "" if packer.overflow == "split" else ' Longer rows or overflow="split" keep them.',
         )
 
-    def _count_sources(
-        self, counts: NDArray[np.int64], batch: PackedBatch, metrics: Metrics
-    ) -> None:
+    def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source
-        assert isinstance(source, Mixture)
-        slots = self._number(batch) * self.plan.config.batch_tokens
-        at = int(slots * metrics.composition.utilisation)
-        metrics.sources = counted(metrics.sources, source, counts, at)
-        self._passes[batch.lane] = counts[:, 3]
+        if batch.by_source is not None and isinstance(source, Mixture):
+            slots = self._number(batch) * self.plan.config.batch_tokens
+            at = int(slots * metrics.composition.utilisation)
+            metrics.sources = counted(metrics.sources, source, batch.by_source, at)
+            self._passes[batch.lane] = batch.by_source[:, 3]
 
     def by_source(self) -> SourceReport:
         """What was taken of each source of a mixture; no rows for any other source."""

@@ -163,8 +163,8 @@ class Items(InMemory):
         while at < high:
             with outside_worker():
                 waiting += islice(items, reading.documents_per_block - len(waiting))
-            num_bytes = np.cumsum(self.item_sizes(waiting))
-            taken = waiting[: int(np.searchsorted(num_bytes, reading.block_bytes)) + 1]
+            num_bytes = self.item_sizes(waiting).cumsum()
+            taken = waiting[: int(num_bytes.searchsorted(reading.block_bytes)) + 1]
             waiting = waiting[len(taken) :]
             origin = make_origin(shard, np.arange(at, at + len(taken), dtype=np.int64))
             block, problems = self.item_block(taken, origin)
