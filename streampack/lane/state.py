@@ -239,7 +239,11 @@ class LaneEnd(NamedTuple):
     round: Round | SavedRound
     emitted: int
     metrics: Metrics
-    has_next = False
+
+    @property
+    def has_next(self) -> bool:
+        """False, as of a lane's last batch."""
+        return False
 
 
 class SavedRound(NamedTuple):
