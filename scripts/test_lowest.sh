@@ -4,7 +4,7 @@
 # mosaicml-streaming or moto to write MDS or to serve S3 is left out.
 export PYTHON="${PYTHON:-python3.10}"
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" lowest
-exec pytest -k "not mds and not bucket and not object_store and not s3 and not megatron \
-    and not any_ranks and not the_same_sample and not told_by_their_files" \
-    tests/packing tests/window tests/lane tests/streams tests/test_loader.py tests/cli/test_replay.py \
+exec pytest -k "not mds and not object_store and not s3 and not any_ranks" \
+    tests/packing tests/window tests/lane tests/streams tests/test_loader.py \
+    tests/cli/test_explain.py tests/cli/test_replay.py \
     tests/sources/test_{hf,arrow,parquet,jsonl,tokens,iterable,infer,chat}.py "$@"

@@ -45,6 +45,15 @@ def test_scripts_that_are_named_exist() -> None:
         assert (ROOT / script).is_file(), script
 
 
+def test_tests_that_a_script_runs_exist() -> None:
+    for script in (ROOT / "scripts").glob("*.sh"):
+        run = re.sub(r"#.*", "", script.read_text())
+        for named in re.findall(r"(?<!\S)tests/[^\s\"]+", run):
+            before, several, after = re.fullmatch(r"([^{]*)(?:\{(.*)\}(.*))?", named).groups()
+            for one in (several or "").split(","):
+                assert (ROOT / f"{before}{one}{after or ''}").exists(), f"{script.name}: {named}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_extras_that_a_page_names_exist(page: Path) -> None:
     for several in re.findall(r"""["'](?:streampack|\.)\[([\w,]+)\]""", page.read_text()):

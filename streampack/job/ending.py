@@ -236,6 +236,5 @@ def _out_of_order(fact: str) -> StateError:
     return StateError(
         f"{fact}, which is not what this rank's lanes give next.",
         "Batches would be lost or repeated, and the ranks would not know when the others end.",
-        "Start from a state as it was saved; pass `PackedLoader.over` a loader that gives the "
-        "batches of this rank's dataset as they come, not shuffled and not sharded again.",
+        "Start from a state as it was saved.",
     )

@@ -145,8 +145,8 @@ class _Others:
                     logger.warning(
                         "%d lanes are those of other ranks, which are not connected with this "
                         "process, so it reads their documents too. Initialise torch.distributed "
-                        "before the loader is built, and use PackedLoader, or PackedLoader.over a "
-                        "DataLoader. Where there are fewer lanes than ranks, it cannot be avoided.",
+                        "before the loader is built, and use PackedLoader. Where there are fewer "
+                        "lanes than ranks, it cannot be avoided.",
                         len(self._states),
                     )
                 lane = Lane(self._config, number, self._states[number], self._dealer)
